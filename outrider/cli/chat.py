@@ -20,7 +20,6 @@ from outrider.cli.options import (
     TokenFilePath,
     UseTls,
     connect,
-    errors_as_lines,
     progress,
 )
 from outrider.cli.statistics import print_statistics
@@ -87,7 +86,6 @@ def chat(
         "acceptance_method": acceptance_method,
     }
     with (
-        errors_as_lines(),
         connect(
             address,
             tls=tls,

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from outrider.cli.options import errors_as_lines, output
-from outrider.cli.serve_settings import Typed, named_as_typed
+from outrider.cli.options import output
+from outrider.cli.serve_settings import flag_names
 from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
-from outrider.config import Effective, load_all
+from outrider.cli.typed import Typed, typed_flags
+from outrider.config import UNSET, Effective, load_all
 from outrider.config.reference import effective_rows
 from outrider.config.sources import variable_name
 from outrider.errors import ConfigError
 
 _MODEL = ("target", "model")
-_UNSET = "must be set"
 _WIDEST = 10_000
 
 
 def config(
+    context: typer.Context,
     *,
     speculative_config: SpeculativeConfig = None,
     config: ConfigFile = None,
@@ -30,25 +30,25 @@ def config(
     changed: Annotated[bool, typer.Option("--changed", help="Only settings that are not at their default.")] = False,
 ) -> None:
     """Show every setting as `outrider serve` would use it, and the source of its value."""
-    with errors_as_lines():
-        rows = effective_rows(_load(speculative_config, config, set_options))
+    rows = effective_rows(_load(typed_flags(context), speculative_config, config, set_options))
     table = Table("setting", "value", "from", "variable", box=None, pad_edge=False)
     for row in rows:
         if not changed or row.origin != "default":
-            origin = "argument of serve" if row.value == _UNSET else row.origin
+            origin = "argument of serve" if row.value == UNSET else row.origin
             table.add_row(row.name, row.value, origin, variable_name(*row.name.split(".", 1)))
     # As wide as it needs to be: a name that is cut off cannot be copied.
     unbounded = output.options.update(max_width=_WIDEST)
     Console(highlight=False, width=output.measure(table, options=unbounded).maximum).print(table)
 
 
-def _load(speculative_config: str | None, config: str | None, set_options: list[str] | None) -> Effective:
+def _load(typed: Typed, speculative_config: str | None, config: str | None, set_options: list[str] | None) -> Effective:
     flags = parse_set(set_options)
-    with named_as_typed({}, Typed(), flags, speculative_config):
-        try:
-            return load_all(flags, speculative_config=speculative_config, config=config)
-        except ConfigError as error:
-            # The one setting without a default is usually given as an argument of `serve`.
-            if error.field != ".".join(_MODEL) or os.environ.get(variable_name(*_MODEL)):
-                raise
-            return load_all({**flags, _MODEL: _UNSET}, speculative_config=speculative_config, config=config)
+    names = flag_names({}, typed, flags)
+    try:
+        return load_all(flags, speculative_config=speculative_config, config=config, flag_names=names)
+    except ConfigError as error:
+        # The one setting without a default is usually given as an argument of `serve`.
+        if error.problem != UNSET:
+            raise
+        flags[_MODEL] = UNSET
+        return load_all(flags, speculative_config=speculative_config, config=config, flag_names=names)

@@ -12,14 +12,15 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from outrider.cli.options import Verbose, errors_as_lines, output, progress
-from outrider.cli.stack.plan import Place, StackPlan
+from outrider.cli.options import Verbose, output, progress
+from outrider.cli.stack.plan import StackPlan
 from outrider.cli.stack.preflight import free_port
 from outrider.cli.stack.preparation import extras_of, prepare_stack
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
 from outrider.config import load_all
 from outrider.config.fields import DraftMethod
+from outrider.config.typed_names import Place
 from outrider.demo import DFLASH, DRAFT, EAGLE3, TARGET, require_pair
 from outrider.demo.measure import Comparison, Workload, compare
 from outrider.demo.prompts import PROMPTS
@@ -65,19 +66,18 @@ def demo(
 ) -> None:
     """Start three services with the embedded pair, stream code, check that greedy output is exact, and measure."""
     course = Course(num_speculative_tokens, max_tokens, runs)
-    with errors_as_lines():
-        more = {
-            ("target", "device"): device,
-            ("draft", "device"): device,
-            ("draft", "method"): method,
-            ("coordinator", "acceptance_method"): acceptance_method,
-            ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
-            ("coordinator", "draft_length"): "fixed",
-        }
-        if method not in DRAFTS:
-            raise ConfigError("method", f"{method} has no draft in the demonstration; such are {', '.join(DRAFTS)}")
-        plan = plan_demo(more, target=target, draft=draft or DRAFTS[method])
-        is_exact = asyncio.run(run_with_client(plan, lambda client: _show(client, course), verbose=verbose))
+    more = {
+        ("target", "device"): device,
+        ("draft", "device"): device,
+        ("draft", "method"): method,
+        ("coordinator", "acceptance_method"): acceptance_method,
+        ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
+        ("coordinator", "draft_length"): "fixed",
+    }
+    if method not in DRAFTS:
+        raise ConfigError("method", f"{method} has no draft in the demonstration; such are {', '.join(DRAFTS)}")
+    plan = plan_demo(more, target=target, draft=draft or DRAFTS[method])
+    is_exact = asyncio.run(run_with_client(plan, lambda client: _show(client, course), verbose=verbose))
     if not is_exact:
         raise typer.Exit(1)
 

@@ -32,6 +32,8 @@ def model_text(name: str, placement: ModelPlacement) -> str:
 
 def draft_length_text(num_speculative_tokens: int, mode: str) -> str:
     """How many tokens a step drafts."""
+    if num_speculative_tokens == 0:
+        return "none, unless a request asks for some by num_speculative_tokens"
     if mode == "fixed":
         return f"{num_speculative_tokens} tokens in each step"
     return f"up to {num_speculative_tokens} tokens a step, by expected throughput"

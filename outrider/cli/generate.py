@@ -21,7 +21,6 @@ from outrider.cli.options import (
     TokenFilePath,
     UseTls,
     connect,
-    errors_as_lines,
     progress,
 )
 from outrider.cli.statistics import acceptance_rate, print_statistics
@@ -133,7 +132,6 @@ def generate(
 ) -> None:
     """Generate text and stream it to the terminal."""
     with (
-        errors_as_lines(),
         connect(
             address,
             tls=tls,

@@ -1,4 +1,8 @@
-"""Help pages of commands: plain text in groups, in which a flag's name is never cut, however narrow the terminal."""
+"""Commands: their help pages and their errors.
+
+Help is plain text in groups, in which a flag's name is never cut, however narrow the terminal. An error is one line,
+which names the flag that was typed.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,28 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from outrider.cli.options import errors_as_lines
+from outrider.cli.typed import named_as_typed, note_typed
+
 _TYPES = {"str": "TEXT", "int": "INTEGER", "float": "FLOAT", "Path": "PATH"}
 _SHOWN_TYPE = re.compile(r"<(?:list\[)?(\w+)\]?>")
 """A type as newer versions of typer show it; older ones write TEXT themselves."""
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help has one section for each ``rich_help_panel``, and ``Options`` last."""
+    """A command whose help has one section for each ``rich_help_panel``, and ``Options`` last; its errors are lines."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - of a library typer brings itself
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - of a library typer brings itself
+        """Parse, and keep the flags as they were typed, for errors."""
+        note_typed(ctx, args)
+        return list(super().parse_args(ctx, args))
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Run the command; an ``OutriderError`` is one line and exit code 1."""
+        with errors_as_lines(), named_as_typed(ctx):
+            return super().invoke(ctx)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         """Write each flag on a line of its own; a long one has its text on the next."""
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         ungrouped: list[tuple[str, str]] = []

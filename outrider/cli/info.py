@@ -20,7 +20,6 @@ from outrider.cli.options import (
     TokenFilePath,
     UseTls,
     connect,
-    errors_as_lines,
     output,
 )
 from outrider.config.client import DEFAULT_ADDRESS
@@ -41,7 +40,6 @@ def info(
 ) -> None:
     """Show the served models, their devices, limits and load."""
     with (
-        errors_as_lines(),
         connect(
             address,
             tls=tls,

@@ -8,18 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.compatibility.command import typed_flags
 from outrider.cli.compatibility.spellings import whole_number
 from outrider.cli.facts import draft_length_text, model_text
-from outrider.cli.options import Verbose, errors_as_lines, output
-from outrider.cli.serve_settings import named_as_typed, named_by_origin, settings_of
+from outrider.cli.options import Verbose, output
+from outrider.cli.serve_settings import MODEL, flag_names, settings_of
 from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
 from outrider.cli.stack.arrangement import LOADS, Load
 from outrider.cli.stack.plan import StackPlan, inheriting
 from outrider.cli.stack.preparation import prepare_stack, require_for_file
 from outrider.cli.stack.running import Described, run_until_signal
 from outrider.cli.stack.secret import LinkSecret, hold_tokens
-from outrider.config import CoordinatorSettings, load_all
+from outrider.cli.typed import typed_flags
+from outrider.config import UNSET, CoordinatorSettings, Effective, FlagNames, load_all
+from outrider.config.typed_names import Place
 from outrider.errors import ConfigError
 from outrider.generation import ModelPlacement
 from outrider.telemetry import guard_output
@@ -242,26 +243,32 @@ def serve(
     """Start draft, target, coordinator and HTTP gateway on this host, and print the addresses when all are ready."""
     flags = settings_of(context.params)
     guard_output()
-    with errors_as_lines():
-        require_for_file(config)
-        given = parse_set(set_options)
-        flags["target", "model"] = _target(target, model)
-        keys = _held(api_key, api_token_file)
-        if keys is not None:
-            flags["coordinator", "api_token_file"] = keys.path
-        flags.update(given)
-    with errors_as_lines(), named_as_typed(context.params, typed_flags(context), given, speculative_config):
-        effective = load_all(flags, speculative_config=speculative_config, config=config)
-        with named_by_origin(effective.origins):
-            plan = prepare_stack(
-                effective,
-                gpu_memory_utilization=_share(gpu_memory_utilization),
-                serves_http=True,
-                optimize=_load(optimize),
-            )
-        plan = plan if keys is None else inheriting(plan, keys.descriptors)
-        on_ready = partial(_print_ready, settings=effective.settings.coordinator)
-        asyncio.run(run_until_signal(plan, verbose=verbose, on_ready=on_ready))
+    require_for_file(config)
+    given = parse_set(set_options)
+    flags["target", "model"] = _target(target, model)
+    keys = _held(api_key, api_token_file)
+    if keys is not None:
+        flags["coordinator", "api_token_file"] = keys.path
+    names = flag_names(context.params, typed_flags(context), given)
+    effective = _load({**flags, **given}, speculative_config, config, names)
+    plan = prepare_stack(
+        effective,
+        gpu_memory_utilization=_share(gpu_memory_utilization),
+        serves_http=True,
+        optimize=_chosen(optimize),
+    )
+    plan = plan if keys is None else inheriting(plan, keys.descriptors)
+    on_ready = partial(_print_ready, settings=effective.settings.coordinator)
+    asyncio.run(run_until_signal(plan, verbose=verbose, on_ready=on_ready))
+
+
+def _load(flags: dict[Place, Any], speculative_config: str | None, config: str | None, names: FlagNames) -> Effective:
+    try:
+        return load_all(flags, speculative_config=speculative_config, config=config, flag_names=names)
+    except ConfigError as error:
+        if error.field != MODEL or error.problem != UNSET:
+            raise
+        raise ConfigError("", "a model is needed: outrider serve MODEL (a folder or a Hub id)") from error
 
 
 def _target(argument: str | None, option: str | None) -> str | None:
@@ -279,7 +286,7 @@ def _held(keys: list[str] | None, file: str | None) -> LinkSecret | None:
     return hold_tokens([check_token("--api-key", key) for key in keys])
 
 
-def _load(given: str | None) -> Load | None:
+def _chosen(given: str | None) -> Load | None:
     load = next((load for load in LOADS if load == given), None)
     if given is not None and load is None:
         raise ConfigError("--optimize", f"should be {' or '.join(LOADS)}, not {given}")

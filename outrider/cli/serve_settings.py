@@ -1,16 +1,16 @@
-"""Options of ``outrider serve`` as settings, and errors of settings under the names that were typed."""
+"""Options of ``outrider serve`` as settings, and the flag of each setting for errors."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.addresses import MAX_PORT
 from outrider.cli.compatibility.table import SETTING_SWITCHES, SETTINGS
-from outrider.cli.stack.plan import Place
-from outrider.config import speculative
-from outrider.config.sources import PREFIX
+from outrider.cli.typed import Typed
+from outrider.config.schema import SECTIONS
+from outrider.config.sources import FlagNames
+from outrider.config.typed_names import Place
 from outrider.errors import ConfigError
 
 _PLACES = {
@@ -50,27 +50,20 @@ _PLACES = {
 }
 """Option: the settings that take its value as it is. The draft's own come after those of both models."""
 
-_FLAG = "flag"
-"""Origin of what the command line gives."""
+_DERIVED = {
+    "gpu_memory_utilization": "target.gpu_memory_utilization draft.gpu_memory_utilization",
+    "metrics_port": "coordinator.metrics_port",
+    "served_model_name": "target.served_model_name",
+}
+"""Option: settings that follow from its value, and are named by its flag."""
+
 _METRICS_ORDER = ("coordinator", "target", "draft")
-_MODEL = "target.model"
+_TARGET_MODEL = ("target", "model")
+MODEL = "MODEL"
+"""The argument that names the target."""
 
 Options = Mapping[str, Any]
 """Values of the options by their Python names; None: not given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """The flags of a command line, as they were spelled."""
-
-    flags: tuple[str, ...] = ()
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """All names of each option."""
-
-    def spelling(self, option: str) -> str:
-        """The name under which an option was given."""
-        names = self.names.get(option, (f"--{option.replace('_', '-')}",))
-        return next((name for name in names if name in self.flags), names[0])
 
 
 def settings_of(options: Options) -> dict[Place, Any]:
@@ -78,68 +71,53 @@ def settings_of(options: Options) -> dict[Place, Any]:
     return {place: value for _, place, value in _set(options)}
 
 
-@contextlib.contextmanager
-def named_as_typed(
-    options: Options, typed: Typed, set_places: Collection[Place], speculative_config: str | None
-) -> Iterator[None]:
-    """Name the flag, or the key of the speculative config, in errors of settings."""
-    try:
-        yield
-    except ConfigError as error:
-        if error.field == _MODEL and error.problem == "must be set":
-            raise ConfigError("", "a model is needed: outrider serve MODEL (a folder or a Hub id)") from error
-        names = _names(options, typed, set_places, speculative_config)
-        if error.field not in names:
-            raise
-        raise ConfigError(names[error.field], error.problem) from error
+def flag_names(options: Options, typed: Typed, set_places: Collection[Place]) -> FlagNames:
+    """What sets each setting: what was typed for it, the strongest last; for a default, the flag that would set it."""
+    names = {
+        (section, key): f"--set {section}.{key}" for section, known in SECTIONS.items() for key in known.model_fields
+    }
+    names |= {place: flag for flag, places in _VLLM_FLAGS.items() for place in places}
+    named = {**_DERIVED, **_PLACES}
+    names |= {place: typed.spelling(option) for option, places in named.items() for place in _places(places)}
+    names |= {_TARGET_MODEL: "--model" if "--model" in typed.flags else MODEL}
+    names |= {place: typed.spelling(option) for option, place, _ in _set(options)}
+    names |= {place: f"--set {'.'.join(place)}" for place in set_places}
+    names |= {place: flag for flag in typed.flags for place in _VLLM_FLAGS.get(flag, ())}
+    return FlagNames(names, typed.spelling("speculative_config"))
 
 
-@contextlib.contextmanager
-def named_by_origin(origins: Mapping[Place, str]) -> Iterator[None]:
-    """Name the variable, or the file and its key, in errors of settings that were not given on the command line."""
-    try:
-        yield
-    except ConfigError as error:
-        section, _, key = error.field.partition(".")
-        origin = origins.get((section, key), _FLAG)
-        if origin == _FLAG:
-            raise
-        name = origin if origin.startswith(PREFIX) else f"{origin}: {error.field}"
-        raise ConfigError(name, error.problem) from error
+def _places(text: str) -> list[Place]:
+    """Settings of a table's entry; a value may follow each."""
+    return [(section, key) for each in text.split() for section, _, key in [each.partition("=")[0].partition(".")]]
 
 
-def _names(
-    options: Options, typed: Typed, set_places: Collection[Place], speculative_config: str | None
-) -> dict[str, str]:
-    """Setting -> what was typed for it, the strongest last; for a default, the flag that would set it."""
-    names = {place: typed.spelling(option) for option, places in _PLACES.items() for place in places.split()}
-    with contextlib.suppress(ConfigError):
-        keys = speculative.parse_json(speculative_config) if speculative_config else {}
-        names |= {
-            ".".join(speculative.KEYS[key]): f"{speculative.NAME}.{key}" for key in speculative.KEYS if key in keys
-        }
-    names |= {".".join(place): typed.spelling(option) for option, place, _ in _set(options)}
-    names = {name: text for name, text in names.items() if tuple(name.split(".")) not in set_places}
-    for flag in typed.flags:
-        for setting in (SETTINGS.get(flag) or SETTING_SWITCHES.get(flag, "")).split():
-            names[setting.partition("=")[0]] = flag
-    return names
+_VLLM_FLAGS = {flag: _places(text) for flag, text in {**SETTINGS, **SETTING_SWITCHES}.items()}
+"""Flag of vLLM's that is no option: its settings."""
 
 
 def _set(options: Options) -> Iterator[tuple[str, Place, Any]]:
     """(option, setting, value) of each setting that the options set."""
     for option, places in _PLACES.items():
-        for place in places.split() if options.get(option) is not None else ():
-            section, _, key = place.partition(".")
-            yield option, (section, key), options[option]
+        for place in _places(places) if options.get(option) is not None else ():
+            yield option, place, options[option]
     yield from _of_names(options.get("served_model_name"))
+    yield from _of_metrics(options.get("metrics_port"))
     for section in ("target", "draft") if options.get("enforce_eager") else ():
         yield "enforce_eager", (section, "cuda_graph_memory_mb"), 0
+    for section in _METRICS_ORDER if options.get("disable_log_stats") else ():
+        yield "disable_log_stats", (section, "log_interval_s"), 0.0
+
+
+def _of_metrics(first: int | None) -> Iterator[tuple[str, Place, Any]]:
+    """The ports count up from that of the coordinator; ``ConfigError`` for one after which there are too few."""
+    if first is None:
+        return
+    most = MAX_PORT - len(_METRICS_ORDER) + 1
+    if not 1 <= first <= most:
+        problem = f"should be from 1 to {most}, since target and draft serve theirs at the next two, not {first}"
+        raise ConfigError("metrics_port", problem)
     for number, section in enumerate(_METRICS_ORDER):
-        if options.get("disable_log_stats"):
-            yield "disable_log_stats", (section, "log_interval_s"), 0.0
-        if (first := options.get("metrics_port")) is not None:
-            yield "metrics_port", (section, "metrics_port"), first + number
+        yield "metrics_port", (section, "metrics_port"), first + number
 
 
 def _of_names(given: Sequence[str] | None) -> Iterator[tuple[str, Place, Any]]:

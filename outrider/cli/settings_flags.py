@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.stack.plan import Place
 from outrider.config.schema import SECTIONS
 from outrider.config.suggestions import check_known
+from outrider.config.typed_names import Place
 from outrider.errors import ConfigError
 
 SpeculativeConfig = Annotated[
@@ -37,7 +37,7 @@ def _parse_one(option: str) -> tuple[Place, str]:
     section, dot, key = name.strip().partition(".")
     if not (equals and dot):
         raise ConfigError("--set", f"should be SECTION.KEY=VALUE, not {option!r}")
-    check_known([section], SECTIONS)
+    check_known([section], SECTIONS, prefix="--set ")
     key = key.replace("-", "_")
-    check_known([key], SECTIONS[section].model_fields, prefix=f"{section}.")
+    check_known([key], SECTIONS[section].model_fields, prefix=f"--set {section}.")
     return (section, key), value

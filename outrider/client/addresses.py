@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from outrider.addresses import check_address
+from outrider.config.client import client_environment
 from outrider.errors import ConfigError
 
 DOWN_S = 30.0
@@ -14,10 +16,17 @@ CONNECT_ATTEMPT_MS = 2_000
 """Connection timeout if there is another address to try, in milliseconds."""
 
 
-def parse_addresses(address: str | Iterable[str], *more: str) -> tuple[str, ...]:
+def named_addresses(address: str | Iterable[str] | None, *more: str) -> tuple[str, ...]:
+    """Addresses from the arguments of a client, else from ``OUTRIDER_ADDRESS``, which a ``ConfigError`` then names."""
+    if address is not None:
+        return parse_addresses(address, *more)
+    return parse_addresses(client_environment().address, setting="OUTRIDER_ADDRESS")
+
+
+def parse_addresses(address: str | Iterable[str], *more: str, setting: str = "address") -> tuple[str, ...]:
     """Addresses from one text ("a:1" or "a:1,b:2"), a list of texts, or several arguments; duplicates are removed.
 
-    Raises ``ConfigError`` if there is none. The form of an address is checked where it is used.
+    Raises ``ConfigError``, which names the ``setting``, if there is none or one has no valid form.
     """
     given = [address] if isinstance(address, str) else list(address)
     named = [*given, *more]
@@ -25,10 +34,10 @@ def parse_addresses(address: str | Iterable[str], *more: str) -> tuple[str, ...]
         named = named[0].split(",")
     for name in named:
         if not isinstance(name, str) or not name.strip():
-            raise ConfigError("address", f"should be host:port or unix:/path, or several of them, not {name!r}")
+            raise ConfigError(setting, f"should be host:port or unix:/path, or several of them, not {name!r}")
     if not named:
-        raise ConfigError("address", "at least one must be given")
-    return tuple(dict.fromkeys(name.strip() for name in named))
+        raise ConfigError(setting, "at least one must be given")
+    return tuple(dict.fromkeys(check_address(name.strip(), setting=setting) for name in named))
 
 
 class Addresses:

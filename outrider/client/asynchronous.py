@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast, overload
 
 from outrider.client.access import client_security
-from outrider.client.addresses import Addresses, parse_addresses
+from outrider.client.addresses import Addresses, named_addresses
 from outrider.client.attempts import Attempts
 from outrider.client.batches import MAX_CONCURRENCY, ManyPrompts, OnePrompt, each_request, with_prompt
 from outrider.client.documented import with_options_of
@@ -23,7 +23,6 @@ from outrider.client.requests import (
     resume_timeout,
 )
 from outrider.client.resuming import Generation, ResumableGeneration, SingleGeneration
-from outrider.config.client import client_environment
 from outrider.cooperative import gather_limited, run_in_slices
 from outrider.errors import OutriderError, ProtocolError
 from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo, TokenizerFiles
@@ -54,9 +53,7 @@ class AsyncClient:
         Raises ``ConfigError`` for unusable files, or for a token that would leave this machine without TLS.
         """
         security = client_security(tls, token, allow_plaintext_token=allow_plaintext_token)
-        self._addresses = Addresses(
-            parse_addresses(client_environment().address if address is None else address, *more)
-        )
+        self._addresses = Addresses(named_addresses(address, *more))
         attempt_ms = self._addresses.connect_attempt_ms
         self._remotes = {
             name: RemoteGeneration(name, security, connect_attempt_ms=attempt_ms) for name in self._addresses.names

@@ -45,6 +45,8 @@ def with_prompt(prompt: Prompt | None, options: GenerateOptions) -> GenerateOpti
     """Return the options with the positional prompt; ``TypeError`` if the prompt was also given by name."""
     if prompt is None:
         return options
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+        raise InvalidRequestError("prompt", f"must be a text or token ids, not {prompt!r}")
     name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
     if options.get("prompt") is not None or options.get("prompt_token_ids") is not None:
         raise TypeError("the prompt was given twice: by its place and by its name")

@@ -14,7 +14,7 @@ A service's ``__main__`` wraps itself in ``outrider.telemetry.exit_cleanly``, wh
 """
 
 from outrider.config.flags import service_module
-from outrider.config.loading import Effective, load, load_all, load_named, merge
+from outrider.config.loading import UNSET, Effective, load, load_all, load_named, merge
 from outrider.config.schema import (
     CoordinatorSettings,
     DraftSettings,
@@ -24,11 +24,14 @@ from outrider.config.schema import (
     TargetSettings,
     to_argv,
 )
+from outrider.config.sources import FlagNames
 
 __all__ = [
+    "UNSET",
     "CoordinatorSettings",
     "DraftSettings",
     "Effective",
+    "FlagNames",
     "GatewaySettings",
     "Section",
     "Settings",

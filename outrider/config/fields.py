@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from outrider.addresses import form_problem
 from outrider.limits import MAX_DRAFT_LENGTH, MAX_LOGPROBS
 from outrider.planes import PlaneKind
 from outrider.types import AcceptanceMethod, LogprobsMode
@@ -206,6 +207,12 @@ def is_class_path(value: object) -> bool:
     )
 
 
+def _known_addresses(value: str) -> str:
+    if problem := next(filter(None, (form_problem(address.strip()) for address in value.split(","))), ""):
+        raise ValueError(problem)
+    return value
+
+
 def _known_device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("should be auto, cpu, cuda or cuda:N")
@@ -225,6 +232,7 @@ Logprobs = Annotated[LogprobsMode, BeforeValidator(_known_logprobs)]
 Acceptance = Annotated[AcceptanceMethod, BeforeValidator(_known_acceptance)]
 Defaults = Annotated[GenerationConfig, BeforeValidator(_known_generation_config)]
 Text = Annotated[str, Field(min_length=1)]
+AddressList = Annotated[Text, AfterValidator(_known_addresses)]
 TextList = Annotated[str | None, BeforeValidator(_as_comma_list)]
 LayerList = Annotated[str | None, BeforeValidator(_as_layers)]
 RootPath = Annotated[str, AfterValidator(_known_root_path)]

@@ -64,7 +64,7 @@ def _joined(value: Any) -> Any:  # noqa: ANN401 - a text, a bool, or texts
     return ",".join(value) if isinstance(value, list) else value
 
 
-def flag_names(section: type[Section], argv: Sequence[str] | None = None) -> dict[str, str]:
+def flag_names_of(section: type[Section], argv: Sequence[str] | None = None) -> dict[str, str]:
     """Setting: its flag as it was typed, else as the help shows it."""
     typed = {text.partition("=")[0] for text in (sys.argv[1:] if argv is None else argv)}
     known = {key: _spellings(section.name, key) for key in section.model_fields}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from outrider.config.flags import flag_names, parse_flags
+from outrider.config.flags import flag_names_of, parse_flags
 from outrider.config.schema import (
     CoordinatorSettings,
     DraftSettings,
@@ -22,11 +22,15 @@ from outrider.config.schema import (
     Settings,
     TargetSettings,
 )
-from outrider.config.sources import CONFIG, Source, read_environment, read_file, read_flags
-from outrider.config.typed_names import TypedNames
+from outrider.config.sources import CONFIG, FlagNames, Source, read_environment, read_file, read_flags
+from outrider.config.typed_names import Place, TypedNames
 from outrider.errors import ConfigError
 
 SectionT = TypeVar("SectionT", bound=Section)
+
+
+UNSET = "must be set"
+"""What an error says of a setting without a default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,10 @@ class Effective:
     """Settings, and the source of each value that is not the default."""
 
     settings: Settings
-    origins: dict[tuple[str, str], str]
+    origins: dict[Place, str]
     """(section, key) -> "flag", a variable's name or a file's path."""
+    names: TypedNames = field(default_factory=TypedNames)
+    """For errors that come later."""
 
 
 def load(
@@ -52,50 +58,52 @@ def load_named(
 ) -> tuple[SectionT, TypedNames]:
     """As ``load``, with the names for errors that come later."""
     flags, config = parse_flags(section, argv)
-    sources = _sources({(section.name, key): value for key, value in flags.items()}, None, config, environ)
-    names = TypedNames(section.name, _typed_names(section, sources, flag_names(section, argv)))
+    flag_names = FlagNames({(section.name, key): name for key, name in flag_names_of(section, argv).items()})
+    sources = _sources({(section.name, key): value for key, value in flags.items()}, None, config, environ, flag_names)
+    names = TypedNames(_typed_names(sources, flag_names), section.name)
     values, _ = merge(sources)
     with names.in_errors():
         return _validate(section, values), names
 
 
-def _typed_names(section: type[Section], sources: Sequence[Source], flags: Mapping[str, str]) -> dict[str, str]:
-    """Setting: its name in the strongest source that gives it; ``flags`` for what no variable and no file gives."""
-    given = {key: source.names.get((of, key)) for source in sources for of, key in source.values if of == section.name}
-    return {**flags, **{key: name for key, name in given.items() if name is not None}}
+def _typed_names(sources: Sequence[Source], flags: FlagNames) -> dict[Place, str]:
+    """Setting: its name in the strongest source that gives it; that of its flag for what no source gives."""
+    given = {place: source.names.get(place, ".".join(place)) for source in sources for place in source.values}
+    return {**flags.settings, **given}
 
 
 def load_all(
-    flags: Mapping[tuple[str, str], Any],
+    flags: Mapping[Place, Any],
     *,
     speculative_config: str | None = None,
     config: str | None = None,
     environ: Mapping[str, str] | None = None,
+    flag_names: FlagNames | None = None,
 ) -> Effective:
     """Load all sections. ``flags`` holds the settings of the command line: (section, key) -> value.
 
-    ``ConfigError`` names a variable or the key of a file as it was typed, and a setting of ``flags`` as section.key.
+    ``ConfigError`` names a variable or the key of a file as it was typed, and a setting of ``flags`` by
+    ``flag_names``, as section.key without one.
     """
-    sources = _sources(flags, speculative_config, config, environ)
+    flag_names = FlagNames() if flag_names is None else flag_names
+    with TypedNames(flag_names.settings).in_errors():
+        sources = _sources(flags, speculative_config, config, environ, flag_names)
+    names = TypedNames(_typed_names(sources, flag_names))
     values, origins = merge(sources)
-
-    def checked(section: type[SectionT]) -> SectionT:
-        with TypedNames(section.name, _typed_names(section, sources, {})).in_errors():
-            return _validate(section, values)
-
-    settings = Settings(
-        target=checked(TargetSettings),
-        draft=checked(DraftSettings),
-        coordinator=checked(CoordinatorSettings),
-        gateway=checked(GatewaySettings),
-    )
-    return Effective(settings, origins)
+    with names.in_errors():
+        settings = Settings(
+            target=_validate(TargetSettings, values),
+            draft=_validate(DraftSettings, values),
+            coordinator=_validate(CoordinatorSettings, values),
+            gateway=_validate(GatewaySettings, values),
+        )
+    return Effective(settings, origins, names)
 
 
-def merge(sources: Sequence[Source]) -> tuple[dict[str, dict[str, Any]], dict[tuple[str, str], str]]:
+def merge(sources: Sequence[Source]) -> tuple[dict[str, dict[str, Any]], dict[Place, str]]:
     """Merge the sources, weakest first, into section -> key -> value, with the origin of each value."""
     values: dict[str, dict[str, Any]] = {}
-    origins: dict[tuple[str, str], str] = {}
+    origins: dict[Place, str] = {}
     for source in sources:
         for (section, key), value in source.values.items():
             values.setdefault(section, {})[key] = value
@@ -104,16 +112,17 @@ def merge(sources: Sequence[Source]) -> tuple[dict[str, dict[str, Any]], dict[tu
 
 
 def _sources(
-    flags: Mapping[tuple[str, str], Any],
+    flags: Mapping[Place, Any],
     speculative_config: str | None,
     config: str | None,
     environ: Mapping[str, str] | None,
+    flag_names: FlagNames,
 ) -> list[Source]:
     environ = os.environ if environ is None else environ
     environment = read_environment(environ)
     path = config or environ.get(CONFIG)
     file = [read_file(path, "--config" if config else CONFIG)] if path else []
-    return [*file, environment, read_flags(flags, speculative_config)]
+    return [*file, environment, read_flags(flags, speculative_config, flag_names)]
 
 
 def _validate(section: type[SectionT], values: Mapping[str, Mapping[str, Any]]) -> SectionT:
@@ -128,7 +137,7 @@ def _as_config_error(error: ValidationError, prefix: str) -> ConfigError:
     # A union's own branches ("int", "none") follow the key in the location; the key is what a user knows.
     key = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "missing":
-        return ConfigError(prefix + key, "must be set")
+        return ConfigError(prefix + key, UNSET)
     message = first["msg"].removeprefix("Value error, ").replace("Input should", "should")
     if not key:  # said by a validator of the whole section as "key: message"
         key, _, message = message.partition(": ")

@@ -17,15 +17,13 @@ from outrider.config import speculative
 from outrider.config.client import CLIENT_VARIABLES
 from outrider.config.schema import SECTIONS
 from outrider.config.suggestions import check_known, unknown
+from outrider.config.typed_names import Place
 from outrider.errors import ConfigError, install_command
 
 PREFIX = "OUTRIDER_"
 CONFIG = f"{PREFIX}CONFIG"
 """Variable that names a file of settings."""
 _SPECULATIVE = f"{PREFIX}{speculative.NAME.upper()}"
-
-Place = tuple[str, str]
-"""(section, key)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,16 @@ class Source:
     origins: dict[Place, str] = field(default_factory=dict)
     """Where a single value has a better name for its origin than the source's."""
     names: dict[Place, str] = field(default_factory=dict)
-    """What errors call a setting: its variable, or the file and the key; none for flags."""
+    """What errors call a setting: its flag, its variable, or the file and the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlagNames:
+    """What errors call the flags of a command line."""
+
+    settings: Mapping[Place, str] = field(default_factory=dict)
+    """Of a setting that was given as it was typed, of another the flag that would set it."""
+    speculative_config: str = speculative.NAME
 
 
 def variable_name(section: str, key: str) -> str:
@@ -45,11 +52,14 @@ def variable_name(section: str, key: str) -> str:
     return f"{PREFIX}{section}_{key}".upper()
 
 
-def read_flags(flags: Mapping[Place, Any], speculative_config: str | None = None) -> Source:
+def read_flags(flags: Mapping[Place, Any], speculative_config: str | None, flag_names: FlagNames) -> Source:
     """The settings of the command line; None is unset."""
     plain = {place: value for place, value in flags.items() if value is not None}
-    config = speculative.parse_json(speculative_config) if speculative_config else {}
-    return Source("flag", _with_speculative(plain, config))
+    of_config = flag_names.speculative_config
+    config = speculative.parse_json(speculative_config, of_config) if speculative_config else {}
+    names = {place: name for place, name in flag_names.settings.items() if place in plain}
+    values = _with_speculative(plain, config, names, of_config)
+    return Source("flag", values, names=names | _speculative_names(values, plain, of_config))
 
 
 def read_environment(environ: Mapping[str, str]) -> Source:
@@ -60,16 +70,16 @@ def read_environment(environ: Mapping[str, str]) -> Source:
     given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value}
     given = {name: value for name, value in given.items() if not _is_service_link(name, value)}
     given = {name: value for name, value in given.items() if name not in CLIENT_VARIABLES}
-    config = speculative.parse_json(given.pop(_SPECULATIVE, "{}"))
+    config = speculative.parse_json(given.pop(_SPECULATIVE, "{}"), _SPECULATIVE)
     given.pop(CONFIG, None)
     for name in given:
         if name not in places:
             raise _unknown_variable(name, [*places, CONFIG, _SPECULATIVE])
     plain = {places[name]: value for name, value in given.items()}
-    values = _with_speculative(plain, config)
-    origins = {place: variable_name(*place) if place in plain else _SPECULATIVE for place in values}
-    names = origins | {place: f"{_SPECULATIVE}.{key}" for place, key in _speculative_keys(values, plain)}
-    return Source("environment", values, origins, names)
+    names = {place: variable_name(*place) for place in plain}
+    values = _with_speculative(plain, config, names, _SPECULATIVE)
+    origins = {place: names.get(place, _SPECULATIVE) for place in values}
+    return Source("environment", values, origins, names | _speculative_names(values, plain, _SPECULATIVE))
 
 
 def read_file(path: str, named_by: str = "--config") -> Source:
@@ -80,10 +90,11 @@ def read_file(path: str, named_by: str = "--config") -> Source:
         plain = {
             (name, key): value for name in SECTIONS for key, value in _section_items(content.get(name) or {}, name)
         }
-        values = _with_speculative(plain, speculative.as_mapping(content.get(speculative.NAME) or {}))
-    names = {place: f"{path}: {'.'.join(place)}" for place in plain}
-    names |= {place: f"{path}: {speculative.NAME}.{key}" for place, key in _speculative_keys(values, plain)}
-    return Source(path, values, names=names)
+        config = speculative.as_mapping(content.get(speculative.NAME) or {}, speculative.NAME)
+        names = {place: ".".join(place) for place in plain}
+        values = _with_speculative(plain, config, names, speculative.NAME)
+    names |= _speculative_names(values, plain, speculative.NAME)
+    return Source(path, values, names={place: f"{path}: {name}" for place, name in names.items()})
 
 
 @contextlib.contextmanager
@@ -95,9 +106,9 @@ def _named_with(path: str) -> Iterator[None]:
         raise ConfigError(f"{path}: {error.field}", error.problem) from error
 
 
-def _speculative_keys(values: Iterable[Place], plain: Collection[Place]) -> Iterator[tuple[Place, str]]:
-    """(setting, vLLM's key) of the settings that a ``speculative_config`` gave."""
-    return ((place, speculative.key_of(place)) for place in values if place not in plain)
+def _speculative_names(values: Iterable[Place], plain: Collection[Place], name: str) -> dict[Place, str]:
+    """Setting: vLLM's key that gave it, below the ``name`` of the ``speculative_config``."""
+    return {place: f"{name}.{speculative.key_of(place)}" for place in values if place not in plain}
 
 
 def _parse_yaml(path: Path, named_by: str) -> Mapping[str, Any]:
@@ -147,11 +158,15 @@ def _unknown_variable(name: str, known: list[str]) -> ConfigError:
     return ConfigError(name, f"is not a setting; {hint}")
 
 
-def _with_speculative(plain: dict[Place, Any], config: Mapping[str, Any]) -> dict[Place, Any]:
-    translated = speculative.translate(config)
+def _with_speculative(
+    plain: dict[Place, Any], config: Mapping[str, Any], names: Mapping[Place, str], name: str
+) -> dict[Place, Any]:
+    """The settings with those of a ``speculative_config`` that errors call ``name``; ``names`` are the others'."""
+    translated = speculative.translate(config, name)
     for place, value in translated.items():
         if place in plain and str(plain[place]) != str(value):
             raise ConfigError(
-                ".".join(place), f"is {plain[place]!r} here and {value!r} in {speculative.NAME}; one of them should go"
+                names.get(place, ".".join(place)),
+                f"is {plain[place]!r} here and {value!r} in {name}; one of them should go",
             )
     return {**translated, **plain}

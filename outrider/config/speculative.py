@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.config.suggestions import check_known
+from outrider.config.typed_names import Place
 from outrider.errors import ConfigError
 
 NAME = "speculative_config"
-
-Place = tuple[str, str]
-"""(section, key)."""
 
 KEYS: dict[str, Place] = {
     "method": ("draft", "method"),
@@ -96,34 +94,36 @@ _REJECTION_SAMPLE_METHODS = {
 }
 
 
-def parse_json(text: str) -> Mapping[str, Any]:
-    """Parse the JSON object of a flag or a variable; ``ConfigError`` for anything else."""
+def parse_json(text: str, name: str) -> Mapping[str, Any]:
+    """Parse the JSON object of a flag or a variable, which errors call ``name``; ``ConfigError`` for anything else."""
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(NAME, f"should be a JSON object: {error}") from error
+        raise ConfigError(name, f"should be a JSON object: {error}") from error
     except RecursionError as error:
-        raise ConfigError(NAME, "is nested too deeply: should be a JSON object of plain values") from error
-    return as_mapping(value)
+        raise ConfigError(name, "is nested too deeply: should be a JSON object of plain values") from error
+    return as_mapping(value, name)
 
 
-def as_mapping(value: object) -> Mapping[str, Any]:
+def as_mapping(value: object, name: str) -> Mapping[str, Any]:
     """Check a value that is already parsed; ``ConfigError`` for anything but an object."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(NAME, 'should be an object such as {"model": "/models/draft", "num_speculative_tokens": 4}')
+        raise ConfigError(name, 'should be an object such as {"model": "/models/draft", "num_speculative_tokens": 4}')
     return value
 
 
-def translate(config: Mapping[str, Any]) -> dict[Place, Any]:
-    """Return (section, key) -> value; ``ConfigError`` for an unsupported key. A null counts as unset, as in vLLM."""
+def translate(config: Mapping[str, Any], name: str) -> dict[Place, Any]:
+    """Return (section, key) -> value; ``ConfigError`` for an unsupported key, below the ``name`` that was typed. A null
+    counts as unset, as in vLLM.
+    """
     taken = [*KEYS, *_SWITCHES]
-    check_known(config, [*taken, *_REFUSED, *_WITHOUT_EFFECT], prefix=f"{NAME}.", suggested=taken)
+    check_known(config, [*taken, *_REFUSED, *_WITHOUT_EFFECT], prefix=f"{name}.", suggested=taken)
     given = {key: value for key, value in config.items() if value is not None}
     for key in given.keys() & _REFUSED.keys():
-        _refuse(key, given[key])
-    given = _named_as_here(_one_lookup_is_both(given))
+        _refuse(key, given[key], name)
+    given = _named_as_here(_one_lookup_is_both(given), name)
     values = {place: given[key] for key, place in KEYS.items() if key in given}
-    return values | {place: value for key, (place, value) in _SWITCHES.items() if _is_on(key, given)}
+    return values | {place: value for key, (place, value) in _SWITCHES.items() if _is_on(key, given, name)}
 
 
 def key_of(place: Place) -> str:
@@ -132,26 +132,26 @@ def key_of(place: Place) -> str:
     return next(key for key, known in places.items() if known == place)
 
 
-def _refuse(key: str, value: object) -> None:
+def _refuse(key: str, value: object, name: str) -> None:
     if value is False or value == "auto":
         return
-    raise ConfigError(f"{NAME}.{key}", f"is not supported; {_REFUSED[key]}")
+    raise ConfigError(f"{name}.{key}", f"is not supported; {_REFUSED[key]}")
 
 
-def _is_on(key: str, given: Mapping[str, Any]) -> bool:
+def _is_on(key: str, given: Mapping[str, Any], name: str) -> bool:
     value = given.get(key, False)
     if not isinstance(value, bool):
-        raise ConfigError(f"{NAME}.{key}", f"should be true or false, not {value!r}")
+        raise ConfigError(f"{name}.{key}", f"should be true or false, not {value!r}")
     return value
 
 
-def _named_as_here(config: dict[str, Any]) -> dict[str, Any]:
+def _named_as_here(config: dict[str, Any], name: str) -> dict[str, Any]:
     """Names of vLLM's methods as ours; what it names and we have not is refused with the reason."""
     named = dict(config)
     if (method := named.pop("rejection_sample_method", None)) is not None:
         if str(method) not in _REJECTION_SAMPLE_METHODS:
             raise ConfigError(
-                f"{NAME}.rejection_sample_method",
+                f"{name}.rejection_sample_method",
                 f"should be standard or block, not {method!r}; see acceptance_method for others",
             )
         named.setdefault("acceptance_method", "rejection")

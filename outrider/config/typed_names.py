@@ -1,38 +1,55 @@
-"""Names of settings in errors of one process: what was typed for each, a flag, a variable or a key of the file."""
+"""Names of settings in errors: what was typed for each, a flag, a variable or a key of the file."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.errors import ConfigError
 
-_KEY = re.compile(r"(?<![\w./'\"-])[a-z]+(_[a-z0-9]+)+(?![\w/'\"-])")
-"""A key of several words; one of a single word may be any word of a sentence."""
+Place = tuple[str, str]
+"""(section, key)."""
+
+_MENTION = re.compile(
+    r"(?<![\w./'\"-])(?<!--set )"
+    r"(?:(?P<section>target|draft|coordinator|gateway)\.(?P<key>[a-z]\w*)|(?P<bare>[a-z]+(?:_[a-z0-9]+)+))"
+    r"(?![\w/'\"-])"
+)
+"""A setting with its section, or a key of several words; a key of a single word may be any word of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypedNames:
-    """The settings of one section under the names that were typed."""
+    """Settings under the names that were typed."""
 
-    section: str
-    names: Mapping[str, str]
+    names: Mapping[Place, str] = field(default_factory=dict)
     """Setting: its flag, its variable, or the file with its key there; a flag for one that was not given."""
+    section: str = ""
+    """Of the settings that errors name without one: that of the process; empty where there are several."""
 
     @contextlib.contextmanager
     def in_errors(self) -> Iterator[None]:
-        """Raise a ``ConfigError`` about a setting of the section again, under the setting's typed name."""
+        """Raise a ``ConfigError`` again, with the typed names of the settings that it is about and that it mentions."""
         try:
             yield
         except ConfigError as error:
-            key = error.field.removeprefix(f"{self.section}.")
-            if key not in self.names:
+            section, dot, key = error.field.rpartition(".")
+            section = section if dot else self.section
+            renamed = ConfigError(self.names.get((section, key), error.field), self._said(error.problem, section))
+            if str(renamed) == str(error):
                 raise
-            raise ConfigError(self.names[key], _KEY.sub(self._inside, error.problem)) from error
+            raise renamed from error
 
-    def _inside(self, match: re.Match[str]) -> str:
-        """Another setting that the message mentions."""
-        name = self.names.get(match[0], match[0])
-        return match[0] if ":" in name else name  # of a file: its key, without the file once more
+    def flags_of(self, section: str) -> dict[str, str]:
+        """Flag of the section's own service: the typed name, for messages of a process that was started with flags."""
+        return {f"--{key.replace('_', '-')}": name for (of, key), name in self.names.items() if of == section}
+
+    def _said(self, message: str, section: str) -> str:
+        def name(mention: re.Match[str]) -> str:
+            place = (mention["section"] or section, mention["key"] or mention["bare"])
+            typed = self.names.get(place, mention[0])
+            return mention[0] if ":" in typed else typed  # of a file: its key, without the file once more
+
+        return _MENTION.sub(name, message)

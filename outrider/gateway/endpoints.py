@@ -120,7 +120,7 @@ class Endpoints:
         asked = await run_in_slices(parsing(TokenizeRequest, await self._body(request)))
         model = await self._watch.current()
         model.check_name(asked.model)
-        if asked.messages is not None:
+        if asked.is_chat:
             prompt = await prepare_chat(model, asked, asked.chat)
         else:
             if asked.prompt is None:

@@ -12,9 +12,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from outrider import __version__
+from outrider.addresses import listening_error
 from outrider.client import AsyncClient, Tls
 from outrider.config import GatewaySettings
-from outrider.errors import ConfigError
 from outrider.gateway.app import make_app
 from outrider.gateway.callers import caller_key
 from outrider.gateway.endpoints import Endpoints, Limits
@@ -126,8 +126,9 @@ def _listen(settings: GatewaySettings) -> socket.socket:
     try:
         return listening_socket(settings.host, settings.port, reuse_port=settings.reuse_port)
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
-        raise ConfigError("gateway.port", f"{where} cannot be listened on: {error.strerror}; name another") from error
+        raise listening_error(
+            settings.host, settings.port, error, port_setting="gateway.port", host_setting="gateway.host"
+        ) from error
 
 
 def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from outrider.addresses import check_address
 from outrider.errors import ConfigError, UnavailableError
-from outrider.transport.channels import check_address
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
 
 _log = logging.getLogger(__name__)
@@ -114,12 +114,7 @@ def _split(setting: str, addresses: str) -> list[str]:
 
 
 def _place(setting: str, address: str, security: ClientSecurity) -> _Place:
-    try:
-        security.check(check_address(address))
-    except ConfigError as error:
-        raise (
-            ConfigError(setting, str(error).removeprefix("address: ")) if error.field == "address" else error
-        ) from None
+    security.check(check_address(address, setting=setting))
     if address.startswith("unix:"):
         return _Place("", "")
     host, _, port = address.rpartition(":")

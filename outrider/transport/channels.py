@@ -5,16 +5,13 @@ Addresses are "host:port" or "unix:/path".
 
 from __future__ import annotations
 
-import re
-
 import grpc
 import grpc.aio
 
-from outrider.errors import ConfigError
+from outrider.addresses import check_address
 from outrider.tls import Tls
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity, client_credentials
 
-MAX_PORT = 65_535
 MAX_LINK_MESSAGE_BYTES = 256 << 20
 """A batch of dense rows is some tens of megabytes."""
 MAX_PUBLIC_MESSAGE_BYTES = 64 << 20
@@ -83,25 +80,6 @@ def _client_options(
         # Each port object owns its connection: a broken one is not shared with another.
         ("grpc.use_local_subchannel_pool", 1),
     ]
-
-
-_URL = re.compile(r"(https?|grpcs?)://", re.IGNORECASE)
-
-
-def check_address(address: str) -> str:
-    """Return the address; ``ConfigError`` unless it is "host:port" with a valid port, or "unix:/path".
-
-    gRPC would take a port above 65535 modulo 65536 and connect to another server.
-    """
-    if address.startswith("unix:") and len(address) > len("unix:"):
-        return address
-    if _URL.match(address):
-        raise ConfigError("address", f"should be host:port of gRPC, such as 127.0.0.1:50050, not the URL {address!r}")
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= MAX_PORT:
-        wanted = f"host:port with a port from 1 to {MAX_PORT}, or unix:/path"
-        raise ConfigError("address", f"should be {wanted}, not {address!r}")
-    return address
 
 
 def open_channel(

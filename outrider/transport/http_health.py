@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from outrider.addresses import listening_error
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
-from outrider.errors import ConfigError
 from outrider.telemetry.http_server import HttpServer, Request, Response, text_response
 
 
@@ -47,7 +47,7 @@ class HttpHealth:
         try:
             await self._server.start(host.strip("[]"), port)
         except OSError as error:
-            raise ConfigError("health_port", f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+            raise listening_error(host, port, error, port_setting="health_port", host_setting="health_host") from error
 
     def set_serving(self, serving: bool) -> None:
         """Set the state of ``/readyz``."""

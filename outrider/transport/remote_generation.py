@@ -15,10 +15,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from outrider.addresses import check_address
 from outrider.cooperative import run_in_slices
 from outrider.errors import ProtocolError, RequestCancelledError
 from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo, TokenizerFiles
-from outrider.transport.channels import CLIENT_OPTIONS, check_address, open_blocking_channel, open_channel
+from outrider.transport.channels import CLIENT_OPTIONS, open_blocking_channel, open_channel
 from outrider.transport.convert.generation import (
     delta_from_proto,
     first_delta,

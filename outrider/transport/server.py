@@ -17,6 +17,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from outrider.addresses import check_listening
 from outrider.errors import ConfigError
 from outrider.ports import Draft, Target
 from outrider.transport.channels import (
@@ -250,20 +251,28 @@ async def _serve(
 def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None, *, setting: str = "port") -> int:
     credentials = None if tls is None else tls.credentials()
     address = address_of(host, port)
-    in_use = ConfigError(setting, f"cannot listen on {address}: it is in use, or is no address of this host")
     # gRPC replaces a socket file on which another process listens, without an error.
     if host.startswith("unix:") and _is_answered(host.removeprefix("unix:")):
-        raise in_use
+        raise ConfigError("host", f"{host} is in use")
     try:
         if credentials is None:
             bound = server.add_insecure_port(address)
         else:
             bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise in_use from error
+        raise _unbound(host, port, setting) from error
     if bound == 0:
-        raise in_use
+        raise _unbound(host, port, setting)
     return bound
+
+
+def _unbound(host: str, port: int, setting: str) -> ConfigError:
+    """Why gRPC could not listen, which it does not say."""
+    try:
+        check_listening(host, port, port_setting=setting, host_setting="host")
+    except ConfigError as error:
+        return error
+    return ConfigError("host" if host.startswith("unix:") else setting, f"cannot listen on {address_of(host, port)}")
 
 
 def _is_answered(path: str) -> bool:

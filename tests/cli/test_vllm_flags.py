@@ -14,9 +14,7 @@ from outrider.cli.app import app
 from outrider.cli.compatibility.command import rules, translate
 from outrider.cli.compatibility.spellings import whole_number
 from outrider.cli.compatibility.table import SETTING_SWITCHES, SETTINGS
-from outrider.cli.serve_settings import Typed, named_as_typed, named_by_origin
 from outrider.config import Effective, Settings
-from outrider.errors import ConfigError
 
 runner = CliRunner()
 
@@ -229,10 +227,10 @@ def test_a_share_of_memory_is_a_share(value: str) -> None:
         ("--metrics-port 65535", "--metrics-port"),
         ("--root-path x", "--root-path"),
         ("--api-server-count 0", "--api-server-count"),
-        ("--block-size 4 --set target.page_size=0", "target.page_size"),
-        ("--set coordinator.max_queue=-1", "coordinator.max_queue"),
-        ('-sc {"method":"foo"}', "speculative_config.method"),
-        ('-sc {"num_speculative_tokens":-1}', "speculative_config.num_speculative_tokens"),
+        ("--block-size 4 --set target.page_size=0", "--set target.page_size"),
+        ("--set coordinator.max_queue=-1", "--set coordinator.max_queue"),
+        ('-sc {"method":"foo"}', "-sc.method"),
+        ('-sc {"num_speculative_tokens":-1}', "-sc.num_speculative_tokens"),
     ],
 )
 def test_an_error_names_the_flag_or_key_that_was_typed(words: str, named: str) -> None:
@@ -243,27 +241,4 @@ def test_an_error_names_the_flag_or_key_that_was_typed(words: str, named: str) -
 
 def test_config_names_the_key_of_the_speculative_config_too() -> None:
     outcome = runner.invoke(app, ["config", "-sc", '{"method":"foo"}'])
-    assert outcome.stderr.startswith("error: speculative_config.method: should be 'draft_model'")
-
-
-@pytest.mark.parametrize(
-    ("field", "origins", "named"),
-    [
-        ("coordinator.port", {}, "--port"),
-        ("gateway.port", {}, "--http-port"),
-        ("draft.device", {}, "--draft-device"),
-        ("coordinator.port", {("coordinator", "port"): "OUTRIDER_COORDINATOR_PORT"}, "OUTRIDER_COORDINATOR_PORT"),
-        ("coordinator.port", {("coordinator", "port"): "/s.yaml"}, "/s.yaml: coordinator.port"),
-        ("target.trace_file", {}, "target.trace_file"),
-    ],
-)
-def test_an_error_names_the_flag_of_a_default_and_where_else_a_value_came_from(
-    field: str, origins: dict[tuple[str, str], str], named: str
-) -> None:
-    with (
-        pytest.raises(ConfigError, match="is in use") as caught,
-        named_as_typed({}, Typed(), (), None),
-        named_by_origin(origins),
-    ):
-        raise ConfigError(field, "is in use")
-    assert caught.value.field == named
+    assert outcome.stderr.startswith("error: -sc.method: should be 'draft_model'")

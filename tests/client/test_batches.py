@@ -79,6 +79,13 @@ def test_n_generations_have_seeds_of_their_own(generate: Any, service: Service) 
     assert prompts(service)[:4] == ["a", "a", "b", "b"]
 
 
+@pytest.mark.parametrize("prompt", [5, 1.5, b"text", {"a": 1}])
+def test_a_prompt_that_is_none_is_named_as_the_prompt(generate: Any, prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^prompt: must be a text") as caught:
+        generate(prompt)
+    assert caught.value.field == "prompt"
+
+
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2", 1025])
 def test_a_wrong_n_is_named(generate: Any, n: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"n: must be a whole number from 1 to 1024"):

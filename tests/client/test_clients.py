@@ -286,7 +286,7 @@ def test_the_port_of_http_is_told_from_that_of_grpc(either: Either) -> None:
         for call in (either.generate, either.stream):
             with pytest.raises(OutriderError, match=f"^{address} does not speak gRPC: is it the port of HTTP"):
                 call(address, prompt="x")
-        with pytest.raises(ConfigError, match=r"should be host:port of gRPC, such as .*, not the URL 'http://"):
+        with pytest.raises(ConfigError, match=r"should be host:port of gRPC, such as .*, and no URL, not 'http://"):
             either.generate(f"http://{address}", prompt="x")
         server.shutdown()
 

@@ -14,6 +14,7 @@ import pytest
 from outrider.config import (
     CoordinatorSettings,
     DraftSettings,
+    FlagNames,
     GatewaySettings,
     Section,
     TargetSettings,
@@ -140,8 +141,18 @@ def test_a_section_survives_its_own_flags(section: type[Section], argv: list[str
         ([], {}, "[" * 6000, ["OUTRIDER_CONFIG: ", "settings.yaml", "nested too deeply"]),
         ([], {}, "{a: " * 6000, ["OUTRIDER_CONFIG: ", "settings.yaml", "nested too deeply"]),
         ([], {}, "- " * 6000, ["OUTRIDER_CONFIG: ", "settings.yaml", "nested too deeply"]),
-        ([], {"OUTRIDER_SPECULATIVE_CONFIG": "[" * 200_000}, "", ["speculative_config", "nested too deeply"]),
-        ([], {"OUTRIDER_SPECULATIVE_CONFIG": '{"a":' * 200_000}, "", ["speculative_config", "nested too deeply"]),
+        (
+            [],
+            {"OUTRIDER_SPECULATIVE_CONFIG": "[" * 200_000},
+            "",
+            ["OUTRIDER_SPECULATIVE_CONFIG: ", "nested too deeply"],
+        ),
+        (
+            [],
+            {"OUTRIDER_SPECULATIVE_CONFIG": '{"a":' * 200_000},
+            "",
+            ["OUTRIDER_SPECULATIVE_CONFIG: ", "nested too deeply"],
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -352,10 +363,10 @@ def test_every_key_of_vllm_is_known(key: str) -> None:
         ("{", "speculative_config"),
         ("[1]", "speculative_config"),
         ('{"num_spec_tokens": 3}', "speculative_config.num_spec_tokens"),
-        ('{"draft_tensor_parallel_size": 2}', "draft.tensor_parallel_size"),
-        ('{"draft_tensor_parallel_size": "two"}', "draft.tensor_parallel_size"),
-        ('{"num_speculative_tokens": -1}', "coordinator.num_speculative_tokens"),
-        ('{"method": "dspark"}', "draft.method"),
+        ('{"draft_tensor_parallel_size": 2}', "speculative_config.draft_tensor_parallel_size"),
+        ('{"draft_tensor_parallel_size": "two"}', "speculative_config.draft_tensor_parallel_size"),
+        ('{"num_speculative_tokens": -1}', "speculative_config.num_speculative_tokens"),
+        ('{"method": "dspark"}', "speculative_config.method"),
     ],
 )
 def test_a_bad_speculative_config_is_named(text: str, field: str) -> None:
@@ -401,3 +412,42 @@ def test_a_file_without_pyyaml_is_refused_with_what_to_install(monkeypatch: pyte
         ConfigError, match=r"without PyYAML: pip install pyyaml, or pip install -e \"\.\[coordinator\]\" in a clone"
     ):
         read_file("/settings.yaml")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--method", "ngram", "--model", "/d"], "--model: is /d, and method ngram drafts without a model"),
+        (["--method", "suffix", "--model", "/d"], "--model: is /d, and method suffix drafts without a model"),
+        (["--method", "ngram", "--revision", "v1"], "--revision: is set, and there is no draft model"),
+        (["--revision", "v1"], "--revision: is set, and there is no draft model"),
+    ],
+)
+def test_a_model_that_nothing_would_use_is_refused(argv: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load(DraftSettings, argv, {})
+
+
+@pytest.mark.parametrize("method", ["ngram", "[ngram]", "suffix"])
+def test_vllms_model_that_is_called_like_its_method_is_that_method(method: str) -> None:
+    draft = load(DraftSettings, ["--method", method, "--model", method.strip("[]")], {})
+    assert (draft.method.value, draft.model) == (method.strip("[]"), None)
+    assert load(DraftSettings, ["--method", "none", "--model", "/d"], {}).method is DraftMethod.NONE
+
+
+def test_addresses_have_a_form() -> None:
+    for flags, section in ((["--coordinator"], GatewaySettings), (["--target-address"], CoordinatorSettings)):
+        for address in ("foo", "a:0", "a:70000", "http://a:1", "a:1,b"):
+            with pytest.raises(ConfigError, match=rf"^{flags[0]}: should be host:port"):
+                load(section, [*flags, address], {})
+        load(section, [*flags, "a:1,unix:/b"], {})
+
+
+def test_a_setting_that_an_error_mentions_is_named_as_typed_too() -> None:
+    environ = {"OUTRIDER_TARGET_NUM_PAGES": "1"}
+    with pytest.raises(ConfigError, match=r"^OUTRIDER_TARGET_NUM_PAGES: is set together with --bytes; one"):
+        load_all(
+            {("target", "model"): "m", ("target", "kv_cache_bytes"): 2},
+            environ=environ,
+            flag_names=FlagNames({("target", "kv_cache_bytes"): "--bytes"}),
+        )

@@ -157,6 +157,6 @@ def test_grpc_adds_no_line_of_its_own_to_a_log(module: str) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
     assert done.returncode == 1
     *records, error = done.stderr.splitlines()
-    assert "it is in use" in error
+    assert "is in use" in error
     for record in records:
         json.loads(record)

@@ -11,7 +11,7 @@ import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Samples, Save, Warmups
 from outrider.cli.bench.harness import bar, benchmark, is_synthetic, model_name, save, say_weights, table
-from outrider.cli.options import errors_as_lines, output
+from outrider.cli.options import output
 from outrider.demo import TARGET
 from outrider.errors import ConfigError
 from outrider.types import SamplingParams
@@ -71,44 +71,43 @@ def engine(
     save_as: Save = None,
 ) -> None:
     """Measure one model alone: forwards and draft loops beside the floor of memory and arithmetic."""
-    with errors_as_lines():
-        bench = benchmark("engine.run")
-        plan = bench.Plan(
-            batch_sizes=tuple(batch_size or (1,)),
-            num_tokens=tuple(num_tokens or (1, 5)),
-            contexts=tuple(context or (256,)),
-            draft_lengths=tuple(length for length in draft_length or (4,) if length),
-            samplings=tuple(map(_parse_sampling, sampling or ['{"temperature": 0}'])),
-            most_tokens=most_tokens,
-            num_samples=samples,
-            num_warmups=warmups,
-        )
-        runner = bench.load(
-            model,
-            plan,
-            device=device,
-            dtype=dtype,
-            page_size=page_size,
-            load_format=load_format,
-            num_threads=num_threads,
-            tensor_parallel_size=tensor_parallel_size,
-            one_shot_all_reduce=one_shot_all_reduce,
-        )
-        with contextlib.closing(runner), bar("cases", len(plan.forwards) + len(plan.draft_loops)) as advance:
-            series = bench.run_plan(runner, plan, on_done=advance)
-        for item in series[:2]:
-            output.print(f"{item.name.replace('_', ' ')}: {item.samples[0]:.1f} {item.unit}", markup=False)
-        output.print(table(_HEADS, bench.to_rows(series)))
-        facts = {
-            "model": model_name(model),
-            "synthetic": is_synthetic(model),
-            "load_format": load_format,
-            "page_size": page_size,
-            **({"one_shot_all_reduce": one_shot_all_reduce} if tensor_parallel_size > 1 else {}),
-        }
-        say_weights(facts)
-        if save_as is not None:
-            save(bench.to_result(series, runner, name=save_as, configuration=facts))
+    bench = benchmark("engine.run")
+    plan = bench.Plan(
+        batch_sizes=tuple(batch_size or (1,)),
+        num_tokens=tuple(num_tokens or (1, 5)),
+        contexts=tuple(context or (256,)),
+        draft_lengths=tuple(length for length in draft_length or (4,) if length),
+        samplings=tuple(map(_parse_sampling, sampling or ['{"temperature": 0}'])),
+        most_tokens=most_tokens,
+        num_samples=samples,
+        num_warmups=warmups,
+    )
+    runner = bench.load(
+        model,
+        plan,
+        device=device,
+        dtype=dtype,
+        page_size=page_size,
+        load_format=load_format,
+        num_threads=num_threads,
+        tensor_parallel_size=tensor_parallel_size,
+        one_shot_all_reduce=one_shot_all_reduce,
+    )
+    with contextlib.closing(runner), bar("cases", len(plan.forwards) + len(plan.draft_loops)) as advance:
+        series = bench.run_plan(runner, plan, on_done=advance)
+    for item in series[:2]:
+        output.print(f"{item.name.replace('_', ' ')}: {item.samples[0]:.1f} {item.unit}", markup=False)
+    output.print(table(_HEADS, bench.to_rows(series)))
+    facts = {
+        "model": model_name(model),
+        "synthetic": is_synthetic(model),
+        "load_format": load_format,
+        "page_size": page_size,
+        **({"one_shot_all_reduce": one_shot_all_reduce} if tensor_parallel_size > 1 else {}),
+    }
+    say_weights(facts)
+    if save_as is not None:
+        save(bench.to_result(series, runner, name=save_as, configuration=facts))
 
 
 def _parse_sampling(text: str) -> SamplingParams:

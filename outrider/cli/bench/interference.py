@@ -11,7 +11,7 @@ import typer
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
 from outrider.cli.bench.harness import benchmark, save, say_weights, table
 from outrider.cli.bench.pairs import exact_within, find_pair, plan_pair
-from outrider.cli.options import Verbose, errors_as_lines, output
+from outrider.cli.options import Verbose, output
 from outrider.cli.settings_flags import SetOptions
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
@@ -46,43 +46,40 @@ def interference(
     verbose: Verbose = 0,
 ) -> None:
     """Measure the gaps between messages of running requests with and without long prompts beside them."""
-    with errors_as_lines():
-        where = find_pair(target, draft_model, address)
-        devices = {
-            "device": device,
-            "draft_device": draft_device or device,
-            "dtype": dtype,
-            "load_format": load_format,
-        }
+    where = find_pair(target, draft_model, address)
+    devices = {
+        "device": device,
+        "draft_device": draft_device or device,
+        "dtype": dtype,
+        "load_format": load_format,
+    }
 
-        async def measure(client: AsyncClient) -> tuple[Any, Any, dict[str, Any]]:
-            bench, workload = benchmark("serving.interference"), benchmark("serving.workload")
-            info = await client.model_info()
-            plan = bench.Plan(
-                running=tuple(workload.random_prompts(num_running, input_len, info.num_token_ids, seed)),
-                arriving=tuple(workload.random_prompts(4, prefill_len, info.num_token_ids, seed + 1)),
-                decoding=benchmark("serving.load").Decoding(
-                    max_tokens=output_len, num_speculative_tokens=num_speculative_tokens, seed=seed
-                ),
-                num_runs=runs,
-                tie_tolerance=exact_within(device, dtype),
-            )
-            return plan, await bench.run_plan(client, plan), {"pair": where.pair(info), **where.weights(info)}
+    async def measure(client: AsyncClient) -> tuple[Any, Any, dict[str, Any]]:
+        bench, workload = benchmark("serving.interference"), benchmark("serving.workload")
+        info = await client.model_info()
+        plan = bench.Plan(
+            running=tuple(workload.random_prompts(num_running, input_len, info.num_token_ids, seed)),
+            arriving=tuple(workload.random_prompts(4, prefill_len, info.num_token_ids, seed + 1)),
+            decoding=benchmark("serving.load").Decoding(
+                max_tokens=output_len, num_speculative_tokens=num_speculative_tokens, seed=seed
+            ),
+            num_runs=runs,
+            tie_tolerance=exact_within(device, dtype),
+        )
+        return plan, await bench.run_plan(client, plan), {"pair": where.pair(info), **where.weights(info)}
 
-        if where.address is not None:
-            plan, outcome, facts = asyncio.run(_with_running(where.address, measure))
-        else:
-            stack = plan_pair(where, devices, num_speculative_tokens, set_options)
-            plan, outcome, facts = asyncio.run(run_with_client(stack, measure, verbose=verbose))
-        _show(outcome)
-        facts = {**where.told(**devices), **facts}
-        say_weights(facts)
-        if save_as is not None:
-            save(
-                benchmark("serving.interference").to_result(
-                    outcome, plan, name=save_as, device=device, configuration=facts
-                )
-            )
+    if where.address is not None:
+        plan, outcome, facts = asyncio.run(_with_running(where.address, measure))
+    else:
+        stack = plan_pair(where, devices, num_speculative_tokens, set_options)
+        plan, outcome, facts = asyncio.run(run_with_client(stack, measure, verbose=verbose))
+    _show(outcome)
+    facts = {**where.told(**devices), **facts}
+    say_weights(facts)
+    if save_as is not None:
+        save(
+            benchmark("serving.interference").to_result(outcome, plan, name=save_as, device=device, configuration=facts)
+        )
 
 
 async def _with_running(address: str, measure: Any) -> Any:  # noqa: ANN401

@@ -8,7 +8,7 @@ import typer
 
 from outrider.cli.bench.flags import Device, Dtype, Samples, Save, Warmups
 from outrider.cli.bench.harness import bar, benchmark, save, table
-from outrider.cli.options import errors_as_lines, output
+from outrider.cli.options import output
 
 _HEADS = ("kernel", "size", "median us", "floor us", "times the floor")
 
@@ -25,11 +25,10 @@ def kernels(
     save_as: Save = None,
 ) -> None:
     """Measure the kernels one by one, each checked first: an 8B model's sizes on a GPU, tiny ones on a CPU."""
-    with errors_as_lines():
-        bench = benchmark("kernels.run")
-        plan = bench.Plan(num_rows, tokens_per_row, num_positions, num_samples=samples, num_warmups=warmups)
-        with bar("kernels", bench.NUM_KERNELS) as advance:
-            series = bench.run_plan(plan, device=device, dtype=dtype, on_done=advance)
-        output.print(table(_HEADS, bench.to_rows(series)))
-        if save_as is not None:
-            save(bench.to_result(series, plan, name=save_as, device=device, dtype=dtype))
+    bench = benchmark("kernels.run")
+    plan = bench.Plan(num_rows, tokens_per_row, num_positions, num_samples=samples, num_warmups=warmups)
+    with bar("kernels", bench.NUM_KERNELS) as advance:
+        series = bench.run_plan(plan, device=device, dtype=dtype, on_done=advance)
+    output.print(table(_HEADS, bench.to_rows(series)))
+    if save_as is not None:
+        save(bench.to_result(series, plan, name=save_as, device=device, dtype=dtype))

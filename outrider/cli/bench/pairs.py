@@ -11,10 +11,11 @@ from typing import Any
 
 from outrider.cli.bench.harness import is_synthetic, pair_name
 from outrider.cli.settings_flags import parse_set
-from outrider.cli.stack.plan import Place, StackPlan
+from outrider.cli.stack.plan import StackPlan
 from outrider.cli.stack.preflight import free_port
 from outrider.cli.stack.preparation import prepare_stack
 from outrider.config import load_all
+from outrider.config.typed_names import Place
 from outrider.demo import DRAFT, TARGET, require_pair
 from outrider.errors import ConfigError
 from outrider.generation import ModelInfo

@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli.bench.flags import Device, Dtype, Save
 from outrider.cli.bench.harness import bar, benchmark, is_synthetic, pair_name, save, say_weights, table
-from outrider.cli.options import errors_as_lines, output
+from outrider.cli.options import output
 from outrider.demo import DRAFT, TARGET
 from outrider.errors import ConfigError
 
@@ -41,29 +41,28 @@ def peers(
     save_as: Save = None,
 ) -> None:
     """Measure other engines on the same pair: greedy, one request at a time, each engine in a process of its own."""
-    with errors_as_lines():
-        bench, engines = benchmark("peers.run"), benchmark("peers.engines")
-        folders = (TARGET, DRAFT) if target is None else (target, draft_model)
-        names = tuple(peer or bench.installed())
-        if draft_model is None and target is not None:
-            names = tuple(peer or (name for name in names if name in {"transformers", "transformers-compiled", "vllm"}))
-        made = benchmark("serving.workload").random_prompts(num_prompts, input_len, _vocab_size(folders[0]), seed)
-        pair = engines.Pair(
-            target=str(folders[0]),
-            draft=None if folders[1] is None else str(folders[1]),
-            device=device,
-            dtype="float32" if dtype == "auto" and device == "cpu" else dtype,
-            draft_length=num_speculative_tokens,
-            max_length=input_len + output_len + num_speculative_tokens + 1,
-        )
-        plan = bench.Plan(engines=names, pair=pair, prompts=tuple(made), num_tokens=output_len)
-        with bar("engines", len(names)) as advance:
-            outcomes = bench.run_plan(plan, on_done=advance)
-        output.print(table(_HEADS, bench.to_rows(outcomes)))
-        facts = {"pair": pair_name(*folders), "synthetic": is_synthetic(folders[0])}
-        say_weights(facts)
-        if save_as is not None:
-            save(bench.to_result(outcomes, plan, name=save_as, configuration=facts))
+    bench, engines = benchmark("peers.run"), benchmark("peers.engines")
+    folders = (TARGET, DRAFT) if target is None else (target, draft_model)
+    names = tuple(peer or bench.installed())
+    if draft_model is None and target is not None:
+        names = tuple(peer or (name for name in names if name in {"transformers", "transformers-compiled", "vllm"}))
+    made = benchmark("serving.workload").random_prompts(num_prompts, input_len, _vocab_size(folders[0]), seed)
+    pair = engines.Pair(
+        target=str(folders[0]),
+        draft=None if folders[1] is None else str(folders[1]),
+        device=device,
+        dtype="float32" if dtype == "auto" and device == "cpu" else dtype,
+        draft_length=num_speculative_tokens,
+        max_length=input_len + output_len + num_speculative_tokens + 1,
+    )
+    plan = bench.Plan(engines=names, pair=pair, prompts=tuple(made), num_tokens=output_len)
+    with bar("engines", len(names)) as advance:
+        outcomes = bench.run_plan(plan, on_done=advance)
+    output.print(table(_HEADS, bench.to_rows(outcomes)))
+    facts = {"pair": pair_name(*folders), "synthetic": is_synthetic(folders[0])}
+    say_weights(facts)
+    if save_as is not None:
+        save(bench.to_result(outcomes, plan, name=save_as, configuration=facts))
 
 
 def _vocab_size(folder: Path) -> int:

@@ -8,7 +8,7 @@ import typer
 
 from outrider.cli.bench.flags import Samples, Save, Warmups
 from outrider.cli.bench.harness import bar, benchmark, save, table
-from outrider.cli.options import errors_as_lines, output
+from outrider.cli.options import output
 
 _HEADS = ("call", "over", "bytes there", "bytes back", "median ms", "p99 ms")
 
@@ -43,21 +43,20 @@ def rpc(
     save_as: Save = None,
 ) -> None:
     """Measure the wire alone: round trips between two processes."""
-    with errors_as_lines():
-        bench = benchmark("wire.run")
-        plan = bench.Plan(
-            num_bytes=tuple(num_bytes or (200, 20_000, 2_000_000)),
-            reply_bytes=None if reply_bytes < 0 else reply_bytes,
-            calls=tuple(call or ("unary", "stream")),
-            over=tuple(over or ("tcp", "unix")),
-            tensor_bytes=tuple(filter(None, (20_000_000,) if tensor_bytes is None else tensor_bytes)),
-            num_samples=samples,
-            num_warmups=warmups,
-        )
-        with bar("cases", plan.num_cases) as advance:
-            series = bench.run_plan(plan, on_done=advance)
-        output.print(table(_HEADS, bench.to_rows(series)))
-        for size, ratio in bench.plane_ratios(series).items():
-            output.print(f"{size} bytes: shared memory is {ratio:.1f} times as fast as inline")
-        if save_as is not None:
-            save(bench.to_result(series, plan, name=save_as))
+    bench = benchmark("wire.run")
+    plan = bench.Plan(
+        num_bytes=tuple(num_bytes or (200, 20_000, 2_000_000)),
+        reply_bytes=None if reply_bytes < 0 else reply_bytes,
+        calls=tuple(call or ("unary", "stream")),
+        over=tuple(over or ("tcp", "unix")),
+        tensor_bytes=tuple(filter(None, (20_000_000,) if tensor_bytes is None else tensor_bytes)),
+        num_samples=samples,
+        num_warmups=warmups,
+    )
+    with bar("cases", plan.num_cases) as advance:
+        series = bench.run_plan(plan, on_done=advance)
+    output.print(table(_HEADS, bench.to_rows(series)))
+    for size, ratio in bench.plane_ratios(series).items():
+        output.print(f"{size} bytes: shared memory is {ratio:.1f} times as fast as inline")
+    if save_as is not None:
+        save(bench.to_result(series, plan, name=save_as))

@@ -16,7 +16,7 @@ import typer
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
 from outrider.cli.bench.harness import bar, benchmark, save, say_weights
 from outrider.cli.bench.pairs import exact_within, find_pair, plan_pair
-from outrider.cli.options import Verbose, errors_as_lines, output
+from outrider.cli.options import Verbose, output
 from outrider.cli.settings_flags import SetOptions
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
@@ -101,65 +101,64 @@ def serve(
     verbose: Verbose = 0,
 ) -> None:
     """Measure the whole system: traffic through a coordinator, as its users see it."""
-    with errors_as_lines():
-        where = find_pair(target, draft_model, address)
-        if save_as is not None and not gate_prompts:
-            raise ConfigError("--save", "a result without its correctness gate is not saved: leave --gate-prompts on")
-        if json_path is not None and not json_path.parent.is_dir():
-            raise ConfigError("--json", f"{json_path.parent} is not a folder")
-        bench, workload, load = (benchmark(f"serving.{name}") for name in ("run", "workload", "load"))
-        prompts = _Prompts(
-            dataset_name or ("code" if where.is_embedded else "random"),
-            tokenizer or where.target,
-            num_prompts,
-            input_len,
-            seed,
-        )
-        plan = bench.Plan(
-            prompts=(),
-            traffic=workload.Traffic(request_rate, burstiness, max_concurrency or None),
-            decoding=load.Decoding(
-                max_tokens=output_len,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                ignore_eos=ignore_eos,
-                acceptance_method=acceptance_method,
-                num_speculative_tokens=num_speculative_tokens,
-                seed=seed,
-            ),
-            num_runs=runs or (3 if baseline else 1),
-            num_warmups=num_warmups,
-            with_baseline=baseline,
-            num_gate_prompts=min(gate_prompts, num_prompts),
-            tie_tolerance=exact_within(device, dtype) if tie_tolerance is None else tie_tolerance,
-        )
-        devices = {"device": device, "draft_device": draft_device or device, "dtype": dtype, "load_format": load_format}
-        if where.address is not None:
-            plan, outcome = asyncio.run(_with_running(where.address, plan, prompts, client_processes))
-        else:
-            stack = plan_pair(where, devices, num_speculative_tokens, set_options)
-            plan, outcome = asyncio.run(
-                run_with_client(
-                    stack,
-                    lambda client: _measure(client, plan, prompts, (stack.address, client_processes, False)),
-                    verbose=verbose,
-                )
+    where = find_pair(target, draft_model, address)
+    if save_as is not None and not gate_prompts:
+        raise ConfigError("--save", "a result without its correctness gate is not saved: leave --gate-prompts on")
+    if json_path is not None and not json_path.parent.is_dir():
+        raise ConfigError("--json", f"{json_path.parent} is not a folder")
+    bench, workload, load = (benchmark(f"serving.{name}") for name in ("run", "workload", "load"))
+    prompts = _Prompts(
+        dataset_name or ("code" if where.is_embedded else "random"),
+        tokenizer or where.target,
+        num_prompts,
+        input_len,
+        seed,
+    )
+    plan = bench.Plan(
+        prompts=(),
+        traffic=workload.Traffic(request_rate, burstiness, max_concurrency or None),
+        decoding=load.Decoding(
+            max_tokens=output_len,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            ignore_eos=ignore_eos,
+            acceptance_method=acceptance_method,
+            num_speculative_tokens=num_speculative_tokens,
+            seed=seed,
+        ),
+        num_runs=runs or (3 if baseline else 1),
+        num_warmups=num_warmups,
+        with_baseline=baseline,
+        num_gate_prompts=min(gate_prompts, num_prompts),
+        tie_tolerance=exact_within(device, dtype) if tie_tolerance is None else tie_tolerance,
+    )
+    devices = {"device": device, "draft_device": draft_device or device, "dtype": dtype, "load_format": load_format}
+    if where.address is not None:
+        plan, outcome = asyncio.run(_with_running(where.address, plan, prompts, client_processes))
+    else:
+        stack = plan_pair(where, devices, num_speculative_tokens, set_options)
+        plan, outcome = asyncio.run(
+            run_with_client(
+                stack,
+                lambda client: _measure(client, plan, prompts, (stack.address, client_processes, False)),
+                verbose=verbose,
             )
-        for text in bench.texts(outcome, plan):
-            output.print(text, markup=False)
-        if json_path is not None:
-            json_path.write_text(json.dumps(bench.to_vllm_json(outcome, plan)) + "\n", encoding="utf-8")
-        facts = {
-            "pair": where.pair(outcome.info),
-            "dataset": prompts.dataset,
-            "client_processes": client_processes,
-            **where.told(settings=sorted(set_options or ()), **devices),
-            **where.weights(outcome.info),
-        }
-        say_weights(facts)
-        if save_as is not None:
-            save(bench.to_result(outcome, plan, name=save_as, device=device, configuration=facts))
+        )
+    for text in bench.texts(outcome, plan):
+        output.print(text, markup=False)
+    if json_path is not None:
+        json_path.write_text(json.dumps(bench.to_vllm_json(outcome, plan)) + "\n", encoding="utf-8")
+    facts = {
+        "pair": where.pair(outcome.info),
+        "dataset": prompts.dataset,
+        "client_processes": client_processes,
+        **where.told(settings=sorted(set_options or ()), **devices),
+        **where.weights(outcome.info),
+    }
+    say_weights(facts)
+    if save_as is not None:
+        save(bench.to_result(outcome, plan, name=save_as, device=device, configuration=facts))
 
 
 async def _with_running(address: str, plan: Any, prompts: _Prompts, num_processes: int) -> tuple[Any, Any]:  # noqa: ANN401

@@ -8,7 +8,7 @@ import typer
 
 from outrider.cli.bench.flags import Samples, Save, Warmups
 from outrider.cli.bench.harness import bar, benchmark, save, table
-from outrider.cli.options import errors_as_lines, output
+from outrider.cli.options import output
 
 _HEADS = ("sessions", "temperature", "between ms", "p99 ms", "coordinator cpu", "draft", "target", "accept", "wire")
 _PART_HEADS = ("sessions", "temperature", "side", "there", "hand in", "forward", "hand out", "back", "turn after")
@@ -44,23 +44,22 @@ def step(
     save_as: Save = None,
 ) -> None:
     """Measure a step without its forwards: three processes, simulated models."""
-    with errors_as_lines():
-        bench = benchmark("step.run")
-        plan = bench.Plan(
-            num_sessions=tuple(sessions or (1, 32)),
-            temperatures=tuple((0.0, 1.0) if temperature is None else temperature),
-            over=over,
-            draft_ms=draft_ms,
-            target_ms=target_ms,
-            num_speculative_tokens=num_speculative_tokens,
-            num_awake_processors=awake,
-            num_samples=samples,
-            num_warmups=warmups,
-        )
-        with bar("cases", plan.num_cases) as advance:
-            series = bench.run_plan(plan, on_done=advance)
-        output.print(table(_HEADS, bench.to_rows(series)))
-        output.print()
-        output.print(table(_PART_HEADS, bench.to_part_rows(series)))
-        if save_as is not None:
-            save(bench.to_result(series, plan, name=save_as))
+    bench = benchmark("step.run")
+    plan = bench.Plan(
+        num_sessions=tuple(sessions or (1, 32)),
+        temperatures=tuple((0.0, 1.0) if temperature is None else temperature),
+        over=over,
+        draft_ms=draft_ms,
+        target_ms=target_ms,
+        num_speculative_tokens=num_speculative_tokens,
+        num_awake_processors=awake,
+        num_samples=samples,
+        num_warmups=warmups,
+    )
+    with bar("cases", plan.num_cases) as advance:
+        series = bench.run_plan(plan, on_done=advance)
+    output.print(table(_HEADS, bench.to_rows(series)))
+    output.print()
+    output.print(table(_PART_HEADS, bench.to_part_rows(series)))
+    if save_as is not None:
+        save(bench.to_result(series, plan, name=save_as))

@@ -8,7 +8,7 @@ import typer
 
 from outrider.cli.bench.flags import Save
 from outrider.cli.bench.harness import bar, benchmark, save, table
-from outrider.cli.options import errors_as_lines, output
+from outrider.cli.options import output
 
 _HEADS = ("us a step", "off", "more: others sampled", "more: sampled")
 
@@ -20,11 +20,10 @@ def tracing(
     save_as: Save = None,
 ) -> None:
     """Measure the cost of tracing per step in the loops of all three services, and of building the spans."""
-    with errors_as_lines():
-        bench = benchmark("tracing.run")
-        plan = bench.Plan(num_steps=steps, num_rounds=rounds)
-        with bar("rounds", rounds + 1) as advance:
-            series = bench.run_plan(plan, on_done=advance)
-        output.print(table(_HEADS, bench.to_rows(series)))
-        if save_as is not None:
-            save(bench.to_result(series, plan, name=save_as))
+    bench = benchmark("tracing.run")
+    plan = bench.Plan(num_steps=steps, num_rounds=rounds)
+    with bar("rounds", rounds + 1) as advance:
+        series = bench.run_plan(plan, on_done=advance)
+    output.print(table(_HEADS, bench.to_rows(series)))
+    if save_as is not None:
+        save(bench.to_result(series, plan, name=save_as))

@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli.bench.flags import Samples, Warmups
 from outrider.cli.bench.harness import bar, benchmark, table
-from outrider.cli.options import errors_as_lines, output
+from outrider.cli.options import output
 
 Sessions = Annotated[
     list[int] | None,
@@ -30,22 +30,21 @@ def turn(
     warmups: Warmups = 10,
 ) -> None:
     """Measure what a step costs in processor time, in microseconds per session: one thread, simulated models."""
-    with errors_as_lines():
-        bench = benchmark("step.turn")
-        plan = bench.TurnPlan(
-            num_sessions=tuple(sessions or bench.TurnPlan().num_sessions),
-            temperature=temperature,
-            num_speculative_tokens=num_speculative_tokens,
-            num_samples=samples,
-            num_warmups=warmups,
-        )
-        rows = []
-        with bar("cases", len(plan.num_sessions) * (1 + compare)) as advance:
-            for count in plan.num_sessions:  # both forms in turn: the machine's speed changes
-                for columns in (True, False) if compare else (True,):
-                    one = replace(plan, num_sessions=(count,), columns=columns)
-                    rows += [_row(costs, columns, bench.STAGES) for costs in bench.run_turns(one, on_done=advance)]
-        output.print(table(("sessions", "wire", *bench.STAGES, "between ms"), rows))
+    bench = benchmark("step.turn")
+    plan = bench.TurnPlan(
+        num_sessions=tuple(sessions or bench.TurnPlan().num_sessions),
+        temperature=temperature,
+        num_speculative_tokens=num_speculative_tokens,
+        num_samples=samples,
+        num_warmups=warmups,
+    )
+    rows = []
+    with bar("cases", len(plan.num_sessions) * (1 + compare)) as advance:
+        for count in plan.num_sessions:  # both forms in turn: the machine's speed changes
+            for columns in (True, False) if compare else (True,):
+                one = replace(plan, num_sessions=(count,), columns=columns)
+                rows += [_row(costs, columns, bench.STAGES) for costs in bench.run_turns(one, on_done=advance)]
+    output.print(table(("sessions", "wire", *bench.STAGES, "between ms"), rows))
 
 
 def _row(costs: Any, columns: bool, stages: Sequence[str]) -> tuple[object, ...]:  # noqa: ANN401 - a benchmark's

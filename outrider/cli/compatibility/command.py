@@ -13,11 +13,9 @@ from outrider.cli.compatibility import table
 from outrider.cli.compatibility.spellings import normalize
 from outrider.cli.help import GroupedCommand
 from outrider.cli.options import progress
-from outrider.cli.serve_settings import Typed
+from outrider.cli.typed import note_typed
 
 _ANY = "*"
-_TYPED = "outrider.typed"
-"""Key of a context's ``meta``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +36,10 @@ class ServeCommand(GroupedCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - of a library typer brings itself
         """Parse; a flag of vLLM's without effect is passed over with a line, one that is not offered is an error."""
         normalized = normalize(args)
-        ctx.meta[_TYPED] = tuple(word.partition("=")[0] for word in normalized if word.startswith("-"))
+        note_typed(ctx, normalized)
         words = iter(normalized)
         kept = [kept for word in words for kept in translate(ctx, word, words)]
         return list(super().parse_args(ctx, kept))
-
-
-def typed_flags(ctx: Any) -> Typed:  # noqa: ANN401 - of a library typer brings itself
-    """The flags of a ``ServeCommand``'s words, under the names that they were given."""
-    names = {each.name: (*each.opts, *each.secondary_opts) for each in ctx.command.params}
-    return Typed(ctx.meta.get(_TYPED, ()), names)
 
 
 def translate(ctx: Any, word: str, rest: Iterator[str]) -> list[str]:  # noqa: ANN401

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 
+from outrider.addresses import MAX_PORT
 from outrider.config import CoordinatorSettings
 from outrider.errors import ConfigError
 
-_MAX_PORT = 65_535
 _LOOPBACK = "127.0.0.1"
 _METRICS_PORTS_BETWEEN = 2
 """Those of the target and the draft, which follow the first coordinator's."""
@@ -44,8 +44,8 @@ def check_metrics_ports(settings: CoordinatorSettings, others: Mapping[int, str]
     """
     ports = further_metrics_ports(settings)
     trouble = next((f"{port} is {others[port]}" for port in ports if port in others), "")
-    if ports and ports[-1] > _MAX_PORT:
-        trouble = f"the highest port is {_MAX_PORT}"
+    if ports and ports[-1] > MAX_PORT:
+        trouble = f"the highest port is {MAX_PORT}"
     if trouble:
         wanted = f"{settings.num_processes} coordinators serve metrics at {settings.metrics_port}"
         raise ConfigError(

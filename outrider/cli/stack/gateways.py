@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from outrider.cli.stack.plan import LOOPBACK, Place, ServiceSpec, address_of, spec_of
-from outrider.cli.stack.preflight import check_port
+from outrider.addresses import check_listening
+from outrider.cli.stack.plan import LOOPBACK, ServiceSpec, address_of, spec_of
 from outrider.config import CoordinatorSettings, GatewaySettings, Settings
+from outrider.config.typed_names import Place
 from outrider.errors import ConfigError, install_command
 from outrider.process.extras import missing_packages
 
@@ -40,7 +41,13 @@ def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayP
         if (gateway.name, "port") in explicit:
             raise problem
         return GatewayPlan(note=f"no HTTP: {problem}")
-    check_port(gateway.host, gateway.port, setting="gateway.port", hint="; --http-port names another, --no-http none")
+    check_listening(
+        gateway.host,
+        gateway.port,
+        port_setting="gateway.port",
+        host_setting=("gateway" if (gateway.name, "host") in explicit else "coordinator") + ".host",
+        hint="; --http-port names another, --no-http none",
+    )
     scheme = "http" if gateway.tls_cert_file is None else "https"
     return GatewayPlan(_specs(gateway), gateway, f"{scheme}://{address_of(gateway.host, gateway.port)}/v1")
 

@@ -5,8 +5,9 @@ Picks ports through the function it is given and starts nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from outrider.cli.stack.coordinators import check_metrics_ports, coordinator_processes, further_metrics_ports
@@ -14,16 +15,15 @@ from outrider.cli.stack.replicas import replicas_of
 from outrider.cli.stack.secret import LinkSecret
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Settings, TargetSettings, to_argv
 from outrider.config.fields import DraftMethod
+from outrider.config.typed_names import Place, TypedNames
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity, link_security
 
 LOOPBACK = "127.0.0.1"
 _MARGIN_S = 5.0
+_FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 SectionT = TypeVar("SectionT", TargetSettings, DraftSettings, CoordinatorSettings)
 ModelT = TypeVar("ModelT", TargetSettings, DraftSettings)
-
-Place = tuple[str, str]
-"""(section, key) of a setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,17 @@ class ServiceSpec:
     """Where it is asked over HTTP whether it serves, since its address speaks TLS; empty: at its address."""
     inherited: tuple[int, ...] = ()
     """Open files that it gets under the numbers they have here."""
+    typed_flags: Mapping[str, str] = field(default_factory=dict)
+    """What the user typed for the process's own flags."""
+
+    def as_typed(self, message: str) -> str:
+        """A message of the process, with what the user typed instead of the process's flags."""
+        return _FLAG.sub(lambda flag: self.typed_flags.get(flag[0], flag[0]), message)
+
+    @property
+    def section(self) -> str:
+        """The section of its settings."""
+        return self.name.partition("-")[0]
 
     @property
     def probe(self) -> str:
@@ -265,6 +276,17 @@ def _health_url(section: TargetSettings | DraftSettings | CoordinatorSettings) -
     if section.health_port is None or not (section.tls_cert_file or shares_port):
         return ""
     return f"http://{address_of(section.health_host or section.host, section.health_port)}/readyz"
+
+
+def with_typed_names(plan: StackPlan, names: TypedNames) -> StackPlan:
+    """The plan with the names for errors of its processes."""
+
+    def named(specs: tuple[ServiceSpec, ...]) -> tuple[ServiceSpec, ...]:
+        return tuple(replace(spec, typed_flags=names.flags_of(spec.section)) for spec in specs)
+
+    return replace(
+        plan, models=named(plan.models), coordinators=named(plan.coordinators), gateways=named(plan.gateways)
+    )
 
 
 def inheriting(plan: StackPlan, descriptors: tuple[int, ...]) -> StackPlan:

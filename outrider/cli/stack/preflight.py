@@ -5,12 +5,13 @@ Only fast checks without torch; the services check the rest when they load.
 
 from __future__ import annotations
 
-import errno
 import json
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from outrider.addresses import check_listening
 from outrider.bounded_files import read_bounded
 from outrider.cli.stack.plan import LOOPBACK
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Section, Settings, TargetSettings
@@ -25,23 +26,31 @@ Listening = CoordinatorSettings | TargetSettings | DraftSettings | GatewaySettin
 def check(settings: Settings) -> None:
     """Raise ``ConfigError`` or ``ModelError`` for the first problem."""
     target, draft = settings.target, settings.draft
-    check_model_folder(
+    config = check_model_folder(
         Path(target.model),
         "target",
         needs_tokenizer=settings.coordinator.tokenizer is None,
         needs_weights=target.load_format == "safetensors",
     )
+    check_length(target, config)
     if draft.method.has_model and draft.model is not None:
-        check_model_folder(
+        config = check_model_folder(
             Path(draft.model), "draft", needs_tokenizer=False, needs_weights=draft.load_format == "safetensors"
         )
         check_tokenizers(Path(target.model), Path(draft.model))
+        if draft.method is DraftMethod.DRAFT_MODEL:
+            check_length(draft, config)
+    if settings.coordinator.tokenizer is not None:
+        check_tokenizer_folder(Path(settings.coordinator.tokenizer))
     check_hops(settings)
     check_files(settings.coordinator)
     check_files(target)
     if draft.method is not DraftMethod.NONE:
         check_files(draft)
-    check_port(settings.coordinator.host, settings.coordinator.port)
+    coordinator = settings.coordinator
+    check_listening(
+        coordinator.host, coordinator.port, port_setting="coordinator.port", host_setting="coordinator.host"
+    )
 
 
 def check_hops(settings: Settings) -> None:
@@ -67,16 +76,50 @@ def _check_both(
         raise ConfigError(f"{model.name}.{key}", f"is needed, since coordinator.{its_key} is set")
 
 
-def check_model_folder(folder: Path, role: str, *, needs_tokenizer: bool, needs_weights: bool = True) -> None:
-    """Check that the folder looks like a model in the Hugging Face layout."""
+def check_model_folder(
+    folder: Path, role: str, *, needs_tokenizer: bool, needs_weights: bool = True
+) -> Mapping[str, Any]:
+    """Check that the folder looks like a model in the Hugging Face layout, and return its ``config.json``."""
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ModelError(f"{role} model: {folder} {problem}")
-    read_config(folder, role)
+    config = read_config(folder, role)
     if needs_weights and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{role} model: {folder} has no *.safetensors")
     if needs_tokenizer and not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{role} model: {folder} has no tokenizer.json (--tokenizer names another folder)")
+    return config
+
+
+def check_tokenizer_folder(folder: Path) -> None:
+    """Check that the folder that replaces the target's tokenizer has one."""
+    problem = "" if (folder / "tokenizer.json").is_file() else f"{folder} has no tokenizer.json"
+    if not folder.is_dir():
+        problem = f"{folder} is no folder here, and no id of the Hugging Face Hub, such as Qwen/Qwen3-8B"
+    if problem:
+        raise ConfigError("coordinator.tokenizer", problem)
+
+
+def check_length(section: TargetSettings | DraftSettings, config: Mapping[str, Any]) -> None:
+    """Check that no more tokens are asked for than the model can take, as far as its ``config.json`` says so; loading
+    checks the rest.
+    """
+    most = longest_context(config)
+    if most is not None and section.max_model_len is not None and section.max_model_len > most:
+        problem = f"is {section.max_model_len:,}, and the model takes at most {most:,} tokens, by its config.json"
+        raise ConfigError(f"{section.name}.max_model_len", problem)
+
+
+def longest_context(config: Mapping[str, Any]) -> int | None:
+    """Upper bound of a model's context in tokens, stretched by any kind of rope scaling; None where it is not known."""
+    longest = config.get("max_position_embeddings")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(longest, int) or not isinstance(scaling, Mapping):
+        return None
+    factor, original = scaling.get("factor") or 1.0, scaling.get("original_max_position_embeddings") or 0
+    if not isinstance(factor, int | float) or not isinstance(original, int):
+        return None
+    return int(max(longest, longest * factor, original * factor))
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:
@@ -147,29 +190,20 @@ def check_listeners(settings: Settings, gateway: GatewaySettings | None) -> None
             if port is not None:
                 setting = f"{section.name}.{kind}_port"
                 _take(taken, port, setting)
-                host = getattr(section, f"{kind}_host") or section.host
-                check_port(LOOPBACK if host.startswith("unix:") else host, port, setting=setting)
+                own_host = getattr(section, f"{kind}_host")
+                host = own_host or section.host
+                check_listening(
+                    LOOPBACK if host.startswith("unix:") else host,
+                    port,
+                    port_setting=setting,
+                    host_setting=f"{section.name}.{'host' if own_host is None else f'{kind}_host'}",
+                )
 
 
 def _take(taken: dict[int, str], port: int, setting: str) -> None:
     if port in taken:
         raise ConfigError(setting, f"is {port}, as {taken[port]} is; they must be different ports")
     taken[port] = setting
-
-
-def check_port(host: str, port: int, *, setting: str = "coordinator.port", hint: str = "") -> None:
-    """Check that the address can be bound; ``ConfigError`` names the setting otherwise."""
-    if host.startswith("unix:"):
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do: an address still in TIME_WAIT is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError as error:
-            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
-            raise ConfigError(setting, f"{host}:{port} {reason}{hint}") from error
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ from outrider.cli.stack.arrangement import Arrangement, Load, arrange
 from outrider.cli.stack.gateways import GatewayPlan, plan_gateway, spread_over
 from outrider.cli.stack.gpus import NO_GPUS, find_gpus
 from outrider.cli.stack.placement import place
-from outrider.cli.stack.plan import StackPlan, plan_stack
+from outrider.cli.stack.plan import StackPlan, plan_stack, with_typed_names
 from outrider.cli.stack.preflight import check, check_listeners, free_port
 from outrider.cli.stack.secret import make_link_secret
 from outrider.config import Effective, Settings
@@ -33,6 +33,14 @@ def prepare_stack(
     ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it, in (0, 1]. ``serves_http``
     adds the gateway where the settings do not turn it off. ``optimize`` chooses the arrangement of several GPUs.
     """
+    with effective.names.in_errors():
+        plan = _prepare(effective, gpu_memory_utilization, optimize, serves_http=serves_http)
+    return with_typed_names(plan, effective.names)
+
+
+def _prepare(
+    effective: Effective, gpu_memory_utilization: float | None, optimize: Load | None, *, serves_http: bool
+) -> StackPlan:
     optional = ["gateway"] if serves_http and effective.settings.gateway.enabled else []
     require_extras(extras_of(effective.settings), "starting the services", optional=optional)
     settings = _with_local_models(effective.settings)

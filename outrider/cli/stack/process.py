@@ -102,7 +102,7 @@ class ChildProcess:
     def _ending(self) -> str:
         code = self._process.returncode or 0
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        reason = last_error(list(self._lines))
+        reason = self.spec.as_typed(last_error(list(self._lines)))
         return f"{reason} ({how})" if reason else how
 
 

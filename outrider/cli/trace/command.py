@@ -22,7 +22,6 @@ from outrider.cli.options import (
     UseTls,
     Verbose,
     connect,
-    errors_as_lines,
     output,
     progress,
 )
@@ -85,32 +84,31 @@ def trace(
     The spans come from files, from a request to running services (--prompt), or from the embedded pair (--demo).
     """
     paths = files or []
-    with errors_as_lines():
-        _check_ways(paths, demo=demo, prompt=prompt, is_reading_flag_set=list_all or trace_id is not None)
-        if list_all:
-            output.print(_list(read_spans(paths)))
-            return
-        asked = Asked(prompt or PROMPTS[1], max_tokens, temperature, seed)
-        open_client = partial(
-            connect,
-            address,
-            tls=tls,
-            tls_ca_file=tls_ca_file,
-            tls_cert_file=tls_cert_file,
-            tls_key_file=tls_key_file,
-            tls_server_name=tls_server_name,
-            token_file=token_file,
-            allow_plaintext_token=allow_plaintext_token,
-        )
-        if demo:
-            found = trace_demo(asked, verbose=verbose)
-        elif prompt is None:
-            found = _read(paths, trace_id)
-        elif paths:
-            found = asyncio.run(trace_files(open_client, asked, paths, wait_s=wait))
-        else:
-            found = asyncio.run(trace_received(open_client, asked, listen=listen, wait_s=wait))
-        _draw(*found, html, max_steps)
+    _check_ways(paths, demo=demo, prompt=prompt, is_reading_flag_set=list_all or trace_id is not None)
+    if list_all:
+        output.print(_list(read_spans(paths)))
+        return
+    asked = Asked(prompt or PROMPTS[1], max_tokens, temperature, seed)
+    open_client = partial(
+        connect,
+        address,
+        tls=tls,
+        tls_ca_file=tls_ca_file,
+        tls_cert_file=tls_cert_file,
+        tls_key_file=tls_key_file,
+        tls_server_name=tls_server_name,
+        token_file=token_file,
+        allow_plaintext_token=allow_plaintext_token,
+    )
+    if demo:
+        found = trace_demo(asked, verbose=verbose)
+    elif prompt is None:
+        found = _read(paths, trace_id)
+    elif paths:
+        found = asyncio.run(trace_files(open_client, asked, paths, wait_s=wait))
+    else:
+        found = asyncio.run(trace_received(open_client, asked, listen=listen, wait_s=wait))
+    _draw(*found, html, max_steps)
 
 
 def _check_ways(files: Sequence[Path], *, demo: bool, prompt: str | None, is_reading_flag_set: bool) -> None:

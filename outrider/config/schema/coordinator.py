@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from outrider.config.fields import (
     Acceptance,
+    AddressList,
     Defaults,
     DraftLength,
     DraftLengthMode,
@@ -62,12 +63,14 @@ class CoordinatorSettings(Section):
     own_port: Port | None = Field(
         None, description="A further port to listen on, of this process alone where others share the first."
     )
-    target_address: Text = Field(
+    target_address: AddressList = Field(
         "127.0.0.1:50051",
         description="Addresses of the targets: host:port or unix:/path, separated by commas; each address of a host"
         " is one target.",
     )
-    draft_address: Text | None = Field(None, description="Addresses of the drafts, likewise; unset: no speculation.")
+    draft_address: AddressList | None = Field(
+        None, description="Addresses of the drafts, likewise; unset: no speculation."
+    )
     resolve_interval_s: PositiveSeconds = Field(
         5.0,
         description="Interval at which the names of those hosts are resolved again, for replicas that were added or"

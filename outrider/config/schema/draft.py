@@ -21,6 +21,9 @@ from outrider.config.fields import (
 )
 from outrider.config.schema.model_service import ModelServiceSettings
 
+_FREE_TO_NAME_A_MODEL = (DraftMethod.NONE, DraftMethod.CUSTOM_CLASS)
+"""Methods for which the model is not used now, or by the class alone."""
+
 
 class DraftSettings(ModelServiceSettings):
     """``outrider draft``: the small model, or the n-gram proposer."""
@@ -100,7 +103,9 @@ class DraftSettings(ModelServiceSettings):
             # vLLM's model of an MTP layer is the target, which holds it.
             return {**data, "model": None, "target_model": data.get("target_model") or data["model"]}
         if data.get("method") is not None:
-            return data
+            # vLLM's model of a method without one is that method's name.
+            is_same = data.get("model") == str(data["method"]).strip("[]").removesuffix("_gpu")
+            return {**data, "model": None} if is_same else data
         # vLLM lets the model's name stand for the method.
         if data.get("model") == DraftMethod.NGRAM:
             return {**data, "method": DraftMethod.NGRAM, "model": None}
@@ -122,6 +127,12 @@ class DraftSettings(ModelServiceSettings):
             raise ValueError(
                 f"tensor_parallel_size: is {self.tensor_parallel_size}, and without a model there is nothing to share"
             )
+        if self.model is not None and not (self.method.has_model or self.method in _FREE_TO_NAME_A_MODEL):
+            raise ValueError(
+                f"model: is {self.model}, and method {self.method} drafts without a model; one of them should go"
+            )
+        if self.revision is not None and self.model is None and self.method is not DraftMethod.MTP:
+            raise ValueError("revision: is set, and there is no draft model")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is above prompt_lookup_max {self.prompt_lookup_max}"

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from outrider.config.fields import LogLevel, Port, Positive, RootPath, Seconds, Text, TextList
+from outrider.config.fields import AddressList, LogLevel, Port, Positive, RootPath, Seconds, Text, TextList
 from outrider.config.schema.common import (
     DRAIN_DELAY_S,
     DRAIN_GRACE_S,
@@ -37,7 +37,7 @@ class GatewaySettings(Section):
     )
     port: Port = Field(8000, description="Port to listen on.")
     reuse_port: bool = Field(False, description="Let other gateways of this host listen on the same port too.")
-    coordinator_address: Text = Field(
+    coordinator_address: AddressList = Field(
         "127.0.0.1:50050",
         description="Where the coordinators are: host:port or unix:/path, several with commas; the first that answers"
         " serves.",

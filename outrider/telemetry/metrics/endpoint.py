@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outrider.errors import ConfigError
+from outrider.addresses import listening_error
 from outrider.readings import HistogramReading, Reading
 from outrider.telemetry.http_server import HttpServer, Request, Response
 from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, Label, MetricSpec, find
@@ -44,7 +44,9 @@ class MetricsEndpoint:
         try:
             self._socket = _listening(host.strip("[]"), port)
         except OSError as error:
-            raise ConfigError("metrics_port", f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+            raise listening_error(
+                host, port, error, port_setting="metrics_port", host_setting="metrics_host"
+            ) from error
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
