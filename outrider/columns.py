@@ -9,14 +9,16 @@ Shape letters: ``B`` sessions, ``T`` tokens of all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.planes import PlaneReference
 from outrider.ports import Extend, ItemTiming, Score, Scores
 from outrider.prefix_hash import PrefixHash, chain_size
-from outrider.types import SparseScores, TokenScores
+from outrider.types import STATE_BYTES, HiddenStates, SparseScores, TokenScores
 from outrider.values import step_value
 
 Column = NDArray[Any]
@@ -24,6 +26,59 @@ MAX_ROW_TOKENS = 64
 """Committed tokens of a command that goes as a row. More are a prompt, which travels packed and in parts."""
 _NO_PROBS = np.zeros(0, dtype=np.float32)
 EventT_co = TypeVar("EventT_co", covariant=True)
+
+
+@step_value(frozen=True, slots=True)
+class StateColumns:
+    """Hidden states of sessions that differ, each by one reference to the same plane, or fetched."""
+
+    plane_id: bytes
+    width: int
+    """F: layers times the model's hidden size."""
+    dtype: str
+    starts: Column  # [B] first position of each
+    counts: Column  # [B] positions of each, at least one
+    offsets_bytes: Column  # [B] uint64, in the plane's ring
+    sequences: Column  # [B] uint64, as in ``PlaneReference``
+    tensor: Any = None
+    """[sum(counts), F] on the reader's device, once it has fetched them. Never travels."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one position."""
+        return self.width * STATE_BYTES[self.dtype]
+
+    def hidden_states(self) -> Iterator[HiddenStates]:
+        """Of each session."""
+        lists = self.starts.tolist(), self.counts.tolist(), self.offsets_bytes.tolist(), self.sequences.tolist()
+        first = 0
+        for start, count, offset, sequence in zip(*lists, strict=True):
+            reference = PlaneReference(self.plane_id, offset, count * self.row_bytes, sequence)
+            own = None if self.tensor is None else self.tensor[first : first + count]
+            references = (reference,) if own is None else ()
+            yield HiddenStates(start, count, self.width, self.dtype, b"", references, own)
+            first += count
+
+    @staticmethod
+    def form_of(states: HiddenStates) -> tuple[object, ...] | None:
+        """What the states of a step have in common to be columns; None for states that are not by one reference."""
+        if len(states.references) != 1 or not states.num_rows or states.tensor is not None:
+            return None
+        return states.references[0].plane_id, states.width, states.dtype
+
+    @classmethod
+    def of(cls, states: Sequence[HiddenStates]) -> StateColumns:
+        """States whose ``form_of`` is the same."""
+        references = [each.references[0] for each in states]
+        return cls(
+            references[0].plane_id,
+            states[0].width,
+            states[0].dtype,
+            np.array([each.start for each in states], dtype=np.int64),
+            np.array([each.num_rows for each in states], dtype=np.int64),
+            np.array([each.offset_bytes for each in references], dtype=np.uint64),
+            np.array([each.sequence for each in references], dtype=np.uint64),
+        )
 
 
 @step_value(frozen=True, slots=True)
@@ -40,6 +95,8 @@ class AnswerColumns(Generic[EventT_co]):
     """The event of session, generation, base length and tokens; not for sparse scores."""
     outside_masses: Column | None = None  # [T] float32
     """Of ``SparseScores`` without supports: then ``token_ids`` are int32, and may be -1. None: of any other answers."""
+    states: StateColumns | None = None
+    """Of scores that are tokens: the hidden states, if they were asked for."""
 
     def events(self, places: Sequence[int]) -> Iterator[EventT_co]:
         """The answers at these places, one by one."""
@@ -48,8 +105,10 @@ class AnswerColumns(Generic[EventT_co]):
             yield from self._sparse_scores(heads, places, self.outside_masses)
             return
         rows = list(_rows(self.counts, self.token_ids))
+        states = None if self.states is None else list(self.states.hidden_states())
         for place in places:
-            yield self.make(*heads[place], rows[place])
+            event: Any = self.make(*heads[place], rows[place])
+            yield event if states is None else replace(event, hidden_states=states[place])
 
     def _sparse_scores(
         self, heads: Sequence[tuple[int, int, int]], places: Sequence[int], masses: Column
@@ -84,15 +143,18 @@ class ExtendColumns:
     counts: Column  # [B] committed tokens of each
     token_ids: Column  # [T]
     draft_lengths: Column  # [B] tokens asked for
+    states: StateColumns | None = None
+    """For a draft that reads them."""
 
     def __len__(self) -> int:
         return len(self.sessions)
 
     def items(self) -> Iterator[Extend]:
         """The commands, one by one."""
-        for head, token_ids, length in zip(_heads(self), _rows(self.counts, self.token_ids),
-                                           self.draft_lengths.tolist(), strict=True):  # fmt: skip
-            yield Extend(*head, token_ids, length)
+        states = [None] * len(self) if self.states is None else self.states.hidden_states()
+        for head, token_ids, length, own in zip(_heads(self), _rows(self.counts, self.token_ids),
+                                                self.draft_lengths.tolist(), states, strict=True):  # fmt: skip
+            yield Extend(*head, token_ids, length, "", own)
 
 
 @step_value(frozen=True, slots=True)
@@ -108,6 +170,10 @@ class ScoreColumns:
     token_ids: Column  # [T]
     draft_lengths: Column  # [B] draft tokens of each
     draft_token_ids: Column  # [sum(draft_lengths)]
+    hidden_states_from: Column | None = None  # [B]
+    """None: hidden states are wanted of none."""
+    plane: int = 0
+    """By which they go."""
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -115,8 +181,10 @@ class ScoreColumns:
     def items(self) -> Iterator[Score]:
         """The commands, one by one."""
         drafts = _rows(self.draft_lengths, self.draft_token_ids)
-        for head, token_ids, draft in zip(_heads(self), _rows(self.counts, self.token_ids), drafts, strict=True):
-            yield Score(*head, token_ids, draft)
+        firsts = [None] * len(self) if self.hidden_states_from is None else self.hidden_states_from.tolist()
+        rows = _rows(self.counts, self.token_ids)
+        for head, token_ids, draft, first in zip(_heads(self), rows, drafts, firsts, strict=True):
+            yield Score(*head, token_ids, draft, None, "", first, self.plane)
 
 
 CommandColumns = ExtendColumns | ScoreColumns

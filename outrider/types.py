@@ -225,6 +225,8 @@ SYNTHETIC_MARK, NOISE_MARK = " (synthetic)", " (noise)"
 
 LAST_HIDDEN_STATE = -1
 """The layer id of what the head reads: the last layer's output, normalised."""
+STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Types of hidden states, and the bytes of a value."""
 
 
 @step_value(frozen=True, slots=True)

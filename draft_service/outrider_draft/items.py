@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from outrider.errors import InvalidRequestError
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import Extend, Open
 from outrider.serving.session import check_ids
 from outrider.types import HiddenStates
+
+if TYPE_CHECKING:
+    from outrider.serving.steady.step import Ints, SteadyStep
 
 
 def check_extend(opened: Open, item: Extend, *, vocab_size: int) -> None:
@@ -42,3 +49,10 @@ def proposal_length(opened: Open, item: Extend, *, reserved_length: int) -> int:
     """
     base = item.num_kept_tokens + len(item.token_ids)
     return max(0, min(item.draft_length, opened.max_length - base, reserved_length + 1 - base))
+
+
+def proposal_lengths(step: SteadyStep) -> Ints:  # [B]
+    """``proposal_length`` of each item of a step."""
+    room = np.minimum(step.max_lengths, step.reserved_lengths + 1) - step.bases
+    found: Ints = np.minimum(step.draft_lengths, room)
+    return found

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
+from outrider.columns import CommandColumns, ExtendColumns
 from outrider.errors import StaleReferenceError, UnavailableError
 from outrider.planes import PlaneKind, PlaneOffer
 from outrider.ports import ClosePlane, Extend, OfferPlane, PlaneCommand, PlaneEvent
@@ -89,6 +91,20 @@ class DraftPlanes:
             if (brought := _brought(states, parts)) is not None:
                 found[place] = replace(found[place], hidden_states=brought)
         return found
+
+    def fetch_columns(self, columns: CommandColumns) -> CommandColumns:
+        """The commands with the states that they refer to, fetched by one copy; as they are where that cannot be done,
+        for each to be read by itself.
+        """
+        if not isinstance(columns, ExtendColumns):
+            return columns
+        states = columns.states
+        if states is None or not np.array_equal(states.counts, columns.counts):
+            return columns
+        content = self._readers.read_rows(states)
+        if content is None:
+            return columns
+        return replace(columns, states=replace(states, tensor=content.view(_DTYPES[states.dtype])))
 
     def drop_link(self, link_id: int) -> None:
         """End the connections of a link."""

@@ -231,6 +231,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         singles, columns = self._steady.split(link_id, commands)
         if self._references is not None:
             singles = self._references.fetch_all(singles)
+            columns = None if columns is None else self._references.fetch_columns(columns)
         for command in singles:
             if isinstance(command, Open):
                 self._inputs.open(link_id, command, arrived)

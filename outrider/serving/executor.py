@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from outrider.columns import AnswerColumns
+from outrider.columns import AnswerColumns, CommandColumns
 from outrider.errors import OutriderError
 from outrider.ports import Opened, Preempted, Refused, SessionFailed, SessionLost
 from outrider.prefix_hash import PrefixHash
@@ -61,6 +61,10 @@ class References(Protocol):
 
     def fetch_all(self, commands: Sequence[Any]) -> Sequence[Any]:
         """The commands of one message, with what they refer to where it is there."""
+        ...
+
+    def fetch_columns(self, columns: CommandColumns) -> CommandColumns:
+        """The commands with what they refer to; as they are, and nothing read, where not all of it is there."""
         ...
 
     def fetch(self, item: Any) -> Any:  # noqa: ANN401 - an item of the service

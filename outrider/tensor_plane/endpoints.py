@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,9 @@ class ReaderEnd(abc.ABC):
 
         Only for planes whose writer pushes: elsewhere bytes are there before the reader hears of them.
         """
+
+    def forget(self, sequences: Sequence[int]) -> None:  # noqa: B027
+        """These uses were read."""
 
     @abc.abstractmethod
     def read(self, out: torch.Tensor, offset: int) -> None:

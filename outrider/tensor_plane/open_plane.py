@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from outrider.columns import StateColumns
 from outrider.errors import StaleReferenceError
+from outrider.kernels.device_stream import to_device
 from outrider.planes import PlaneKind, PlaneReference
 from outrider.tensor_plane.endpoints import ReaderEnd, current_stream
 
@@ -15,6 +21,8 @@ _DONE_AT_ONCE = 16
 _DONE_SHARE = 8
 """The writer is told of places that it may use again after so many reads, or once they are this part of the ring, and
 otherwise by the thread of the connection: a message for each, or an event on a GPU, would take as long as a read."""
+_WIDEST_SHARE = 32
+"""Most bytes that are copied for one that is asked for: where all drafts of a step are rejected, some are not."""
 
 
 class OpenPlane:
@@ -29,7 +37,7 @@ class OpenPlane:
         self.is_reported = False
         self._queued: list[int] = []
         """Sequence numbers whose copies have been queued, or made on a CPU, since the last event."""
-        self._queued_bytes = 0
+        self._queued_bytes = self._num_reads = 0
         self._stream: torch.cuda.Stream | None = None
         """Of those copies."""
         self._copying: list[tuple[torch.cuda.Event, list[int]]] = []
@@ -45,7 +53,7 @@ class OpenPlane:
         with self.lock:
             self._check(reference.sequence)
             self._copy(content, reference.offset_bytes)
-            return self._note([reference], current_stream(content.device))
+            return self._note([reference.sequence], reference.num_bytes, current_stream(content.device))
 
     def read_all(
         self, references: Sequence[PlaneReference], device: torch.device, deadline_s: float
@@ -69,7 +77,34 @@ class OpenPlane:
                     each = references[index]
                     found[index] = span[each.offset_bytes - begin :][: each.num_bytes]
                     read.append(each)
-            return found, self._note(read, current_stream(device)) if read else []
+            num_bytes = sum([each.num_bytes for each in read])
+            return found, self._note(
+                [each.sequence for each in read], num_bytes, current_stream(device)
+            ) if read else []
+
+    def read_rows(
+        self, states: StateColumns, device: torch.device, deadline_s: float
+    ) -> tuple[torch.Tensor | None, list[int]]:
+        """Fetch the states of many sessions by one copy: [sum(counts), row_bytes] uint8; and which places the writer is
+        to be told of. None, and nothing read, where one of them is not there, or they do not lie side by side.
+        """
+        rows = _Rows.of(states, self.end.capacity)
+        sequences: list[int] = states.sequences.tolist()
+        if rows is None or len(set(sequences)) < len(sequences) or any(map(self._why_stale, sequences)):
+            return None, []
+        until = time.monotonic() + deadline_s
+        try:
+            for sequence in sequences:
+                self.end.wait(sequence, max(0.0, until - time.monotonic()))
+            with self.lock:
+                if any(map(self._why_stale, sequences)):
+                    return None, []
+                span = torch.empty(rows.num_bytes, dtype=torch.uint8, device=device)
+                self._copy(span, rows.begin)
+                found = rows.taken_from(span.view(-1, states.row_bytes))
+                return found, self._note(sequences, found.numel(), current_stream(device))
+        except (StaleReferenceError, torch.OutOfMemoryError):
+            return None, []
 
     def _is_there(self, reference: PlaneReference, deadline_s: float) -> bool:
         try:
@@ -98,21 +133,24 @@ class OpenPlane:
         is_stale = sequence < self.floor or sequence in self.was_read
         return f"tensor {sequence} has been given up, or read before" if is_stale else ""
 
-    def _note(self, references: Sequence[PlaneReference], stream: torch.cuda.Stream | None) -> list[int]:
-        """Copies were queued on ``stream``; which places the writer is to be told of. A large part of the ring is
-        waited for, so that the writer has it back before it needs it.
+    def _note(self, sequences: list[int], num_bytes: int, stream: torch.cuda.Stream | None) -> list[int]:
+        """Copies were queued on ``stream``; which places the writer is to be told of. The copy of a large part of the
+        ring is waited for, so that the writer has it back before it needs it.
         """
-        sequences = [reference.sequence for reference in references]
         self.was_read.update(sequences)
+        self.end.forget(sequences)
         self._queued += sequences
-        self._queued_bytes += sum([reference.num_bytes for reference in references])
+        self._num_reads += 1
+        self._queued_bytes += num_bytes
         self._stream = stream
-        is_large = self._queued_bytes * _DONE_SHARE >= self.end.capacity
-        return self.take_done(wait=is_large) if is_large or len(self._queued) >= _DONE_AT_ONCE else []
+        is_large = num_bytes * _DONE_SHARE >= self.end.capacity
+        is_due = self._queued_bytes * _DONE_SHARE >= self.end.capacity or self._num_reads >= _DONE_AT_ONCE
+        return self.take_done(wait=is_large) if is_large or is_due else []
 
     def take_done(self, *, wait: bool = False) -> list[int]:
         """Sequence numbers whose places the writer may use again, and has not been told of."""
-        queued, self._queued, self._queued_bytes = self._queued, [], 0
+        queued, self._queued = self._queued, []
+        self._queued_bytes = self._num_reads = 0
         if self._stream is None:
             return queued
         if queued:
@@ -132,6 +170,39 @@ class OpenPlane:
             if self._stream is not None and (self._queued or self._copying):
                 self._stream.synchronize()
             self.end.raise_floor(self.floor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one size in a span of the ring."""
+
+    begin: int
+    num_bytes: int
+    """Of the span."""
+    firsts: NDArray[np.int64]  # [B] of each session, counted from the span's begin
+    counts: NDArray[np.int64]  # [B]
+
+    @classmethod
+    def of(cls, states: StateColumns, capacity: int) -> _Rows | None:
+        """None where they are not all in a ring of ``capacity``, are no whole rows apart, or lie far apart."""
+        row_bytes, counts = states.row_bytes, states.counts.astype(np.int64)
+        if int(states.offsets_bytes.max()) > capacity or int(counts.max()) * row_bytes > capacity:
+            return None
+        offsets = states.offsets_bytes.astype(np.int64)
+        begin, end = int(offsets.min()), int((offsets + counts * row_bytes).max())
+        asked = int(counts.sum()) * row_bytes
+        firsts, rest = np.divmod(offsets - begin, row_bytes)
+        if end > capacity or asked > capacity or rest.any() or end - begin > _WIDEST_SHARE * asked:
+            return None
+        return cls(begin, end - begin, firsts, counts)
+
+    def taken_from(self, span: torch.Tensor) -> torch.Tensor:  # [N, row_bytes] -> [sum(counts), row_bytes]
+        """The sessions' rows, one session after the other."""
+        ends = self.counts.cumsum()
+        if np.array_equal(self.firsts, ends - self.counts):
+            return span
+        places = np.repeat(self.firsts - (ends - self.counts), self.counts) + np.arange(int(ends[-1]))
+        return span.index_select(0, to_device(places.astype(np.int32), span.device))
 
 
 def _spans(

@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -192,7 +192,11 @@ class ProcessGroupReader(ReaderEnd):
                 if left <= 0 or trouble or self._communicator is None:
                     raise StaleReferenceError(f"the tensor did not arrive within {deadline_s:g} s ({trouble})")
                 self._changed.wait(left)
-            self._arrived.discard(sequence)
+
+    def forget(self, sequences: Sequence[int]) -> None:
+        """They are waited for no more."""
+        with self._changed:
+            self._arrived.difference_update(sequences)
 
     def read(self, out: torch.Tensor, offset: int) -> None:
         """Copy out of the ring."""

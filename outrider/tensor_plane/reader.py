@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from outrider.columns import StateColumns
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneOffer, PlaneReference, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, Message, connect
@@ -65,9 +66,9 @@ class PlaneReader:
             self._changed.wait_for(lambda: self.report is not None or self.is_closed, timeout_s)
             return self.report
 
-    def has(self, reference: PlaneReference) -> bool:
-        """Whether a reference is to a plane of this connection."""
-        return reference.plane_id in self._planes
+    def has(self, plane_id: bytes) -> bool:
+        """Whether a plane is of this connection."""
+        return plane_id in self._planes
 
     def read(self, reference: PlaneReference, out: torch.Tensor) -> None:
         """Fetch the bytes of a reference into ``out``, contiguous, and give their place back.
@@ -97,6 +98,17 @@ class PlaneReader:
             self._say_done(plane_id, done)
             for index, content in zip(indices, own, strict=True):
                 found[index] = content
+        return found
+
+    def read_rows(self, states: StateColumns) -> torch.Tensor | None:
+        """The states of many sessions, [sum(counts), row_bytes] uint8 on this end's device, fetched by one copy; None,
+        and nothing read, where they cannot be read so.
+        """
+        plane = self._planes.get(states.plane_id)
+        if plane is None:
+            return None
+        found, done = plane.read_rows(states, self.device, self.limits.transfer_s)
+        self._say_done(states.plane_id, done)
         return found
 
     def close(self) -> None:
@@ -177,9 +189,11 @@ class PlaneReader:
     def _on_probe(self, message: Message) -> None:
         answer: Message = {"type": "probed"}
         out = torch.empty(int(message["bytes"]), dtype=torch.uint8, device=self.device)
+        sequence = int(message["sequence"])
         try:
             end = self._planes[bytes.fromhex(message["plane"])].end
-            end.wait(int(message["sequence"]), self.limits.opening_s)
+            end.wait(sequence, self.limits.opening_s)
+            end.forget([sequence])
             end.read(out, 0)
             if (stream := current_stream(out.device)) is not None:
                 stream.synchronize()
@@ -235,7 +249,7 @@ class PlaneReaders:
     def read(self, reference: PlaneReference, out: torch.Tensor) -> None:
         """Fetch the bytes of a reference, whichever writer it is of; as ``PlaneReader.read``."""
         for reader in self._readers.values():
-            if reader.has(reference):
+            if reader.has(reference.plane_id):
                 reader.read(reference, out)
                 return
         raise StaleReferenceError("the plane of this tensor is closed, or was never open here")
@@ -244,11 +258,18 @@ class PlaneReaders:
         """The bytes of references, whichever writers they are of; as ``PlaneReader.read_all``."""
         found: list[torch.Tensor | None] = [None] * len(references)
         for reader in list(self._readers.values()):
-            own = [index for index, reference in enumerate(references) if reader.has(reference)]
+            own = [index for index, reference in enumerate(references) if reader.has(reference.plane_id)]
             if own:
                 for index, content in zip(own, reader.read_all([references[index] for index in own]), strict=True):
                     found[index] = content
         return found
+
+    def read_rows(self, states: StateColumns) -> torch.Tensor | None:
+        """The states of many sessions, of whichever writer; as ``PlaneReader.read_rows``."""
+        for reader in list(self._readers.values()):
+            if reader.has(states.plane_id):
+                return reader.read_rows(states)
+        return None
 
     def close(self) -> None:
         """End all connections; idempotent."""

@@ -538,8 +538,26 @@ class TargetEvents(_message.Message):
     heartbeat: Heartbeat
     def __init__(self, events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., item_timings_ns: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[AnswerColumns, _Mapping]]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
+class StateColumns(_message.Message):
+    __slots__ = ("plane_id", "dtype", "width", "starts", "counts", "offsets_bytes", "sequences")
+    PLANE_ID_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    plane_id: bytes
+    dtype: str
+    width: int
+    starts: bytes
+    counts: bytes
+    offsets_bytes: bytes
+    sequences: bytes
+    def __init__(self, plane_id: _Optional[bytes] = ..., dtype: _Optional[str] = ..., width: _Optional[int] = ..., starts: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., offsets_bytes: _Optional[bytes] = ..., sequences: _Optional[bytes] = ...) -> None: ...
+
 class CommandColumns(_message.Message):
-    __slots__ = ("sessions", "generations", "num_kept_tokens", "prefix_chains", "prefix_rests", "counts", "token_ids", "draft_lengths", "draft_token_ids", "support_counts", "support_token_ids")
+    __slots__ = ("sessions", "generations", "num_kept_tokens", "prefix_chains", "prefix_rests", "counts", "token_ids", "draft_lengths", "draft_token_ids", "support_counts", "support_token_ids", "states", "hidden_states_from", "plane")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -551,6 +569,9 @@ class CommandColumns(_message.Message):
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_COUNTS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FROM_FIELD_NUMBER: _ClassVar[int]
+    PLANE_FIELD_NUMBER: _ClassVar[int]
     sessions: bytes
     generations: bytes
     num_kept_tokens: bytes
@@ -562,10 +583,13 @@ class CommandColumns(_message.Message):
     draft_token_ids: bytes
     support_counts: bytes
     support_token_ids: bytes
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., num_kept_tokens: _Optional[bytes] = ..., prefix_chains: _Optional[bytes] = ..., prefix_rests: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ...) -> None: ...
+    states: StateColumns
+    hidden_states_from: bytes
+    plane: int
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., num_kept_tokens: _Optional[bytes] = ..., prefix_chains: _Optional[bytes] = ..., prefix_rests: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., hidden_states_from: _Optional[bytes] = ..., plane: _Optional[int] = ...) -> None: ...
 
 class AnswerColumns(_message.Message):
-    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs")
+    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs", "states")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -576,6 +600,7 @@ class AnswerColumns(_message.Message):
     SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_SIZES_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_PROBS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     sessions: bytes
     generations: bytes
     base_lengths: bytes
@@ -586,4 +611,5 @@ class AnswerColumns(_message.Message):
     support_token_ids: bytes
     support_sizes: bytes
     support_probs: bytes
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ...) -> None: ...
+    states: StateColumns
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ...) -> None: ...

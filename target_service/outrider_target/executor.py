@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.columns import ScoreColumns
+import numpy as np
+
+from outrider.columns import Column, ScoreColumns
 from outrider.errors import IntegrityError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.model_runner import ModelRunner
@@ -93,6 +95,8 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         columns, lengths = step.columns, step.draft_lengths
         if not isinstance(columns, ScoreColumns) or int(lengths.min()) < 1 or int(columns.counts.min()) < 1:
             return False
+        if columns.hidden_states_from is not None and not _hand_over_all(step, columns.hidden_states_from):
+            return False
         ids, drafts, vocab_size = columns.token_ids, columns.draft_token_ids, self._runner.config.vocab_size
         return bool(
             int(ids.min()) >= 0
@@ -107,7 +111,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """A forward over all of them."""
         if not isinstance(step.columns, ScoreColumns):
             raise TypeError("a target scores")
-        return ColumnsForward(self._runner, step, step.columns)
+        return ColumnsForward(self._runner, step, step.columns, self._planes)
 
     # Lookahead.
 
@@ -175,6 +179,12 @@ def _sampling_of(session: TargetSession) -> SessionSampling:
     if not isinstance(state, SessionSampling):
         state = session.executor_state = SessionSampling(session.open)
     return state
+
+
+def _hand_over_all(step: SteadyStep, firsts: Column) -> bool:
+    """Whether hidden states are wanted of just the tokens that every item brings, and of the same layers."""
+    layers = {session.open.hidden_state_layers for session in step.sessions}
+    return len(layers) == 1 and () not in layers and np.array_equal(step.kept, firsts)
 
 
 def next_token(form: ScoreForm) -> int | None:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from outrider.columns import ScoreColumns, StateColumns
 from outrider.types import HiddenStates
 from outrider_target.jobs import ScoreJob
 
 if TYPE_CHECKING:
     from outrider.planes import PlaneReference
+    from outrider.serving.steady.step import SteadyStep
     from outrider.tensor_plane.writer import PlaneWriter
     from outrider_target.planes import TargetPlanes
 
@@ -37,12 +39,53 @@ def rows_of(
     first = job.score.hidden_states_from
     if first is None or first >= start + states.shape[0]:
         return None
-    size = states.shape[1] // len(layers)
-    places = [layers.index(layer) for layer in job.open.hidden_state_layers]
     rows = states[max(0, first - start) :]
+    return max(first, start), in_order(rows, job.open.hidden_state_layers, layers)
+
+
+def in_order(rows: torch.Tensor, wanted: Sequence[int], layers: Sequence[int]) -> torch.Tensor:  # [N, F]
+    """Of states of ``layers`` those that are wanted, in their order, contiguous."""
+    size = rows.shape[1] // len(layers)
+    places = [layers.index(layer) for layer in wanted]
     if places != list(range(len(layers))):
         rows = torch.cat([rows[:, place * size : (place + 1) * size] for place in places], dim=-1)
-    return max(first, start), rows.contiguous()
+    return rows.contiguous()
+
+
+class StepStates:
+    """States of a step that came as columns: all rows of its forward, session after session, in one copy."""
+
+    def __init__(
+        self, planes: TargetPlanes | None, step: SteadyStep, columns: ScoreColumns, states: torch.Tensor
+    ) -> None:
+        """Queue the copy, with the forward's stream. ``states`` [T, F] are of all tokens of the step."""
+        self._planes, self._states = planes, states
+        self._firsts, self._sizes = step.kept.tolist(), (columns.counts + step.draft_lengths).tolist()
+        writer = planes.writer(step.link_id, columns.plane) if planes is not None and columns.plane else None
+        self._references = None if writer is None else writer.put(states, self._sizes)
+        if writer is not None and planes is not None and self._references is not None:
+            planes.sent_bytes[writer.report.kind] += states.numel() * states.element_size()
+
+    def columns(self) -> StateColumns | None:
+        """The states, once the forward has ended; None where they go inline."""
+        if self._references is None:
+            return None
+        return StateColumns.of(self._hidden_states([(b"", (reference,)) for reference in self._references]))
+
+    def inline(self) -> list[HiddenStates]:
+        """The states of each session."""
+        rows = torch.split(self._states.cpu(), self._sizes)
+        payloads = [part.contiguous().view(torch.uint8).numpy().tobytes() for part in rows]
+        if self._planes is not None:
+            self._planes.sent_bytes["inline"] += sum(map(len, payloads))
+        return self._hidden_states([(payload, ()) for payload in payloads])
+
+    def _hidden_states(self, contents: Sequence[tuple[bytes, tuple[PlaneReference, ...]]]) -> list[HiddenStates]:
+        width, name = self._states.shape[1], _name(self._states.dtype)
+        return [
+            HiddenStates(first, size, width, name, *content)
+            for first, size, content in zip(self._firsts, self._sizes, contents, strict=True)
+        ]
 
 
 class StateHandover:

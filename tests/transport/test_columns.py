@@ -13,6 +13,7 @@ import pytest
 from outrider import ports
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_POSITIONS
+from outrider.planes import ID_BYTES, PlaneReference
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.transport import remote
 from outrider.transport.convert.column_bytes import FEWEST
@@ -29,6 +30,7 @@ from outrider.transport.remote import RemoteTarget
 from outrider.types import (
     CandidateLogprobs,
     DenseScores,
+    HiddenStates,
     JudgingRule,
     SparseEvidence,
     SparseScores,
@@ -120,6 +122,45 @@ def test_steady_answers_go_as_columns_and_come_back_equal() -> None:
 def test_the_largest_values_of_each_column_travel() -> None:
     largest = [ports.Scores((1 << 64) - 1 - index, (1 << 64) - 1, LAST, TokenScores((LAST,))) for index in range(4)]
     assert list(sent(largest)[1].events) == largest
+
+
+def with_states(event: ports.Scores, plane: int = 0) -> ports.Scores:
+    reference = PlaneReference(bytes([plane]) * ID_BYTES, 64 * event.session, 24, event.session + 5)
+    event.hidden_states = HiddenStates(event.base_length - 1, 3, 4, "bfloat16", b"", (reference,))  # type: ignore[misc]
+    return event
+
+
+def test_scores_with_states_go_as_columns_by_plane_and_come_back_equal() -> None:
+    events = [with_states(greedy(index), index % 2) for index in range(32)]
+    message, batch = sent(events)
+    assert (len(message.events), len(message.columns)) == (0, 2)
+    assert sorted(batch.events, key=lambda event: event.session) == events
+    drawn_events = [with_states(sampled(index, 2)) for index in range(8)]
+    message, batch = sent(drawn_events)
+    assert len(message.columns) == 1
+    assert [event.hidden_states for event in batch.events] == [event.hidden_states for event in drawn_events]
+
+
+def test_columns_of_scores_with_states_stay_columns() -> None:
+    events = [with_states(greedy(index, 2 + index % 3)) for index in range(8)]
+    message, _ = sent(events)
+    kept = target_events_from_proto(message, keeps_columns=True).columns
+    assert kept is not None and list(kept.events(range(8))) == events
+    again = target_events_to_proto(ports.EventBatch((), None, (), kept), columns=True)
+    assert target_events_from_proto(again).events == tuple(events)
+    message.columns[0].states.starts = b""
+    for keeps_columns in (True, False):
+        with pytest.raises(ProtocolError, match="starts"):
+            target_events_from_proto(message, keeps_columns=keeps_columns)
+
+
+def test_proposals_have_no_states() -> None:
+    batch: Any = ports.EventBatch(tuple(ports.Proposal(index, 1, 2, (3,)) for index in range(8)))
+    message = draft_events_to_proto(batch, columns=True)
+    message.columns[0].states.width = 1
+    for keeps_columns in (True, False):
+        with pytest.raises(ProtocolError, match="states belong to scores"):
+            draft_events_from_proto(message, keeps_columns=keeps_columns)
 
 
 def test_sampled_steps_without_drafts_go_as_columns() -> None:

@@ -12,6 +12,7 @@ import pytest
 from outrider import ports
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_COMMANDS, LINK_DRAFT_TOKEN_IDS
+from outrider.planes import ID_BYTES, PlaneReference
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, PrefixHash
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
@@ -23,7 +24,10 @@ from outrider.types import HiddenStates, Support
 from outrider.v1 import link_pb2 as pb
 
 CommandT = TypeVar("CommandT", ports.Extend, ports.Score)
-COLUMNS = tuple(field.name for field in pb.CommandColumns.DESCRIPTOR.fields)
+BYTES = pb.CommandColumns.DESCRIPTOR.fields_by_name["sessions"].type
+COLUMNS = tuple(field.name for field in pb.CommandColumns.DESCRIPTOR.fields if field.type == BYTES)
+STATE_COLUMNS = tuple(field.name for field in pb.StateColumns.DESCRIPTOR.fields if field.type == BYTES)
+PLANES = (bytes(ID_BYTES), b"p" * ID_BYTES)
 LAST = (1 << 64) - 1
 
 
@@ -45,6 +49,12 @@ def score(session: int, kept: int = 20, num_drafted: int = 3, *, drawn: bool = F
     return changed_by(ports.Score(session, session + 3, kept, prefix(kept), (session % 9,), drafted, support), changed)
 
 
+def referred(session: int, num_rows: int, plane: int = 0) -> HiddenStates:
+    """States of 8 bytes a position, somewhere in a plane."""
+    reference = PlaneReference(PLANES[plane], 512 * session % LAST, 8 * num_rows, session + 9)
+    return HiddenStates(session % 1000, num_rows, 4, "bfloat16", b"", (reference,))
+
+
 def changed_by(command: CommandT, changed: dict[str, Any]) -> CommandT:
     for name, value in changed.items():
         setattr(command, name, value)
@@ -56,7 +66,8 @@ def plain(command: Any) -> Any:
     if isinstance(command, ports.Score) and command.support is not None:
         support = command.support
         whole = [(part.dtype, part.tolist()) for part in (support.counts, support.token_ids)]
-        return command.session, command.generation, command.prefix_hash, command.draft_token_ids, whole
+        states = command.hidden_states_from, command.plane
+        return command.session, command.generation, command.prefix_hash, command.draft_token_ids, whole, states
     return command
 
 
@@ -85,9 +96,14 @@ def random_command(chance: random.Random, session: int, *, is_draft: bool) -> li
         ]
     if is_draft:
         brought = extend(session, kept, token_ids=tuple(range(chance.choice([0, 1, 2, 9, 300]))))
-        states = HiddenStates(3, 2, 4, "float32", bytes(32))
-        return [changed_by(brought, {"hidden_states": states}) if kind > 0.97 else brought]
+        if kind > 0.97:
+            brought = changed_by(brought, {"hidden_states": HiddenStates(3, 2, 4, "float32", bytes(32))})
+        elif kind > 0.6:
+            brought = changed_by(brought, {"hidden_states": referred(session, chance.randint(1, 9), int(kind > 0.7))})
+        return [brought]
     command = score(session, kept, chance.randrange(5), drawn=chance.random() < 0.5)
+    if kind > 0.6:
+        command = changed_by(command, {"hidden_states_from": kept, "plane": int(kind > 0.7)})
     return [command, ports.Prepare(session, command.generation, 64)] if kind > 0.95 else [command]
 
 
@@ -155,6 +171,54 @@ def test_columns_that_do_not_fit_each_other_are_told(name: str, change: int) -> 
         setattr(message.columns[0], name, content[:change] if change < 0 else content + bytes(change))
         with pytest.raises(ProtocolError, match="columns"):
             read(message)
+
+
+@pytest.mark.parametrize("keeps_columns", [False, True])
+@pytest.mark.parametrize("name", STATE_COLUMNS)
+@pytest.mark.parametrize("change", [-1, 1, -4, 16])
+def test_states_that_do_not_fit_their_commands_are_told(name: str, change: int, *, keeps_columns: bool) -> None:
+    message = draft_commands_to_proto([extend(i, 300, hidden_states=referred(i, 2)) for i in range(8)], columns=True)
+    states = message.columns[0].states
+    content = getattr(states, name)
+    setattr(states, name, content[:change] if change < 0 else content + bytes(change))
+    with pytest.raises(ProtocolError, match=name):
+        draft_commands_from_proto(message, keeps_columns=keeps_columns)
+
+
+@pytest.mark.parametrize("keeps_columns", [False, True])
+@pytest.mark.parametrize(
+    "changed", [{"dtype": "int32"}, {"width": 0}, {"width": 1 << 30}, {"counts": bytes(4 * 8)}], ids=str
+)
+def test_states_of_no_sense_are_told(changed: dict[str, Any], *, keeps_columns: bool) -> None:
+    message = draft_commands_to_proto([extend(i, 300, hidden_states=referred(i, 2)) for i in range(8)], columns=True)
+    for name, value in changed.items():
+        setattr(message.columns[0].states, name, value)
+    with pytest.raises(ProtocolError, match="states"):
+        draft_commands_from_proto(message, keeps_columns=keeps_columns)
+
+
+def test_states_are_no_part_of_scores_nor_their_first_positions_of_extends() -> None:
+    scores = target_commands_to_proto([score(i) for i in range(8)], columns=True)
+    scores.columns[0].states.width = 3
+    extends = draft_commands_to_proto([extend(i) for i in range(8)], columns=True)
+    extends.columns[0].hidden_states_from = bytes(4 * 8)
+    for keeps_columns in (False, True):
+        with pytest.raises(ProtocolError, match="belong to"):
+            target_commands_from_proto(scores, keeps_columns=keeps_columns)
+        with pytest.raises(ProtocolError, match="belong to"):
+            draft_commands_from_proto(extends, keeps_columns=keeps_columns)
+
+
+def test_columns_with_states_are_the_items_that_they_were() -> None:
+    extends = [extend(i, 300, hidden_states=referred(i, 1 + i % 3)) for i in range(8)]
+    (columns,) = draft_commands_from_proto(draft_commands_to_proto(extends, columns=True), keeps_columns=True)
+    assert list(columns.items()) == extends
+    scores = [score(i, 300, hidden_states_from=300 + i, plane=3) for i in range(8)]
+    (scored,) = target_commands_from_proto(target_commands_to_proto(scores, columns=True), keeps_columns=True)
+    assert list(scored.items()) == scores
+    again: Any = draft_commands_to_proto([columns], columns=True), target_commands_to_proto([scored], columns=True)
+    assert list(draft_commands_from_proto(again[0])) == extends
+    assert list(target_commands_from_proto(again[1])) == scores
 
 
 def test_sizes_are_bounded_before_anything_is_made_of_them() -> None:

@@ -37,10 +37,10 @@ from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
-from outrider.serving.steady.step import Ints, SteadyStep
+from outrider.serving.steady.step import SteadyStep
 from outrider.types import ModelDescription
 from outrider_draft.columns_forward import ColumnsForward
-from outrider_draft.items import check_extend, proposal_length
+from outrider_draft.items import check_extend, proposal_length, proposal_lengths
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer
 
@@ -187,7 +187,7 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
 
     def takes_columns(self, step: SteadyStep) -> bool:
         """Whether every item keeps to ``check_extend`` and fits one loop, and pages suffice for certain."""
-        columns, lengths = step.columns, self._lengths(step)
+        columns, lengths = step.columns, proposal_lengths(step)
         if not isinstance(columns, ExtendColumns) or not 1 <= int(lengths.min()) <= int(lengths.max()) <= MAX_STEPS:
             return False
         if not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= MAX_CATCH_UP:
@@ -204,14 +204,7 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
     def start_columns(self, step: SteadyStep) -> ColumnsForward:
         """A loop over all of them."""
         states: list[Any] = [session.executor_state for session in step.sessions]  # ``DraftState``
-        return ColumnsForward(self.runner, step, [state.metadata for state in states], self._lengths(step))
-
-    @staticmethod
-    def _lengths(step: SteadyStep) -> Ints:  # [B]
-        """``proposal_length`` of each."""
-        room = np.minimum(step.max_lengths, step.reserved_lengths + 1) - step.bases
-        found: Ints = np.minimum(step.draft_lengths, room)
-        return found
+        return ColumnsForward(self.runner, step, [state.metadata for state in states], proposal_lengths(step))
 
     def _state_of(self, session: DraftSession) -> DraftState:
         state = session.executor_state

@@ -10,10 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from outrider.columns import ExtendColumns, StateColumns
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
+from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.model_executor.draft_heads.runner import PAIR_LAG, DraftHeadRunner
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftMetadata, DraftRow, fits_loop
 from outrider.model_executor.draft_loop.results import Draws
@@ -24,25 +27,19 @@ from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
-from outrider_draft.items import check_extend, check_hidden_states, proposal_length
+from outrider.serving.steady.step import Ints, SteadyStep
+from outrider.types import JudgingRule
+from outrider_draft.items import check_extend, check_hidden_states, proposal_length, proposal_lengths
+from outrider_draft.proposers.head_columns import HeadColumnsForward
+from outrider_draft.proposers.head_state import HeadState, last_of, last_of_each
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.state_sequences import StateSequence, StateSequences
 from outrider_draft.proposers.states import as_tensor
 
 HeadSession = Session[StateSequence]
-_MAX_KEPT_BYTES = 1 << 19
-"""Of a step's states that stay with a session for their last row: less time than a copy for each session."""
-
-
-@dataclass(slots=True)
-class HeadState:
-    """What is kept with a session."""
-
-    sampling: SessionSampling
-    metadata: DraftMetadata | None = None
-    """By which its tokens are drawn in one launch; None: they are not."""
-    last_state: torch.Tensor | None = None
-    """[1, F] of the last pair, which is computed again when nothing new comes with the next item."""
+_TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
+_MAX_FED = 64
+"""Pairs of a row of columns where there are no loops."""
 
 
 @dataclass(slots=True)
@@ -130,12 +127,11 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             states = state.last_state
             self.sequences.truncate(sequence, base - 1)
         else:
-            text = (*sequence.text.token_ids[: item.num_kept_tokens], *item.token_ids)
             if not sequence.length:
-                sequence.text.extend(text[:1])
-                self.sequences.begin(sequence, text[0])
+                sequence.text.extend(item.token_ids[:1])
+                self.sequences.begin(sequence, item.token_ids[0])
             given = as_tensor(item.hidden_states, device=self.runner.device, dtype=self.runner.head.dtype)
-            token_ids = text[sequence.length :]
+            token_ids = item.token_ids[sequence.length - item.num_kept_tokens :]
             states = given[given.shape[0] - len(token_ids) :]
         metadata = state.metadata if 0 < length <= MAX_STEPS else None
         return HeadJob(
@@ -160,6 +156,54 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         results = [None if job.num_left else _answer(job) for job, _ in batch]
         return ExecutorOutput(results=results, computed_ns=time.perf_counter_ns())
 
+    # Columns.
+
+    def is_steady(self, session: HeadSession) -> bool:
+        """Sessions whose proposals are tokens alone, and where there are loops are drawn in one."""
+        state = session.executor_state
+        if not isinstance(state, HeadState) or session.sequence.kv is None:
+            return False
+        if not self.runner.max_catch_up:
+            return session.open.judging_rule in _TOKEN_RULES
+        return state.metadata is not None and not state.metadata.needs_evidence and not state.metadata.is_certain
+
+    def takes_columns(self, step: SteadyStep) -> bool:
+        """Whether every item keeps to ``check_extend`` and brings its tokens' states, and pages suffice for certain."""
+        columns, lengths = step.columns, self.lengths(step)
+        if not isinstance(columns, ExtendColumns) or not self._has_states(step, columns.states):
+            return False
+        if not 1 <= int(lengths.min()) <= int(lengths.max()) <= MAX_STEPS:
+            return False
+        if not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= (self.runner.max_catch_up or _MAX_FED):
+            return False
+        ids = columns.token_ids
+        return bool(
+            int(ids.min()) >= 0
+            and int(ids.max()) < self._vocab_size
+            and int(step.draft_lengths.max()) <= MAX_DRAFT_LENGTH
+            and (step.bases <= np.minimum(step.max_lengths, step.reserved_lengths)).all()
+            and self.runner.sequences.surely_fit(len(step), int((columns.counts + lengths).max()) + 1)
+        )
+
+    def _has_states(self, step: SteadyStep, states: StateColumns | None) -> bool:
+        """Whether the states were fetched, and are of the positions that the items must bring."""
+        if states is None or states.tensor is None or states.width != self._width:
+            return False
+        return np.array_equal(states.starts, step.kept - 1) and np.array_equal(states.counts, step.columns.counts)
+
+    def start_columns(self, step: SteadyStep) -> HeadColumnsForward:
+        """A loop over all of them, or what single items would lead to."""
+        columns = step.columns
+        if not isinstance(columns, ExtendColumns) or columns.states is None:
+            raise TypeError("a head reads states")
+        return HeadColumnsForward(self, step, columns.states.tensor.to(self.runner.head.dtype))
+
+    def lengths(self, step: SteadyStep) -> Ints:  # [B]
+        """``proposal_length`` of each."""
+        return proposal_lengths(step)
+
+    # Forwards.
+
     def _fits_loop(self, job: HeadJob, share: int) -> bool:
         return job.metadata is not None and share == job.num_left <= self.runner.max_catch_up
 
@@ -181,8 +225,10 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             assert job.metadata is not None  # noqa: S101 - else it does not fit
             rows.append(DraftRow(job.metadata, job.kv, token_ids, job.draft_length, job.base, PAIR_LAG))
             states.append(own)
-        drawn = self.runner.draft(rows, states)
-        for job, row, last, draws in zip(jobs, rows, _last_of_each(states), drawn, strict=True):
+        joined_states = states[0] if len(states) == 1 else torch.cat(states)
+        drawn = self.runner.draft(rows, joined_states)
+        last_states = last_of_each(joined_states, [len(own) for own in states])
+        for job, row, last, draws in zip(jobs, rows, last_states, drawn, strict=True):
             job.sequence.text.extend(row.token_ids)
             job.state.last_state = last
             job.draws.append(draws)
@@ -203,7 +249,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             end += share
             job.sequence.text.extend(row.token_ids)
             if not job.num_left:
-                job.state.last_state = _last_of(states)
+                job.state.last_state = last_of(states)
                 if job.draft_length:
                     drafting.append(job)
                     places.append(end - 1)
@@ -234,20 +280,6 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
                 hidden, normed = self.runner.forward(rows, hidden[going])
         for job in begun:
             self.sequences.keep_pairs(job.sequence, job.base - 1)
-
-
-def _last_of(states: torch.Tensor) -> torch.Tensor:
-    """The last row of states [N, F], copied only where it would keep many others in memory."""
-    last = states[-1:]
-    return last if states.untyped_storage().nbytes() <= _MAX_KEPT_BYTES else last.clone()
-
-
-def _last_of_each(states: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The last rows of several [N, F], in one copy."""
-    if len(states) == 1:
-        return [_last_of(states[0])]
-    last = torch.cat([each[-1:] for each in states])
-    return [last[place : place + 1] for place in range(len(states))]
 
 
 def _leave_last(job: HeadJob, share: int) -> int:

@@ -119,8 +119,8 @@ class DraftHeadRunner:
         """``forward`` of the target's ``states`` [N, F] of each row."""
         return self.forward(rows, self.head.fuse(torch.cat(list(states))))
 
-    def draft(self, rows: Sequence[DraftRow], states: Sequence[torch.Tensor]) -> list[Draws]:
-        """Append each row's tokens, paired with the target's ``states`` [N, F] of each row, and draw what follows, in
+    def draft(self, rows: Sequence[DraftRow], states: torch.Tensor) -> list[Draws]:
+        """Append each row's tokens, paired with the target's ``states`` [T, F], row by row, and draw what follows, in
         loops of as many rows as the graphs are for.
 
         A row's draws end before the first that failed. Its sequence then holds what it held, its tokens, and pairs of
@@ -130,12 +130,15 @@ class DraftHeadRunner:
             raise ValueError(f"there are no draft loops on {self.device}")
         check_draft_rows(self.sequences, rows, self._limits, self._loop.max_catch_up)
         self._take_device()
-        most, found = self._loop.max_rows, []
+        most, found, begin = self._loop.max_rows, list[Draws](), 0
         for start in range(0, len(rows), most):
-            found += self._draft(self._loop, rows[start : start + most], states[start : start + most])
+            own = rows[start : start + most]
+            end = begin + sum([len(row.token_ids) for row in own])
+            found += self._draft(self._loop, own, states[begin:end])
+            begin = end
         return found
 
-    def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow], states: Sequence[torch.Tensor]) -> list[Draws]:
+    def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow], states: torch.Tensor) -> list[Draws]:
         with restoring_lengths(self.sequences, rows), torch.inference_mode():
             plan = plan_draft(self.sequences, rows)
             self._copy_pages(plan.page_copies)
@@ -146,10 +149,9 @@ class DraftHeadRunner:
             found = loop.results(loop_of(command), with_supports=with_supports)
         return read_draws(rows, *found)
 
-    def _put_states(self, states: Sequence[torch.Tensor]) -> None:
+    def _put_states(self, states: torch.Tensor) -> None:
         assert self._loop_model is not None  # noqa: S101 - made with the loop
-        joined = states[0] if len(states) == 1 else torch.cat(list(states))
-        self._loop_model.states[: joined.shape[0]].copy_(joined, non_blocking=True)
+        self._loop_model.states[: states.shape[0]].copy_(states, non_blocking=True)
 
     def _take_device(self) -> None:
         if self.device.type == "cuda":

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns
+from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, StateColumns
+from outrider.ports import Extend, Score
 from outrider.prefix_hash import chain_size
 from outrider.serving.session import Session, SessionKey
 
@@ -58,17 +59,41 @@ class SteadyStep:
         return self._keys.keys()
 
 
-def joined(columns: Sequence[CommandColumns], items: Sequence[Any]) -> CommandColumns:
-    """Columns of one kind and single items of that kind, which are bare, as one."""
+def joined(columns: Sequence[CommandColumns], items: Sequence[Any]) -> CommandColumns | None:
+    """Columns of one kind and single items of that kind, which are bare, as one; None where their hidden states go by
+    different planes, or are not of all.
+    """
     if len(columns) == 1 and not items:
         return columns[0]
     kind = type(columns[0])
+    if len({_form_of(part) for part in (*columns, *items)}) > 1:
+        return None
     parts = [*([_columns_of(items, kind)] if items else []), *columns]
     fields: list[Any] = []
     for name in kind.__slots__:
-        values = [getattr(part, name) for part in parts]
-        fields.append(b"".join(values) if name == "chains" else np.concatenate(values))
+        fields.append(_joined_field([getattr(part, name) for part in parts]))
     return kind(*fields)
+
+
+def _joined_field(values: Sequence[Any]) -> Any:  # noqa: ANN401 - of any field
+    first = values[0]
+    if isinstance(first, bytes):  # chains
+        return b"".join(values)
+    if isinstance(first, StateColumns):
+        arrays = [(each.starts, each.counts, each.offsets_bytes, each.sequences) for each in values]
+        return StateColumns(
+            first.plane_id, first.width, first.dtype, *(np.concatenate(parts) for parts in zip(*arrays, strict=True))
+        )
+    return np.concatenate(values) if isinstance(first, np.ndarray) else first
+
+
+def _form_of(part: CommandColumns | Extend | Score) -> object:
+    """What columns or items say of hidden states, alike in all that are joined."""
+    if isinstance(part, Extend):
+        return None if part.hidden_states is None else StateColumns.form_of(part.hidden_states)
+    if isinstance(part, ExtendColumns):
+        return None if part.states is None else (part.states.plane_id, part.states.width, part.states.dtype)
+    return None if part.hidden_states_from is None else part.plane
 
 
 def is_bare(item: Any, kind: type[CommandColumns]) -> bool:  # noqa: ANN401 - any command
@@ -77,8 +102,8 @@ def is_bare(item: Any, kind: type[CommandColumns]) -> bool:  # noqa: ANN401 - an
     if item.trace_parent or not has_whole_chain or not item.num_kept_tokens:
         return False
     if kind is ExtendColumns:
-        return item.hidden_states is None
-    return item.support is None and item.hidden_states_from is None
+        return item.hidden_states is None or StateColumns.form_of(item.hidden_states) is not None
+    return item.support is None
 
 
 def _columns_of(items: Sequence[Any], kind: type[Any]) -> CommandColumns:
@@ -92,9 +117,16 @@ def _columns_of(items: Sequence[Any], kind: type[Any]) -> CommandColumns:
         np.array([token_id for item in items for token_id in item.token_ids], dtype=np.int64),
     )
     if kind is ExtendColumns:
-        columns: CommandColumns = ExtendColumns(*heads, np.array([item.draft_length for item in items], dtype=np.int64))
+        states = [item.hidden_states for item in items]
+        columns: CommandColumns = ExtendColumns(
+            *heads,
+            np.array([item.draft_length for item in items], dtype=np.int64),
+            None if states[0] is None else StateColumns.of(states),
+        )
     else:
         lengths = np.array([len(item.draft_token_ids) for item in items], dtype=np.int64)
         drafts = np.array([token_id for item in items for token_id in item.draft_token_ids], dtype=np.int64)
-        columns = ScoreColumns(*heads, lengths, drafts)
+        firsts = [item.hidden_states_from for item in items]
+        wanted = None if firsts[0] is None else np.array(firsts, dtype=np.int64)
+        columns = ScoreColumns(*heads, lengths, drafts, wanted, items[0].plane)
     return columns

@@ -85,9 +85,11 @@ class SteadySteps:
             return one_by_one(commands), None
         singles = [command for command in commands if not isinstance(command, CommandColumns)]
         of_kind = Extend if kind is ExtendColumns else Score
-        if all(type(command) is of_kind and is_bare(command, kind) for command in singles):
-            return (), joined(columns, singles)
-        return singles, joined(columns, ())
+        goes_in = all(type(command) is of_kind and is_bare(command, kind) for command in singles)
+        if goes_in and (step := joined(columns, singles)) is not None:
+            return (), step
+        step = joined(columns, ())
+        return (one_by_one(commands) if step is None else singles), step
 
     def take(self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_free: bool) -> None:
         """Take columns as a step to be begun next, or item by item. ``is_free``: no forward is in flight."""

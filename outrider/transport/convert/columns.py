@@ -7,13 +7,15 @@ on the arrays before anything is made of them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from outrider import ports
-from outrider.columns import AnswerColumns, token_scores
+from outrider.columns import AnswerColumns, StateColumns, token_scores
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, LINK_SUPPORT_IDS, Bound
 from outrider.transport.convert.column_bytes import (
@@ -27,6 +29,7 @@ from outrider.transport.convert.column_bytes import (
     to_bytes,
     total,
 )
+from outrider.transport.convert.tensors import state_columns_from_proto, write_state_columns
 from outrider.types import DenseEvidence, DenseScores, SparseEvidence, SparseScores, TokenScores
 from outrider.v1 import link_pb2 as pb
 
@@ -52,26 +55,31 @@ def column_groups(events: Sequence[Any]) -> list[Indices]:
     """
     if len(events) < FEWEST or len({event.session for event in events}) < len(events):
         return []
-    tokens: Indices = []
-    sparse: Indices = []
+    groups: defaultdict[object, Indices] = defaultdict(list)
     for index, event in enumerate(events):
         if isinstance(event, ports.Proposal):
             if event.evidence is None:
-                tokens.append(index)
+                groups["tokens"].append(index)
             elif isinstance(event.evidence, DenseEvidence):
                 return []
             elif _is_whole_evidence(event):
-                sparse.append(index)
+                groups["sparse"].append(index)
         elif isinstance(event, ports.Scores):
             if isinstance(event.form, DenseScores):
                 return []
-            if event.logprobs or event.prompt_logprobs or event.hidden_states is not None:
-                continue
-            if isinstance(event.form, TokenScores):
-                tokens.append(index)
-            elif isinstance(event.form, SparseScores) and _is_whole_form(event.form):
-                sparse.append(index)
-    return [group for group in (tokens, sparse) if len(group) >= FEWEST]
+            if (form := _form_of(event)) is not None:
+                groups[form].append(index)
+    return [group for group in groups.values() if len(group) >= FEWEST]
+
+
+def _form_of(event: ports.Scores) -> tuple[object, ...] | None:
+    """What scores that go as columns together have in common; None for scores that go alone."""
+    states = None if event.hidden_states is None else StateColumns.form_of(event.hidden_states)
+    if event.logprobs or event.prompt_logprobs or (event.hidden_states is not None and states is None):
+        return None
+    if isinstance(event.form, TokenScores) or (isinstance(event.form, SparseScores) and _is_whole_form(event.form)):
+        return type(event.form), states
+    return None
 
 
 def _is_whole_evidence(event: ports.Proposal) -> bool:
@@ -94,6 +102,8 @@ def write_columns(message: pb.AnswerColumns, answers: Sequence[ports.Proposal | 
     message.generations = to_bytes("Q", [answer.generation for answer in answers])
     message.base_lengths = to_bytes("I", [answer.base_length for answer in answers])
     first = answers[0]
+    if isinstance(first, ports.Scores) and first.hidden_states is not None:
+        write_state_columns(message.states, StateColumns.of([answer.hidden_states for answer in answers]))  # type: ignore[union-attr,misc]
     if isinstance(first, ports.Scores) and isinstance(first.form, SparseScores):
         _write_sparse_scores(message, [answer.form for answer in answers])  # type: ignore[union-attr]
         return
@@ -115,6 +125,8 @@ def write_answer_arrays(message: pb.AnswerColumns, answers: AnswerColumns[Any]) 
     else:
         message.token_ids = array_bytes(answers.token_ids, "<i4")
         message.outside_mass = array_bytes(answers.outside_masses, "<f4")
+    if answers.states is not None:
+        write_state_columns(message.states, answers.states)
 
 
 def _token_ids(answer: Any) -> Sequence[int]:  # noqa: ANN401 - of a group
@@ -140,11 +152,15 @@ def _write_evidence(message: pb.AnswerColumns, evidence: Sequence[Any]) -> None:
 
 def proposals_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Proposal | ports.SessionFailed]:
     """The proposals of a group; ``ProtocolError`` for columns that do not fit each other."""
-    if message.outside_mass or message.support_sizes:
-        raise ProtocolError("columns: outside_mass and support_sizes belong to scores, not to proposals")
+    _require_proposals(message)
     if not message.support_counts:
         return _answers(message, LINK_DRAFT_TOKEN_IDS, ports.Proposal)
     return _drawn_proposals(message)
+
+
+def _require_proposals(message: pb.AnswerColumns) -> None:
+    if message.outside_mass or message.support_sizes or message.HasField("states"):
+        raise ProtocolError("columns: outside_mass, support_sizes and states belong to scores, not to proposals")
 
 
 def _drawn_proposals(message: pb.AnswerColumns) -> Iterator[ports.Proposal | ports.SessionFailed]:
@@ -165,9 +181,16 @@ def scores_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Scores | po
     """The scores of a group; ``ProtocolError`` for columns that do not fit each other."""
     if message.support_counts or message.support_token_ids:
         raise ProtocolError("columns: support_counts and support_token_ids belong to proposals, not to scores")
-    if not message.outside_mass:
-        return _answers(message, LINK_POSITIONS, token_scores)
-    return _sparse_scores(message)
+    found = _sparse_scores(message) if message.outside_mass else _answers(message, LINK_POSITIONS, token_scores)
+    return _with_states(message, found) if message.HasField("states") else found
+
+
+def _with_states(
+    message: pb.AnswerColumns, scores: Iterator[ports.Scores | ports.SessionFailed]
+) -> Iterator[ports.Scores | ports.SessionFailed]:
+    columns = state_columns_from_proto(message.states, len(message.sessions) // SESSION_BYTES)
+    for event, states in zip(scores, columns.hidden_states(), strict=True):
+        yield replace(event, hidden_states=states) if isinstance(event, ports.Scores) else event
 
 
 def token_columns(
@@ -182,9 +205,11 @@ def token_columns(
     if group.support_counts or group.support_token_ids or group.support_sizes or group.support_probs:
         return None
     is_sparse = bool(group.outside_mass)
-    if is_sparse and make is not token_scores:
+    if is_sparse and (make is not token_scores or group.HasField("states")):
         return None
     size = len(group.sessions) // SESSION_BYTES
+    if make is not token_scores:
+        _require_proposals(group)
     bound = LINK_POSITIONS if make is token_scores else LINK_DRAFT_TOKEN_IDS
     counts = from_bytes("counts", group.counts, "<u4", size)
     if not size or int(counts.max()) > bound.most:
@@ -199,6 +224,7 @@ def token_columns(
         numbers,
         make,
         from_bytes("outside_mass", group.outside_mass, "<f4", int(counts.sum())) if is_sparse else None,
+        state_columns_from_proto(group.states, size) if group.HasField("states") else None,
     )
 
 

@@ -7,14 +7,14 @@ they take a fraction of the time, at both ends. Owns which commands may go so, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider import ports
-from outrider.columns import MAX_ROW_TOKENS, CommandColumns, ExtendColumns, ScoreColumns
+from outrider.columns import MAX_ROW_TOKENS, CommandColumns, ExtendColumns, ScoreColumns, StateColumns
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, chain_size
@@ -28,7 +28,8 @@ from outrider.transport.convert.column_bytes import (
     to_bytes,
     total,
 )
-from outrider.types import PackedTokenIds, Support
+from outrider.transport.convert.tensors import state_columns_from_proto, write_state_columns
+from outrider.types import HiddenStates, PackedTokenIds, Support
 from outrider.v1 import link_pb2 as pb
 
 Item: TypeAlias = ports.Extend | ports.Score
@@ -47,7 +48,7 @@ def split_steady(commands: Sequence[Any]) -> tuple[list[list[Item]], Sequence[An
         steady = [command for command in steady if counts[command.session] == 1]
     bare = [command for command in steady if type(command) is ports.Extend or command.support is None]
     drawn = [] if len(bare) == len(steady) else _with_whole_supports(steady)
-    groups = [group for group in (bare, drawn) if len(group) >= FEWEST]
+    groups = [group for each in (bare, drawn) for group in _by_states(each) if len(group) >= FEWEST]
     num_steady = sum(map(len, groups))
     if num_steady == len(commands):
         return groups, ()
@@ -55,16 +56,27 @@ def split_steady(commands: Sequence[Any]) -> tuple[list[list[Item]], Sequence[An
     return groups, [command for command in commands if id(command) not in chosen]
 
 
+def _by_states(commands: list[Any]) -> list[list[Any]]:
+    """Those whose hidden states go together: by one plane, or none."""
+    groups: dict[object, list[Any]] = {}
+    for command in commands:
+        if type(command) is ports.Extend:
+            states = command.hidden_states
+            form: object = None if states is None else StateColumns.form_of(states)
+        else:
+            form = None if command.hidden_states_from is None else command.plane
+        groups.setdefault(form, []).append(command)
+    return list(groups.values())
+
+
 def _is_steady(command: Any) -> bool:  # noqa: ANN401 - any command
     kind = type(command)
     if kind is ports.Extend:
-        is_plain = command.hidden_states is None
-    elif kind is ports.Score:
-        is_plain = command.hidden_states_from is None
+        has_columns = command.hidden_states is None or StateColumns.form_of(command.hidden_states) is not None
     else:
-        return False
+        has_columns = kind is ports.Score
     return (
-        is_plain
+        has_columns
         and not command.trace_parent
         and len(command.token_ids) <= MAX_ROW_TOKENS
         and not isinstance(command.token_ids, PackedTokenIds)
@@ -100,6 +112,11 @@ def write_column_arrays(message: pb.CommandColumns, columns: CommandColumns) -> 
     message.draft_lengths = array_bytes(columns.draft_lengths, "<u4")
     if isinstance(columns, ScoreColumns):
         message.draft_token_ids = array_bytes(columns.draft_token_ids, "<u4")
+        if columns.hidden_states_from is not None:
+            message.hidden_states_from = array_bytes(columns.hidden_states_from, "<u4")
+            message.plane = columns.plane
+    elif columns.states is not None:
+        write_state_columns(message.states, columns.states)
 
 
 def write_command_columns(message: pb.CommandColumns, commands: Sequence[Item]) -> None:
@@ -115,6 +132,9 @@ def write_command_columns(message: pb.CommandColumns, commands: Sequence[Item]) 
     message.token_ids = to_bytes("i", [token_id for row in rows for token_id in row])
     if isinstance(commands[0], ports.Extend):
         message.draft_lengths = to_bytes("I", [command.draft_length for command in commands])  # type: ignore[union-attr]
+        states: list[Any] = [command.hidden_states for command in commands]  # type: ignore[union-attr]
+        if states[0] is not None:
+            write_state_columns(message.states, StateColumns.of(states))
     else:
         _write_drafts(message, commands)
 
@@ -126,14 +146,16 @@ def _write_drafts(message: pb.CommandColumns, scores: Sequence[Any]) -> None:
     if scores[0].support is not None:
         message.support_counts = joined([score.support.counts for score in scores], "<i4")
         message.support_token_ids = joined([score.support.token_ids for score in scores], "<i4")
+    if scores[0].hidden_states_from is not None:
+        message.hidden_states_from = to_bytes("I", [score.hidden_states_from for score in scores])
+        message.plane = scores[0].plane
 
 
 def extend_arrays(message: pb.CommandColumns) -> ExtendColumns | None:
     """The ``Extend`` of a group as columns; None where one is beyond its limits. Raises as ``extends_from_columns``."""
-    if message.draft_token_ids or message.support_counts or message.support_token_ids:
-        raise ProtocolError("columns: draft_token_ids and supports belong to Score, not to Extend")
+    _require_extends(message)
     heads, lengths = _head_arrays(message)
-    return None if heads is None else ExtendColumns(*(*heads, lengths))
+    return None if heads is None else ExtendColumns(*(*heads, lengths, _states(message, lengths.size)))
 
 
 def score_arrays(message: pb.CommandColumns) -> ScoreColumns | None:
@@ -147,7 +169,24 @@ def score_arrays(message: pb.CommandColumns) -> ScoreColumns | None:
     if heads is None or int(lengths.max(initial=0)) > LINK_DRAFT_TOKEN_IDS.most:
         return None
     drafts = from_bytes("draft_token_ids", message.draft_token_ids, "<u4", num_drafts)
-    return ScoreColumns(*(*heads, lengths, drafts))
+    return ScoreColumns(*(*heads, lengths, drafts, _firsts(message, lengths.size), message.plane))
+
+
+def _require_extends(message: pb.CommandColumns) -> None:
+    if message.draft_token_ids or message.support_counts or message.support_token_ids or message.hidden_states_from:
+        raise ProtocolError("columns: draft_token_ids, supports and hidden_states_from belong to Score, not to Extend")
+
+
+def _states(message: pb.CommandColumns, size: int) -> StateColumns | None:
+    return state_columns_from_proto(message.states, size) if message.HasField("states") else None
+
+
+def _firsts(message: pb.CommandColumns, size: int) -> NDArray[np.uint32] | None:
+    """``hidden_states_from`` of a group of ``Score``; None if none asks for any."""
+    if message.HasField("states"):
+        raise ProtocolError("columns: states belong to Extend, not to Score")
+    found = message.hidden_states_from
+    return from_bytes("hidden_states_from", found, "<u4", size) if found else None
 
 
 def _head_arrays(message: pb.CommandColumns) -> tuple[Any, NDArray[np.uint32]]:
@@ -180,17 +219,18 @@ def _wrong_chains(num_bytes: int, num_chains: int) -> str:
 
 def extends_from_columns(message: pb.CommandColumns) -> Iterator[ports.Extend | ports.Rejected]:
     """The ``Extend`` of a group; ``ProtocolError`` for columns that do not fit each other."""
-    if message.draft_token_ids or message.support_counts or message.support_token_ids:
-        raise ProtocolError("columns: draft_token_ids and supports belong to Score, not to Extend")
+    _require_extends(message)
     sessions, generations, kept, hashes, rows, lengths = _heads(message)
+    columns = _states(message, len(lengths))
+    states: Iterable[HiddenStates | None] = [None] * len(lengths) if columns is None else columns.hidden_states()
     most = LINK_TOKEN_IDS.most
-    for session, generation, held, prefix, row, length in zip(
-        sessions, generations, kept, hashes, rows, lengths, strict=True
+    for session, generation, held, prefix, row, length, own in zip(
+        sessions, generations, kept, hashes, rows, lengths, states, strict=True
     ):
         if len(row) > most:
             yield _rejected(session, generation, "token_ids", len(row))
         else:
-            yield ports.Extend(session, generation, held, prefix, row, length)
+            yield ports.Extend(session, generation, held, prefix, row, length, "", own)
 
 
 def scores_from_command_columns(message: pb.CommandColumns) -> Iterator[ports.Score | ports.Rejected]:
@@ -198,16 +238,18 @@ def scores_from_command_columns(message: pb.CommandColumns) -> Iterator[ports.Sc
     sessions, generations, kept, hashes, rows, lengths = _heads(message)
     drafted = from_bytes("draft_token_ids", message.draft_token_ids, "<u4", sum(lengths)).tolist()
     supports = _supports(message, lengths) if message.support_counts else [None] * len(lengths)
+    found = _firsts(message, len(lengths))
+    firsts = [None] * len(lengths) if found is None else found.tolist()
     most, most_drafts, start = LINK_TOKEN_IDS.most, LINK_DRAFT_TOKEN_IDS.most, 0
-    for session, generation, held, prefix, row, length, support in zip(
-        sessions, generations, kept, hashes, rows, lengths, supports, strict=True
+    for session, generation, held, prefix, row, length, support, first in zip(
+        sessions, generations, kept, hashes, rows, lengths, supports, firsts, strict=True
     ):
         if len(row) > most or length > most_drafts:
             name, count = ("token_ids", len(row)) if len(row) > most else ("draft_token_ids", length)
             yield _rejected(session, generation, name, count)
         else:
             draft = tuple(drafted[start : start + length])
-            yield ports.Score(session, generation, held, prefix, row, draft, support)
+            yield ports.Score(session, generation, held, prefix, row, draft, support, "", first, message.plane)
         start += length
 
 

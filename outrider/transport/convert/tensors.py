@@ -7,14 +7,14 @@ tensor plane belong to no session, so one beyond a limit is a ``ProtocolError`` 
 from __future__ import annotations
 
 from outrider import ports
+from outrider.columns import StateColumns
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_FILES, LINK_HIDDEN_STATE_BYTES, LINK_STATE_REFERENCES, LINK_TEXT, TENSOR_DIMENSIONS
 from outrider.planes import ID_BYTES, PlaneKind, PlaneOffer, PlaneReference, PlaneReport
+from outrider.transport.convert.column_bytes import array_bytes, from_bytes
 from outrider.transport.convert.reading import shortened
-from outrider.types import HiddenStates
+from outrider.types import STATE_BYTES, HiddenStates
 from outrider.v1 import link_pb2, tensor_pb2
-
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def write_hidden_states(message: link_pb2.HiddenStates, states: HiddenStates) -> None:
@@ -35,13 +35,13 @@ def hidden_states_from_proto(message: link_pb2.HiddenStates) -> HiddenStates:
     values = message.values
     TENSOR_DIMENSIONS.check("hidden_states", len(values.shape))
     expected = None if message.references else "inline"
-    if values.dtype not in ITEM_BYTES or values.WhichOneof("payload") != expected or len(values.shape) != 2:
+    if values.dtype not in STATE_BYTES or values.WhichOneof("payload") != expected or len(values.shape) != 2:
         raise ProtocolError(
-            f"hidden_states: must be a tensor of {', '.join(ITEM_BYTES)}, inline or by reference, of two dimensions,"
+            f"hidden_states: must be a tensor of {', '.join(STATE_BYTES)}, inline or by reference, of two dimensions,"
             f" not {values.dtype[:20] or 'nothing'}"
         )
     num_rows, width = values.shape
-    num_bytes = num_rows * width * ITEM_BYTES[values.dtype]
+    num_bytes = num_rows * width * STATE_BYTES[values.dtype]
     LINK_HIDDEN_STATE_BYTES.check("hidden_states", num_bytes)
     if message.references:
         return _by_reference(message, num_rows, width, num_bytes)
@@ -54,11 +54,42 @@ def hidden_states_from_proto(message: link_pb2.HiddenStates) -> HiddenStates:
 def _by_reference(message: link_pb2.HiddenStates, num_rows: int, width: int, num_bytes: int) -> HiddenStates:
     LINK_STATE_REFERENCES.check("hidden_states", len(message.references))
     references = tuple(map(reference_from_proto, message.references))
-    row_bytes = width * ITEM_BYTES[message.values.dtype]
+    row_bytes = width * STATE_BYTES[message.values.dtype]
     has_rows = all(each.num_bytes and each.num_bytes % row_bytes == 0 for each in references) if width else False
     if not has_rows or sum(each.num_bytes for each in references) != num_bytes:
         raise ProtocolError(f"hidden_states: the references are not to {num_rows} rows of {row_bytes} bytes")
     return HiddenStates(message.start, num_rows, width, message.values.dtype, b"", references)
+
+
+def write_state_columns(message: link_pb2.StateColumns, states: StateColumns) -> None:
+    """Hidden states of many sessions, into an empty message."""
+    message.plane_id, message.dtype, message.width = states.plane_id, states.dtype, states.width
+    message.starts = array_bytes(states.starts, "<u4")
+    message.counts = array_bytes(states.counts, "<u4")
+    message.offsets_bytes = array_bytes(states.offsets_bytes, "<u8")
+    message.sequences = array_bytes(states.sequences, "<u8")
+
+
+def state_columns_from_proto(message: link_pb2.StateColumns, size: int) -> StateColumns:
+    """Hidden states of ``size`` sessions; ``ProtocolError`` where the fields disagree, or a row is of none or too many
+    positions.
+    """
+    _check_id("plane_id", message.plane_id)
+    if message.dtype not in STATE_BYTES or not message.width:
+        raise ProtocolError(f"states: must be of {', '.join(STATE_BYTES)}, not {message.dtype[:20] or 'nothing'}")
+    columns = StateColumns(
+        message.plane_id,
+        message.width,
+        message.dtype,
+        from_bytes("starts", message.starts, "<u4", size),
+        from_bytes("counts", message.counts, "<u4", size),
+        from_bytes("offsets_bytes", message.offsets_bytes, "<u8", size),
+        from_bytes("sequences", message.sequences, "<u8", size),
+    )
+    most = LINK_HIDDEN_STATE_BYTES.most // columns.row_bytes
+    if not size or not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= most:
+        raise ProtocolError(f"states: each session must have from 1 to {most} positions of {columns.row_bytes} bytes")
+    return columns
 
 
 def write_reference(message: tensor_pb2.TensorPlaneReference, reference: PlaneReference) -> None:

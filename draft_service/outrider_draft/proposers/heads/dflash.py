@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from outrider.config import DraftSettings
@@ -19,6 +20,7 @@ from outrider.model_executor.draft_heads.dflash_config import read_dflash_config
 from outrider.ports import Extend
 from outrider.sampling.parameters import needs_history
 from outrider.sampling.rows import LogitRow
+from outrider.serving.steady.step import Ints, SteadyStep
 from outrider_draft.proposers.head_executor import HeadExecutor, HeadJob, HeadSession
 from outrider_draft.proposers.heads.serving import load_served
 from outrider_draft.proposers.passes import single
@@ -56,6 +58,10 @@ class BlockExecutor(HeadExecutor):
         job = super().begin(session, item)
         job.draft_length = min(job.draft_length, self._longest)
         return job
+
+    def lengths(self, step: SteadyStep) -> Ints:  # [B]
+        """As of any head; no more tokens than a block has."""
+        return np.minimum(super().lengths(step), self._longest)
 
     def _draft(self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor, places: list[int]) -> None:
         blocks = [(job.kv, job.sequence.text.token_ids[-1], job.draft_length) for job in jobs]

@@ -1,0 +1,105 @@
+"""Drafts of a head for a step that came as columns: all states in one tensor, from where they were fetched to the loop.
+
+Owns how the columns become rows of a loop, and what it drew becomes columns. Without loops, on a CPU and for blocks,
+the step is computed as its single items would be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from outrider.columns import AnswerColumns
+from outrider.model_executor.draft_heads.runner import PAIR_LAG
+from outrider.model_executor.draft_loop import DraftRow
+from outrider.model_executor.draft_loop.results import Draws
+from outrider.ports import Proposal
+from outrider.serving.executor import ExecutorOutput
+from outrider_draft.proposers.head_state import last_of_each
+
+if TYPE_CHECKING:
+    from outrider.serving.steady.step import SteadyStep
+    from outrider_draft.proposers.head_executor import HeadExecutor
+
+
+class HeadColumnsForward:
+    """A step that is computed when it is finished."""
+
+    def __init__(self, executor: HeadExecutor, step: SteadyStep, states: torch.Tensor) -> None:
+        """``states`` [sum(counts), F] are those of the pairs, session after session."""
+        self._executor, self._step, self._states = executor, step, states
+        self._rows: list[DraftRow] = []
+        if executor.runner.max_catch_up:
+            self._lay_out()
+
+    def is_done(self) -> bool:
+        """Always true: ``finish`` waits."""
+        return True
+
+    @torch.inference_mode()
+    def finish(self) -> ExecutorOutput[Proposal]:
+        """Draw the tokens; called once."""
+        if not self._rows:
+            return self._as_items()
+        drawn = self._executor.runner.draft(self._rows, self._states)
+        computed = time.perf_counter_ns()
+        if all(draws.token_ids for draws in drawn):
+            answers = self._answers([draws.token_ids for draws in drawn])
+            return ExecutorOutput((), computed, columns=answers, settle=self._settle)
+        self._settle()
+        return ExecutorOutput(self._one_by_one(drawn), computed)
+
+    def _lay_out(self) -> None:
+        columns, start = self._step.columns, 0
+        ids = columns.token_ids.tolist()
+        heads = zip(
+            self._step.sessions, columns.counts.tolist(), self._executor.lengths(self._step).tolist(),
+            self._step.bases.tolist(), strict=True,
+        )  # fmt: skip
+        for session, count, length, base in heads:
+            state: Any = session.executor_state  # ``HeadState``
+            row_ids = ids[start : start + count]
+            self._rows.append(DraftRow(state.metadata, session.sequence.kv, row_ids, length, base, PAIR_LAG))
+            start += count
+
+    def _settle(self) -> None:
+        """The texts and pairs of the sessions, as single items leave them."""
+        sequences = self._executor.sequences
+        last = last_of_each(self._states, self._step.columns.counts.tolist())
+        heads = zip(self._step.sessions, self._rows, last, self._step.bases.tolist(), strict=True)
+        for session, row, last_state, base in heads:
+            state: Any = session.executor_state
+            state.last_state = last_state
+            session.sequence.text.extend(row.token_ids)
+            sequences.keep_pairs(session.sequence, base - 1)
+
+    def _as_items(self) -> ExecutorOutput[Proposal]:
+        items: Any = self._step.columns.items()
+        jobs = [self._executor.begin(session, item) for session, item in zip(self._step.sessions, items, strict=True)]
+        output = self._executor.execute([(job, job.num_left) for job in jobs])
+        rows = [
+            answer.token_ids
+            for answer in output.results
+            if isinstance(answer, Proposal) and answer.token_ids and answer.evidence is None
+        ]
+        if len(rows) < len(jobs):
+            return output
+        return ExecutorOutput((), output.computed_ns, columns=self._answers(rows))
+
+    def _answers(self, rows: Sequence[Sequence[int]]) -> AnswerColumns[Proposal]:
+        columns = self._step.columns
+        counts = np.array(list(map(len, rows)), dtype=np.uint32)
+        token_ids = np.array([token_id for row in rows for token_id in row], dtype=np.uint32)
+        return AnswerColumns(columns.sessions, columns.generations, self._step.bases, counts, token_ids, (), Proposal)
+
+    def _one_by_one(self, drawn: Sequence[Draws]) -> list[Any]:
+        columns = self._step.columns
+        heads = zip(columns.sessions.tolist(), columns.generations.tolist(), self._step.bases.tolist(), strict=True)
+        return [
+            Proposal(*head, draws.token_ids) if draws.token_ids else draws.error
+            for head, draws in zip(heads, drawn, strict=True)
+        ]

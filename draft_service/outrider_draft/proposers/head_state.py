@@ -1,0 +1,40 @@
+"""What a draft head keeps with a session from one proposal to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outrider.model_executor.draft_loop import DraftMetadata
+from outrider.sampling.session import SessionSampling
+
+_MAX_KEPT_BYTES = 1 << 19
+"""Of a step's states that stay with a session for their last row: less time than a copy for each session."""
+
+
+@dataclass(slots=True)
+class HeadState:
+    """What is kept with a session."""
+
+    sampling: SessionSampling
+    metadata: DraftMetadata | None = None
+    """By which its tokens are drawn in one launch; None: they are not."""
+    last_state: torch.Tensor | None = None
+    """[1, F] of the last pair, which is computed again when nothing new comes with the next item."""
+
+
+def last_of(states: torch.Tensor) -> torch.Tensor:
+    """The last row of states [N, F], copied only where it would keep many others in memory."""
+    last = states[-1:]
+    return last if states.untyped_storage().nbytes() <= _MAX_KEPT_BYTES else last.clone()
+
+
+def last_of_each(states: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    """The last row of each part of states [sum(counts), F], in one copy where one is needed."""
+    if len(counts) == 1:
+        return [last_of(states)]
+    ends = torch.tensor(counts, dtype=torch.int64).cumsum(0) - 1
+    last = states.index_select(0, ends.to(states.device, non_blocking=True))
+    return list(last.split(1))  # type: ignore[no-untyped-call]
