@@ -105,10 +105,16 @@ class AnswerColumns(Generic[EventT_co]):
             yield from self._sparse_scores(heads, places, self.outside_masses)
             return
         rows = list(_rows(self.counts, self.token_ids))
-        states = None if self.states is None else list(self.states.hidden_states())
-        for place in places:
+        for place, states in zip(places, self.states_at(places), strict=True):
             event: Any = self.make(*heads[place], rows[place])
-            yield event if states is None else replace(event, hidden_states=states[place])
+            yield event if states is None else replace(event, hidden_states=states)
+
+    def states_at(self, places: Sequence[int]) -> list[HiddenStates | None]:
+        """The hidden states of the answers at these places; None where there are none."""
+        if self.states is None:
+            return [None] * len(places)
+        found = list(self.states.hidden_states())
+        return [found[place] for place in places]
 
     def _sparse_scores(
         self, heads: Sequence[tuple[int, int, int]], places: Sequence[int], masses: Column

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ import pytest
 
 from outrider.benchmarks.step import turn
 from outrider.benchmarks.step.stand_in import follow
-from outrider.columns import AnswerColumns, token_scores
+from outrider.columns import AnswerColumns, StateColumns, token_scores
 from outrider.config import CoordinatorSettings
 from outrider.demo import TARGET
 from outrider.generation import GenerationRequest
+from outrider.planes import PlaneReference
 from outrider.ports import Extend, ItemTiming, Prepare, Proposal, Score, Scores
-from outrider.types import SamplingParams, SparseScores
+from outrider.types import HiddenStates, SamplingParams, SparseScores
 from outrider_coordinator.requests.steady_driver import SteadyDriver
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
@@ -35,6 +37,7 @@ def columns_of(events: list[Any], make: Any) -> AnswerColumns[Any]:
     if isinstance(events[0], Scores) and isinstance(events[0].form, SparseScores):
         return sparse_columns_of(events)
     rows = [event.token_ids if isinstance(event, Proposal) else event.form.token_ids for event in events]
+    states: Any = [event.hidden_states for event in events if isinstance(event, Scores)]
     return AnswerColumns(
         np.array([event.session for event in events], dtype="<u8"),
         np.array([event.generation for event in events], dtype="<u8"),
@@ -43,6 +46,8 @@ def columns_of(events: list[Any], make: Any) -> AnswerColumns[Any]:
         np.array([token_id for row in rows for token_id in row], dtype="<u4"),
         (),
         make,
+        None,
+        StateColumns.of(states) if states and states[0] is not None else None,
     )
 
 
@@ -80,12 +85,23 @@ def answer(chance: random.Random, command: Extend | Score, *, is_sampled: bool =
         drawn = np.array([chance.randrange(highest) if chance.random() < 0.997 else -1], dtype=np.int32)
         return Scores(command.session, generation, base, SparseScores(np.zeros(0, dtype=np.float32), mass, drawn))
     own = [token if chance.random() < 0.8 else chance.randrange(highest) for token in command.draft_token_ids]
-    return token_scores(command.session, generation, base, (*own, chance.randrange(highest)))
+    scores = token_scores(command.session, generation, base, (*own, chance.randrange(highest)))
+    return scores if command.hidden_states_from is None else replace(scores, hidden_states=states_for(chance, command))
+
+
+def states_for(chance: random.Random, command: Score) -> HiddenStates:
+    """References to what is asked for; now and then a position late, or one too few."""
+    start = (command.hidden_states_from or 0) + (chance.random() < 0.03)
+    end = command.num_kept_tokens + len(command.token_ids) + len(command.draft_token_ids)
+    num_rows = max(1, end - start - (chance.random() < 0.03))
+    place = PlaneReference(bytes(16), 8 * chance.randrange(1000), 8 * num_rows, chance.randrange(1000))
+    return HiddenStates(start, num_rows, 4, "bfloat16", b"", (place,))
 
 
 def new_loop(
-    chance: random.Random, seed: int, policy: DraftLengthPolicy, *, temperature: float = 0.0, num_more: int = 0
-) -> SessionLoop:
+    chance: random.Random, seed: int, policy: DraftLengthPolicy, *, temperature: float = 0.0, num_more: int = 0,
+    layers: tuple[int, ...] = (),
+) -> SessionLoop:  # fmt: skip
     plan = make_plan(
         vocab_size=VOCAB,
         prompt=(1,) * chance.choice((2, 240, 300)),
@@ -94,11 +110,15 @@ def new_loop(
         seed=seed,
         stop_token_ids=(5,) * chance.randrange(2),
     )
-    return SessionLoop(plan, policy, draft=DraftFacts(max_length=chance.choice((0, 280))))
+    facts = DraftFacts(max_length=chance.choice((0, 280)), hidden_state_layers=layers)
+    return SessionLoop(plan, policy, draft=facts)
 
 
-@pytest.mark.parametrize(("length", "temperature"), [(1, 0.0), (4, 0.0), (0, 0.0), (0, 1.0)])
-def test_columns_hold_what_the_state_machines_send(length: int, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("length", "temperature", "layers"),
+    [(1, 0.0, ()), (4, 0.0, ()), (0, 0.0, ()), (0, 1.0, ()), (1, 0.0, (1, 3)), (4, 0.0, (1, 3))],
+)
+def test_columns_hold_what_the_state_machines_send(length: int, temperature: float, layers: tuple[int, ...]) -> None:
     chance = random.Random(length)
     num_prepared = 0
     count: Counter[str] = Counter()
@@ -106,16 +126,14 @@ def test_columns_hold_what_the_state_machines_send(length: int, temperature: flo
         policy = DraftLengthPolicy(length)
         num_more = 0 if length else 60
         loops = [
-            new_loop(chance, seed, policy, temperature=temperature, num_more=num_more) for _ in range(NUM_SESSIONS)
+            new_loop(chance, seed, policy, temperature=temperature, num_more=num_more, layers=layers)
+            for _ in range(NUM_SESSIONS)
         ]
         waiting: dict[int, Any] = {}
         for number, loop in enumerate(loops):
             loop.start(number)
-            for command in commands_of(loop):
-                if isinstance(command, Extend):  # the prompt; the draft has it before anything else is answered
-                    loop.on_draft_event(Proposal(number, command.generation, len(command.token_ids), ()))
-                elif isinstance(command, Score):
-                    waiting[number] = command
+            said = with_text_brought(loop, commands_of(loop))
+            waiting[number] = next(command for command in said if isinstance(command, Score))
         while waiting:
             sessions = [loop for loop in loops if loop.commands.session in waiting]
             kind = type(chance.choice(list(waiting.values())))
@@ -133,11 +151,13 @@ def test_columns_hold_what_the_state_machines_send(length: int, temperature: flo
                 else:
                     loop.on_target_event(event)
                 said = commands_of(loop)
+                said = with_text_brought(loop, said) if layers else said
                 sent = [command for command in said if isinstance(command, Extend | Score)]
                 num_prepared += sum(isinstance(command, Prepare) for command in said if event.session in taken)
                 if event.session in taken:
                     count["taken"] += 1
-                    assert sent == [taken[event.session]]
+                    assert sent == [replace(taken[event.session], plane=0) if layers and kind is Extend
+                                    else taken[event.session]]  # fmt: skip
                 count["left"] += event.session not in taken
                 waiting.pop(event.session)
                 waiting |= {event.session: sent[-1]} if sent else {}
@@ -145,10 +165,25 @@ def test_columns_hold_what_the_state_machines_send(length: int, temperature: flo
     assert bool(num_prepared) == (not length)
 
 
+def with_text_brought(loop: SessionLoop, said: list[Any]) -> list[Any]:
+    """What a session says, and says to a draft that has at once what it is only brought; of a text without states all
+    but the last token, which waits for its state.
+    """
+    for command in said:
+        if isinstance(command, Extend) and not command.draft_length:
+            held = command.num_kept_tokens + len(command.token_ids)
+            held -= loop.draft.reads_states and command.hidden_states is None
+            loop.on_draft_event(Proposal(command.session, command.generation, held, ()))
+    more = commands_of(loop)
+    return [*said, *with_text_brought(loop, more)] if more else said
+
+
 def take(
     chance: random.Random, sessions: list[SessionLoop], events: list[Any], batch_kind: Any, policy: DraftLengthPolicy
 ) -> dict[int, Any]:
     """By session the commands that a batch makes of the answers, some of them left out and in any order."""
+    with_states = [event for event in events if isinstance(event, Scores) and event.hidden_states is not None]
+    events = with_states or events  # as columns hold them
     held = [loop for loop in sessions if batch_kind.may_hold(loop)]
     if not held:
         return {}
@@ -163,7 +198,7 @@ def take(
         batch = batch_kind([next(one for one in held if one.commands.session == event.session) for event in events])
     is_drafting = batch_kind is DraftingBatch
     columns = columns_of(events, Proposal if is_drafting else token_scores)
-    more = () if is_drafting else (policy,)
+    more = (policy, 3) if is_drafting else (policy,)
     taken_rows = np.array([rows[events[place].session] for place in places])
     which = (slice(None), slice(None)) if is_whole else (np.array(places), taken_rows)
     found = batch.take(*which, columns, *more)

@@ -88,6 +88,7 @@ class SessionDriver:
             self.draft_waits,
             act_on=lambda request: self._act_on(request, _now()),
             fail=self._end_with,
+            plane_between=plane_between,
         )
 
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:

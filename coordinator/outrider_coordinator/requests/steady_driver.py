@@ -78,8 +78,12 @@ class SteadyDriver:
         *,
         act_on: Callable[[RequestState], object],
         fail: Callable[[RequestState, Exception], None],
+        plane_between: Callable[[TargetReplica, DraftReplica | None], int],
     ) -> None:
-        """``act_on`` does what a request's session asks for; ``fail`` ends a request with an error."""
+        """``act_on`` does what a request's session asks for; ``fail`` ends a request with an error. ``plane_between``
+        is as for ``SessionDriver``.
+        """
+        self._plane_between = plane_between
         self._policy, self._draft_waits, self._act_on, self._fail = policy, draft_waits, act_on, fail
         self._drafting: _Places[DraftingBatch] = {}
         self._scoring: _Places[ScoringBatch | PlainBatch] = {}
@@ -96,7 +100,10 @@ class SteadyDriver:
             return batch
         sent = []
         for waiting, places, rows in _found(self._drafting, answers):
-            if waiting.draft is replica and (taken := waiting.batch.take(places, rows, answers)):
+            if waiting.draft is not replica:
+                continue
+            plane = self._plane_between(waiting.target, replica) if waiting.batch.reads_states else 0
+            if taken := waiting.batch.take(places, rows, answers, self._policy, plane):
                 waiting.target.send_columns(taken.commands)
                 sent.append(_Sent(waiting, taken, answers, arrived, _now()))
         return self._rest(batch, answers, sent)
@@ -178,14 +185,14 @@ class SteadyDriver:
         heads = zip(
             requests, sent.answers.generations[taken.places].tolist(), taken.num_accepted, taken.next_token_ids,
             sent.answers.timings(taken.places), commands.draft_lengths.tolist(), commands.generations.tolist(),
-            strict=True,
+            sent.answers.states_at(taken.places), strict=True,
         )  # fmt: skip
-        for request, asked, num_accepted, token_id, timing, length, generation in heads:
+        for request, asked, num_accepted, token_id, timing, length, generation, states in heads:
             loop = request.loop
             is_bonus = num_accepted == len(loop.proposal.token_ids)
             verdict = Verdict(num_accepted, token_id, NextToken.BONUS if is_bonus else NextToken.RECOVERED)
             try:
-                found = steady.take_verdict(loop, asked, verdict, timing, length)
+                found = steady.take_verdict(loop, asked, verdict, timing, length=length, states=states)
                 _require_sent(request, None if found is None else found[1], generation)
             except Exception as error:
                 self._fail(request, error)

@@ -10,6 +10,7 @@ both forms against each other.
 from __future__ import annotations
 
 from outrider.ports import Extend, ItemTiming, Proposal, Score
+from outrider.types import HiddenStates
 from outrider_coordinator.acceptance import Verdict
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.actions import StepEnded
@@ -31,27 +32,37 @@ def take_proposal(session: SessionState, event: Proposal) -> Score | None:
         or not event.token_ids
         or not asked.draft_length
         or target.readiness is not Readiness.OPEN
-        or draft.reads_states
     ):
         return None
+    first = None
+    if draft.reads_states:
+        if not (steps.hands_over_states(session) and session.policy.is_to_draft(session.speculation)):
+            return None
+        first = session.tokens.length - 1
     draft.note_answer(asked, event.base_length)
     evidence = event.evidence if session.engine_request.rules.evidence_form is not None else None
     session.proposal = Drafted(event.token_ids, evidence, draft.opened)
     session.status = SessionStatus.SCORING
-    command = session.commands.score(target, session.proposal)
+    command = session.commands.score(target, session.proposal, first)
     target.asked = command.generation
     target.note_score(is_plain=False)
     return command
 
 
 def take_verdict(
-    session: SessionState, generation: int, verdict: Verdict, timing: ItemTiming | None, length: int | None = None
+    session: SessionState,
+    generation: int,
+    verdict: Verdict,
+    timing: ItemTiming | None,
+    *,
+    length: int | None = None,
+    states: HiddenStates | None = None,
 ) -> tuple[StepEnded, Extend | Score | None] | None:
     """``target_events.on_scores`` where the generation goes on: the step that ends, and the command of the next one.
 
     Without a command the next step has begun by ``steps.begin``, whose actions are the session's; with one, a
     ``Prepare`` may be among these, to follow it. ``generation``: of the scores. ``length``: the draft length, where it
-    was chosen before; 0: a plain step.
+    was chosen before; 0: a plain step. ``states``: those that came with the scores, where the length was chosen.
     """
     draft, target, output, tokens = session.draft, session.target, session.output, session.tokens
     if generation != target.asked or not session.is_plain_request:
@@ -62,6 +73,8 @@ def take_verdict(
     new = (*proposal.token_ids[:num_accepted], verdict.next_token_id)
     if not output.add_within(new):
         return None
+    if states is not None and draft.wants_states:
+        draft.states.put(states, base + num_accepted)
     target.note_answer(base + num_accepted)
     draft.settle(proposal, num_accepted)
     num_drafted, lag = len(proposal.token_ids), base + num_accepted - draft.held
@@ -88,6 +101,8 @@ def _begin(session: SessionState, length: int | None) -> Extend | Score | None:
         is_fed = not policy.is_controlled or num_tokens - draft.held <= LONGEST_INLINE_FEED
         if not length or not is_fed or draft.asked is not None or draft.readiness is not Readiness.OPEN:
             return None
+        if draft.lacks_states(num_tokens):
+            return None
         return _ask_draft(session, length)
     if target.readiness is not Readiness.OPEN:
         return None
@@ -99,7 +114,8 @@ def _ask_draft(session: SessionState, length: int) -> Extend:
     session.step += 1
     session.proposal, session.no_draft_reason = NOTHING_DRAFTED, WithoutDraft.NOTHING_PROPOSED
     session.status = SessionStatus.DRAFTING
-    command = session.commands.extend(session.draft, length)
+    build = session.commands.extend_with_states if session.draft.reads_states else session.commands.extend
+    command = build(session.draft, length)
     session.draft.asked = Asked(command.generation, session.tokens.length, length)
     return command
 

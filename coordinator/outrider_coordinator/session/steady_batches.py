@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, ExtendColumns, ScoreColumns
+from outrider.columns import AnswerColumns, ExtendColumns, ScoreColumns, StateColumns
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, following
 from outrider.types import JudgingRule
 from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.service_state import Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
-from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -79,6 +79,9 @@ class DraftingBatch:
         self._limits = _ints([session.engine_request.rules.num_token_ids for session in sessions])
         self._rests = _ints([rest for _, rest in hashes])
         self._chains = _chains([chain for chain, _ in hashes])
+        self._speculations = [session.speculation for session in sessions]
+        self.reads_states = sessions[0].draft.reads_states
+        """Whether their draft is handed hidden states; it is the same for all."""
 
     @staticmethod
     def may_hold(session: SessionState) -> bool:
@@ -90,17 +93,26 @@ class DraftingBatch:
             and asked.draft_length > 0
             and asked.length == session.tokens.length == target.held + 1
             and target.readiness is Readiness.OPEN
-            and not draft.reads_states
+            and (not draft.reads_states or steps.hands_over_states(session))
             and session.engine_request.rules.evidence_form is None
             and not session.commands.trace_parent
         )
 
-    def take(self, places: Places, rows: Places, answers: AnswerColumns[Any]) -> AnsweredProposals | None:
-        """The ``Score`` of these rows, whose answers are at ``places``; None if none can be taken."""
+    def take(
+        self, places: Places, rows: Places, answers: AnswerColumns[Any], policy: DraftLengthPolicy, plane: int = 0
+    ) -> AnsweredProposals | None:
+        """The ``Score`` of these rows, whose answers are at ``places``; None if none can be taken. ``plane``: by which
+        hidden states go; 0: inline, as no columns have them.
+        """
+        if self.reads_states and not plane:
+            return None
         counts = answers.counts[places].astype(np.int64)
         tokens = _padded(answers, places, counts)  # [N, K], -1 where there is none
         fits = (answers.generations[places] == self._asked[rows]) & (answers.base_lengths[places] == self._bases[rows])
         fits &= (counts > 0) & (counts <= self._lengths[rows]) & (tokens.max(axis=1) < self._limits[rows])
+        if self.reads_states:
+            own = [self._speculations[row] for row in _listed(rows, self._bases)]
+            fits &= np.array([policy.is_to_draft(session) for session in own])
         if not fits.any():
             return None
         if not fits.all():
@@ -117,6 +129,8 @@ class DraftingBatch:
             self._last[rows],
             counts,
             tokens[tokens >= 0],
+            kept if self.reads_states else None,
+            plane if self.reads_states else 0,
         )
         return AnsweredProposals(_listed(places, kept), _listed(rows, kept), commands)
 
@@ -145,6 +159,7 @@ class ScoringBatch:
         self._rests = _ints([(*each, *[0] * (width - len(each))) for each in rests])  # [B, K] after 0 to K-1 drafts
         self._chains = _chains([chain for chain, _ in hashes])
         self._speculations = [session.speculation for session in sessions]
+        self._reads_states = sessions[0].draft.reads_states
 
     @staticmethod
     def may_hold(session: SessionState) -> bool:
@@ -158,7 +173,7 @@ class ScoringBatch:
             and session.target.part is None
             and session.is_plain_request
             and not session.output.has_stops
-            and not draft.reads_states
+            and (not draft.reads_states or steps.hands_over_states(session))
             and session.engine_request.rules.rule in _TOKEN_RULES
             and draft.readiness is Readiness.OPEN
             and draft.asked is None
@@ -174,7 +189,7 @@ class ScoringBatch:
         """The verdicts on these rows, whose answers are at ``places``, and the ``Extend`` that follow; None if none can
         be taken.
         """
-        if answers.outside_masses is not None:
+        if answers.outside_masses is not None or self._reads_states != (answers.states is not None):
             return None
         drafted, bases = self._counts[rows], self._bases[rows]
         counts = answers.counts[places].astype(np.int64)
@@ -192,22 +207,36 @@ class ScoringBatch:
         wanted = _ints(policy.lengths([self._speculations[row] for row in _listed(rows, bases)]))
         lengths = np.minimum(np.minimum(wanted, remaining - 1), self._longest[rows] - bases - accepted - 1)
         fits &= (remaining > 0) & (lengths > 0)
+        if answers.states is not None:
+            fits &= (answers.states.starts[places] == bases - 1) & (answers.states.counts[places] == counts)
+            fits &= accepted < LONGEST_INLINE_FEED
         if not fits.any():
             return None
-        kept_drafts = np.minimum(accepted, drafted - 1)
         if not fits.all():
             places, rows = _those(places, answers.counts)[fits], _those(rows, self._bases)[fits]
-            accepted, drafted = accepted[fits], drafted[fits]
-            bases, kept_drafts, following_ids = bases[fits], kept_drafts[fits], following_ids[fits]
-            lengths = lengths[fits]
-        kept = bases + kept_drafts
+            accepted, drafted, bases = accepted[fits], drafted[fits], bases[fits]
+            following_ids, lengths, own = following_ids[fits], lengths[fits], own[fits]
+        if answers.states is None:
+            commands = self._extends(rows, drafted, accepted, following_ids, lengths)
+        else:
+            commands = self._extends_with_states(
+                rows, own, accepted, lengths, _of(answers.states, places, accepted + 1)
+            )
+        places_taken, rows_taken = _listed(places, bases), _listed(rows, bases)
+        return AnsweredScores(places_taken, rows_taken, accepted.tolist(), following_ids.tolist(), commands)
+
+    def _extends(
+        self, rows: Places, drafted: Ints, accepted: Ints, following_ids: Ints, lengths: Ints
+    ) -> ExtendColumns:  # [N] each
+        kept_drafts = np.minimum(accepted, drafted - 1)
+        kept = self._bases[rows] + kept_drafts
         # After K acceptances the draft lacks the last of its own tokens too.
         lacks_two = accepted == drafted
         every = np.arange(kept.size)
         brought = np.empty((kept.size, 2), dtype=np.int64)
         brought[:, 0] = np.where(lacks_two, self._drafts[rows][every, drafted - 1], -1)
         brought[:, 1] = following_ids
-        commands = ExtendColumns(
+        return ExtendColumns(
             self.numbers[rows],
             self._generations[rows],
             kept,
@@ -217,8 +246,25 @@ class ScoringBatch:
             brought[brought >= 0],
             lengths,
         )
-        places_taken, rows_taken = _listed(places, kept), _listed(rows, kept)
-        return AnsweredScores(places_taken, rows_taken, accepted.tolist(), following_ids.tolist(), commands)
+
+    def _extends_with_states(
+        self, rows: Places, own: Ints, accepted: Ints, lengths: Ints, states: StateColumns
+    ) -> ExtendColumns:
+        """A draft that reads hidden states computes its own tokens anew: all that are new to the text are brought, the
+        first of each row of ``own`` [N, K+1].
+        """
+        kept = self._bases[rows]
+        return ExtendColumns(
+            self.numbers[rows],
+            self._generations[rows],
+            kept,
+            self._chains[rows][kept >= BLOCK_TOKENS].tobytes(),
+            self._rests[rows][:, 0],
+            accepted + 1,
+            own[np.arange(own.shape[1]) <= accepted[:, None]],
+            lengths,
+            states,
+        )
 
 
 class PlainBatch:
@@ -305,6 +351,19 @@ class PlainBatch:
 
     def _go_on_plain(self, rows: Sequence[int], policy: DraftLengthPolicy) -> Bools:
         return np.array(policy.are_plain([self._speculations[row] for row in rows]))
+
+
+def _of(states: StateColumns, places: Places, counts: Ints) -> StateColumns:
+    """The first ``counts`` rows of these sessions."""
+    return StateColumns(
+        states.plane_id,
+        states.width,
+        states.dtype,
+        states.starts[places],
+        counts,
+        states.offsets_bytes[places],
+        states.sequences[places],
+    )
 
 
 def _those(places: Places, values: NDArray[Any]) -> Ints:

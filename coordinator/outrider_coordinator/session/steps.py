@@ -232,6 +232,13 @@ def _wants_states(session: SessionState) -> bool:
     return side.asked is None or not side.states.is_full
 
 
+def hands_over_states(session: SessionState) -> bool:
+    """Whether the target hands over just the states of what it scores, since the draft has all before."""
+    draft, target = session.draft, session.target
+    is_same = target.hidden_state_layers == draft.facts.hidden_state_layers
+    return draft.wants_states and is_same and not draft.lacks_states(session.tokens.length)
+
+
 def _lacks_prompt_logprobs(session: SessionState) -> bool:
     return session.engine_request.num_prompt_logprobs is not None and session.prompt_logprobs is None
 
