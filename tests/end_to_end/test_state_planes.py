@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from outrider.config.fields import DraftMethod
 from outrider_coordinator.session import hidden_states, service_state
+from outrider_draft.proposers.head_executor import HeadExecutor
+from outrider_target.executor import TargetExecutor
 from tests.draft_service.test_state_heads import medusa
+from tests.end_to_end.test_every_proposer import WRITE
 from tests.end_to_end.waiting import all_free, eventually
 from tests.support.eagle3 import build_eagle3
+from tests.support.pair_heads import build_mimo
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 from tests.tensor_plane.peers import holdings
 
 torch.set_num_threads(1)
 
+HEADS = [DraftMethod.EAGLE, DraftMethod.EAGLE3, DraftMethod.MTP, DraftMethod.DFLASH]
 TARGET = cached_tiny_model("llama", seed=1)
 SCENARIO: list[dict[str, Any]] = [
     {"prompt": "abcabcabc", "temperature": 0},
@@ -81,3 +88,64 @@ def test_a_plane_that_cannot_be_is_told_and_states_go_inline(tmp_path: Path) -> 
     found, sent = asyncio.run(play("eagle3", build_eagle3(tmp_path), "cuda_ipc", wire=False))
     assert found == inline
     assert sent["inline"] > sent["cuda_ipc"] == 0
+
+
+def counting_steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Steps that each side took as columns, and their sessions."""
+    count: Counter[str] = Counter()
+
+    def counted(kind: type[Any], name: str) -> None:
+        start = kind.start_columns
+
+        def start_columns(self: Any, step: Any) -> Any:
+            count[name] += 1
+            count[f"{name} sessions"] += len(step)
+            return start(self, step)
+
+        monkeypatch.setattr(kind, "start_columns", start_columns)
+
+    counted(HeadExecutor, "draft")
+    counted(TargetExecutor, "target")
+    return count
+
+
+async def play_many(method: DraftMethod, folders: Path, plane: str) -> list[Any]:
+    """What users hold of requests that decode together."""
+    target = folders / "target"
+    settings = {"method": method, "target_model": str(target)}
+    async with run_stack(
+        target, target if method is DraftMethod.MTP else folders / method, wire=True, draft_timeout_ms=60_000,
+        draft_settings=settings, target_settings={"tensor_plane": plane},
+    ) as stack:  # fmt: skip
+        if plane != "inline":
+            await eventually(lambda: reports(stack) == [plane], "the plane is open")
+        requests = [
+            {
+                "prompt_token_ids": list(range(number, number + 6)),
+                "max_tokens": 40 + number,
+                "ignore_eos": True,
+                "seed": number,
+                **({"temperature": 0} if number % 3 else {"temperature": 1.0, "acceptance_method": "coupled"}),
+            }
+            for number in range(9)
+        ]
+        results = await asyncio.gather(*(stack.generate(**one) for one in requests))
+        await all_free(stack)
+    return [(one.token_ids, one.speculation.num_accepted_tokens) for one in results]
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_steps_of_many_sessions_go_as_columns(
+    method: DraftMethod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_mimo(tmp_path / "target")
+    if method in WRITE:
+        WRITE[method](tmp_path / method)
+    count = counting_steps(monkeypatch)
+    plain = asyncio.run(play_many(method, tmp_path, "inline"))
+    assert count["draft"] == 0
+    for plane in ("shared_memory", "gloo"):
+        count.clear()
+        assert asyncio.run(play_many(method, tmp_path, plane)) == plain
+        assert min(count["draft"], count["target"]) > 5, count
+        assert count["draft sessions"] > 6 * count["draft"], count
