@@ -67,10 +67,16 @@ class _Expected:
 
     sessions: tuple[ControlledSession, ...]
     plain_seconds: float
+    share: float
+    """As ``best_choice`` has it."""
     useful: np.ndarray  # [B, K]
     best: Choice | None
     hoped_rate: float | None = None
     """Tokens a second if more was accepted than expected; None: not asked for yet."""
+
+    def is_about(self, plain_seconds: float, share: float) -> bool:
+        """Whether they hold with these too."""
+        return _is_same(self.plain_seconds, plain_seconds) and _is_same(self.share, share)
 
 
 def imbalance(num_sessions: int) -> float:
@@ -143,7 +149,7 @@ class ModeChoice:
         """Set mode and lengths; returns whether the mode has changed."""
         sessions = load.sessions
         self._trials[Mode.SPECULATIVE].allowance.serve(load.now, len(sessions))
-        if self._begins_plainly(len(sessions)):
+        if self._begins_plainly(self._num_all(sessions), len(sessions)):
             self._take_plain_mode(load.now)
             for session in sessions:
                 session.length = 0
@@ -153,31 +159,37 @@ class ModeChoice:
         best = expected.best
         if best is None or plain_seconds <= 0.0:
             return False
-        rate = best.rate / (1.0 + imbalance(len(sessions)))
+        rate = best.rate / (1.0 + imbalance(self._num_all(sessions)))
         self.rates = {Mode.PLAIN: len(sessions) / plain_seconds, Mode.SPECULATIVE: rate}
         has_changed = self._select_mode(load, plain_seconds, best.seconds)
         if self.is_speculating:
-            self.lengths.set_lengths(sessions, expected.useful, best, self.timer.times, self.timer.share)
+            self.lengths.set_lengths(sessions, expected.useful, best, self.timer.times, expected.share)
         elif not self.probe.is_active:
             for session in sessions:
                 session.length = 0
         if not self.is_speculating and not load.has_prompts and self._may_pay(expected):
-            self.probe.begin_if_due(load.now, sessions, self.acceptance.mean)
+            crowd = self.timer.strangers.crowd(len(sessions))
+            self.probe.begin_if_due(load.now, sessions, self.acceptance.mean, crowd=crowd)
         return has_changed
 
     def _expect(self, sessions: tuple[ControlledSession, ...], plain_seconds: float) -> _Expected:
-        known = self._expected
-        if known is None or known.sessions != sessions or not _is_same(known.plain_seconds, plain_seconds):
+        known, share = self._expected, self.timer.share_of_all(len(sessions))
+        is_known = known is not None and known.sessions == sessions
+        if known is None or not is_known or not known.is_about(plain_seconds, share):
             useful = self._usefulness(sessions)
-            self._expected = known = _Expected(sessions, plain_seconds, useful, self._best(useful))
+            self._expected = known = _Expected(sessions, plain_seconds, share, useful, self._best(useful, share))
         return known
 
-    def _best(self, useful: np.ndarray) -> Choice | None:  # useful [B, K]
-        return best_choice(useful, self.timer.times, self.timer.share, near=self.lengths.base_length)
+    def _best(self, useful: np.ndarray, share: float) -> Choice | None:  # useful [B, K]
+        return best_choice(useful, self.timer.times, share, near=self.lengths.base_length)
 
-    def _begins_plainly(self, num_sessions: int) -> bool:
+    def _num_all(self, sessions: tuple[ControlledSession, ...]) -> int:
+        """With those of other coordinators, about."""
+        return round(self.timer.num_all(len(sessions)))
+
+    def _begins_plainly(self, num_all: int, num_sessions: int) -> bool:
         """Whether decoding is to turn plain since nothing is known and the price of learning grows with sessions."""
-        if self.selector.mode is Mode.PLAIN or _doublings_past_few(num_sessions) <= 0:
+        if self.selector.mode is Mode.PLAIN or _doublings_past_few(num_all) <= 0:
             return False
         return self.timer.doublings_past_known(num_sessions) is None
 
@@ -186,16 +198,22 @@ class ModeChoice:
         self.selector.pause(now)
         self.probe.restart()
 
-    def _sure_rates(self, num_sessions: int) -> dict[Mode, float]:
-        """The rates, speculation's less what may be wrong where it was timed with fewer sessions only."""
-        past_few = _doublings_past_few(num_sessions)
-        past_known = self.timer.doublings_past_known(num_sessions)
+    def _sure_rates(self, sessions: tuple[ControlledSession, ...]) -> dict[Mode, float]:
+        """The rates, speculation's less what may be wrong where it was timed with fewer sessions only, and that of a
+        mode that strangers are not in less what mixed forwards cost.
+        """
+        past_few = _doublings_past_few(self._num_all(sessions))
+        past_known = self.timer.doublings_past_known(len(sessions))
         doubt = math.inf if past_known is None and past_few > 0 else _DOUBT ** max(min(past_known or 0, past_few), 0)
-        return {Mode.PLAIN: self.rates[Mode.PLAIN], Mode.SPECULATIVE: self.rates[Mode.SPECULATIVE] / doubt}
+        plain, speculative = (self.timer.strangers.worth(drafting=drafting) for drafting in (False, True))
+        return {
+            Mode.PLAIN: plain * self.rates[Mode.PLAIN],
+            Mode.SPECULATIVE: speculative * self.rates[Mode.SPECULATIVE] / doubt,
+        }
 
     def _select_mode(self, load: Load, plain_seconds: float, speculative_seconds: float) -> bool:
         other = self.selector.mode.other
-        rates = self._sure_rates(len(load.sessions))
+        rates = self._sure_rates(load.sessions)
         price_s = self._switch_price_s(other, plain_seconds, load.sessions)
         is_worth = load.is_new and price_s < load.request_s * _saved_share(rates[self.selector.mode], rates[other])
         # What a new session's first few drafts came to is no reason to switch: too little was judged.
@@ -212,7 +230,7 @@ class ModeChoice:
                 self.note_drafts()
                 self.probe.restart()
             return True
-        if load.is_steady and not self.probe.is_active:
+        if load.is_steady and not self.probe.is_active and not self.timer.strangers.num_sessions:
             self._begin_trial_if_due(load, self._trials[other], plain_seconds, speculative_seconds, price_s)
         return False
 
@@ -250,7 +268,8 @@ class ModeChoice:
         """Whether speculation would be worth it if more was accepted than expected."""
         if expected.hoped_rate is None:
             useful = expected.useful
-            best = self._best((1.0 - (1.0 - useful) * _HOPE_OF_ACCEPTANCE) * (useful > 0.0))
+            hoped = (1.0 - (1.0 - useful) * _HOPE_OF_ACCEPTANCE) * (useful > 0.0)
+            best = self._best(hoped, expected.share)
             expected.hoped_rate = 0.0 if best is None else best.rate
         return expected.hoped_rate > self.rates[Mode.PLAIN]
 

@@ -123,9 +123,13 @@ class DraftLengthPolicy:
 
     def are_plain(self, sessions: Sequence[ControlledSession]) -> list[bool]:
         """Whether each session's next step is plain, and its draft is not brought text meanwhile."""
-        if not self._controller_of:
+        controlled = self._controller_of
+        if not controlled:
             return [not length for length in self.lengths(sessions)]
-        return [not (self.length(session) or self.is_catching_up(session)) for session in sessions]
+        return [
+            (not session.length and session in controlled) or not (self.length(session) or self.is_catching_up(session))
+            for session in sessions
+        ]
 
     def will_draft(self, session: ControlledSession, num_tokens: int) -> bool:
         """Whether it drafts as soon as its prompt of ``num_tokens`` was taken in, so that its draft needs that too."""
@@ -204,7 +208,8 @@ class DraftLengthPolicy:
         if batch.columns is not None:
             lengths += batch.columns.counts.tolist()
         if any(lengths):
-            controller.note_draft(max(lengths), sum(lengths), _seconds(batch.report))
+            share = len(lengths) / max(batch.report.batch_size, len(lengths))
+            controller.note_draft(max(lengths), sum(lengths), _seconds(batch.report), share=share)
         elif lengths:
             controller.note_draft_text(batch.report.num_tokens, _seconds(batch.report))
 

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.limits import MAX_DRAFT_LENGTH
 from outrider_coordinator.speculation.estimates.step_times import StepTimes
+from outrider_coordinator.speculation.estimates.strangers import Strangers
 from outrider_coordinator.speculation.mode_selector import Mode
 
 ROUNDS_NOT_AHEAD = 2
 """Plain rounds in a row after which a target computes ahead."""
 _KNOWN_ROUNDS = 4
 """Rounds of about so many rows after which their duration is known."""
+_MOST = 0.5
+"""Draft tokens of each stranger's row, or share of all rows, from which on strangers decode in the same mode."""
 _WHOLE = 0.8
 """Share of the sessions above which a message is of all of them, but for some that come or go."""
 _COLD_ROUNDS = 4
@@ -96,38 +100,50 @@ class RoundTimer:
         """Of a speculative round: 1 unless sessions stand in groups that take turns, as where the draft has a device of
         its own. Plain steps wait for each other.
         """
+        self.strangers = Strangers()
         self._num_plain_rounds = self._num_speculative_rounds = 0
 
     def note(
         self, batch: VerdictBatch, num_sessions: int, *, rows: int, tokens: int, seconds: float, is_settled: bool
     ) -> bool:
-        """Time one message; returns whether it was a speculative round of known duration.
+        """Time one message; returns whether it was a speculative round of known duration. Rounds count as those of all
+        sessions, strangers' too, and only while these decode in the same mode.
 
         ``num_sessions`` are those whose prompts are computed; ``rows``, ``tokens`` and ``seconds`` are the forward's;
         ``is_settled``: nearly all sessions that are to draft do.
         """
         if not batch.drafting.num_rows:
-            self._note_plain(batch, num_sessions)
+            self._note_plain(batch, num_sessions, rows, tokens)
             return False
         self._num_plain_rounds = 0
-        if rows == batch.num_rows and tokens == rows + batch.num_drafted and seconds > 0.0:
+        others = rows - batch.num_rows if self.strangers.num_sessions else 0
+        others_drafted = tokens - rows - batch.num_drafted
+        is_decode = rows == batch.num_rows + others and 0 <= others_drafted <= MAX_DRAFT_LENGTH * others
+        if is_decode and seconds > 0.0:
             self.times.note_target(rows, tokens, seconds)
         duration = batch.drafting.seconds
-        if duration is None or not is_settled:
+        if duration is None or not is_settled or (others and not (is_decode and others_drafted >= _MOST * others)):
             return False
         self._num_speculative_rounds += 1
         if self._num_speculative_rounds <= _COLD_ROUNDS:
             return False
         self._note_share(batch, num_sessions)
-        self.times.note_speculative(batch.num_rows, batch.draft_length, batch.num_drafted, duration)
+        crowd = self.strangers.crowd(num_sessions)
+        theirs = others_drafted / others if others else batch.num_drafted / batch.num_rows
+        drafted = batch.num_drafted + round(theirs * (crowd - 1.0) * batch.num_rows)
+        longest = max(batch.draft_length, round(theirs))
+        self.times.note_speculative(round(crowd * batch.num_rows), longest, drafted, duration)
         return True
 
-    def _note_plain(self, batch: VerdictBatch, num_sessions: int) -> None:
+    def _note_plain(self, batch: VerdictBatch, num_sessions: int, rows: int, tokens: int) -> None:
         self._num_plain_rounds += 1
         if batch.num_rows < _WHOLE * num_sessions:
             self._num_plain_rounds = 0  # sessions stand in groups, as after a probe, and will merge
-        if self._num_plain_rounds > ROUNDS_NOT_AHEAD and batch.plain.seconds:
-            self.times.note_plain(batch.num_rows, batch.plain.seconds)
+        if self._num_plain_rounds <= ROUNDS_NOT_AHEAD or not batch.plain.seconds:
+            return
+        crowd = self.strangers.crowd(num_sessions)
+        if crowd == 1.0 or rows == tokens >= _MOST * crowd * batch.num_rows:
+            self.times.note_plain(round(crowd * batch.num_rows), batch.plain.seconds)
 
     def interrupt(self) -> None:
         """Prompts are computed meanwhile: a target begins anew to compute ahead."""
@@ -140,12 +156,13 @@ class RoundTimer:
     def knows(self, mode: Mode, num_sessions: int) -> bool:
         """Whether rounds of this mode and of about so many sessions were timed."""
         if mode is Mode.PLAIN:
-            return self.times.num_plain(num_sessions) >= _KNOWN_ROUNDS
-        return self.times.num_speculative(self.share * num_sessions) >= _KNOWN_ROUNDS
+            return self.times.num_plain(self.num_all(num_sessions)) >= _KNOWN_ROUNDS
+        return self.times.num_speculative(self.share * self.num_all(num_sessions)) >= _KNOWN_ROUNDS
 
     def doublings_past_known(self, num_sessions: int) -> int | None:
         """How many times sessions have doubled since those with which speculation is known; None: it is not at all."""
-        return self.times.doublings_past_speculation(self.share * num_sessions, least_rounds=_KNOWN_ROUNDS)
+        rows = self.share * self.num_all(num_sessions)
+        return self.times.doublings_past_speculation(rows, least_rounds=_KNOWN_ROUNDS)
 
     @property
     def is_young(self) -> bool:
@@ -159,4 +176,12 @@ class RoundTimer:
 
     def plain_seconds(self, num_sessions: int) -> float:
         """Expected duration of a plain round."""
-        return self.times.plain(num_sessions)
+        return self.times.plain(self.num_all(num_sessions))
+
+    def num_all(self, num_sessions: int) -> float:
+        """So many own sessions, and the strangers."""
+        return num_sessions + self.strangers.num_sessions
+
+    def share_of_all(self, num_sessions: int) -> float:
+        """Rows of a speculative round over the own sessions: ``share``, with the strangers' rows above 1."""
+        return self.share * self.strangers.crowd(num_sessions)

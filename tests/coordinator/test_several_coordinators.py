@@ -1,0 +1,70 @@
+"""Draft lengths where several coordinators share a target: each reckons with the sessions of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider_coordinator.speculation import Mode
+from outrider_coordinator.speculation.estimates.strangers import Strangers
+from tests.coordinator.simulated_crowd import Crowd, TakingTurns
+from tests.coordinator.simulated_load import H200, Load, expected_rate
+
+ACCEPTANCE = 0.8
+
+
+def plain_rate(num_users: int) -> float:
+    return expected_rate(H200(), num_users, 0, ACCEPTANCE)
+
+
+def best_rate(num_users: int) -> float:
+    return max(expected_rate(H200(), num_users, length, ACCEPTANCE) for length in range(9))
+
+
+@pytest.mark.parametrize("kind", [Crowd, TakingTurns])
+@pytest.mark.parametrize("num_coordinators", [2, 4])
+def test_many_users_decode_plainly_though_each_coordinator_has_few_of_them(
+    kind: type[Crowd], num_coordinators: int
+) -> None:
+    """16 users alone would draft; drafting is paid by all 64."""
+    crowd = kind(Load(H200(), lambda now, number: ACCEPTANCE, seed=3), num_coordinators)
+    load = crowd.run(64, 4.0)
+    assert {controller.mode for controller in crowd.controllers} == {Mode.PLAIN}
+    assert load.rate(1.0) > 0.97 * plain_rate(64)
+    assert load.num_changes(1.0) == 0
+
+
+@pytest.mark.parametrize("num_coordinators", [2, 4])
+def test_users_that_come_and_go_are_served_in_one_mode_by_all(num_coordinators: int) -> None:
+    crowd = Crowd(Load(H200(), lambda now, number: ACCEPTANCE, seed=num_coordinators), num_coordinators)
+    for num_users in (8, 64, 16, 4):
+        began = crowd.load.now
+        load = crowd.run(num_users, 3.0)
+        assert load.rate(began) > 0.95 * plain_rate(num_users), num_users
+        assert len({controller.mode for controller in crowd.controllers}) == 1, num_users
+        if num_users < 16:  # with 16, sessions that lack thousands of tokens by then change late
+            assert load.rate(began + 1.5) > 0.85 * best_rate(num_users), num_users
+    assert crowd.load.num_changes() <= 4
+
+
+def test_rows_that_nobody_asked_for_are_no_strangers() -> None:
+    """A session that ended may be in two more forwards."""
+    strangers = Strangers()
+    for rows in (1, 1, 1, 64, 64, 1, 1):
+        strangers.note(rows, 0, 1, 0, usual_length=4)
+        assert strangers.num_sessions == 0
+    assert strangers.crowd(1) == 1.0
+
+
+def test_a_mode_is_worth_less_while_the_strangers_are_in_the_other() -> None:
+    strangers = Strangers()
+    assert [strangers.worth(drafting=drafting) for drafting in (False, True)] == [1.0, 1.0]
+    for _ in range(10):
+        strangers.note(16, 0, 4, 0, usual_length=4)
+    assert strangers.num_sessions == 12
+    assert strangers.worth(drafting=False) == 1.0 > strangers.worth(drafting=True)
+    for _ in range(30):
+        strangers.note(16, 64, 4, 16, usual_length=4)
+    assert strangers.worth(drafting=True) == 1.0 > strangers.worth(drafting=False)
+    for _ in range(30):  # a third of them does not draft any more: then none should
+        strangers.note(16, 48, 4, 16, usual_length=4)
+    assert strangers.worth(drafting=False) == 1.0 > strangers.worth(drafting=True)
