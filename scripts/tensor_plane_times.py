@@ -2,7 +2,9 @@
 
 One process stands for the target, one for the draft. A step is a forward of the target (matrix products), a message to
 the draft, its forward, and a message back. It is timed without states and with states over each plane, in turns, so the
-difference is what the plane costs where both compute. ``put`` and ``read`` are what the calls take of each thread.
+difference is what the plane costs where both compute. ``put`` and ``read`` are what the calls take of each thread;
+``empty`` and ``launch`` what the draft's thread takes to allocate and to queue its forward, ``plain`` the latter in
+steps without states; ``put gpu`` and ``read gpu`` what the copies take of each card, in steps of their own.
 
     python scripts/tensor_plane_times.py --device cuda:0 --other cuda:0 --kinds cuda_ipc,shared_memory
 """
@@ -13,14 +15,17 @@ import argparse
 import multiprocessing as mp
 import statistics
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
-from outrider.planes import PlaneKind, PlaneReference
+from outrider.planes import PlaneKind, PlaneOffer
 from outrider.tensor_plane.reader import PlaneReaders
 from outrider.tensor_plane.writer import PlaneWriter, PlaneWriters
 
+COLUMNS = ("with", "more", "put", "read", "empty", "launch", "plain", "put gpu", "read gpu")
 _NUM_BLOCKS = 6
 """Turns of each way; the median of all steps counts."""
 
@@ -45,44 +50,77 @@ class Forward:
             torch.cuda.current_stream(self._device).synchronize()
 
 
+class DeviceTimer:
+    """Time that a card takes for what is queued in between; 0 on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._events: Any = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []  # type: ignore[no-untyped-call]
+
+    def mark(self, place: int) -> None:
+        """Before (0) and behind (1) it."""
+        if self._events:
+            self._events[place].record(torch.cuda.current_stream(self._device))
+
+    def seconds(self) -> float:
+        """Once both marks were reached."""
+        return 1e-3 * self._events[0].elapsed_time(self._events[1]) if self._events else 0.0
+
+
 def draft(pipe: Connection, device_name: str, shape: tuple[int, int], num_products: int) -> None:
-    """Answer each message after a forward over the states that it refers to."""
+    """Answer each message after a forward over the states that it refers to: seconds to allocate, to read, to queue the
+    forward, and of the card to read.
+    """
     device = torch.device(device_name)
-    readers, forward = PlaneReaders(device), Forward(device, num_products)
+    readers, forward, timer = PlaneReaders(device), Forward(device, num_products), DeviceTimer(device)
     while (asked := pipe.recv()) is not None:
-        read_s = 0.0
-        if isinstance(asked, PlaneReference):
-            began = time.perf_counter()
-            out = torch.empty(shape, dtype=torch.bfloat16, device=device)
-            readers.read(asked, out)
-            read_s = time.perf_counter() - began
-        elif asked != "step":
+        reference, is_timed = asked if isinstance(asked, tuple) else (None, False)
+        began = allocated = read = time.perf_counter()
+        if isinstance(asked, PlaneOffer):
             pipe.send(readers.accept(asked).wait_for_report(60))
             continue
+        if reference is not None:
+            out = torch.empty(shape, dtype=torch.bfloat16, device=device)
+            allocated = time.perf_counter()
+            if is_timed:
+                timer.mark(0)
+            readers.read(reference, out)
+            if is_timed:
+                timer.mark(1)
+            read = time.perf_counter()
         forward.queue()
+        queued = time.perf_counter()
         forward.wait()
-        pipe.send(read_s)
+        pipe.send((allocated - began, read - allocated, queued - read, timer.seconds() if is_timed else 0.0))
     readers.close()
 
 
 def steps(
-    pipe: Connection, forward: Forward, writer: PlaneWriter | None, rows: torch.Tensor, count: int
-) -> list[tuple[float, ...]]:
-    """(step, put, read) in microseconds."""
-    found: list[tuple[float, ...]] = []
+    pipe: Connection, forward: Forward, writer: PlaneWriter | None, rows: torch.Tensor, count: int, *,
+    timer: DeviceTimer | None = None,
+) -> list[dict[str, float]]:  # fmt: skip
+    """Parts of each step in microseconds; ``timer`` for those of the cards."""
+    found = []
     for _ in range(count):
         began = time.perf_counter()
         forward.queue()
         references = None
-        put_s = 0.0
+        before = time.perf_counter()
         if writer is not None:
-            before = time.perf_counter()
+            if timer is not None:
+                timer.mark(0)
             references = writer.put(rows, [rows.shape[0]])
-            put_s = time.perf_counter() - before
+            if timer is not None:
+                timer.mark(1)
+        put_s = time.perf_counter() - before
         forward.wait()
-        pipe.send("step" if references is None else references[0])
-        read_s = pipe.recv()
-        found.append((1e6 * (time.perf_counter() - began), 1e6 * put_s, 1e6 * read_s))
+        pipe.send("step" if references is None else (references[0], timer is not None))
+        empty_s, read_s, launch_s, read_gpu_s = pipe.recv()
+        taken = {
+            "step": time.perf_counter() - began, "put": put_s, "empty": empty_s, "read": read_s, "launch": launch_s,
+            "read gpu": read_gpu_s, "put gpu": 0.0 if timer is None else timer.seconds(),
+        }  # fmt: skip
+        found.append({name: 1e6 * seconds for name, seconds in taken.items()})
         if writer is not None and references is None:
             raise RuntimeError("the ring is full")
     return found
@@ -107,34 +145,38 @@ def measure(options: argparse.Namespace, kind: PlaneKind) -> str:
             return f"{kind:14} not used: {'no report' if report is None else report.text()}"
         rows = torch.randn(options.rows, options.width, device=device).bfloat16()
         forward = Forward(device, options.target_products)
-        plain: list[tuple[float, ...]] = []
-        with_states: list[tuple[float, ...]] = []
+        plain: list[dict[str, float]] = []
+        with_states: list[dict[str, float]] = []
         steps(ours, forward, None, rows, 20)
         steps(ours, forward, writer, rows, 20)
         for _ in range(_NUM_BLOCKS):
             plain += steps(ours, forward, None, rows, options.steps // _NUM_BLOCKS)
             with_states += steps(ours, forward, writer, rows, options.steps // _NUM_BLOCKS)
+        timed = steps(ours, forward, writer, rows, 60, timer=DeviceTimer(device))
         ours.send(None)
-        return _line(kind, report.round_trip_ms, plain, with_states)
+        return _line(kind, report.round_trip_ms, plain, with_states, timed)
     finally:
         writers.close()
         child.join(10)
         child.kill()
 
 
-def _line(kind: PlaneKind, probe_ms: float, plain: list[tuple[float, ...]], states: list[tuple[float, ...]]) -> str:
-    without, stepped, put, read = (
-        statistics.median(values)
-        for values in (
-            [one[0] for one in plain],
-            [one[0] for one in states],
-            [one[1] for one in states],
-            [one[2] for one in states],
-        )
-    )
-    return (
-        f"{kind:14} {1e3 * probe_ms:9.0f} {without:9.0f} {stepped:9.0f} {stepped - without:9.0f} {put:7.0f} {read:7.0f}"
-    )
+def _line(
+    kind: PlaneKind,
+    probe_ms: float,
+    plain: Sequence[dict[str, float]],
+    states: Sequence[dict[str, float]],
+    timed: Sequence[dict[str, float]],
+) -> str:
+    def median(found: Sequence[dict[str, float]], name: str) -> float:
+        return statistics.median(each[name] for each in found)
+
+    without, taken = median(plain, "step"), median(states, "step")
+    parts = {
+        "with": taken, "more": taken - without, **{name: median(states, name) for name in COLUMNS[2:6]},
+        "plain": median(plain, "launch"), **{name: median(timed, name) for name in COLUMNS[7:]},
+    }  # fmt: skip
+    return f"{kind:14} {1e3 * probe_ms:7.0f} {without:7.0f} " + " ".join(f"{parts[name]:8.0f}" for name in COLUMNS)
 
 
 def main() -> None:
@@ -150,7 +192,7 @@ def main() -> None:
     parser.add_argument("--draft-products", type=int, default=2)
     options = parser.parse_args()
     print(f"{2 * options.rows * options.width:,} bytes, {options.device} to {options.other}; medians, us")
-    print(f"{'plane':14} {'probe':>9} {'without':>9} {'with':>9} {'more':>9} {'put':>7} {'read':>7}")
+    print(f"{'plane':14} {'probe':>7} {'without':>7} " + " ".join(f"{name:>8}" for name in COLUMNS))
     for kind in options.kinds.split(","):
         print(measure(options, PlaneKind(kind)), flush=True)
 

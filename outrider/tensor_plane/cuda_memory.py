@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -40,12 +41,13 @@ class ExportedMemory:
                 _runtime().cudaFree(self._address)
                 raise
         self.handle = bytes(handle)
+        self._copies = _Copies(device)
         self._is_open = True
 
     def put(self, content: torch.Tensor, offset: int) -> None:
         """Copy ``content`` [N] uint8 to these bytes, in the order of the current stream; nothing once it was freed."""
         if self._is_open:
-            _copy((self._address.value or 0) + offset, content.data_ptr(), content.numel(), self._device)
+            self._copies.queue((self._address.value or 0) + offset, content.data_ptr(), content.numel())
 
     def free(self) -> None:
         """Give the memory back; idempotent."""
@@ -71,6 +73,7 @@ class ImportedMemory:
                 _Handle.from_buffer_copy(handle),
                 ctypes.c_uint(_LAZY_PEER_ACCESS),
             )
+        self._copies = _Copies(device)
         self._is_open = True
 
     def take(self, out: torch.Tensor, offset: int) -> None:
@@ -79,7 +82,7 @@ class ImportedMemory:
         """
         if not self._is_open:
             raise ConnectionError("the plane is closed")
-        _copy(out.data_ptr(), (self._address.value or 0) + offset, out.numel(), self._device)
+        self._copies.queue(out.data_ptr(), (self._address.value or 0) + offset, out.numel())
 
     def close(self) -> None:
         """Unmap; idempotent."""
@@ -90,17 +93,27 @@ class ImportedMemory:
                 _runtime().cudaIpcCloseMemHandle(self._address)
 
 
-def _copy(to: int, source: int, num_bytes: int, device: torch.device) -> None:
-    with torch.cuda.device(device):
-        stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-        _check(
-            "cudaMemcpyAsync",
-            ctypes.c_void_p(to),
-            ctypes.c_void_p(source),
-            ctypes.c_size_t(num_bytes),
-            _ANY_DIRECTION,
-            stream,
-        )
+class _Copies:
+    """Copies in the order of a device's current stream; what a call needs is looked up once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._memcpy = _runtime().cudaMemcpyAsync
+        self._memcpy.argtypes = (
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
+        )  # fmt: skip
+
+    def queue(self, to: int, source: int, num_bytes: int) -> None:
+        """``RuntimeError`` where CUDA takes none."""
+        if torch.cuda.current_device() != self._index:
+            with torch.cuda.device(self._index):
+                self.queue(to, source, num_bytes)
+            return
+        # Of the raw stream alone: to make the object takes as long as all else here.
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        status = self._memcpy(to, source, num_bytes, _ANY_DIRECTION, stream)
+        if status:
+            _fail("cudaMemcpyAsync", status)
 
 
 @cache
@@ -115,9 +128,13 @@ def _runtime() -> ctypes.CDLL:
 
 
 def _check(name: str, *arguments: object) -> None:
-    runtime = _runtime()
-    status = getattr(runtime, name)(*arguments)
+    status = getattr(_runtime(), name)(*arguments)
     if status:
-        runtime.cudaGetLastError()  # or torch would report it at its next call
-        runtime.cudaGetErrorString.restype = ctypes.c_char_p
-        raise RuntimeError(f"{name}: {runtime.cudaGetErrorString(status).decode()}")
+        _fail(name, status)
+
+
+def _fail(name: str, status: int) -> NoReturn:
+    runtime = _runtime()
+    runtime.cudaGetLastError()  # or torch would report it at its next call
+    runtime.cudaGetErrorString.restype = ctypes.c_char_p
+    raise RuntimeError(f"{name}: {runtime.cudaGetErrorString(status).decode()}")
