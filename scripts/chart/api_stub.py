@@ -18,7 +18,7 @@ KINDS = {
     "autoscaling/v2": ("HorizontalPodAutoscaler",),
     "policy/v1": ("PodDisruptionBudget",),
     "networking.k8s.io/v1": ("Ingress", "NetworkPolicy"),
-    "gateway.networking.k8s.io/v1": ("GRPCRoute", "HTTPRoute"),
+    "gateway.networking.k8s.io/v1": ("BackendTLSPolicy", "GRPCRoute", "HTTPRoute"),
     "leaderworkerset.x-k8s.io/v1": ("LeaderWorkerSet",),
     "resource.k8s.io/v1": ("ResourceClaimTemplate",),
     "keda.sh/v1alpha1": ("ScaledObject",),

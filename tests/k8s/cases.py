@@ -278,6 +278,7 @@ _WATCHED: Values = {
     "metrics": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}, "dashboard": {"enabled": True}},
     "tracing": {"endpoint": "http://collector.observability:4317"},
 }
+_AUTHORITY: Values = {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "cluster-ca"}]}
 _USERS: Values = {"networkPolicy": {"users": [{"podSelector": {"matchLabels": {"app": "chat"}}}]}}
 
 TOGETHER: dict[str, Values] = {
@@ -297,8 +298,15 @@ TOGETHER: dict[str, Values] = {
             "coordinator": {"autoscaling": {"enabled": True, "kind": "hpa"}},
             "gateway": {"autoscaling": {"enabled": True}},
             "tls": {"users": {"required": True, "caSecret": {"name": "users-ca", "key": "ca.crt"}}},
-            "route": {"enabled": True, "parentRefs": [{"name": "public"}]},
+            "route": {"enabled": True, "parentRefs": [{"name": "public"}], "backendTLS": _AUTHORITY},
         },
+    ),
+    "https-ingress": over(
+        MODELS, _CERT_MANAGER, {"ingress": {"enabled": True, "className": "nginx", "annotations": {"a": "b"}}}
+    ),
+    "https-route": over(
+        MODELS, _CERT_MANAGER, _TOKENS,
+        {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "backendTLS": _AUTHORITY}},
     ),
     "hosts-with-tls": over(
         EXAMPLES["multi-host"], _CERT_MANAGER, _TOKENS, _WATCHED, _USERS,

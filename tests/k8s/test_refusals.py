@@ -219,6 +219,14 @@ REFUSED: dict[str, tuple[Values, str]] = {
         {"httpRoute": {"enabled": True}},
         "httpRoute.parentRefs: is needed with httpRoute.enabled",
     ),
+    "an HTTPRoute to pods whose certificate nobody knows": (
+        {**TLS, "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}},
+        "httpRoute.backendTLS.caCertificateRefs: is needed with httpRoute.enabled and tls.enabled",
+    ),
+    "a GRPCRoute to pods whose certificate nobody knows": (
+        {**TLS, "route": {"enabled": True, "parentRefs": [{"name": "public"}]}},
+        "route.backendTLS.caCertificateRefs: is needed with route.enabled and tls.enabled",
+    ),
     "a gateway's address as a setting": (
         {"gateway": {"settings": {"coordinator_address": "x:1"}}},
         "gateway.settings.coordinator_address: is the chart's own",

@@ -440,6 +440,38 @@ def test_http_leads_to_the_gateways_service(release: Releases, case: str) -> Non
     assert len([*rendered.of_kind("Ingress"), *rendered.of_kind("HTTPRoute")]) == 1
 
 
+def test_an_ingress_passes_requests_on_by_https_where_the_gateway_speaks_it(release: Releases, helm: Helm) -> None:
+    backend = "nginx.ingress.kubernetes.io/backend-protocol"
+    (ingress,) = release("https-ingress").of_kind("Ingress")
+    assert ingress["metadata"]["annotations"] == {"a": "b", backend: "HTTPS"}
+    (plain,) = release("ingress-of-all-hosts").of_kind("Ingress")
+    assert "annotations" not in plain["metadata"]
+    own = over(ALL["https-ingress"], {"ingress": {"annotations": {backend: "AUTO_HTTP"}}})
+    assert helm.render(own).of_kind("Ingress")[0]["metadata"]["annotations"][backend] == "AUTO_HTTP"
+    assert "The gateway speaks HTTPS alone" in release("https-ingress").notes
+    assert "The gateway speaks HTTPS alone" not in release("ingress-of-all-hosts").notes
+
+
+@pytest.mark.parametrize(("case", "component"), [("https-route", "gateway"), ("all-spread", "coordinator")])
+def test_a_gateway_of_the_cluster_is_told_to_speak_tls_to_the_pods(
+    release: Releases, helm: Helm, case: str, component: str
+) -> None:
+    (policy,) = release(case).of_kind("BackendTLSPolicy")
+    name = f"rider-outrider-{component}"
+    (target,) = policy["spec"]["targetRefs"]
+    service = release(case).one("Service", target["name"])
+    assert (target["kind"], target["name"]) == ("Service", name)
+    assert target["sectionName"] in [port["name"] for port in service["spec"]["ports"]]
+    assert policy["spec"]["validation"]["hostname"] in release(case).one("Certificate", name)["spec"]["dnsNames"]
+    assert policy["spec"]["validation"]["caCertificateRefs"] == [
+        {"group": "", "kind": "ConfigMap", "name": "cluster-ca"}
+    ]
+    assert not release("http-route").of_kind("BackendTLSPolicy")
+    own = over(ALL["https-route"], {"httpRoute": {"backendTLS": {"enabled": False}}})
+    assert not helm.render(own).of_kind("BackendTLSPolicy")
+    assert "a policy of your own has to make the Gateway" in helm.render(own).notes
+
+
 @pytest.mark.parametrize("case", ["two-gpus", "gateway", "same-pod", "same-node", "all-spread"])
 def test_the_gateway_has_pods_of_its_own_and_calls_the_coordinators_service(release: Releases, case: str) -> None:
     rendered = release(case)

@@ -235,6 +235,12 @@
 {{- fail (printf "\n%s.parentRefs: is needed with %s.enabled: the Gateway that users reach, as [{name: ...}]" . .) }}
 {{- end }}
 {{- end }}
+{{- range list "route" "httpRoute" }}
+{{- $route := index $root.Values . }}
+{{- if and $route.enabled $root.Values.tls.enabled $route.backendTLS.enabled (not $route.backendTLS.caCertificateRefs) }}
+{{- fail (printf "\n%s.backendTLS.caCertificateRefs: is needed with %s.enabled and tls.enabled: the ConfigMap with the ca.crt by which the Gateway knows the pods' certificate, as [{group: \"\", kind: ConfigMap, name: ...}]. Where a policy of your own makes the Gateway speak TLS, set %s.backendTLS.enabled to false" . . .) }}
+{{- end }}
+{{- end }}
 {{- range $key, $value := .Values.commonLabels }}
 {{- if has $key (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/part-of" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart") }}
 {{- fail (printf "\ncommonLabels.%s: is a label of the chart's own; choose another key" $key) }}
