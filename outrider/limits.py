@@ -53,7 +53,7 @@ BAD_WORDS_TOKENS = Bound(2 * BAD_WORDS_CHARACTERS.most, "token ids in all")
 REQUEST_FIELDS = Bound(16_384, "fields")
 """Of the message with all that it holds: several times what the bounds above come to."""
 UNUSED_BYTES = Bound(1 << 16, "bytes of unknown fields, or of fields that are given again")
-"""Of a request: gRPC holds its bytes while its stream runs."""
+"""Of a request: they say nothing, and are held until it is read."""
 REQUEST_ID = Bound(256, "characters")
 CACHE_SALT = Bound(256, "characters")
 EMITTED = "resume.emitted_token_ids"

@@ -65,6 +65,7 @@ async def _serve(
         max_connection_age_grace_s=settings.max_connection_age_grace_s,
         reuse_port=settings.reuse_port,
         own_port=settings.own_port,
+        max_open_request_bytes=settings.max_open_request_bytes,
     )
     _log.info("listening on %s", server.address)
     following = asyncio.create_task(_follow_target(server, target_up))

@@ -128,9 +128,16 @@ class Coordinator:
     # Requests of users.
 
     async def generate_stream(
-        self, request: GenerationRequest, *, deadline_s: float | None = None
+        self,
+        request: GenerationRequest,
+        *,
+        deadline_s: float | None = None,
+        on_taken_in: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[Delta, None]:
-        """New output as it comes; the last delta carries the result. Closing the iterator cancels the request."""
+        """New output as it comes; the last delta carries the result. Closing the iterator cancels the request.
+
+        ``on_taken_in`` is called when the request is tokenized; it is not held from then on.
+        """
         trace = self._traces.begin(request)
         try:
             request_state = await self._add_request(request, trace)
@@ -141,9 +148,12 @@ class Coordinator:
             raise
         if deadline_s is not None:
             self._driver.expire_after(request_state, deadline_s)
+        first = started(request, request_state.loop.engine_request) if request.resumable else None
+        del request  # a chat takes megabytes, and its stream minutes
+        on_taken_in()
         try:
-            if request.resumable:
-                yield Delta("", (), started=started(request, request_state.loop.engine_request))
+            if first is not None:
+                yield Delta("", (), started=first)
             async for delta in request_state.deltas():
                 yield delta
         finally:

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from outrider.config import GatewaySettings
 from outrider.errors import OutriderError
+from outrider.gateway.bodies import CountedBodies
 from outrider.gateway.callers import CallerKeys
 from outrider.gateway.disconnects import ClientGoneError
 from outrider.gateway.endpoints import Endpoints
@@ -50,6 +51,7 @@ def make_app(
     if settings is not None:
         before_keys = [*_root_path(settings), *before_keys, *_cross_origin(settings)]
     keys = [] if tokens is None else [Middleware(ApiKeys, tokens=tokens)]
+    inner = [Middleware(CallerKeys), Middleware(CountedBodies, open_requests=endpoints.open_requests)]
     return Starlette(
         routes=[
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
@@ -63,7 +65,7 @@ def make_app(
             Route("/metrics", endpoints.metrics, methods=["GET"]),
             Route("/version", endpoints.version, methods=["GET"]),
         ],
-        middleware=[*before_keys, *keys, Middleware(CallerKeys)],
+        middleware=[*before_keys, *keys, *inner],
         exception_handlers={
             OutriderError: _on_known_error,
             HTTPException: _on_http_error,

@@ -1,4 +1,4 @@
-"""Request bodies: JSON up to a maximum size."""
+"""Request bodies: JSON up to a maximum size, of one and of all that are read at the same time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,37 @@ from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from outrider.errors import CapacityError
+from outrider.open_requests import HeldBytes, OpenRequests
+
+_HELD = "held_bytes"
+"""Key of the request's state."""
+
+
+class CountedBodies:
+    """Middleware that counts the bytes that are held of each request until its answer has ended."""
+
+    def __init__(self, app: ASGIApp, open_requests: OpenRequests) -> None:
+        self._app, self._open_requests = app, open_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        with self._open_requests.entered() as held:
+            scope.setdefault("state", {})[_HELD] = held
+            await self._app(scope, receive, send)
+
+
+def held_bytes(request: Request) -> HeldBytes:
+    """The bytes that are held of a request."""
+    held: HeldBytes = getattr(request.state, _HELD)
+    return held
 
 
 async def read_json(request: Request, *, max_bytes: int) -> bytes:
-    """Read the body; ``HTTPException`` for another content type, or for too many bytes.
+    """Read the body; ``HTTPException`` for another content type, or for too many bytes; ``CapacityError`` while
+    too much is held of others.
 
     A page of another site cannot send JSON without a CORS preflight request, which the server does not answer.
     """
@@ -20,10 +47,23 @@ async def read_json(request: Request, *, max_bytes: int) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise too_large
-    parts, num_bytes = [], 0
+    parts: list[bytes] = []
+    refusal: CapacityError | None = None
+    num_bytes, held = 0, held_bytes(request)
     async for part in request.stream():
         num_bytes += len(part)
         if num_bytes > max_bytes:
             raise too_large
-        parts.append(part)
+        if refusal is not None:
+            continue  # a client reads no answer while it writes
+        try:
+            held.take(len(part))
+        except CapacityError as error:
+            refusal = error
+            parts.clear()
+            held.release()
+        else:
+            parts.append(part)
+    if refusal is not None:
+        raise refusal
     return b"".join(parts)

@@ -15,12 +15,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from outrider import __version__
 from outrider.cooperative import run_in_slices
 from outrider.errors import InvalidRequestError, OutriderError, UnauthenticatedError
-from outrider.gateway.bodies import read_json
+from outrider.gateway.bodies import held_bytes, read_json
 from outrider.gateway.disconnects import until_disconnect
 from outrider.gateway.generations import Choice, GenerationClient, generate_all, stream_all
 from outrider.gateway.middleware import request_name
 from outrider.gateway.options import Caller, Wanted, make_choices
-from outrider.gateway.prompts import check_length, prepare_chat, prepare_prompt
+from outrider.gateway.prompts import PreparedPrompt, check_length, prepare_chat, prepare_prompt
 from outrider.gateway.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -34,9 +34,12 @@ from outrider.gateway.responses.completions import CompletionAnswer
 from outrider.gateway.served_model import ModelSource, ModelWatch, ServedModel
 from outrider.gateway.watching import TRACE
 from outrider.generation import TO_THE_END
+from outrider.open_requests import DEFAULT_MAX_BYTES, OpenRequests
 from outrider.telemetry.tracing.context import TraceContext
 
 Json = dict[str, Any]
+_BYTES_OF_ID = 4
+"""What an id of a prompt counts for: its bytes in a message of the largest vocabularies."""
 
 
 class GatewayClient(GenerationClient, ModelSource, Protocol):
@@ -50,6 +53,8 @@ class Limits:
     max_body_bytes: int = 8 << 20
     resume_timeout_s: float = 0.0
     """How long an interrupted generation may wait for a coordinator; 0: an interruption is an error."""
+    max_open_request_bytes: int = DEFAULT_MAX_BYTES
+    """Of requests whose prompts are being made, and of the prompts while they are answered."""
 
 
 class JsonAnswer(JSONResponse):
@@ -65,6 +70,7 @@ class Endpoints:
 
     def __init__(self, client: GatewayClient, watch: ModelWatch, limits: Limits = Limits()) -> None:
         self._client, self._watch, self._limits = client, watch, limits
+        self.open_requests = OpenRequests(limits.max_open_request_bytes)
         self.is_draining = False
         """Health says no then, so that load balancers send nothing more."""
 
@@ -73,21 +79,17 @@ class Endpoints:
         asked = await run_in_slices(parsing(CompletionRequest, await self._body(request)))
         model = await self._watch.current()
         model.check_name(asked.model)
-        prompts = []
-        for given in asked.prompts:
-            prompts.append(await prepare_prompt(model, asked, given, needs_text=bool(asked.echo)))
-            await asyncio.sleep(0)  # a thousand short prompts would hold up the streams of others
-        for prompt in prompts:
-            wanted = None if asked.is_echo_alone else asked.wanted_tokens
-            check_length(model, prompt, wanted, prompt_field="prompt", tokens_field="max_tokens")
+        prompts = await _prepare_prompts(model, asked)
         caller = _caller(request, "cmpl", asked.request_id)
         # A prompt that is only echoed is computed by generating one token, which is not returned.
         wanted_tokens = 1 if asked.is_echo_alone else asked.wanted_tokens
         choices = make_choices(
             asked, prompts, self._wanted(wanted_tokens, asked.logprobs, asked.wanted_prompt_logprobs), caller
         )
-        answer = CompletionAnswer(asked, model, prompts, choices, caller.request_id)
-        return await self._answer(request, answer, choices, streams=bool(asked.stream))
+        answer, streams = CompletionAnswer(asked, model, prompts, choices, caller.request_id), bool(asked.stream)
+        _keep_prompts(request, prompts)
+        del asked  # its prompts are megabytes as texts, and its answer takes minutes
+        return await self._answer(request, answer, choices, streams=streams)
 
     async def chat_completions(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
@@ -100,8 +102,10 @@ class Endpoints:
         wanted_tokens = TO_THE_END if asked.wanted_tokens is None else asked.wanted_tokens
         wanted = self._wanted(wanted_tokens, asked.wanted_logprobs, asked.prompt_logprobs)
         choices = make_choices(asked, [prompt], wanted, caller)
-        answer = ChatAnswer(asked, model, prompt, choices, caller.request_id)
-        return await self._answer(request, answer, choices, streams=bool(asked.stream))
+        answer, streams = ChatAnswer(asked, model, prompt, choices, caller.request_id), bool(asked.stream)
+        _keep_prompts(request, [prompt])
+        del asked  # a chat is megabytes, and its answer takes minutes
+        return await self._answer(request, answer, choices, streams=streams)
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``."""
@@ -190,6 +194,23 @@ class Endpoints:
             media_type="text/event-stream",
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
+
+
+async def _prepare_prompts(model: ServedModel, asked: CompletionRequest) -> list[PreparedPrompt]:
+    prompts = []
+    for given in asked.prompts:
+        prompts.append(await prepare_prompt(model, asked, given, needs_text=bool(asked.echo)))
+        await asyncio.sleep(0)  # a thousand short prompts would hold up the streams of others
+    for prompt in prompts:
+        wanted = None if asked.is_echo_alone else asked.wanted_tokens
+        check_length(model, prompt, wanted, prompt_field="prompt", tokens_field="max_tokens")
+    return prompts
+
+
+def _keep_prompts(request: Request, prompts: Sequence[PreparedPrompt]) -> None:
+    """From now on nothing is held of a request but its prompts."""
+    num_ids = sum(len(prompt.token_ids) for prompt in prompts)
+    held_bytes(request).keep(_BYTES_OF_ID * num_ids + sum(len(prompt.text) for prompt in prompts))
 
 
 async def _first_of(deltas: Any) -> Any:  # noqa: ANN401 - an async generator's next value

@@ -23,8 +23,8 @@ class PreparedPrompt:
     """A prompt in the form that the coordinator accepts."""
 
     token_ids: tuple[int, ...]
-    text: str
-    """Empty for token ids whose text is not requested."""
+    text: str = ""
+    """Empty if it is not requested."""
 
 
 async def prepare_prompt(
@@ -33,7 +33,7 @@ async def prepare_prompt(
     """A prompt of ``/v1/completions``."""
     if isinstance(prompt, str):
         adds = request.add_special_tokens is not False
-        return PreparedPrompt(await _encode(model, request, prompt, adds=adds), prompt)
+        return PreparedPrompt(await _encode(model, request, prompt, adds=adds), prompt if needs_text else "")
     if not prompt:
         raise InvalidRequestError("prompt", "must not hold an empty list")
     kept = _truncate(model, request, prompt)
@@ -48,7 +48,7 @@ async def prepare_chat(model: ServedModel, request: GenerationFields, chat: Chat
     is_long = is_longer(chat, _LONG_CHARACTERS)
     text = await asyncio.to_thread(model.text.chat.render, chat) if is_long else model.text.chat.render(chat)
     adds = bool(request.add_special_tokens)  # the template writes them
-    return PreparedPrompt(await _encode(model, request, text, adds=adds, field="messages"), text)
+    return PreparedPrompt(await _encode(model, request, text, adds=adds, field="messages"))
 
 
 def check_length(

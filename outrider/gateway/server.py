@@ -151,7 +151,7 @@ def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:
 
 
 def _limits(settings: GatewaySettings) -> Limits:
-    return Limits(settings.max_body_bytes, settings.resume_timeout_s)
+    return Limits(settings.max_body_bytes, settings.resume_timeout_s, settings.max_open_request_bytes)
 
 
 def _names(settings: GatewaySettings) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ for which the wrapper of the handler raises.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -18,6 +18,8 @@ from outrider.cooperative import Work, run_in_slices
 from outrider.errors import InvalidRequestError
 from outrider.limits import LINK_FIELDS, Bound
 from outrider.transport.field_counts import counting_fields, may_have_more
+
+MessageT = TypeVar("MessageT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,16 @@ async def _well_formed_stream(requests: AsyncIterable[Any]) -> AsyncGenerator[An
             yield request
     finally:
         await end_stream(received_ones)
+
+
+async def only_message(requests: AsyncIterator[MessageT]) -> MessageT:
+    """The message of a stream of one, which is closed; ``InvalidRequestError`` if none comes."""
+    try:
+        async for message in requests:
+            return message
+    finally:
+        await end_stream(requests)
+    raise InvalidRequestError("request", "must be sent; the call has ended without a message")
 
 
 async def end_stream(requests: Any) -> None:  # noqa: ANN401 - any stream of messages, or one message

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.addresses import check_listening
 from outrider.errors import ConfigError
+from outrider.open_requests import DEFAULT_MAX_BYTES
 from outrider.ports import Draft, Target
 from outrider.transport.channels import (
     KEEPALIVE,
@@ -34,7 +35,6 @@ from outrider.transport.link.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S
 from outrider.transport.security import OPEN_SERVER, ServerSecurity, ServerTls, TokenInterceptor
 from outrider.transport.servicers import DraftServicer, GenerationServicer, Generator, TargetServicer
 from outrider.v1 import generation_pb2, link_pb2
-from outrider.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from outrider.v1.link_pb2_grpc import add_DraftServiceServicer_to_server, add_TargetServiceServicer_to_server
 
 LIVENESS = "liveness"
@@ -163,18 +163,20 @@ async def serve_generation(
     max_connection_age_grace_s: float | None = None,
     reuse_port: bool = False,
     own_port: int | None = None,
+    max_open_request_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Server:
     """Listen for users; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken.
 
     ``reuse_port``: other servers that say so may listen on the same port; the kernel spreads connections over them.
     ``own_port``: a further port, on which this one is reached and no other.
+    ``max_open_request_bytes``: of requests that are being read and tokenized; more are RESOURCE_EXHAUSTED.
 
     A connection older than ``max_connection_age_s`` is asked to come again, so that users spread over new replicas
     behind a load balancer; what runs on it has ``max_connection_age_grace_s`` to finish, None: as long as it takes.
     """
 
     def add(server: grpc.aio.Server) -> None:
-        add_GenerationServiceServicer_to_server(GenerationServicer(generator), server)
+        GenerationServicer(generator, max_open_request_bytes=max_open_request_bytes).add_to(server)
 
     name = _service_name(generation_pb2, "GenerationService")
     options = [

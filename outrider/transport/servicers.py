@@ -7,17 +7,19 @@ independently, and its in-process link is closed however it ends.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+import grpc
 import grpc.aio
 
 from outrider.cooperative import run_in_slices
 from outrider.errors import ProtocolError
 from outrider.generation import Delta, GenerationRequest, ModelInfo, TokenizerFiles
 from outrider.limits import ANY_MODEL, ModelLimits
+from outrider.open_requests import DEFAULT_MAX_BYTES, HeldBytes, OpenRequests
 from outrider.ports import Draft, Target
 from outrider.telemetry.logs import about_request
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
@@ -38,6 +40,7 @@ from outrider.transport.link.counts import LinkCounts
 from outrider.transport.link.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
 from outrider.transport.link.pump import LinkPump, reads_shared_memory, with_planes
 from outrider.transport.long_requests import LongRequest, parsing
+from outrider.transport.malformed import only_message
 from outrider.transport.tokenizer_answers import TokenizerAnswers
 from outrider.transport.trace_metadata import log_fields, with_trace
 from outrider.types import ModelDescription
@@ -46,14 +49,17 @@ from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
 from outrider.v1.link_pb2_grpc import DraftServiceServicer, TargetServiceServicer
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Requests = AsyncIterator[generation_pb2.GenerateRequest | LongRequest]
 
 
 class Generator(Protocol):
     """Implementation of the public service."""
 
-    def generate_stream(self, request: GenerationRequest, *, deadline_s: float | None) -> AsyncGenerator[Delta, None]:
+    def generate_stream(
+        self, request: GenerationRequest, *, deadline_s: float | None, on_taken_in: Callable[[], None]
+    ) -> AsyncGenerator[Delta, None]:
         """Yield deltas, the last with the result; closing it cancels. ``deadline_s``: seconds left, None without a
-        limit.
+        limit. ``on_taken_in`` is called when the request is tokenized: nothing of it is held any more.
         """
         ...
 
@@ -162,27 +168,46 @@ class TargetServicer(TargetServiceServicer):
 
 
 class GenerationServicer(GenerationServiceServicer):
-    """Servicer of the public service."""
+    """Servicer of the public service. To gRPC its requests for generations are streams of one message, which are the
+    same on the wire: of a handler that takes a message, gRPC keeps that message and its bytes until the call ends.
+    """
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, *, max_open_request_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        """``max_open_request_bytes``: of requests that are being read and tokenized."""
         self._generator = generator
         self._tokenizers = TokenizerAnswers()
+        self._open_requests = OpenRequests(max_open_request_bytes)
 
-    async def Generate(
-        self, request: generation_pb2.GenerateRequest, context: Context
-    ) -> generation_pb2.GenerateResponse:
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the methods."""
+        service = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
+        makers = {
+            "Generate": grpc.stream_unary_rpc_method_handler,
+            "StreamGenerate": grpc.stream_stream_rpc_method_handler,
+        }
+        handlers = {
+            method.name: makers.get(method.name, grpc.unary_unary_rpc_method_handler)(
+                getattr(self, method.name),
+                getattr(generation_pb2, method.input_type.name).FromString,
+                getattr(generation_pb2, method.output_type.name).SerializeToString,
+            )
+            for method in service.methods
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+    async def Generate(self, requests: Requests, context: Context) -> generation_pb2.GenerateResponse:
         """Fold the stream into its result."""
-        async with self._deltas(request, context) as deltas:
+        async with self._deltas(requests, context) as deltas:
             async for delta in deltas:
                 if delta.result is not None:
                     return generation_pb2.GenerateResponse(result=result_to_proto(delta.result))
         raise ProtocolError("the generation ended without a result")
 
     async def StreamGenerate(
-        self, request: generation_pb2.GenerateRequest, context: Context
+        self, requests: Requests, context: Context
     ) -> AsyncIterator[generation_pb2.StreamGenerateResponse]:
         """Send deltas, then exactly one result; a resumable stream begins with ``Started``."""
-        async with self._deltas(request, context) as deltas:
+        async with self._deltas(requests, context) as deltas:
             async for delta in deltas:
                 if delta.started is not None:
                     yield started_to_proto(delta.started)
@@ -208,21 +233,26 @@ class GenerationServicer(GenerationServiceServicer):
         return tokenizer_to_proto(found)
 
     @contextlib.asynccontextmanager
-    async def _deltas(
-        self, request: generation_pb2.GenerateRequest | LongRequest, context: Context
-    ) -> AsyncIterator[AsyncGenerator[Delta, None]]:
-        """The generation; closed, and so cancelled, when the call ends for any reason."""
+    async def _deltas(self, requests: Requests, context: Context) -> AsyncIterator[AsyncGenerator[Delta, None]]:
+        """The generation; closed, and so cancelled, when the call ends for any reason. The request is not held here
+        while it runs.
+        """
         deadline = context.time_remaining()
-        asked = with_trace(await self._read(request), context.invocation_metadata())
-        about_request.set(log_fields(asked))  # of this call: every call has a context of its own
-        async with contextlib.aclosing(self._generator.generate_stream(asked, deadline_s=deadline)) as deltas:
-            yield deltas
+        with self._open_requests.entered() as held:
+            asked = with_trace(await self._read(requests, held), context.invocation_metadata())
+            about_request.set(log_fields(asked))  # of this call: every call has a context of its own
+            generation = self._generator.generate_stream(asked, deadline_s=deadline, on_taken_in=held.release)
+            del asked
+            async with contextlib.aclosing(generation) as deltas:
+                yield deltas
 
-    async def _read(self, request: generation_pb2.GenerateRequest | LongRequest) -> GenerationRequest:
-        """The request; the message that a long one is parsed to is not kept while its stream runs."""
-        limits = self._generator.limits
+    async def _read(self, requests: Requests, held: HeldBytes) -> GenerationRequest:
+        limits, request = self._generator.limits, await only_message(requests)
         if isinstance(request, LongRequest):
+            held.take(len(request.data))
             request = await run_in_slices(parsing(request.data, partial(check_num_prompt_ids, model=limits)))
+        else:
+            held.take(request.ByteSize())
         return await run_in_slices(request_reading(request, limits))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,7 +258,7 @@ async def test_output_that_waits_for_long_counts_too(stack: Stack, monkeypatch: 
 
 
 async def test_a_paused_request_ends_when_it_is_cancelled_expires_or_the_coordinator_closes(stack: Stack) -> None:
-    async def paused(**options: float) -> AsyncIterator[Delta]:
+    async def paused(**options: Any) -> AsyncIterator[Delta]:
         deltas = stack.coordinator.generate_stream(ask(max_tokens=200, seed=5), **options)
         await anext(deltas)
         await eventually(lambda: value(stack.coordinator, "outrider_num_requests_paused") == 1)

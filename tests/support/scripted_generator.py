@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 from outrider.generation import (
@@ -85,7 +85,11 @@ class ScriptedGenerator:
         return INFO
 
     async def generate_stream(
-        self, request: GenerationRequest, *, deadline_s: float | None = None
+        self,
+        request: GenerationRequest,
+        *,
+        deadline_s: float | None = None,
+        on_taken_in: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
         if request.max_tokens == TO_THE_END:

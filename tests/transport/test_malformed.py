@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
@@ -160,7 +160,11 @@ class LateGenerator(ScriptedGenerator):
     """Ends at the very time that its callers give up: with an error, or with a result."""
 
     async def generate_stream(
-        self, request: GenerationRequest, *, deadline_s: float | None = None
+        self,
+        request: GenerationRequest,
+        *,
+        deadline_s: float | None = None,
+        on_taken_in: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[Delta, None]:
         assert deadline_s is not None
         number = len(self.requests)

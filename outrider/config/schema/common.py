@@ -9,9 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from outrider.config.fields import (
     LogLevel,
     Port,
+    Positive,
     Seconds,
     Text,
 )
+from outrider.open_requests import DEFAULT_MAX_BYTES
 
 HOST: Text = Field(
     "127.0.0.1", description="Address to listen on; 0.0.0.0 is every interface, unix:/path is a socket file."
@@ -53,6 +55,11 @@ TRACE_FILE: Text | None = Field(
     None,
     description="File that finished spans are appended to, one OTLP JSON object a line, besides the exporters of"
     " OTEL_*.",
+)
+MAX_OPEN_REQUEST_BYTES: Positive = Field(
+    DEFAULT_MAX_BYTES,
+    description="Most bytes of the requests that are being read and tokenized at the same time; one that would have"
+    " more than half of what the others leave is refused, with a retry delay.",
 )
 LOG_LEVEL: LogLevel = Field("info", description="Lowest level that is logged: debug, info, warning or error.")
 

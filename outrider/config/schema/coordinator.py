@@ -33,6 +33,7 @@ from outrider.config.schema.common import (
     HOST,
     LOG_INTERVAL_S,
     LOG_LEVEL,
+    MAX_OPEN_REQUEST_BYTES,
     METRICS_HOST,
     METRICS_PORT,
     TLS_CERT_FILE,
@@ -116,6 +117,7 @@ class CoordinatorSettings(Section):
         256, description="Requests that run at the same time, for each target that is attached."
     )
     max_queue: NonNegative = Field(256, description="Maximum number of waiting requests; more are refused.")
+    max_open_request_bytes: Positive = MAX_OPEN_REQUEST_BYTES
     num_awake_processors: NonNegative | None = Field(
         None,
         description="Processors that this process is bound to and keeps from idling while requests run: lower"

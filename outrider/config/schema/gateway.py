@@ -11,6 +11,7 @@ from outrider.config.schema.common import (
     DRAIN_DELAY_S,
     DRAIN_GRACE_S,
     LOG_LEVEL,
+    MAX_OPEN_REQUEST_BYTES,
     METRICS_HOST,
     METRICS_PORT,
     TLS_CLIENT_CA_FILE,
@@ -86,6 +87,7 @@ class GatewaySettings(Section):
     allowed_headers: TextList = Field("*", description="Headers that such pages may send.")
     allow_credentials: bool = Field(False, description="Whether such pages may send cookies and the like.")
     max_body_bytes: Positive = Field(8 << 20, description="Most bytes of a request's body.")
+    max_open_request_bytes: Positive = MAX_OPEN_REQUEST_BYTES
     resume_timeout_s: Seconds = Field(
         30.0,
         description="How long a stream may wait, after its coordinator went away, until one takes it up again without a"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ JsonObject = dict[str, Any]
 
 class ChatFields(GenerationFields):
     """Input of the chat template."""
+
+    input_fields: ClassVar[tuple[str, ...]] = ("messages", "tools", "documents", "chat_template_kwargs")
 
     messages: list[JsonObject] | None = None
     tools: list[JsonObject] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ Prompt = str | tuple[int, ...]
 
 class CompletionRequest(GenerationFields):
     """A request for completions of one or several prompts."""
+
+    input_fields: ClassVar[tuple[str, ...]] = ("prompt",)
 
     prompt: (
         Annotated[list[TokenId], Field(fail_fast=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,6 +32,8 @@ class GenerationFields(BaseModel):
     """Fields that control the generation. Null is the same as an absent field; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+    input_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that the prompts are made of."""
 
     model: str | None = None
     """Name of the model; None is the one that is served."""
@@ -73,6 +75,10 @@ class GenerationFields(BaseModel):
 
     num_speculative_tokens: int | None = None
     acceptance_method: str | None = None
+
+    def without_input(self) -> Self:
+        """The request without what its prompts were made of, which may be megabytes."""
+        return self.model_copy(update=dict.fromkeys(self.input_fields))
 
     @property
     def wanted_tokens(self) -> int | None:

@@ -30,7 +30,7 @@ class ChatAnswer:
         choices: Sequence[Choice],
         answer_id: str,
     ) -> None:
-        self._request, self._prompt, self._choices = request, prompt, choices
+        self._request, self._prompt, self._choices = request.without_input(), prompt, choices
         self._states = ChoiceStates(choices, [len(prompt.token_ids)], model)
         self._logprobs = LogprobWriter(model, writes_ids=bool(request.return_tokens_as_token_ids))
         self._role, self._echoed = request.role, request.echoed

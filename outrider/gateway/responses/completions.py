@@ -30,7 +30,7 @@ class CompletionAnswer:
         choices: Sequence[Choice],
         answer_id: str,
     ) -> None:
-        self._request, self._model = request, model
+        self._request, self._model = request.without_input(), model
         self._prompts, self._choices = prompts, choices
         self._states = ChoiceStates(choices, [len(prompt.token_ids) for prompt in prompts], model)
         self._logprobs = LogprobWriter(model, writes_ids=bool(request.return_tokens_as_token_ids))
