@@ -7,8 +7,9 @@ import os
 import sys
 from typing import Annotated
 
-# gRPC reads the variable on import. Its log lines are off: failed calls raise errors with the same information.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+from outrider.process.tuning import grpc_environment
+
+os.environ.update(grpc_environment())  # before gRPC is imported
 
 import typer
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-# gRPC reads it when it is imported. Its own lines are no JSON, and what they tell the log tells too.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+from outrider.process.tuning import grpc_environment
+
+os.environ.update(grpc_environment())  # before gRPC is imported
 
 if __name__ == "__main__":
     from outrider.process.extras import exit_without_extras

@@ -22,7 +22,7 @@ from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings,
 from outrider.errors import LoadingError, RequestCancelledError
 from outrider.ports import Link
 from outrider.process.cpu_affinity.keeper import processors_awake
-from outrider.process.tuning import prepare_process, settle_process
+from outrider.process.tuning import settle_process
 from outrider.readings import Reading
 from outrider.recording import Recorder
 from outrider.telemetry import exit_cleanly, guard_output, set_up_logging
@@ -182,7 +182,6 @@ async def host_service(
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """``asyncio.run`` with uvloop if it is installed, which halves the time of a round trip."""
-    prepare_process()
     try:
         import uvloop
     except ImportError:

@@ -1,16 +1,17 @@
 """Process-wide switches for low latency: gRPC's poller and fork handlers, garbage collection.
 
 Only the ``main`` of a process uses them, never a library that is imported into another program. docs/decisions has
-their effect.
+their effect. Imports no gRPC, which reads its environment when it is imported.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+from importlib import metadata
 
-import grpc
-
+_VERBOSITY = "GRPC_VERBOSITY"
+"""gRPC's own log lines are no JSON, and failed calls raise errors with the same information."""
 _EXPERIMENTS = "GRPC_EXPERIMENTS"
 _POLLER = "-event_engine_client,-event_engine_listener"
 """A message wakes one thread of gRPC's instead of three."""
@@ -20,13 +21,22 @@ _POLLER_KNOWN_IN = ("1.84.", "1.85.")
 """Releases of grpcio in which these names mean that; others would only complain of them."""
 
 
-def prepare_process() -> None:
-    """Called before the first channel or server of the process is created. Existing environment variables take
-    precedence.
+def grpc_environment() -> dict[str, str]:
+    """The variables to set for gRPC, without those that are set already. A ``__main__`` sets them before it imports
+    anything else: they have no effect once gRPC is imported.
     """
-    os.environ.setdefault(_FORK_SUPPORT, "false")
-    if grpc.__version__.startswith(_POLLER_KNOWN_IN):
-        os.environ.setdefault(_EXPERIMENTS, _POLLER)
+    wanted = {_VERBOSITY: "NONE", _FORK_SUPPORT: "false"}
+    if _installed_grpc().startswith(_POLLER_KNOWN_IN):
+        wanted[_EXPERIMENTS] = _POLLER
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def _installed_grpc() -> str:
+    """The release; empty where there is none."""
+    try:
+        return metadata.version("grpcio")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def settle_process() -> None:

@@ -6,6 +6,12 @@ when its standard input does, so that it never outlives who started it.
 
 from __future__ import annotations
 
+import os
+
+from outrider.process.tuning import grpc_environment
+
+os.environ.update(grpc_environment())  # before gRPC is imported
+
 import argparse
 import asyncio
 import contextlib

@@ -146,4 +146,4 @@ def _environment() -> dict[str, str]:
     """Ours without the settings, which the flags say in full, and with output that is not held back."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("OUTRIDER_")}
     # The models take turns; threads that spin while they wait for work take the cores from the one whose turn it is.
-    return {"OMP_WAIT_POLICY": "PASSIVE", "GRPC_VERBOSITY": "NONE", **kept, "PYTHONUNBUFFERED": "1"}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "PYTHONUNBUFFERED": "1"}
