@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider.config.client import ClientEnvironment, client_environment
+from outrider.errors import ConfigError
 from outrider.tls import Tls
 from outrider.transport.security import ClientSecurity
 from outrider.transport.security.tokens import check_token
@@ -20,7 +21,9 @@ def client_security(
     """
     environment = client_environment()
     token = environment.token if token is None else token
-    if isinstance(token, str):
+    if token is not None and not callable(token):
+        if not isinstance(token, str):
+            raise ConfigError("token", f"should be a text, or a function that returns one, not {type(token).__name__}")
         check_token("token", token)
     return ClientSecurity(
         tls=_tls(tls, environment),

@@ -28,7 +28,7 @@ def parse_addresses(address: str | Iterable[str], *more: str, setting: str = "ad
 
     Raises ``ConfigError``, which names the ``setting``, if there is none or one has no valid form.
     """
-    given = [address] if isinstance(address, str) else list(address)
+    given = [address] if isinstance(address, str) or not isinstance(address, Iterable) else list(address)
     named = [*given, *more]
     if len(named) == 1 and isinstance(named[0], str):  # elsewhere a comma may be part of a socket's path
         named = named[0].split(",")

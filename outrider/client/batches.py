@@ -45,8 +45,10 @@ def with_prompt(prompt: Prompt | None, options: GenerateOptions) -> GenerateOpti
     """Return the options with the positional prompt; ``TypeError`` if the prompt was also given by name."""
     if prompt is None:
         return options
-    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
-        raise InvalidRequestError("prompt", f"must be a text or token ids, not {prompt!r}")
+    first = prompt[0] if isinstance(prompt, list | tuple) and prompt else 0
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes) or not hasattr(first, "__index__"):
+        hint = "; chat() and the option messages take conversations" if isinstance(first, Mapping) else ""
+        raise InvalidRequestError("prompt", f"must be a text or token ids, not {prompt!r:.80}{hint}")
     name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
     if options.get("prompt") is not None or options.get("prompt_token_ids") is not None:
         raise TypeError("the prompt was given twice: by its place and by its name")

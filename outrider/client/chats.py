@@ -37,7 +37,8 @@ def build_chat(given: Mapping[str, Any]) -> ChatPrompt | None:
 def _objects(name: str, given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     value = given[name]
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
-        raise InvalidRequestError(name, f"must be a list of dictionaries, not {type(value).__name__}")
+        example = ' such as {"role": "user", "content": "..."}' if name == "messages" else ""
+        raise InvalidRequestError(name, f"must be a list of dictionaries{example}, not {type(value).__name__}")
     return tuple(value)
 
 

@@ -149,6 +149,15 @@ DEFAULTS: Mapping[str, object] = {
 """Defaults of the options that cannot be None, for ``help()``. Those of two options depend on others."""
 
 
+_INSTEAD = {
+    "model": "a coordinator serves one model",
+    "sampling_params": "its fields are options here, such as temperature=0.8, max_tokens=64",
+    "stream": "the method stream() yields deltas",
+    "text": "the prompt is given by its place, or as prompt",
+}
+"""Options of other clients: what there is instead."""
+
+
 def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | None]:
     """Return the checked request and its timeout in seconds; ``InvalidRequestError`` names the invalid option."""
     return run(building(options))
@@ -225,6 +234,7 @@ def _refuse_unknown(options: Mapping[str, object]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; {_INSTEAD[name]}" if name in _INSTEAD else hint
             raise TypeError(f"unexpected keyword argument {name!r}{hint}")
 
 

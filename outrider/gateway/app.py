@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from http import HTTPStatus
 from typing import Any
@@ -109,8 +110,19 @@ async def _on_known_error(request: Request, error: Exception) -> JSONResponse:
 async def _on_http_error(request: Request, error: Any) -> JSONResponse:  # noqa: ANN401 - by its kind an HTTPException
     status = HTTPStatus(error.status_code)
     asked = f"{request.method} {shortened(request.url.path)}"
-    message = f"{error.detail}: {asked}" if error.detail == status.phrase else error.detail
+    message = f"{error.detail}: {asked}{_instead(request, error)}" if error.detail == status.phrase else error.detail
     return JSONResponse(make_error_body(status, message), status, error.headers)
+
+
+def _instead(request: Request, error: Any) -> str:  # noqa: ANN401
+    """The method, or the path, that was probably meant."""
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return f"; the method is {(error.headers or {}).get('Allow', '')}".rstrip()
+    paths = [route.path for route in request.app.routes if "{" not in route.path]
+    near = difflib.get_close_matches(shortened(request.url.path), paths, n=1, cutoff=0.75)
+    if f"/v1{request.url.path}" in paths:
+        near = [f"/v1{request.url.path}"]
+    return f"; did you mean {near[0]}?" if near else "; docs/http.md lists what is served"
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ from outrider.client.addresses import Addresses
 from outrider.client.attempts import Attempts
 from outrider.client.batches import each_request
 from outrider.client.requests import build_request, max_retries, resume_timeout
-from outrider.errors import CapacityError, DeadlineError, InvalidRequestError
+from outrider.errors import CapacityError, ConfigError, DeadlineError, InvalidRequestError
 from outrider.generation import GenerationResult
 from tests.client.conftest import Service
 
@@ -79,7 +79,30 @@ def test_n_generations_have_seeds_of_their_own(generate: Any, service: Service) 
     assert prompts(service)[:4] == ["a", "a", "b", "b"]
 
 
-@pytest.mark.parametrize("prompt", [5, 1.5, b"text", {"a": 1}])
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("stream", r"stream\(\) yields deltas"),
+        ("model", "serves one model"),
+        ("sampling_params", "are options here, such as temperature"),
+        ("text", "by its place, or as prompt"),
+        ("max_new_tokens", "did you mean 'max_tokens'"),
+    ],
+)
+def test_options_of_other_clients_are_told_what_there_is_instead(generate: Any, option: str, said: str) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'; .*{said}"):
+        generate("x", **{option: 1})
+
+
+def test_wrong_arguments_of_a_client_are_named() -> None:
+    for make in (Client, AsyncClient):
+        with pytest.raises(ConfigError, match=r"^address: should be host:port.*, not 50050$"):
+            make(50050)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"^token: should be a text, or a function that returns one, not int$"):
+            make("a:1", token=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [5, 1.5, b"text", {"a": 1}, [1.5], [[1], [2.5]], [{"role": "user"}], ["a", 1]])
 def test_a_prompt_that_is_none_is_named_as_the_prompt(generate: Any, prompt: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"^prompt: must be a text") as caught:
         generate(prompt)

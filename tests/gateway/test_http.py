@@ -370,6 +370,15 @@ def test_an_error_about_a_field_shows_the_beginning_of_what_a_caller_wrote(gatew
         ("/v1/completions", None, "body: must be a JSON object, not null"),
         ("/v1/completions", [], "body: must be a JSON object, not a list"),
         ("/v1/completions", 1.5, "body: must be a JSON object, not a number"),
+        (
+            "/v1/completions",
+            {"prompt": 5},
+            "prompt: must be a text, a list of texts, token ids, or a list of lists of them, not 5",
+        ),
+        ("/v1/completions", {"prompt": "x", "stop": 5}, "stop: must be a text or a list of texts, not 5"),
+        ("/v1/completions", {"messages": []}, "prompt: must be given; messages is a field of /v1/chat/completions"),
+        ("/v1/chat/completions", {"prompt": "x"}, "messages: must be given; prompt is a field of /v1/completions"),
+        ("/v1/chat/completions", {}, "messages: must be given"),
         ("/tokenize", {}, "prompt: must be given, or messages"),
         ("/detokenize", {}, "tokens: must be given"),
     ],
@@ -379,6 +388,30 @@ def test_messages_say_once_and_in_words_of_json_what_is_wrong(
 ) -> None:
     answer = ask(gateway, path, json.dumps(body).encode())
     assert (answer.status, answer.json["error"]["message"]) == (400, message)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("POST", "/completions", 404, "Not Found: POST /completions; did you mean /v1/completions?"),
+        ("POST", "/v1/chat/completion", 404, "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/embeddings", 404, "; docs/http.md lists what is served"),
+        ("GET", "/v1/completions", 405, "Method Not Allowed: GET /v1/completions; the method is POST"),
+    ],
+)
+def test_another_path_or_method_is_told_what_was_probably_meant(
+    gateway: Gateway, method: str, path: str, status: int, said: str
+) -> None:
+    answer = ask(gateway, path, None if method == "GET" else {})
+    assert answer.status == status
+    assert answer.json["error"]["message"].endswith(said)
+
+
+def test_degrees_of_reasoning_are_those_of_vllm(gateway: Gateway) -> None:
+    assert chat(gateway, reasoning_effort="xhigh").status == 200
+    answer = chat(gateway, reasoning_effort="huge")
+    assert (answer.status, answer.json["error"]["param"]) == (400, "reasoning_effort")
+    assert answer.json["error"]["message"].endswith("'xhigh' or 'max', not 'huge'")
 
 
 def test_probes_of_other_servers_find_health_and_are_told_of_the_metrics(service: Service, tmp_path: Path) -> None:

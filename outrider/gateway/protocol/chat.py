@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ class ChatFields(GenerationFields):
     documents: list[JsonObject] | None = None
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     add_generation_prompt: bool | None = None
     """True, unless the last message is continued."""
     continue_final_message: bool | None = None
@@ -90,6 +90,8 @@ class ChatCompletionRequest(ChatFields):
 
     def check(self) -> None:
         """Raise ``InvalidRequestError`` for fields that exclude each other."""
+        if self.messages is None:
+            raise InvalidRequestError("messages", "must be given")
         if self.wanted_tokens == 0:
             raise InvalidRequestError(self.tokens_field, "must be at least 1, not 0")
         if self.top_logprobs and not self.logprobs:

@@ -42,6 +42,18 @@ _LENGTHS = {
 }
 
 
+_NEEDED: dict[type[BaseModel], tuple[str, str, str]] = {
+    ChatCompletionRequest: ("messages", "prompt", "/v1/completions"),
+    CompletionRequest: ("prompt", "messages", "/v1/chat/completions"),
+}
+"""Kind of a request: what it needs, and where to send what was given instead."""
+_FORMS = {
+    "prompt": "must be a text, a list of texts, token ids, or a list of lists of them",
+    "stop": "must be a text or a list of texts",
+}
+"""Fields of several forms, for values of none of them."""
+
+
 def parse_body(kind: type[RequestT], body: bytes) -> RequestT:
     """Parse a body; ``InvalidRequestError`` names the invalid field and the valid values."""
     return run(parsing(kind, body))
@@ -87,6 +99,9 @@ def _check(request: GenerationFields, given: dict[str, Any]) -> None:
         raise InvalidRequestError("stream_options", "needs stream to be true")
     if request.stream and (request.prompt_logprobs or 0) > 0:
         raise InvalidRequestError("prompt_logprobs", "is not available with stream")
+    needed, other, path = _NEEDED.get(type(request), ("", "", ""))
+    if needed and given.get(needed) is None and given.get(other) is not None:
+        raise InvalidRequestError(needed, f"must be given; {other} is a field of {path}")
     if given.get("cache_salt") == "":
         raise InvalidRequestError("cache_salt", "must be a text that is not empty, or be left out")
     if isinstance(request, ChatCompletionRequest | CompletionRequest):
@@ -98,6 +113,8 @@ def _as_request_error(error: ValidationError) -> InvalidRequestError:
     first = error.errors(include_url=False, include_context=False)
     found = max(first, key=lambda one: len(_path(one["loc"]))) if _is_union(first) else first[0]
     message = found["msg"].removeprefix("Input ").replace("should", "must", 1)
+    if (field := _path(found["loc"])) in _FORMS and not isinstance(found["input"], list):
+        message = _FORMS[field]
     if found["type"] == "missing":
         return InvalidRequestError(_path(found["loc"]) or "body", "must be given")
     message = message.partition(", unable to ")[0]  # pydantic's words of the value, which is shown
