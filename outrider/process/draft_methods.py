@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outrider.bounded_files import read_bounded
 from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, ModelError
+from outrider.limits.bounded_files import read_bounded
 
 _ARCHITECTURES = {
     "DFlashDraftModel": DraftMethod.DFLASH,

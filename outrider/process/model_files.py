@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from outrider.bounded_files import MAX_INDEX_BYTES, read_bounded
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.errors import ConfigError, ModelError, install_command
+from outrider.limits.bounded_files import MAX_INDEX_BYTES, read_bounded
 from outrider.process.draft_methods import with_draft_method
 
 _log = logging.getLogger(__name__)

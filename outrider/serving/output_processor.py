@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from outrider.columns import AnswerColumns
+from outrider.limits.rate_limit import RateLimit
 from outrider.ports import (
     EventBatch,
     ForwardReport,
@@ -22,7 +23,6 @@ from outrider.ports import (
     SessionFailed,
     SessionLost,
 )
-from outrider.rate_limit import RateLimit
 from outrider.recording import ForwardRecord, ItemRecord, Recorder
 from outrider.serving.executor import Item
 from outrider.serving.request import AnyRequest

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import jinja2
 
-from outrider.bounded_files import MAX_SETTINGS_BYTES, read_bounded
 from outrider.errors import ConfigError
 from outrider.generation import TokenizerFiles
 from outrider.limits import TOKENIZER_BYTES
+from outrider.limits.bounded_files import MAX_SETTINGS_BYTES, read_bounded
 from outrider.tokenization.chat import ChatRenderer
 from outrider.tokenization.chat.sandbox import compile_template
 from outrider.tokenization.chat.templates import (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from outrider.bounded_files import read_bounded
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.limits import ANY_MODEL, TOKENIZER_BYTES, ModelLimits
+from outrider.limits.bounded_files import read_bounded
 
 TOKENIZER_FILE = "tokenizer.json"
 

@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.limits import LINK_COMMANDS, NAME_MESSAGE
-from outrider.rate_limit import RateLimit
+from outrider.limits.rate_limit import RateLimit
 from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.counts import LinkCounts
 from outrider.transport.long_requests import long_or_parsed

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.addresses import check_listening
-from outrider.bounded_files import read_bounded
 from outrider.cli.stack.plan import LOOPBACK
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Section, Settings, TargetSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, ModelError
 from outrider.limits import TOKENIZER_BYTES
+from outrider.limits.bounded_files import read_bounded
 from outrider.vocabularies import check_same_ids, names_of, tokens_by_id
 
 Listening = CoordinatorSettings | TargetSettings | DraftSettings | GatewaySettings

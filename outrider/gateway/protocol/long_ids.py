@@ -12,9 +12,9 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.bounded_json import checks_of_json, parse_json
 from outrider.cooperative import Work
 from outrider.limits import ALLOWED_TOKEN_IDS, DETOKENIZED_TOKENS, PROMPT_TOKENS, Bound
+from outrider.limits.bounded_json import checks_of_json, parse_json
 
 LONG_BYTES = 1 << 16
 _SLICE_BYTES = 1 << 15

@@ -14,8 +14,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from outrider.bounded_files import MAX_INDEX_BYTES
 from outrider.errors import ModelError
+from outrider.limits.bounded_files import MAX_INDEX_BYTES
 from outrider.model_executor.layers.contract import WeightTarget
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.json_files import is_there, parse_object, read_object, validated

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from outrider.bounded_files import MAX_SETTINGS_BYTES, read_bounded
 from outrider.errors import ModelError
+from outrider.limits.bounded_files import MAX_SETTINGS_BYTES, read_bounded
 
 ValueT = TypeVar("ValueT")
 

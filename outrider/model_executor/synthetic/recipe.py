@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from outrider.bounded_files import read_bounded
 from outrider.errors import ModelError
+from outrider.limits.bounded_files import read_bounded
 from outrider.model_executor.synthetic.cycle import PairMap, build_map
 from outrider.model_executor.synthetic.weights import Sizes, Successors, WeightMaker
 

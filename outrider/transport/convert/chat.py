@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from outrider.bounded_json import checks_of_json, parse_json
 from outrider.chat import ChatPrompt, check_chat
 from outrider.cooperative import Work, run
 from outrider.errors import InvalidRequestError
+from outrider.limits.bounded_json import checks_of_json, parse_json
 from outrider.v1 import chat_pb2 as pb
 
 _SLICE_CHARACTERS = 1 << 16

@@ -2,7 +2,8 @@
 and both ends of a link.
 
 The length of a field is checked before it is converted, copied or looped over. Every refusal is an
-``InvalidRequestError`` that names the field, its count and the limit.
+``InvalidRequestError`` that names the field, its count and the limit. The modules below keep to limits themselves:
+reading of files, parsing of JSON, and log lines.
 """
 
 from __future__ import annotations
