@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from outrider import bounded_json
 from outrider.chat import ChatPrompt, check_chat, checks_of_chat, is_longer
 from outrider.cooperative import run
 from outrider.errors import InvalidRequestError
-from outrider.limits import JSON_VALUES, Bound
+from outrider.limits import JSON_VALUES, Bound, bounded_json
 from outrider.limits.bounded_json import checks_of_json, parse_json
 from outrider.transport.convert.chat import chat_from_proto, chat_reading, chat_to_proto
 from outrider.v1 import chat_pb2
