@@ -3,11 +3,12 @@
 A value for each session and step takes several times as long to make as an array for each field of all. Both ports take
 and give columns beside single items. Knows no bytes: those are ``outrider.transport.convert``'s.
 
-Shape letters: ``B`` sessions, ``T`` tokens of all of them.
+Shape letters: ``B`` sessions, ``T`` tokens of all of them, ``N`` ids of all supports.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
@@ -16,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.planes import PlaneReference
-from outrider.ports import Extend, ItemTiming, Score, Scores
+from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
 from outrider.prefix_hash import PrefixHash, chain_size
-from outrider.types import STATE_BYTES, HiddenStates, SparseScores, TokenScores
+from outrider.types import STATE_BYTES, HiddenStates, SparseEvidence, SparseScores, Support, TokenScores
 from outrider.values import step_value
 
 Column = NDArray[Any]
@@ -82,8 +83,18 @@ class StateColumns:
 
 
 @step_value(frozen=True, slots=True)
+class SupportColumns:
+    """What the answers of sampled sessions say of supports, one support after the other."""
+
+    counts: Column
+    """Proposals: [T] int32, ids in the support of each draft token. Scores: [B] uint32, probabilities of each."""
+    token_ids: Column  # [N] int32, of proposals; scores have none
+    probs: Column  # [N] float32
+
+
+@step_value(frozen=True, slots=True)
 class AnswerColumns(Generic[EventT_co]):
-    """Proposals without evidence, scores that are tokens, or sparse scores of plain steps, of sessions that differ."""
+    """Proposals or scores of sessions that differ: tokens, or what ``SparseEvidence`` and ``SparseScores`` hold."""
 
     sessions: Column  # [B] uint64
     generations: Column  # [B] uint64
@@ -94,15 +105,45 @@ class AnswerColumns(Generic[EventT_co]):
     make: Callable[[int, int, int, tuple[int, ...]], EventT_co]
     """The event of session, generation, base length and tokens; not for sparse scores."""
     outside_masses: Column | None = None  # [T] float32
-    """Of ``SparseScores`` without supports: then ``token_ids`` are int32, and may be -1. None: of any other answers."""
+    """Of ``SparseScores``: then ``token_ids`` are int32, and may be -1. None: of any other answers."""
     states: StateColumns | None = None
-    """Of scores that are tokens: the hidden states, if they were asked for."""
+    """Of scores: the hidden states, if they were asked for."""
+    supports: SupportColumns | None = None
+    """Of proposals with evidence, and of sparse scores of these; None: there are none."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether there is more than tokens."""
+        return self.outside_masses is not None or self.supports is not None
+
+    def selected(self, places: NDArray[np.intp]) -> AnswerColumns[EventT_co]:
+        """The answers at these places, without their times and hidden states."""
+        tokens, supports = ragged(self.counts, places), self.supports
+        if supports is not None:
+            if self.outside_masses is None:
+                ids = ragged(supports.counts, tokens)
+                supports = SupportColumns(supports.counts[tokens], supports.token_ids[ids], supports.probs[ids])
+            else:
+                ids = ragged(supports.counts, places)
+                supports = SupportColumns(supports.counts[places], supports.token_ids, supports.probs[ids])
+        return AnswerColumns(
+            self.sessions[places],
+            self.generations[places],
+            self.base_lengths[places],
+            self.counts[places],
+            self.token_ids[tokens],
+            (),
+            self.make,
+            None if self.outside_masses is None else self.outside_masses[tokens],
+            None,
+            supports,
+        )
 
     def events(self, places: Sequence[int]) -> Iterator[EventT_co]:
         """The answers at these places, one by one."""
         heads = list(zip(self.sessions.tolist(), self.generations.tolist(), self.base_lengths.tolist(), strict=True))
-        if self.outside_masses is not None:
-            yield from self._sparse_scores(heads, places, self.outside_masses)
+        if self.is_sparse:
+            yield from self._sparse_events(heads, places)
             return
         rows = list(_rows(self.counts, self.token_ids))
         for place, states in zip(places, self.states_at(places), strict=True):
@@ -116,14 +157,20 @@ class AnswerColumns(Generic[EventT_co]):
         found = list(self.states.hidden_states())
         return [found[place] for place in places]
 
-    def _sparse_scores(
-        self, heads: Sequence[tuple[int, int, int]], places: Sequence[int], masses: Column
-    ) -> Iterator[Any]:
-        ends = self.counts.cumsum().tolist()
-        starts = [0, *ends]
-        for place in places:
-            own = slice(starts[place], ends[place])
-            yield Scores(*heads[place], SparseScores(_NO_PROBS, masses[own], self.token_ids[own]))
+    def _sparse_events(self, heads: Sequence[tuple[int, int, int]], places: Sequence[int]) -> Iterator[Any]:
+        edges = _edges(self.counts)
+        masses, supports = self.outside_masses, self.supports
+        of_supports = [] if supports is None else _edges(supports.counts)
+        for place, states in zip(places, self.states_at(places), strict=True):
+            own = slice(edges[place], edges[place + 1])
+            if masses is not None:
+                probs = _NO_PROBS if supports is None else supports.probs[of_supports[place] : of_supports[place + 1]]
+                form = SparseScores(probs, masses[own], self.token_ids[own])
+                yield Scores(*heads[place], form, hidden_states=states)
+            elif supports is not None:
+                ids = slice(of_supports[own.start], of_supports[own.stop])
+                evidence = SparseEvidence(supports.counts[own], supports.token_ids[ids], supports.probs[ids])
+                yield Proposal(*heads[place], tuple(self.token_ids[own].tolist()), evidence)
 
     def timings(self, places: Sequence[int]) -> list[ItemTiming | None]:
         """The items' times at these places; None where the service did not say."""
@@ -165,7 +212,7 @@ class ExtendColumns:
 
 @step_value(frozen=True, slots=True)
 class ScoreColumns:
-    """``Score`` without supports of sessions that differ."""
+    """``Score`` of sessions that differ."""
 
     sessions: Column  # [B]
     generations: Column  # [B]
@@ -180,17 +227,32 @@ class ScoreColumns:
     """None: hidden states are wanted of none."""
     plane: int = 0
     """By which they go."""
+    support_counts: Column | None = None  # [sum(draft_lengths)] int32, ids in the support of each draft token
+    support_token_ids: Column | None = None  # [N] int32
+    """None: no command has a support. One whose supports have no ids has none either."""
 
     def __len__(self) -> int:
         return len(self.sessions)
 
     def items(self) -> Iterator[Score]:
         """The commands, one by one."""
-        drafts = _rows(self.draft_lengths, self.draft_token_ids)
+        drafts, supports = _rows(self.draft_lengths, self.draft_token_ids), self.supports()
         firsts = [None] * len(self) if self.hidden_states_from is None else self.hidden_states_from.tolist()
         rows = _rows(self.counts, self.token_ids)
-        for head, token_ids, draft, first in zip(_heads(self), rows, drafts, firsts, strict=True):
-            yield Score(*head, token_ids, draft, None, "", first, self.plane)
+        for head, token_ids, draft, support, first in zip(_heads(self), rows, drafts, supports, firsts, strict=True):
+            yield Score(*head, token_ids, draft, support, "", first, self.plane)
+
+    def supports(self) -> list[Support | None]:
+        """The support of each command."""
+        counts, ids = self.support_counts, self.support_token_ids
+        if counts is None or ids is None:
+            return [None] * len(self)
+        edges, of_ids = _edges(self.draft_lengths), _edges(counts)
+        found: list[Support | None] = []
+        for start, stop in itertools.pairwise(edges):
+            first, last = of_ids[start], of_ids[stop]
+            found.append(Support(counts[start:stop], ids[first:last]) if last > first else None)
+        return found
 
 
 CommandColumns = ExtendColumns | ScoreColumns
@@ -215,6 +277,20 @@ def one_by_one(commands: Sequence[Any]) -> list[Any]:
         else:
             found.append(command)
     return found
+
+
+def ragged(counts: Column, places: NDArray[np.intp]) -> NDArray[np.intp]:  # counts [B] -> [sum(counts[places])]
+    """Where the values of these rows lie, of rows of ``counts`` values one after the other."""
+    counts = counts.astype(np.intp, copy=False)
+    own = counts[places]
+    shifts = (counts.cumsum() - counts)[places] - (own.cumsum() - own)
+    found: NDArray[np.intp] = shifts.repeat(own) + np.arange(int(own.sum()))
+    return found
+
+
+def _edges(counts: Column) -> list[int]:
+    """Where each row of so many values begins, and where the last ends."""
+    return [0, *counts.cumsum(dtype=np.int64).tolist()]
 
 
 def _heads(columns: CommandColumns) -> Iterator[tuple[int, int, int, PrefixHash]]:

@@ -1,4 +1,4 @@
-"""Drafts of a model for a step that came as columns: sessions that draw all their tokens in one loop, without evidence.
+"""Drafts of a model for a step that came as columns: sessions that draw all their tokens in one loop.
 
 Owns how the columns become rows of a loop, and what it drew becomes columns. What follows for a session that nothing
 could be drawn for is decided as for single items.
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.columns import AnswerColumns
+from outrider.columns import AnswerColumns, SupportColumns
 from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Proposal
 from outrider.serving.executor import ExecutorOutput
+from outrider.types import SparseEvidence
 
 if TYPE_CHECKING:
     from outrider.serving.steady.step import Ints, SteadyStep
@@ -46,12 +47,15 @@ class ColumnsForward:
         """Draw the tokens; called once."""
         drawn, columns = self._runner.draft(self._rows), self._step.columns
         computed = time.perf_counter_ns()
-        if not all(draws.token_ids for draws in drawn):
+        sparse = [draws.evidence for draws in drawn if isinstance(draws.evidence, SparseEvidence)]
+        is_uniform = len(sparse) == len(drawn) or all(draws.evidence is None for draws in drawn)
+        if not is_uniform or not all(draws.token_ids for draws in drawn):
             return self._one_by_one(drawn, computed)
         counts = np.array([len(draws.token_ids) for draws in drawn], dtype=np.uint32)
         token_ids = np.array([token_id for draws in drawn for token_id in draws.token_ids], dtype=np.uint32)
+        supports = _joined(sparse) if sparse else None
         answers: AnswerColumns[Proposal] = AnswerColumns(
-            columns.sessions, columns.generations, self._step.bases, counts, token_ids, (), Proposal
+            columns.sessions, columns.generations, self._step.bases, counts, token_ids, (), Proposal, supports=supports
         )
         return ExecutorOutput((), computed, columns=answers)
 
@@ -59,7 +63,15 @@ class ColumnsForward:
         columns = self._step.columns
         heads = zip(columns.sessions.tolist(), columns.generations.tolist(), self._step.bases.tolist(), strict=True)
         results = [
-            Proposal(*head, draws.token_ids) if draws.token_ids else draws.error
+            Proposal(*head, draws.token_ids, draws.evidence) if draws.token_ids else draws.error
             for head, draws in zip(heads, drawn, strict=True)
         ]
         return ExecutorOutput(results, computed_ns)
+
+
+def _joined(evidence: Sequence[SparseEvidence]) -> SupportColumns:
+    return SupportColumns(
+        np.concatenate([one.counts for one in evidence]),
+        np.concatenate([one.token_ids for one in evidence]),
+        np.concatenate([one.probs for one in evidence]),
+    )

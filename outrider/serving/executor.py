@@ -196,7 +196,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
     # Columns: items of many running sessions at once. An executor that takes none gets all of them one by one.
 
     def is_steady(self, session: Session[SequenceT]) -> bool:
-        """Whether the items of a session that was answered may come as columns, and its answers are tokens alone."""
+        """Whether the items of a session that was answered may come as columns, and its answers go as such."""
         return False
 
     def takes_columns(self, step: SteadyStep) -> bool:

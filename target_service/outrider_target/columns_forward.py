@@ -1,4 +1,5 @@
-"""One forward of the target over a step that came as columns: greedy and coupled sessions, with drafts.
+"""One forward of the target over a step that came as columns: sessions with drafts, whose scores are all tokens, or
+all sparse.
 
 Owns how the columns become rows of a forward, and what its kernels found becomes columns. What follows for a session
 that cannot be scored is decided as for single items.
@@ -7,13 +8,13 @@ that cannot be scored is decided as for single items.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from outrider.columns import AnswerColumns, ScoreColumns, StateColumns, token_scores
+from outrider.columns import AnswerColumns, ScoreColumns, StateColumns, SupportColumns, token_scores
 from outrider.errors import OutriderError
 from outrider.kernels.device_stream import Mark
 from outrider.model_executor.input_batch import ForwardRow
@@ -22,12 +23,15 @@ from outrider.ports import Scores
 from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring.score import ScoreOutcome
 from outrider.serving.executor import ExecutorOutput
-from outrider.types import HiddenStates, TokenScores
+from outrider.types import HiddenStates, SparseScores, TokenScores
 from outrider_target.layer_states import StepStates, in_order
 
 if TYPE_CHECKING:
     from outrider.serving.steady.step import SteadyStep
     from outrider_target.planes import TargetPlanes
+
+
+_NO_IDS = np.zeros(0, dtype=np.int32)
 
 
 class ColumnsForward:
@@ -57,8 +61,10 @@ class ColumnsForward:
         # While the device computes:
         samplings: list[Any] = [session.executor_state for session in step.sessions]  # ``SessionSampling``
         requests = [
-            ScoreRequest(sampling, row.sequence.token_ids, base, draft)
-            for sampling, row, base, draft in zip(samplings, rows, step.bases.tolist(), drafts, strict=True)
+            ScoreRequest(sampling, row.sequence.token_ids, base, draft, support)
+            for sampling, row, base, draft, support in zip(
+                samplings, rows, step.bases.tolist(), drafts, columns.supports(), strict=True
+            )
         ]
         self._scoring = runner.sampler.begin_scoring(logits, requests)
 
@@ -73,22 +79,42 @@ class ColumnsForward:
         computed = time.perf_counter_ns()
         tokens = self._scoring.tokens()
         states = None if self._states is None else self._states.columns()
-        if tokens is not None and (self._states is None or states is not None):
+        is_handed = self._states is None or states is not None
+        if is_handed and tokens is not None:
             return ExecutorOutput((), computed, columns=self._answers(tokens, states))
+        if is_handed and (sparse := self._scoring.sparse()) is not None:
+            return ExecutorOutput((), computed, columns=self._sparse_answers(sparse, states))
         outcomes = self._scoring.outcomes()
-        forms = [outcome.form for outcome in outcomes]
-        rows = [form.token_ids for form in forms if isinstance(form, TokenScores)]
-        if len(rows) < len(forms) or (self._states is not None and states is None):
+        if not is_handed or any(outcome.form is None for outcome in outcomes):
             return ExecutorOutput(self._one_by_one(outcomes, states), computed)
+        forms = [outcome.form for outcome in outcomes]
+        sparse_forms = [form for form in forms if isinstance(form, SparseScores)]
+        if sparse_forms:
+            return ExecutorOutput((), computed, columns=self._sparse_answers(joined_scores(sparse_forms), states))
+        rows = [form.token_ids for form in forms if isinstance(form, TokenScores)]
         found = np.array([token_id for row in rows for token_id in row], dtype=np.uint32)
         return ExecutorOutput((), computed, columns=self._answers(found, states))
 
-    def _answers(self, token_ids: np.ndarray, states: StateColumns | None) -> AnswerColumns[Scores]:  # [sum(K+1)]
+    def _answers(
+        self,
+        token_ids: np.ndarray,  # [sum(K+1)]
+        states: StateColumns | None,
+        masses: np.ndarray | None = None,
+        supports: SupportColumns | None = None,
+    ) -> AnswerColumns[Scores]:
         columns, step = self._columns, self._step
-        counts = step.draft_lengths + 1
-        return AnswerColumns(
-            columns.sessions, columns.generations, step.bases, counts, token_ids, (), token_scores, None, states
-        )
+        heads = columns.sessions, columns.generations, step.bases, step.draft_lengths + 1
+        return AnswerColumns(*heads, token_ids, (), token_scores, masses, states, supports)
+
+    def _sparse_answers(self, scores: SparseScores, states: StateColumns | None) -> AnswerColumns[Scores]:
+        """``scores``: those of all sessions, one after the other."""
+        lengths, counts = self._step.draft_lengths, self._columns.support_counts
+        if counts is None:
+            raise TypeError("sparse scores of drafts answer supports")
+        ends = np.concatenate((np.zeros(1, dtype=np.int64), counts.cumsum(dtype=np.int64)))[lengths.cumsum()]
+        sizes = np.diff(ends, prepend=0).astype(np.uint32)
+        supports = SupportColumns(sizes, _NO_IDS, scores.support_probs)
+        return self._answers(scores.outside_token_ids, states, scores.outside_mass, supports)
 
     def _one_by_one(
         self, outcomes: list[ScoreOutcome], states: StateColumns | None
@@ -102,6 +128,15 @@ class ColumnsForward:
             outcome.error if outcome.form is None else Scores(*head, outcome.form, hidden_states=own)
             for head, outcome, own in zip(heads, outcomes, handed, strict=True)
         ]
+
+
+def joined_scores(forms: Sequence[SparseScores]) -> SparseScores:
+    """Those of several sessions, one after the other."""
+    return SparseScores(
+        np.concatenate([form.support_probs for form in forms]),
+        np.concatenate([form.outside_mass for form in forms]),
+        np.concatenate([form.outside_token_ids for form in forms]),
+    )
 
 
 def _rows(values: list[int], counts: list[int]) -> list[list[int]]:

@@ -21,12 +21,12 @@ from outrider.serving.session import Session
 from outrider.serving.steady.step import SteadyStep
 from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores
 from outrider_target.columns_forward import ColumnsForward
-from outrider_target.jobs import ScoreJob, check_layers, check_score
+from outrider_target.jobs import ScoreJob, check_layers, check_score, needs_support
 from outrider_target.planes import TargetPlanes
 from outrider_target.scoring_forward import ScoringForward
 
 TargetSession = Session[KVSequence]
-_TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
+COLUMN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION)
 
 
 class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
@@ -83,19 +83,25 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
     # Columns.
 
     def is_steady(self, session: TargetSession) -> bool:
-        """Greedy and coupled sessions without logprobs: their scores are tokens."""
+        """Sessions without logprobs whose scores are tokens, or sparse."""
         opened = session.open
         no_logprobs = opened.num_logprobs is None and opened.num_prompt_logprobs is None
         return (
-            no_logprobs and opened.judging_rule in _TOKEN_RULES and isinstance(session.executor_state, SessionSampling)
+            no_logprobs and opened.judging_rule in COLUMN_RULES and isinstance(session.executor_state, SessionSampling)
         )
 
     def takes_columns(self, step: SteadyStep) -> bool:
-        """Whether every item has drafts and keeps to the bounds of ``check_score``, and pages suffice for certain."""
+        """Whether every item has drafts and keeps to the bounds of ``check_score``, pages suffice for certain, and all
+        scores are tokens, or all are sparse.
+        """
         columns, lengths = step.columns, step.draft_lengths
         if not isinstance(columns, ScoreColumns) or int(lengths.min()) < 1 or int(columns.counts.min()) < 1:
             return False
         if columns.hidden_states_from is not None and not _hand_over_all(step, columns.hidden_states_from):
+            return False
+        if len(are_sparse := {needs_support(session.open) for session in step.sessions}) > 1:
+            return False
+        if are_sparse == {True} and not _has_whole_supports(columns, int(step.num_token_ids.min())):
             return False
         ids, drafts, vocab_size = columns.token_ids, columns.draft_token_ids, self._runner.config.vocab_size
         return bool(
@@ -171,6 +177,14 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
             and item.support is None
             and item.hidden_states_from is None
         )
+
+
+def _has_whole_supports(columns: ScoreColumns, num_token_ids: int) -> bool:
+    """Whether every draft token of every session has a support, of ids below ``num_token_ids``."""
+    counts, ids = columns.support_counts, columns.support_token_ids
+    if counts is None or ids is None or not ids.size:
+        return False
+    return int(counts.min()) > 0 and int(ids.min()) >= 0 and int(ids.max()) < num_token_ids
 
 
 def _sampling_of(session: TargetSession) -> SessionSampling:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from outrider import ports
+from outrider.columns import AnswerColumns
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_POSITIONS
 from outrider.planes import ID_BYTES, PlaneReference
@@ -179,7 +180,36 @@ def test_sampled_steps_without_drafts_may_stay_columns() -> None:
     assert list(map(plain, batch.columns.events(range(8)))) == list(map(plain, events))
     again = target_events_to_proto(batch, columns=True)
     assert again == message
-    assert target_events_from_proto(sent([sampled(index, 1) for index in range(8)])[0], keeps_columns=True).events
+
+
+def kept(events: list[Any]) -> AnswerColumns[Any]:
+    """The events as columns that were sent as such, and again."""
+    columns: AnswerColumns[Any] | None = None
+    batch: ports.EventBatch[Any] = ports.EventBatch(tuple(events))
+    for _ in range(2):
+        if isinstance(events[0], ports.Proposal):
+            batch = draft_events_from_proto(draft_events_to_proto(batch, columns=True), keeps_columns=True)
+        else:
+            batch = target_events_from_proto(target_events_to_proto(batch, columns=True), keeps_columns=True)
+        columns = batch.columns
+        assert not batch.events
+    assert columns is not None
+    return columns
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [sampled(index, index % 4) for index in range(9)],
+        [drawn(index, [3, 0, 2][: 1 + index % 3]) for index in range(9)],
+        [greedy(index, index % 4) for index in range(9)],
+    ],
+)
+def test_answers_of_any_lengths_may_stay_columns_and_be_selected(events: list[Any]) -> None:
+    columns = kept(events)
+    assert list(map(plain, columns.events(range(9)))) == list(map(plain, events))
+    chosen = columns.selected(np.array([7, 1, 2]))
+    assert list(map(plain, chosen.events(range(3)))) == [plain(events[place]) for place in (7, 1, 2)]
 
 
 @pytest.mark.parametrize("timed", [True, False])

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.columns import AnswerColumns, ragged
 from outrider.randomness.philox_numpy import uniform
 from outrider.randomness.streams import Stream
 from outrider.types import FloatArray, IntArray, SparseEvidence, SparseScores
@@ -48,7 +50,7 @@ class ScoredCase:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class Rows:
     """The supports of all draft positions of all cases, concatenated."""
 
     num_rows: Indices  # [C] draft tokens of each case
@@ -60,7 +62,8 @@ class _Rows:
     probs: FloatArray  # [N]
 
     @classmethod
-    def of(cls, cases: Sequence[ProposalCase]) -> _Rows:
+    def of(cls, cases: Sequence[ProposalCase]) -> Rows:
+        """Of proposals one by one, whose supports have fitting shapes."""
         num_rows = np.array([len(case.draft_token_ids) for case in cases], dtype=np.int64)
         counts = np.concatenate([case.evidence.counts for case in cases]).astype(np.int64)
         return cls(
@@ -73,20 +76,64 @@ class _Rows:
             probs=np.concatenate([case.evidence.probs for case in cases]),
         )
 
+    @classmethod
+    def of_columns(cls, proposals: AnswerColumns[Any]) -> Rows:
+        """Of proposals that came as columns, with supports."""
+        supports = proposals.supports
+        if supports is None:
+            raise ValueError("these proposals have no supports")
+        num_rows, counts = proposals.counts.astype(np.int64), supports.counts.astype(np.int64)
+        return cls(
+            num_rows=num_rows,
+            counts=counts,
+            starts=counts.cumsum() - counts,
+            cases=np.arange(num_rows.size).repeat(num_rows),
+            drafted=proposals.token_ids.astype(np.int64),
+            ids=supports.token_ids,
+            probs=supports.probs,
+        )
+
+    def selected(self, cases: Indices) -> Rows:
+        """Of these cases alone."""
+        rows = ragged(self.num_rows, cases)
+        ids = ragged(self.counts, rows)
+        num_rows, counts = self.num_rows[cases], self.counts[rows]
+        return Rows(
+            num_rows=num_rows,
+            counts=counts,
+            starts=counts.cumsum() - counts,
+            cases=np.arange(num_rows.size).repeat(num_rows),
+            drafted=self.drafted[rows],
+            ids=self.ids[ids],
+            probs=self.probs[ids],
+        )
+
     def where_drafted(self) -> Indices:
         """Indices of the draft tokens in their supports, if they are there."""
         return np.flatnonzero(self.ids == self.drafted.repeat(self.counts))
 
     def sums(self, values: FloatArray) -> Doubles:  # [N] -> [R]
+        """Of the values of each support."""
         return np.add.reduceat(values, self.starts, dtype=np.float64)
 
 
 def are_sound(cases: Sequence[ProposalCase]) -> bool:
     """Whether ``check_proposal`` would accept all of them; False also if the test is not worthwhile."""
-    if len(cases) < FEWEST or not all(map(_has_fitting_shapes, cases)):
+    if len(cases) < FEWEST or not all(map(has_fitting_shapes, cases)):
         return False
-    rows = _Rows.of(cases)
-    limits = np.array([case.num_token_ids for case in cases], dtype=np.int64)[rows.cases]  # [R]
+    return _are_sound_rows(Rows.of(cases), np.array([case.num_token_ids for case in cases], dtype=np.int64))
+
+
+def are_sound_columns(proposals: AnswerColumns[Any], limits: Indices) -> bool:  # limits [C]
+    """Whether ``check_proposal`` would accept the evidence of all proposals, which came as columns."""
+    supports = proposals.supports
+    if supports is None or not supports.counts.size or int(supports.counts.min()) < 1:
+        return False
+    return _are_sound_rows(Rows.of_columns(proposals), limits)
+
+
+def _are_sound_rows(rows: Rows, limits: Indices) -> bool:  # limits [C]
+    limits = limits[rows.cases]  # [R]
     keys = np.arange(len(rows.counts)).repeat(rows.counts) * int(limits.max()) + rows.ids
     keys.sort()
     return bool(
@@ -99,7 +146,8 @@ def are_sound(cases: Sequence[ProposalCase]) -> bool:
     )
 
 
-def _has_fitting_shapes(case: ProposalCase) -> bool:
+def has_fitting_shapes(case: ProposalCase) -> bool:
+    """Whether every draft token has a support, and every id a probability."""
     evidence = case.evidence
     counts = evidence.counts
     return (
@@ -113,10 +161,37 @@ def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
     """The verdict of ``judge`` on each case; None for a case that has to be judged alone."""
     if len(cases) < FEWEST or not all(map(_has_fitting_scores, cases)):
         return None
-    rows = _Rows.of([case.proposal for case in cases])
+    rows = Rows.of([case.proposal for case in cases])
     said = _Said.of(cases, rows)
-    limits = np.array([case.proposal.num_token_ids for case in cases], dtype=np.int64).repeat(rows.num_rows + 1)
-    return _judge(cases, rows, said) if _are_sound_scores(rows, said, limits) else None
+    judged = _judge_rows(
+        rows,
+        said,
+        limits=np.array([case.proposal.num_token_ids for case in cases], dtype=np.int64),
+        seeds=np.array([case.seed for case in cases], dtype=np.uint64),
+        bases=np.array([case.base for case in cases], dtype=np.int64),
+    )
+    if judged is None:
+        return None
+    heads = zip(judged[0].tolist(), judged[1].tolist(), rows.num_rows.tolist(), strict=True)
+    return [
+        Verdict(num_accepted, token_id, NextToken.BONUS if num_accepted == num_drafted else NextToken.RECOVERED)
+        for num_accepted, token_id, num_drafted in heads
+    ]
+
+
+def judge_columns(
+    rows: Rows, scores: AnswerColumns[Any], *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices
+) -> tuple[Indices, Indices] | None:
+    """``judge_together`` of scores that came as columns, on checked proposals: accepted tokens and the token after them
+    [C]; None if any has to be judged alone.
+    """
+    if scores.outside_masses is None or not np.array_equal(scores.counts, rows.num_rows + 1):
+        return None
+    sizes = np.add.reduceat(rows.counts, rows.num_rows.cumsum() - rows.num_rows)
+    if scores.supports is None or not np.array_equal(scores.supports.counts, sizes):
+        return None
+    said = _Said.at(scores.supports.probs, scores.outside_masses, scores.token_ids, rows)
+    return _judge_rows(rows, said, limits=limits, seeds=seeds, bases=bases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +205,18 @@ class _Said:
     lasts: Indices  # [C] of those, the ones after each proposal
 
     @classmethod
-    def of(cls, cases: Sequence[ScoredCase], rows: _Rows) -> _Said:
-        return cls(
-            inside=np.concatenate([case.scores.support_probs for case in cases]),
-            outside=np.concatenate([case.scores.outside_mass for case in cases]),
-            drawn=np.concatenate([case.scores.outside_token_ids for case in cases]),
-            judged=np.arange(len(rows.counts)) + rows.cases,
-            lasts=(rows.num_rows + 1).cumsum() - 1,
+    def of(cls, cases: Sequence[ScoredCase], rows: Rows) -> _Said:
+        return cls.at(
+            np.concatenate([case.scores.support_probs for case in cases]),
+            np.concatenate([case.scores.outside_mass for case in cases]),
+            np.concatenate([case.scores.outside_token_ids for case in cases]),
+            rows,
         )
+
+    @classmethod
+    def at(cls, inside: FloatArray, outside: FloatArray, drawn: IntArray, rows: Rows) -> _Said:
+        judged = np.arange(len(rows.counts)) + rows.cases
+        return cls(inside, outside, drawn, judged, (rows.num_rows + 1).cumsum() - 1)
 
 
 def _has_fitting_scores(case: ScoredCase) -> bool:
@@ -148,7 +227,7 @@ def _has_fitting_scores(case: ScoredCase) -> bool:
     )
 
 
-def _are_sound_scores(rows: _Rows, said: _Said, limits: Indices) -> bool:  # limits [R+C]
+def _are_sound_scores(rows: Rows, said: _Said, limits: Indices) -> bool:  # limits [R+C]
     sums = said.outside.astype(np.float64)
     sums[said.judged] += rows.sums(said.inside)
     is_needed = said.outside > 0
@@ -161,9 +240,13 @@ def _are_sound_scores(rows: _Rows, said: _Said, limits: Indices) -> bool:  # lim
     )
 
 
-def _judge(cases: Sequence[ScoredCase], rows: _Rows, said: _Said) -> list[Verdict] | None:
-    seeds = np.array([case.seed for case in cases], dtype=np.uint64)[rows.cases]  # [R]
-    bases = np.array([case.base for case in cases], dtype=np.int64)[rows.cases]  # [R]
+def _judge_rows(
+    rows: Rows, said: _Said, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices
+) -> tuple[Indices, Indices] | None:
+    """By case [C] the number of accepted tokens, and the token after them; None where each has to be judged alone."""
+    if not _are_sound_scores(rows, said, limits.repeat(rows.num_rows + 1)):
+        return None
+    seeds, bases = seeds[rows.cases], bases[rows.cases]  # [R]
     firsts = rows.num_rows.cumsum() - rows.num_rows  # [C]
     steps = np.arange(len(rows.cases)) - firsts[rows.cases]  # [R] which draft token of its case
     drafted = rows.where_drafted()
@@ -175,16 +258,12 @@ def _judge(cases: Sequence[ScoredCase], rows: _Rows, said: _Said) -> list[Verdic
     recovered = _draw_recovered(rows, said, stops, coins) if len(stops) else []
     if recovered is None:
         return None
-    verdicts = [
-        Verdict(len(case.proposal.draft_token_ids), token_id, NextToken.BONUS)
-        for case, token_id in zip(cases, said.drawn[said.lasts].tolist(), strict=True)
-    ]
-    for case, num_accepted, token_id in zip(ending.tolist(), steps[stops].tolist(), recovered, strict=True):
-        verdicts[case] = Verdict(num_accepted, token_id, NextToken.RECOVERED)
-    return verdicts
+    num_accepted, following = rows.num_rows.copy(), said.drawn[said.lasts].astype(np.int64)
+    num_accepted[ending], following[ending] = steps[stops], recovered
+    return num_accepted, following
 
 
-def _draw_recovered(rows: _Rows, said: _Said, stops: Indices, coins: Doubles) -> list[int] | None:
+def _draw_recovered(rows: Rows, said: _Said, stops: Indices, coins: Doubles) -> list[int] | None:
     """A token from (target - draft)+ at each row of ``stops``; None when one of them is empty or ends past its sum."""
     counts, starts = rows.counts[stops], rows.starts[stops]
     columns = np.arange(int(counts.max()))

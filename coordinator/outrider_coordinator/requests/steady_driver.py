@@ -17,6 +17,7 @@ import numpy as np
 from outrider.columns import AnswerColumns, ExtendColumns
 from outrider.errors import IntegrityError
 from outrider.ports import DraftEvent, EventBatch, Extend, Score, TargetEvent
+from outrider.types import JudgingRule
 from outrider_coordinator.acceptance import NextToken, Verdict
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.request_state import RequestState
@@ -210,11 +211,13 @@ class SteadyDriver:
             target, draft = request.place.target, request.place.draft
             if target is None or request.trace.notes is not None:
                 continue
+            # Answers about supports come in columns of their own.
+            is_sparse = request.loop.engine_request.rules.rule is JudgingRule.REJECTION
             if PlainBatch.may_hold(request.loop):
-                groups[PlainBatch, target, None].append(request)
+                groups[PlainBatch, target, None, is_sparse].append(request)
             elif draft is not None and (kind := next((one for one in _DRAFTED if one.may_hold(request.loop)), None)):
-                groups[kind, target, draft].append(request)
-        for (kind, target, draft), own in groups.items():
+                groups[kind, target, draft, is_sparse].append(request)
+        for (kind, target, draft, _), own in groups.items():
             if len(own) >= _FEWEST and all(one.connection.reads_columns for one in (target, draft) if one is not None):
                 waiting: Any = _Waiting(kind([request.loop for request in own]), own, target, draft)
                 places: Any = self._drafting if kind is DraftingBatch else self._scoring

@@ -20,8 +20,15 @@ from numpy.typing import NDArray
 
 from outrider.columns import AnswerColumns, ExtendColumns, ScoreColumns, StateColumns
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, following
-from outrider.types import JudgingRule
+from outrider.types import JudgingRule, SparseEvidence
 from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
+from outrider_coordinator.acceptance.vectorized import (
+    ProposalCase,
+    Rows,
+    are_sound_columns,
+    has_fitting_shapes,
+    judge_columns,
+)
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.service_state import Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
@@ -82,10 +89,11 @@ class DraftingBatch:
         self._speculations = [session.speculation for session in sessions]
         self.reads_states = sessions[0].draft.reads_states
         """Whether their draft is handed hidden states; it is the same for all."""
+        self._is_sparse = np.array([_is_sparse(session) for session in sessions])
 
     @staticmethod
     def may_hold(session: SessionState) -> bool:
-        """Whether the target's next command is known but for the draft tokens."""
+        """Whether the target's next command is known but for the draft tokens and their supports."""
         draft, target, asked = session.draft, session.target, session.draft.asked
         return (
             asked is not None
@@ -94,7 +102,7 @@ class DraftingBatch:
             and asked.length == session.tokens.length == target.held + 1
             and target.readiness is Readiness.OPEN
             and (not draft.reads_states or steps.hands_over_states(session))
-            and session.engine_request.rules.evidence_form is None
+            and (session.engine_request.rules.evidence_form is None or _is_sparse(session))
             and not session.commands.trace_parent
         )
 
@@ -110,6 +118,7 @@ class DraftingBatch:
         tokens = _padded(answers, places, counts)  # [N, K], -1 where there is none
         fits = (answers.generations[places] == self._asked[rows]) & (answers.base_lengths[places] == self._bases[rows])
         fits &= (counts > 0) & (counts <= self._lengths[rows]) & (tokens.max(axis=1) < self._limits[rows])
+        fits &= self._is_sparse[rows] == answers.is_sparse
         if self.reads_states:
             own = [self._speculations[row] for row in _listed(rows, self._bases)]
             fits &= np.array([policy.is_to_draft(session) for session in own])
@@ -119,6 +128,12 @@ class DraftingBatch:
             places, rows = _those(places, answers.counts)[fits], _those(rows, self._bases)[fits]
             counts, tokens = counts[fits], tokens[fits]
         kept = self._bases[rows] - 1
+        supports = None
+        if answers.is_sparse:
+            chosen = answers if isinstance(places, slice) else answers.selected(places)
+            if not are_sound_columns(chosen, self._limits[rows]):
+                return None
+            supports = chosen.supports
         commands = ScoreColumns(
             self.numbers[rows],
             self._generations[rows],
@@ -131,6 +146,8 @@ class DraftingBatch:
             tokens[tokens >= 0],
             kept if self.reads_states else None,
             plane if self.reads_states else 0,
+            None if supports is None else supports.counts,
+            None if supports is None else supports.token_ids,
         )
         return AnsweredProposals(_listed(places, kept), _listed(rows, kept), commands)
 
@@ -160,6 +177,10 @@ class ScoringBatch:
         self._chains = _chains([chain for chain, _ in hashes])
         self._speculations = [session.speculation for session in sessions]
         self._reads_states = sessions[0].draft.reads_states
+        self._seeds = np.array([session.engine_request.seed for session in sessions], dtype=np.uint64)
+        cases = [case for session in sessions if (case := _sparse_case(session)) is not None]
+        self._supports = Rows.of(cases) if len(cases) == len(sessions) else None
+        """Of the proposals; None: they have no evidence."""
 
     @staticmethod
     def may_hold(session: SessionState) -> bool:
@@ -174,7 +195,7 @@ class ScoringBatch:
             and session.is_plain_request
             and not session.output.has_stops
             and (not draft.reads_states or steps.hands_over_states(session))
-            and session.engine_request.rules.rule in _TOKEN_RULES
+            and (session.engine_request.rules.rule in _TOKEN_RULES or _sparse_case(session) is not None)
             and draft.readiness is Readiness.OPEN
             and draft.asked is None
             and draft.held == base
@@ -189,7 +210,7 @@ class ScoringBatch:
         """The verdicts on these rows, whose answers are at ``places``, and the ``Extend`` that follow; None if none can
         be taken.
         """
-        if answers.outside_masses is not None or self._reads_states != (answers.states is not None):
+        if self._reads_states != (answers.states is not None):
             return None
         drafted, bases = self._counts[rows], self._bases[rows]
         counts = answers.counts[places].astype(np.int64)
@@ -197,11 +218,16 @@ class ScoringBatch:
         fits &= counts == drafted + 1
         if not fits.any():
             return None
-        own = _padded(answers, places, counts)  # [N, K+1]
-        drafts = self._drafts[rows][:, : own.shape[1] - 1]  # [N, K], -1 where there is none
-        accepted = _num_leading(own[:, : drafts.shape[1]] == drafts)
-        following_ids = own[np.arange(len(own)), np.minimum(accepted, own.shape[1] - 1)]
-        fits &= own.max(axis=1) < self._limits[rows]
+        if not fits.all():  # what does not answer the proposals cannot be judged beside what does
+            places, rows = _those(places, answers.counts)[fits], _those(rows, self._bases)[fits]
+            drafted, bases, counts = drafted[fits], bases[fits], counts[fits]
+        judged = self._judge(places, rows, answers, counts)
+        if judged is None:
+            return None
+        accepted, following_ids, fits = judged
+        own = self._drafts[rows]
+        own = np.concatenate((own, np.full((len(own), 1), -1)), axis=1)
+        own[np.arange(len(own)), accepted] = following_ids
         fits &= ~_any_ending(own, self._endings, accepted)
         remaining = self._remaining[rows] - accepted - 1
         wanted = _ints(policy.lengths([self._speculations[row] for row in _listed(rows, bases)]))
@@ -265,6 +291,26 @@ class ScoringBatch:
             lengths,
             states,
         )
+
+    def _judge(
+        self, places: Places, rows: Places, answers: AnswerColumns[Any], counts: Ints
+    ) -> tuple[Ints, Ints, Bools] | None:
+        """Of each session the number of accepted tokens, the token after them, and whether both may be: None if each
+        has to be judged alone.
+        """
+        limits = self._limits[rows]
+        if self._supports is not None:
+            supports = self._supports if isinstance(rows, slice) else self._supports.selected(rows)
+            chosen = answers if isinstance(places, slice) else answers.selected(places)
+            judged = judge_columns(supports, chosen, limits=limits, seeds=self._seeds[rows], bases=self._bases[rows])
+            return None if judged is None else (*judged, np.ones(limits.size, dtype=np.bool_))
+        if answers.is_sparse:
+            return None
+        own = _padded(answers, places, counts)  # [N, K+1]
+        drafts = self._drafts[rows][:, : own.shape[1] - 1]  # [N, K], -1 where there is none
+        accepted = _num_leading(own[:, : drafts.shape[1]] == drafts)
+        following_ids = own[np.arange(len(own)), np.minimum(accepted, own.shape[1] - 1)]
+        return accepted, following_ids, own.max(axis=1) < limits
 
 
 class PlainBatch:
@@ -364,6 +410,22 @@ def _of(states: StateColumns, places: Places, counts: Ints) -> StateColumns:
         states.offsets_bytes[places],
         states.sequences[places],
     )
+
+
+def _is_sparse(session: SessionState) -> bool:
+    """Whether its proposals come with ``SparseEvidence``."""
+    return session.engine_request.rules.evidence_form is SparseEvidence
+
+
+def _sparse_case(session: SessionState) -> ProposalCase | None:
+    """The proposal of a session that is judged by sparse rejection, token by token."""
+    rules, proposal = session.engine_request.rules, session.proposal
+    if rules.rule is not JudgingRule.REJECTION or rules.verifies_blocks:
+        return None
+    if not isinstance(proposal.evidence, SparseEvidence):
+        return None
+    case = ProposalCase(proposal.token_ids, proposal.evidence, rules.num_token_ids)
+    return case if has_fitting_shapes(case) else None
 
 
 def _those(places: Places, values: NDArray[Any]) -> Ints:

@@ -180,17 +180,19 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
     # Columns.
 
     def is_steady(self, session: DraftSession) -> bool:
-        """Sessions whose tokens are drawn in one launch, and whose proposals are tokens alone."""
-        state = session.executor_state
-        metadata = state.metadata if isinstance(state, DraftState) else None
-        return metadata is not None and not metadata.needs_evidence and not metadata.is_certain
+        """Sessions whose tokens are drawn in one launch."""
+        return isinstance(session.executor_state, DraftState) and session.executor_state.metadata is not None
 
     def takes_columns(self, step: SteadyStep) -> bool:
-        """Whether every item keeps to ``check_extend`` and fits one loop, and pages suffice for certain."""
+        """Whether every item keeps to ``check_extend`` and fits one loop, pages suffice for certain, and all proposals
+        have evidence, or none has.
+        """
         columns, lengths = step.columns, proposal_lengths(step)
         if not isinstance(columns, ExtendColumns) or not 1 <= int(lengths.min()) <= int(lengths.max()) <= MAX_STEPS:
             return False
         if not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= MAX_CATCH_UP:
+            return False
+        if len({session.open.judging_rule.needs_evidence for session in step.sessions}) > 1:
             return False
         ids = columns.token_ids
         return bool(

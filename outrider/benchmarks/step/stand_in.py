@@ -16,7 +16,7 @@ import numpy as np
 
 from outrider import __version__
 from outrider.benchmarks.step.stamps import BEGAN, ENDED
-from outrider.columns import AnswerColumns, CommandColumns, ScoreColumns, token_scores
+from outrider.columns import AnswerColumns, CommandColumns, ScoreColumns, SupportColumns, token_scores
 from outrider.ports import (
     DraftCommand,
     DraftEvent,
@@ -94,12 +94,12 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
     # Columns.
 
     def is_steady(self, session: Session[PlainSequence]) -> bool:
-        """Greedy sessions are."""
-        return session.open.sampling.temperature == 0
+        """All are."""
+        return True
 
     def takes_columns(self, step: SteadyStep) -> bool:
-        """All of them."""
-        return True
+        """Unless some sessions are sampled and others are not."""
+        return len({session.open.sampling.temperature == 0 for session in step.sessions}) == 1
 
     def start_columns(self, step: SteadyStep) -> StandInStep:
         """Texts are brought up to date at once, drafted tokens included."""
@@ -126,11 +126,26 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
             self._answer(StandInJob(session.open, item, session.sequence))
             for session, item in zip(step.sessions, items, strict=True)
         ]
-        rows = [answer.form.token_ids if step.is_scoring else answer.token_ids for answer in answers]
+        heads = step.columns.sessions, step.columns.generations, step.bases
         make: Any = token_scores if step.is_scoring else Proposal
-        token_ids = np.array([token_id for row in rows for token_id in row], dtype=np.uint32)
+        masses = supports = None
+        if step.is_scoring and isinstance(answers[0].form, SparseScores):
+            forms = [answer.form for answer in answers]
+            rows = [form.outside_token_ids for form in forms]
+            masses = np.concatenate([form.outside_mass for form in forms])
+            sizes = np.array([form.support_probs.size for form in forms], dtype=np.uint32)
+            supports = SupportColumns(sizes, rows[0][:0], np.concatenate([form.support_probs for form in forms]))
+        elif step.is_scoring:
+            rows = [answer.form.token_ids for answer in answers]
+        else:
+            rows = [answer.token_ids for answer in answers]
+            parts = [
+                (one.evidence.counts, one.evidence.token_ids, one.evidence.probs) for one in answers if one.evidence
+            ]
+            supports = SupportColumns(*map(np.concatenate, zip(*parts, strict=True))) if parts else None
+        token_ids = np.array([token_id for row in rows for token_id in row], dtype=np.int32)
         counts = np.array(list(map(len, rows)), dtype=np.uint32)
-        return AnswerColumns(step.columns.sessions, step.columns.generations, step.bases, counts, token_ids, (), make)
+        return AnswerColumns(*heads, counts, token_ids, (), make, masses, supports=supports)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,16 +85,31 @@ class Scoring:
         """Wait for the kernels; the tokens of all rows, [R], where every session is greedy, or every one coupled, and
         sound. None: ``outcomes`` tells.
         """
+        rules = {metadata.rule for metadata in self._metadata}
+        if len(rules) > 1 or rules.isdisjoint(_TOKEN_RULES) or (findings := self._sound_findings()) is None:
+            return None
+        return findings.of(_column(self._metadata[0])).copy()
+
+    def sparse(self) -> SparseScores | None:
+        """Wait for the kernels; the scores of all sessions, one after the other, where every one is of rejection and
+        sound. None: ``outcomes`` tells.
+        """
+        rules = {metadata.rule for metadata in self._metadata}
+        if rules != {JudgingRule.REJECTION} or (findings := self._sound_findings()) is None:
+            return None
+        probs, masses = findings.support_probs.copy(), findings.of(Found.MASS).copy()
+        return SparseScores(probs, masses, findings.of(Found.OUTSIDE).copy())
+
+    def _sound_findings(self) -> Findings | None:
+        """What the kernels found, if they scored all sessions at once and nothing is wrong with any row."""
         part = self._first
-        columns = {metadata.rule: _column(metadata) for metadata in self._metadata}
-        if part is None or len(part.layout.spans) < len(self._requests) or len(columns) > 1:
+        if part is None or len(part.layout.spans) < len(self._requests):
             return None
         findings = part.launch.findings()
         largest: list[float] = findings.of(Found.LARGEST).tolist()
         if findings.of(Found.STATUS).any() or not _is_drawable(largest, part.layout.bound):
             return None
-        ((rule, column),) = columns.items()
-        return findings.of(column).copy() if rule in _TOKEN_RULES else None
+        return findings
 
     def drawn(self) -> Tensor | None:
         """Next token of each session, [R] int32 on the device, valid once the kernels have ended.

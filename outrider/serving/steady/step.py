@@ -71,20 +71,35 @@ def joined(columns: Sequence[CommandColumns], items: Sequence[Any]) -> CommandCo
     parts = [*([_columns_of(items, kind)] if items else []), *columns]
     fields: list[Any] = []
     for name in kind.__slots__:
-        fields.append(_joined_field([getattr(part, name) for part in parts]))
+        fields.append(_joined_field(name, [getattr(part, name) for part in parts], parts))
     return kind(*fields)
 
 
-def _joined_field(values: Sequence[Any]) -> Any:  # noqa: ANN401 - of any field
+def _joined_field(name: str, values: Sequence[Any], parts: Sequence[Any]) -> Any:  # noqa: ANN401 - of any field
     first = values[0]
-    if isinstance(first, bytes):  # chains
+    if name == "chains":
         return b"".join(values)
+    if name.startswith("support"):
+        return _joined_supports(name, values, parts)
     if isinstance(first, StateColumns):
         arrays = [(each.starts, each.counts, each.offsets_bytes, each.sequences) for each in values]
         return StateColumns(
             first.plane_id, first.width, first.dtype, *(np.concatenate(parts) for parts in zip(*arrays, strict=True))
         )
     return np.concatenate(values) if isinstance(first, np.ndarray) else first
+
+
+def _joined_supports(name: str, values: Sequence[Any], parts: Sequence[Any]) -> Ints | None:
+    if all(value is None for value in values):
+        return None
+    # Parts without supports have none for each of their draft tokens.
+    nothing = {"support_counts": [part.draft_token_ids.size for part in parts], "support_token_ids": [0] * len(parts)}
+    return np.concatenate(
+        [
+            np.zeros(count, dtype=np.int32) if value is None else value
+            for value, count in zip(values, nothing[name], strict=True)
+        ]
+    )
 
 
 def _form_of(part: CommandColumns | Extend | Score) -> object:
@@ -103,7 +118,17 @@ def is_bare(item: Any, kind: type[CommandColumns]) -> bool:  # noqa: ANN401 - an
         return False
     if kind is ExtendColumns:
         return item.hidden_states is None or StateColumns.form_of(item.hidden_states) is not None
-    return item.support is None
+    return has_whole_support(item)
+
+
+def has_whole_support(item: Any) -> bool:  # noqa: ANN401 - a ``Score``
+    """Whether a ``Score`` has no support, or one with ids for its draft tokens and no other."""
+    support = item.support
+    if support is None:
+        return True
+    counts = support.counts
+    is_whole = 0 < counts.size == len(item.draft_token_ids) and int(counts.min()) >= 0
+    return is_whole and 0 < support.token_ids.size == int(counts.sum())
 
 
 def _columns_of(items: Sequence[Any], kind: type[Any]) -> CommandColumns:
@@ -128,5 +153,15 @@ def _columns_of(items: Sequence[Any], kind: type[Any]) -> CommandColumns:
         drafts = np.array([token_id for item in items for token_id in item.draft_token_ids], dtype=np.int64)
         firsts = [item.hidden_states_from for item in items]
         wanted = None if firsts[0] is None else np.array(firsts, dtype=np.int64)
-        columns = ScoreColumns(*heads, lengths, drafts, wanted, items[0].plane)
+        columns = ScoreColumns(*heads, lengths, drafts, wanted, items[0].plane, *_supports_of(items))
     return columns
+
+
+def _supports_of(items: Sequence[Any]) -> tuple[Any, Any]:
+    if all(item.support is None for item in items):
+        return None, None
+    counts = [
+        np.zeros(len(item.draft_token_ids), dtype=np.int32) if item.support is None else item.support.counts
+        for item in items
+    ]
+    return np.concatenate(counts), np.concatenate([item.support.token_ids for item in items if item.support])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from outrider import ports
-from outrider.columns import AnswerColumns, StateColumns, token_scores
+from outrider.columns import AnswerColumns, StateColumns, SupportColumns, token_scores
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, LINK_SUPPORT_IDS, Bound
 from outrider.transport.convert.column_bytes import (
@@ -40,6 +40,7 @@ NUMBERS_IN_A_TIMING = len(ports.ItemTiming.__slots__)
 
 Indices = list[int]
 Head = tuple[int, int, int]
+_NO_IDS = np.zeros(0, dtype=np.int32)
 _NO_PROBS = np.zeros(0, dtype=np.float32)
 
 
@@ -127,6 +128,13 @@ def write_answer_arrays(message: pb.AnswerColumns, answers: AnswerColumns[Any]) 
         message.outside_mass = array_bytes(answers.outside_masses, "<f4")
     if answers.states is not None:
         write_state_columns(message.states, answers.states)
+    if (supports := answers.supports) is not None:
+        message.support_probs = array_bytes(supports.probs, "<f4")
+        if answers.outside_masses is None:
+            message.support_counts = array_bytes(supports.counts, "<i4")
+            message.support_token_ids = array_bytes(supports.token_ids, "<i4")
+        elif supports.probs.size:
+            message.support_sizes = array_bytes(supports.counts, "<u4")
 
 
 def _token_ids(answer: Any) -> Sequence[int]:  # noqa: ANN401 - of a group
@@ -152,15 +160,10 @@ def _write_evidence(message: pb.AnswerColumns, evidence: Sequence[Any]) -> None:
 
 def proposals_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Proposal | ports.SessionFailed]:
     """The proposals of a group; ``ProtocolError`` for columns that do not fit each other."""
-    _require_proposals(message)
+    _check_kind(message, are_scores=False)
     if not message.support_counts:
         return _answers(message, LINK_DRAFT_TOKEN_IDS, ports.Proposal)
     return _drawn_proposals(message)
-
-
-def _require_proposals(message: pb.AnswerColumns) -> None:
-    if message.outside_mass or message.support_sizes or message.HasField("states"):
-        raise ProtocolError("columns: outside_mass, support_sizes and states belong to scores, not to proposals")
 
 
 def _drawn_proposals(message: pb.AnswerColumns) -> Iterator[ports.Proposal | ports.SessionFailed]:
@@ -179,8 +182,7 @@ def _drawn_proposals(message: pb.AnswerColumns) -> Iterator[ports.Proposal | por
 
 def scores_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Scores | ports.SessionFailed]:
     """The scores of a group; ``ProtocolError`` for columns that do not fit each other."""
-    if message.support_counts or message.support_token_ids:
-        raise ProtocolError("columns: support_counts and support_token_ids belong to proposals, not to scores")
+    _check_kind(message, are_scores=True)
     found = _sparse_scores(message) if message.outside_mass else _answers(message, LINK_POSITIONS, token_scores)
     return _with_states(message, found) if message.HasField("states") else found
 
@@ -196,36 +198,67 @@ def _with_states(
 def token_columns(
     message: pb.DraftEvents | pb.TargetEvents, make: Callable[[int, int, int, tuple[int, ...]], Any]
 ) -> AnswerColumns[Any] | None:
-    """The answers of a message of events as columns; None unless its columns are in one group, and of tokens, with the
-    mass outside of a support that has no ids, if with anything.
+    """The answers of a message of events as columns; None unless its columns are in one group, and each of its answers
+    is within its limits. ``ProtocolError`` for columns that do not fit each other.
     """
     if len(message.columns) != 1:
         return None
-    group = message.columns[0]
-    if group.support_counts or group.support_token_ids or group.support_sizes or group.support_probs:
-        return None
-    is_sparse = bool(group.outside_mass)
-    if is_sparse and (make is not token_scores or group.HasField("states")):
-        return None
+    group, are_scores = message.columns[0], make is token_scores
+    _check_kind(group, are_scores=are_scores)
     size = len(group.sessions) // SESSION_BYTES
-    if make is not token_scores:
-        _require_proposals(group)
-    bound = LINK_POSITIONS if make is token_scores else LINK_DRAFT_TOKEN_IDS
+    bound = LINK_POSITIONS if are_scores else LINK_DRAFT_TOKEN_IDS
     counts = from_bytes("counts", group.counts, "<u4", size)
     if not size or int(counts.max()) > bound.most:
         return None
+    is_sparse, num_tokens = bool(group.outside_mass), int(counts.sum())
+    supports = _score_supports(group, size) if are_scores else _proposal_supports(group, num_tokens)
+    if supports is not None:
+        sizes = supports.counts.tolist() if are_scores else sums_by_row(supports.counts, counts.tolist())
+        if max(sizes) > LINK_SUPPORT_IDS.most:
+            return None
     numbers = message.item_timings_ns[NUMBERS_IN_A_TIMING * len(message.events) :] if message.item_timings_ns else ()
     return AnswerColumns(
         from_bytes("sessions", group.sessions, "<u8"),
         from_bytes("generations", group.generations, "<u8", size),
         from_bytes("base_lengths", group.base_lengths, "<u4", size),
         counts,
-        _token_column(group, int(counts.sum()), "<i4" if is_sparse else "<u4"),
+        _token_column(group, num_tokens, "<i4" if is_sparse else "<u4"),
         numbers,
         make,
-        from_bytes("outside_mass", group.outside_mass, "<f4", int(counts.sum())) if is_sparse else None,
+        from_bytes("outside_mass", group.outside_mass, "<f4", num_tokens) if is_sparse else None,
         state_columns_from_proto(group.states, size) if group.HasField("states") else None,
+        supports,
     )
+
+
+def _check_kind(message: pb.AnswerColumns, *, are_scores: bool) -> None:
+    """``ProtocolError`` for columns that answers of this kind do not have."""
+    if are_scores and (message.support_counts or message.support_token_ids):
+        raise ProtocolError("columns: support_counts and support_token_ids belong to proposals, not to scores")
+    if not are_scores and (message.outside_mass or message.support_sizes or message.HasField("states")):
+        raise ProtocolError("columns: outside_mass, support_sizes and states belong to scores, not to proposals")
+
+
+def _proposal_supports(message: pb.AnswerColumns, num_tokens: int) -> SupportColumns | None:
+    """Supports of all draft tokens."""
+    if not message.support_counts:
+        return None
+    rows = from_bytes("support_counts", message.support_counts, "<i4", num_tokens)
+    num_ids = total("support_counts", rows)
+    ids = from_bytes("support_token_ids", message.support_token_ids, "<i4", num_ids)
+    return SupportColumns(rows, ids, from_bytes("support_probs", message.support_probs, "<f4", num_ids))
+
+
+def _score_supports(message: pb.AnswerColumns, num_answers: int) -> SupportColumns | None:
+    """What sparse scores say of supports."""
+    if not message.outside_mass:
+        return None
+    sizes = from_bytes("support_sizes", message.support_sizes, "<u4", num_answers if message.support_sizes else 0)
+    num_ids = total("support_sizes", sizes)
+    if not sizes.size:
+        from_bytes("support_probs", message.support_probs, "<f4", 0)
+        return None
+    return SupportColumns(sizes, _NO_IDS, from_bytes("support_probs", message.support_probs, "<f4", num_ids))
 
 
 def _sparse_scores(message: pb.AnswerColumns) -> Iterator[ports.Scores | ports.SessionFailed]:

@@ -115,6 +115,9 @@ def write_column_arrays(message: pb.CommandColumns, columns: CommandColumns) -> 
         if columns.hidden_states_from is not None:
             message.hidden_states_from = array_bytes(columns.hidden_states_from, "<u4")
             message.plane = columns.plane
+        if columns.support_counts is not None and columns.support_token_ids is not None:
+            message.support_counts = array_bytes(columns.support_counts, "<i4")
+            message.support_token_ids = array_bytes(columns.support_token_ids, "<i4")
     elif columns.states is not None:
         write_state_columns(message.states, columns.states)
 
@@ -159,17 +162,20 @@ def extend_arrays(message: pb.CommandColumns) -> ExtendColumns | None:
 
 
 def score_arrays(message: pb.CommandColumns) -> ScoreColumns | None:
-    """The ``Score`` of a group as columns; None where one is beyond its limits or has a support. Raises as
+    """The ``Score`` of a group as columns; None where one is beyond its limits. Raises as
     ``scores_from_command_columns``.
     """
-    if message.support_counts or message.support_token_ids:
-        return None
     heads, lengths = _head_arrays(message)
     num_drafts = total("draft_lengths", lengths)
     if heads is None or int(lengths.max(initial=0)) > LINK_DRAFT_TOKEN_IDS.most:
         return None
     drafts = from_bytes("draft_token_ids", message.draft_token_ids, "<u4", num_drafts)
-    return ScoreColumns(*(*heads, lengths, drafts, _firsts(message, lengths.size), message.plane))
+    firsts = _firsts(message, lengths.size)
+    if not message.support_counts:
+        return ScoreColumns(*(*heads, lengths, drafts, firsts, message.plane))
+    counts, ids = _support_arrays(message, num_drafts)
+    _check_support_sizes(sums_by_row(counts, lengths.tolist()))
+    return ScoreColumns(*(*heads, lengths, drafts, firsts, message.plane, counts, ids))
 
 
 def _require_extends(message: pb.CommandColumns) -> None:
@@ -254,16 +260,24 @@ def scores_from_command_columns(message: pb.CommandColumns) -> Iterator[ports.Sc
 
 
 def _supports(message: pb.CommandColumns, lengths: Sequence[int]) -> list[Support | None]:
-    counts = from_bytes("support_counts", message.support_counts, "<i4", sum(lengths)).copy()
-    num_ids = total("support_counts", counts)
-    ids = from_bytes("support_token_ids", message.support_token_ids, "<i4", num_ids).copy()
+    counts, ids = (values.copy() for values in _support_arrays(message, sum(lengths)))
     sizes = sums_by_row(counts, lengths)
-    if max(sizes, default=0) > LINK_SUPPORT_IDS.most:
-        raise ProtocolError(f"columns: a support has {max(sizes)} ids; at most {LINK_SUPPORT_IDS.most}")
+    _check_support_sizes(sizes)
     return [
         Support(counts[own], ids[support]) if support.stop > support.start else None
         for own, support in zip(spans(lengths), spans(sizes), strict=True)
     ]
+
+
+def _support_arrays(message: pb.CommandColumns, num_drafts: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    counts = from_bytes("support_counts", message.support_counts, "<i4", num_drafts)
+    ids = from_bytes("support_token_ids", message.support_token_ids, "<i4", total("support_counts", counts))
+    return counts, ids
+
+
+def _check_support_sizes(sizes: Sequence[int]) -> None:
+    if max(sizes, default=0) > LINK_SUPPORT_IDS.most:
+        raise ProtocolError(f"columns: a support has {max(sizes)} ids; at most {LINK_SUPPORT_IDS.most}")
 
 
 def _rejected(session: int, generation: int, name: str, count: int) -> ports.Rejected:

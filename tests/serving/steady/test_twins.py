@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from outrider.benchmarks.step.stand_in import VOCAB_SIZE, StandInExecutor, new_session_table, propose
@@ -18,9 +19,10 @@ from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits
 from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import TokenBudget
+from outrider.types import SparseEvidence
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_target.executor import TargetExecutor
-from tests.serving.steady.twins import Switch, Twins, holding
+from tests.serving.steady.twins import GREEDY, SAMPLED, TOKENS, Samplings, Switch, Twins, holding
 from tests.support.tiny_models import cached_tiny_model
 
 NUM_TOKEN_IDS = 257
@@ -47,12 +49,15 @@ def draft_core(switch: Switch, *, takes_columns: bool) -> tuple[Core, Any]:
     return EngineCore(new_session_table(), executor, takes_columns=takes_columns, clock=switch.clock), executor
 
 
-@pytest.mark.parametrize(("seed", "num_pages"), [(0, 1200), (1, 1200), (2, 500)])
-def test_a_target_says_and_holds_the_same(seed: int, num_pages: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "num_pages", "samplings"),
+    [(0, 1200, TOKENS), (1, 1200, GREEDY), (2, 500, TOKENS), (3, 1200, SAMPLED), (4, 500, SAMPLED[1:2])],
+)
+def test_a_target_says_and_holds_the_same(seed: int, num_pages: int, samplings: Samplings) -> None:
     switch = Switch()
     steady, executor = target_core(switch, takes_columns=True, num_pages=num_pages)
     plain, other = target_core(switch, takes_columns=False, num_pages=num_pages)
-    twins = Twins("target", steady, plain, switch, seed, num_token_ids=NUM_TOKEN_IDS)
+    twins = Twins("target", steady, plain, switch, seed, num_token_ids=NUM_TOKEN_IDS, samplings=samplings)
     twins.run(120)
     assert executor.num_columns > 20, twins.outcomes
     assert other.num_columns == 0
@@ -82,8 +87,14 @@ def drawn_by_forwards(runner: ModelRunner, rows: Sequence[DraftRow]) -> list[Dra
             drawn.append(int(logits[0, :NUM_TOKEN_IDS].argmax()))
             ids = drawn[-1:]
         fails = row.sequence.length % 97 == 0
-        found.append(Draws((), error=NonFiniteLogitsError("not a number")) if fails else Draws(tuple(drawn)))
+        evidence = supports_of(drawn) if row.metadata.needs_evidence else None
+        found.append(Draws((), error=NonFiniteLogitsError("not a number")) if fails else Draws(tuple(drawn), evidence))
     return found
+
+
+def supports_of(drawn: Sequence[int]) -> SparseEvidence:
+    ids = np.array([one for token_id in drawn for one in (token_id, 0)], dtype=np.int32)
+    return SparseEvidence(np.full(len(drawn), 2, dtype=np.int32), ids, (ids / NUM_TOKEN_IDS).astype(np.float32))
 
 
 def model_core(switch: Switch, *, takes_columns: bool) -> tuple[Core, Any]:
@@ -97,11 +108,12 @@ def model_core(switch: Switch, *, takes_columns: bool) -> tuple[Core, Any]:
     return EngineCore(table, executor, takes_columns=takes_columns, clock=switch.clock), executor
 
 
-def test_a_draft_model_says_and_holds_the_same() -> None:
+@pytest.mark.parametrize("samplings", [GREEDY, SAMPLED])
+def test_a_draft_model_says_and_holds_the_same(samplings: Samplings) -> None:
     switch = Switch()
     steady, executor = model_core(switch, takes_columns=True)
     plain, other = model_core(switch, takes_columns=False)
-    twins = Twins("draft", steady, plain, switch, 3, num_token_ids=NUM_TOKEN_IDS)
+    twins = Twins("draft", steady, plain, switch, 3, num_token_ids=NUM_TOKEN_IDS, samplings=samplings)
     twins.run(100)
     assert executor.num_columns > 20, twins.outcomes
     assert other.num_columns == 0
@@ -109,13 +121,13 @@ def test_a_draft_model_says_and_holds_the_same() -> None:
     assert steady.num_pages_free == plain.num_pages_free == 1200
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_draft_says_and_holds_the_same(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "samplings"), [(0, GREEDY), (1, GREEDY), (2, SAMPLED), (3, (*GREEDY, *SAMPLED))])
+def test_a_draft_says_and_holds_the_same(seed: int, samplings: Samplings) -> None:
     switch = Switch()
     steady, executor = draft_core(switch, takes_columns=True)
     plain, other = draft_core(switch, takes_columns=False)
-    twins = Twins("draft", steady, plain, switch, seed, num_token_ids=VOCAB_SIZE)
+    twins = Twins("draft", steady, plain, switch, seed, num_token_ids=VOCAB_SIZE, samplings=samplings)
     twins.run(200)
-    assert executor.num_columns > 40, twins.outcomes
+    assert executor.num_columns > (40 if len(samplings) < 4 else 0), twins.outcomes
     assert other.num_columns == 0
     assert twins.outcomes["Proposal"] > 500

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from outrider.columns import CommandColumns
 from outrider.ports import EventBatch, Extend, Open, Opened, Prepare, Proposal, Release, Score, Scores
 from outrider.prefix_hash import prefix_hash
@@ -27,14 +29,18 @@ from outrider.transport.convert.events import (
     target_events_from_proto,
     target_events_to_proto,
 )
-from outrider.types import AcceptanceMethod, SamplingParams, TokenScores
+from outrider.types import AcceptanceMethod, JudgingRule, SamplingParams, SparseScores, Support, TokenScores
 from outrider.v1 import link_pb2 as pb
 from tests.support.core_driver import open_session
 
 MOST_SESSIONS, MAX_LENGTH, MOST_DRAFTS = 9, 300, 5
-SAMPLINGS = (
-    (SamplingParams(temperature=0.0), AcceptanceMethod.REJECTION),
-    (SamplingParams(temperature=1.0), AcceptanceMethod.COUPLED),
+Samplings = Sequence[tuple[SamplingParams, AcceptanceMethod]]
+GREEDY = ((SamplingParams(temperature=0.0), AcceptanceMethod.REJECTION),)
+TOKENS = (*GREEDY, (SamplingParams(temperature=1.0), AcceptanceMethod.COUPLED))
+SAMPLED = (
+    (SamplingParams(temperature=1.0), AcceptanceMethod.REJECTION),
+    (SamplingParams(temperature=0.7, top_p=0.8, top_k=20), AcceptanceMethod.REJECTION),
+    (SamplingParams(temperature=0.9, min_p=0.05, frequency_penalty=0.5), AcceptanceMethod.REJECTION),
 )
 
 
@@ -91,6 +97,8 @@ class Known:
     asked: int = 0
     drafts: Sequence[int] = ()
     is_new: bool = True
+    is_sampled: bool = False
+    """Whether scores are about supports."""
 
 
 class Twins:
@@ -98,12 +106,12 @@ class Twins:
 
     def __init__(
         self, role: str, steady: EngineCore[Any, Any, Any, Any], plain: EngineCore[Any, Any, Any, Any],
-        switch: Switch, seed: int, *, num_token_ids: int,
+        switch: Switch, seed: int, *, num_token_ids: int, samplings: Samplings = GREEDY,
     ) -> None:  # fmt: skip
         self.role, self.cores, self.switch = role, (steady, plain), switch
         self.outcomes: Counter[str] = Counter()
         self._random = random.Random(seed)
-        self._num_token_ids = num_token_ids
+        self._num_token_ids, self._samplings = num_token_ids, samplings
         self._sessions: dict[int, Known] = {}
         self._generation = self._next_number = self._link_id = 0
         self._oddity = 0.0
@@ -137,7 +145,7 @@ class Twins:
         self._step_all()
 
     def _open(self) -> None:
-        sampling, method = self._random.choice(SAMPLINGS if self.role == "target" else SAMPLINGS[:1])
+        sampling, method = self._random.choice(self._samplings)
         session = Known(self._next_number, self._new_tokens(self._random.choice((2, 7, 30, 252))), MAX_LENGTH)
         self._next_number += 1
         self._sessions[session.number] = session
@@ -146,6 +154,7 @@ class Twins:
             num_token_ids=self._num_token_ids, generation=self._new_generation(), sampling=sampling,
             acceptance_method=method, seed=session.number,
         )  # fmt: skip
+        session.is_sampled = opening.judging_rule is JudgingRule.REJECTION
         self._send([opening])
 
     def _drop_link(self) -> None:
@@ -187,9 +196,17 @@ class Twins:
         else:
             most = min(MOST_DRAFTS, MAX_LENGTH - len(session.tokens))
             session.drafts = self._new_tokens(0 if self._chance(self._oddity / 2) else self._random.randint(1, most))
-            item = Score(session.number, session.asked, kept, digest, given, tuple(session.drafts))
+            support = self._support(session.drafts) if session.is_sampled and session.drafts else None
+            item = Score(session.number, session.asked, kept, digest, given, tuple(session.drafts), support)
         session.held = kept
         return self._broken(item) if self._chance(self._oddity / 3) else item
+
+    def _support(self, drafts: Sequence[int]) -> Support:
+        rows = [sorted({token_id, *self._new_tokens(self._random.randrange(4))}) for token_id in drafts]
+        return Support(
+            np.array(list(map(len, rows)), dtype=np.int32),
+            np.array([token_id for row in rows for token_id in row], dtype=np.int32),
+        )
 
     def _broken(self, item: Extend | Score) -> Extend | Score:
         """The item with something wrong."""
@@ -203,6 +220,9 @@ class Twins:
         ]
         if isinstance(item, Score):
             changes += [{"draft_token_ids": (self._num_token_ids,)}, {"draft_token_ids": (1,) * MAX_LENGTH}]
+            if item.support is not None:
+                unknown = item.support.token_ids + self._num_token_ids
+                changes += [{"support": None}, {"support": replace(item.support, token_ids=unknown)}]
         change = self._random.choice(changes)
         if "num_kept_tokens" in change and item.prefix_hash[0]:
             return item  # its hash would have no chain
@@ -293,9 +313,10 @@ class Twins:
         drafts = event.token_ids if isinstance(event, Proposal) else session.drafts
         accepted = self._random.randint(0, len(drafts))
         if isinstance(event, Scores):
-            assert isinstance(event.form, TokenScores)
-            assert len(event.form.token_ids) == len(drafts) + 1
-            session.held, following = base + accepted, event.form.token_ids[accepted]
+            assert isinstance(event.form, TokenScores | SparseScores)
+            own = event.form.token_ids if isinstance(event.form, TokenScores) else event.form.outside_token_ids
+            assert len(own) == len(drafts) + 1
+            session.held, following = base + accepted, max(0, int(own[accepted]))
         else:
             session.held, following = base + min(accepted, max(0, len(drafts) - 1)), self._new_tokens(1)[0]
         session.tokens += [*drafts[:accepted], following]
