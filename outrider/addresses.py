@@ -54,11 +54,12 @@ def listening_error(
 ) -> ConfigError:
     """The error for an address that cannot be listened on: of its port, or of a host on which no port could be.
 
-    ``hint`` follows what is said of a port.
+    A port of 0 is any. ``hint`` follows what is said of a port.
     """
     if error.errno == errno.EADDRINUSE:
         return ConfigError(port_setting, f"{host}:{port} is in use{hint}")
-    reason = f"{host}:{port} cannot be listened on: {error.strerror or error}"
+    where = f"{host}:{port}" if port else host
+    reason = f"{where} cannot be listened on: {error.strerror or error}"
     if error.errno == errno.EACCES:
         return ConfigError(port_setting, f"{reason}; ports below 1024 may need privileges{hint}")
     return ConfigError(host_setting, f"{reason}; it should be an address of this host")

@@ -18,7 +18,7 @@ from outrider.cli.stack.preflight import free_port
 from outrider.cli.stack.preparation import extras_of, prepare_stack
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
-from outrider.config import load_all
+from outrider.config import FlagNames, load_all
 from outrider.config.fields import DraftMethod
 from outrider.config.typed_names import Place
 from outrider.demo import DFLASH, DRAFT, EAGLE3, TARGET, require_pair
@@ -35,6 +35,16 @@ DRAFTS: Mapping[str, Path] = {
 }
 """The embedded draft of each method."""
 _SHOWN_PROMPTS = 3
+_FLAGS = {
+    ("target", "model"): "--target",
+    ("target", "device"): "--device",
+    ("draft", "model"): "--draft",
+    ("draft", "device"): "--device",
+    ("draft", "method"): "--method",
+    ("coordinator", "acceptance_method"): "--acceptance-method",
+    ("coordinator", "num_speculative_tokens"): "--num-speculative-tokens",
+}
+"""Setting: the flag that sets it, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +107,7 @@ def plan_demo(more: Mapping[Place, object], *, target: Path = TARGET, draft: Pat
         **more,
     }
     # A demonstration is the same everywhere: neither variables nor a file have a say.
-    effective = load_all(settings, environ={})
+    effective = load_all(settings, environ={}, flag_names=FlagNames(_FLAGS))
     uses_pair = target == TARGET or draft in DRAFTS.values()
     require_all(
         lambda: require_extras(extras_of(effective.settings), "the demonstration"),

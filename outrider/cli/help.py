@@ -12,7 +12,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from outrider.cli.options import errors_as_lines
-from outrider.cli.typed import named_as_typed, note_typed
+from outrider.cli.typed import named_as_typed, note_typed, values_as_typed
 
 _TYPES = {"str": "TEXT", "int": "INTEGER", "float": "FLOAT", "Path": "PATH"}
 _SHOWN_TYPE = re.compile(r"<(?:list\[)?(\w+)\]?>")
@@ -25,7 +25,8 @@ class GroupedCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - of a library typer brings itself
         """Parse, and keep the flags as they were typed, for errors."""
         note_typed(ctx, args)
-        return list(super().parse_args(ctx, args))
+        with values_as_typed(ctx, tuple(args)):  # the parser takes the words out of the list
+            return list(super().parse_args(ctx, args))
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
         """Run the command; an ``OutriderError`` is one line and exit code 1."""

@@ -10,15 +10,17 @@ import typer
 from rich.console import Console
 
 from outrider.client import Client, Tls
-from outrider.errors import OutriderError
+from outrider.errors import ConfigError, OutriderError
 from outrider.transport.security import TokenFile
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 """Value of a command's ``context_settings``."""
 
 
-def _server(text: str, *names: str) -> Any:  # noqa: ANN401 - typer's own type
-    return typer.Option(*names, help=text, rich_help_panel=SERVER)
+def _server(text: str, name: str, *, has_variable: bool = False) -> Any:  # noqa: ANN401 - typer's own type
+    """``has_variable``: OUTRIDER_ and the name set the option too, which its text says."""
+    variable = f"OUTRIDER_{name.lstrip('-').replace('-', '_').upper()}" if has_variable else None
+    return typer.Option(name, help=text, rich_help_panel=SERVER, envvar=variable, show_envvar=False)
 
 
 SERVER = "Server"
@@ -38,16 +40,21 @@ Address = Annotated[
 UseTls = Annotated[bool, _server("Use TLS with the public certificate authorities.", "--tls")]
 TlsCaFile = Annotated[
     str | None,
-    _server("Use TLS with these certificate authorities (PEM). OUTRIDER_TLS_CA_FILE.", "--tls-ca-file"),
+    _server(
+        "Use TLS with these certificate authorities (PEM). OUTRIDER_TLS_CA_FILE.", "--tls-ca-file", has_variable=True
+    ),
 ]
 TlsCertFile = Annotated[
-    str | None, _server("Client certificate, for mutual TLS. OUTRIDER_TLS_CERT_FILE.", "--tls-cert-file")
+    str | None,
+    _server("Client certificate, for mutual TLS. OUTRIDER_TLS_CERT_FILE.", "--tls-cert-file", has_variable=True),
 ]
 TlsKeyFile = Annotated[
-    str | None, _server("Private key of the client certificate. OUTRIDER_TLS_KEY_FILE.", "--tls-key-file")
+    str | None,
+    _server("Private key of the client certificate. OUTRIDER_TLS_KEY_FILE.", "--tls-key-file", has_variable=True),
 ]
 TlsServerName = Annotated[
-    str | None, _server("Name in the server's certificate. OUTRIDER_TLS_SERVER_NAME.", "--tls-server-name")
+    str | None,
+    _server("Name in the server's certificate. OUTRIDER_TLS_SERVER_NAME.", "--tls-server-name", has_variable=True),
 ]
 TokenFilePath = Annotated[
     str | None,
@@ -83,12 +90,19 @@ def connect(
 ) -> Client:
     """Return a client configured by the flags, or by the environment where a flag is absent."""
     named = Tls(tls_ca_file, tls_cert_file, tls_key_file, tls_server_name)
-    return Client(
-        address,
-        tls=named if tls or named != Tls() else None,
-        token=None if token_file is None else TokenFile("token_file", token_file).first(),
-        allow_plaintext_token=allow_plaintext_token,
-    )
+    token = None if token_file is None else TokenFile("token_file", token_file).first()
+    try:
+        return Client(
+            address,
+            tls=named if tls or named != Tls() else None,
+            token=token,
+            allow_plaintext_token=allow_plaintext_token,
+        )
+    except ConfigError as error:
+        if error.field != "token":
+            raise
+        problem = error.problem.replace("allow_plaintext_token", "--allow-plaintext-token")
+        raise ConfigError("OUTRIDER_API_TOKEN" if token is None else "token_file", problem) from error
 
 
 @contextlib.contextmanager

@@ -9,7 +9,10 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
+
+import typer
 
 from outrider.errors import ConfigError, InvalidRequestError
 
@@ -59,6 +62,33 @@ def named_as_typed(ctx: Any) -> Iterator[None]:  # noqa: ANN401
         flags = {option: typed.spelling(option) for option in typed.names}
         problem = _OPTION.sub(lambda match: flags.get(match[0], match[0]), error.problem)
         raise type(error)(flags[error.field], problem) from error
+
+
+@contextlib.contextmanager
+def values_as_typed(ctx: Any, words: Sequence[str]) -> Iterator[None]:  # noqa: ANN401
+    """Raise a parser's error about the value of an option again, with the flag and the value that were typed."""
+    try:
+        yield
+    except typer.BadParameter as error:
+        option = getattr(error.param, "name", None)
+        problem, found, _ = error.message.partition(", unable to ")
+        if option is None or not (found or problem.startswith("Input ")):
+            raise
+        flag = typed_flags(ctx).spelling(option)
+        value = _value_of(flag, words)
+        told = f"{problem.removeprefix('Input ')}{'' if value is None else f', not {value!r}'}"
+        raise typer.BadParameter(told, ctx=ctx, param_hint=flag) from error
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str | None:
+    """The value that was typed for a flag; None where it is not found."""
+    for word, following in zip_longest(words, words[1:]):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            return value if equals else following
+        if not flag.startswith("--") and not word.startswith("--") and word.startswith(flag):
+            return word.removeprefix(flag)
+    return None
 
 
 def _options(ctx: Any) -> list[Any]:  # noqa: ANN401

@@ -15,6 +15,8 @@ from outrider.errors import ConfigError
 
 NAME = "speculative_config"
 
+_EXAMPLE = '{"model": "/models/draft", "num_speculative_tokens": 4}'
+
 KEYS: dict[str, Place] = {
     "method": ("draft", "method"),
     "model": ("draft", "model"),
@@ -99,7 +101,7 @@ def parse_json(text: str, name: str) -> Mapping[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(name, f"should be a JSON object: {error}") from error
+        raise ConfigError(name, f"should be a JSON object such as {_EXAMPLE}: {error}") from error
     except RecursionError as error:
         raise ConfigError(name, "is nested too deeply: should be a JSON object of plain values") from error
     return as_mapping(value, name)
@@ -108,7 +110,7 @@ def parse_json(text: str, name: str) -> Mapping[str, Any]:
 def as_mapping(value: object, name: str) -> Mapping[str, Any]:
     """Check a value that is already parsed; ``ConfigError`` for anything but an object."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(name, 'should be an object such as {"model": "/models/draft", "num_speculative_tokens": 4}')
+        raise ConfigError(name, f"should be an object such as {_EXAMPLE}")
     return value
 
 

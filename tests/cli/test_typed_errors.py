@@ -77,6 +77,9 @@ def told(*words: str, env: dict[str, str] | None = None) -> str:
         ("--max-model-len 1000000", "--max-model-len: is 1,000,000, and the model takes at most 2,048 tokens"),
         ("--method ngram --spec-model /d", "--spec-model: is /d, and method ngram drafts without a model; one of"),
         ("--optimize latency --device cpu", "--optimize: chooses where the models run, and --device is set"),
+        ("--set draft.port=50050 --method ngram", "--set draft.port: is 50050, as --port is"),
+        ("--set target.port=PORT", "--set target.port: 127.0.0.1:PORT is in use"),
+        (f"--set target.host={NOT_HERE}", f"--set target.host: {NOT_HERE} cannot be listened on"),
         ("--set foo.bar=1", "--set foo: is not a setting; known are"),
         ("--kv-cache-bytes 9 --num-gpu-blocks-override 9", "--num-gpu-blocks-override: is set together with --kv-c"),
     ],
@@ -124,6 +127,48 @@ def test_serve_names_the_key_of_the_file(model: str, tmp_path: Path) -> None:
 )
 def test_generate_names_the_flag_that_was_typed(words: str, said: str) -> None:
     assert told("generate", "x", *words.split()).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("serve m -k abc", "Invalid value for -k: should be a valid integer, not 'abc'"),
+        ("serve m -kabc", "Invalid value for -k: should be a valid integer, not 'abc'"),
+        ("serve m --port=abc", "Invalid value for --port: should be a valid integer, not 'abc'"),
+        ("generate x --max-tokens 1.5", "Invalid value for --max-tokens: should be a valid integer, not '1.5'"),
+        ("generate x -t hot", "Invalid value for -t: should be a valid number, not 'hot'"),
+        ("demo -k 0", "Invalid value for -k: should be greater than or equal to 1, not '0'"),
+        ("serve m --max-model-len 4x", "Invalid value for '--max-model-len': '4x' is no whole number"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_shown(words: str, said: str) -> None:
+    outcome = runner.invoke(app, words.split())
+    assert outcome.exit_code == 2
+    assert said in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("demo --device cuda:99", "--device: cuda:99 is set, but there is "),
+        ("demo -k 500", "--num-speculative-tokens: should be less"),
+        ("demo --acceptance-method foo", "--acceptance-method: should be "),
+        ("bench serve MODEL --device cuda:99", "--device: cuda:99 is set, but"),
+        ("bench serve MODEL --set target.page_size=0", "--set target.page_size: should be greater"),
+        ("trace --demo --html /nope/x.html", "--html: /nope/x.html cannot be written: /nope is no folder"),
+        ("serve nope", "target model: nope does not exist; an id of the Hugging Face Hub is OWNER/NAME"),
+        ("info --tls-ca-file /nope", "--tls-ca-file: /nope cannot be read"),
+    ],
+)
+def test_other_commands_name_their_flags(model: str, words: str, said: str) -> None:
+    assert told(*words.replace("MODEL", model).split()).startswith(said)
+
+
+def test_clients_name_their_variables_of_tls_and_tokens() -> None:
+    assert told("info", env={"OUTRIDER_TLS_CA_FILE": "/nope"}).startswith("OUTRIDER_TLS_CA_FILE: /nope cannot be read")
+    said = told("info", "-a", "192.0.2.1:1", env={"OUTRIDER_API_TOKEN": "secret"})
+    assert said.startswith("OUTRIDER_API_TOKEN: would go to 192.0.2.1:1 unencrypted")
+    assert "(--allow-plaintext-token)" in said
 
 
 def test_clients_name_their_variable() -> None:

@@ -14,7 +14,7 @@ from outrider.cli.settings_flags import parse_set
 from outrider.cli.stack.plan import StackPlan
 from outrider.cli.stack.preflight import free_port
 from outrider.cli.stack.preparation import prepare_stack
-from outrider.config import load_all
+from outrider.config import FlagNames, load_all
 from outrider.config.typed_names import Place
 from outrider.demo import DRAFT, TARGET, require_pair
 from outrider.errors import ConfigError
@@ -22,6 +22,17 @@ from outrider.generation import ModelInfo
 from outrider.process.extras import require_all, require_extras
 from outrider.types import NOISE_MARK, SYNTHETIC_MARK
 
+_OPTIONS: dict[Place, str] = {
+    ("draft", "model"): "draft_model",
+    ("target", "device"): "device",
+    ("draft", "device"): "draft_device",
+    ("target", "dtype"): "dtype",
+    ("draft", "dtype"): "dtype",
+    ("target", "load_format"): "load_format",
+    ("draft", "load_format"): "load_format",
+    ("coordinator", "num_speculative_tokens"): "num_speculative_tokens",
+}
+"""Setting: the option that sets it."""
 _OF_STARTING = {"load_format", "settings"}
 """Flags that have a part only where services are started."""
 
@@ -93,6 +104,8 @@ def plan_pair(
         # A length that is named is measured; without one the coordinator chooses.
         ("coordinator", "draft_length"): None if num_speculative_tokens is None else "fixed",
         ("coordinator", "port"): free_port(),
-        **parse_set(set_options),
     }
-    return prepare_stack(load_all(flags))
+    given = parse_set(set_options)
+    names = {place: f"--{option.replace('_', '-')}" for place, option in _OPTIONS.items()}
+    names |= {place: f"--set {'.'.join(place)}" for place in given}
+    return prepare_stack(load_all({**flags, **given}, flag_names=FlagNames(names)))

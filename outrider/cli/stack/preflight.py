@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from outrider.addresses import check_listening
 from outrider.cli.stack.plan import LOOPBACK
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Section, Settings, TargetSettings
 from outrider.config.fields import DraftMethod
+from outrider.config.typed_names import Place
 from outrider.errors import ConfigError, ModelError
 from outrider.limits import TOKENIZER_BYTES
 from outrider.limits.bounded_files import read_bounded
@@ -82,6 +83,8 @@ def check_model_folder(
     """Check that the folder looks like a model in the Hugging Face layout, and return its ``config.json``."""
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
+        if len(folder.parts) == 1 and not folder.exists():
+            problem += "; an id of the Hugging Face Hub is OWNER/NAME, such as Qwen/Qwen3-8B"
         raise ModelError(f"{role} model: {folder} {problem}")
     config = read_config(folder, role)
     if needs_weights and not any(folder.glob("*.safetensors")):
@@ -168,8 +171,12 @@ def check_files(section: Section) -> None:
             raise ConfigError(f"{section.name}.{key}", f"{value} cannot be read: {error.strerror}") from error
 
 
-def check_listeners(settings: Settings, gateway: GatewaySettings | None) -> None:
-    """Check that ports which were set differ, that those of metrics and health are free, and the gateway's files."""
+def check_listeners(
+    settings: Settings, gateway: GatewaySettings | None, explicit: Collection[Place] = frozenset()
+) -> None:
+    """Check that ports which were set differ, that those of models, metrics and health are free, and the gateway's
+    files. ``explicit``: the settings that a user set; a model's port is of no concern otherwise.
+    """
     taken = {settings.coordinator.port: "coordinator.port"}
     sections: list[Listening] = [settings.coordinator, settings.target]
     if settings.draft.method is not DraftMethod.NONE:
@@ -185,6 +192,18 @@ def check_listeners(settings: Settings, gateway: GatewaySettings | None) -> None
         _take(taken, gateway.port, "gateway.port")
         sections.append(gateway)
     for section in sections:
+        if section.name in {"target", "draft"}:
+            has_port = (section.name, "port") in explicit
+            setting = f"{section.name}.port"
+            if has_port:
+                _take(taken, section.port, setting)
+            # Without a port of its own it gets a free one; 0 stands for that.
+            check_listening(
+                section.host,
+                section.port if has_port else 0,
+                port_setting=setting,
+                host_setting=f"{section.name}.host",
+            )
         for kind in ("metrics", "health"):
             port = getattr(section, f"{kind}_port", None)
             if port is not None:

@@ -46,7 +46,7 @@ def _prepare(
     settings = _with_local_models(effective.settings)
     check(settings)
     http = plan_gateway(settings, explicit=effective.origins) if serves_http else GatewayPlan()
-    check_listeners(settings, http.settings)
+    check_listeners(settings, http.settings, effective.origins)
     gpus = find_gpus() if _may_need_gpu(settings) else NO_GPUS
     arranged = Arrangement(settings) if optimize is None else arrange(settings, gpus, optimize, effective.origins)
     placed = place(arranged.settings, gpus, gpu_memory_utilization=gpu_memory_utilization)

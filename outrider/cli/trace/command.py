@@ -88,6 +88,7 @@ def trace(
     if list_all:
         output.print(_list(read_spans(paths)))
         return
+    _check_writable(html)
     asked = Asked(prompt or PROMPTS[1], max_tokens, temperature, seed)
     open_client = partial(
         connect,
@@ -123,6 +124,12 @@ def _check_ways(files: Sequence[Path], *, demo: bool, prompt: str | None, is_rea
 def _read(files: Sequence[Path], trace_id: str | None) -> Collected:
     spans = read_spans(files)
     return choose_trace(spans, trace_id), spans
+
+
+def _check_writable(html: Path | None) -> None:
+    """Before the request: it may take long."""
+    if html is not None and not html.absolute().parent.is_dir():
+        raise ConfigError("html", f"{html} cannot be written: {html.absolute().parent} is no folder")
 
 
 def _draw(trace_id: str, spans: Sequence[Span], html: Path | None, max_steps: int) -> None:
