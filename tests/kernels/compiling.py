@@ -91,7 +91,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _reduce_kernel: {"PARTS": 126, "CHUNK": 1024},
     _histogram_kernel: {**PARTS, "CHUNK": 1024},
     _gather_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "CHUNK": 1024},
-    _finish_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "PLACED": 16, "COMPARED": 128},
+    _finish_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "PLACED": 16, "COMPARED": 128, "FEW": 256},
 }
 WITH = {"HAS_COUPLED": True, "HAS_MARKS": True, "FAST": True}
 FEWEST = {"GROUPS": 128, "IDS": 128}

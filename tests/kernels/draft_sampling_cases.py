@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.kernels.draft_sampling import DraftSink
+from outrider.kernels.draft_sampling import DraftSink, kernel
 from outrider.kernels.draft_sampling.kernel import TritonSampler
 from outrider.kernels.draft_sampling.layout import ALWAYS, NUM_FIELDS, Field, Method, RowParameters
 from outrider.kernels.draft_sampling.reference import ReferenceSampler
@@ -147,6 +147,21 @@ def test_cuts_are_the_references(method: Method, scale: float, limit: int) -> No
         return
     assert widths(sink)[6] == widths(sink)[7] == widths(sink)[8] == 1
     assert widths(sink)[1] <= 20
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_what_is_drawn_does_not_depend_on_how_many_candidates_are_few(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row(Method.SPARSE, seed=seed, temperature=0.7, **cut) for seed, cut in enumerate(CUTS)]
+    logits, sinks = peaked(len(rows), 1000, scale, seed=4), []
+    for few in (16, 64, 256):
+        monkeypatch.setattr(kernel, "_FEW", few)
+        sinks.append(draw(logits, rows, kernel=True, mass=0.999, limit=64))
+    for other in sinks[1:]:
+        assert torch.equal(other.records, sinks[0].records)
+        assert torch.equal(other.supports, sinks[0].supports)
+        assert torch.equal(other.next_ids, sinks[0].next_ids)
 
 
 def test_what_equals_the_last_of_the_top_k_stays() -> None:

@@ -63,6 +63,9 @@ _PLAIN = ["parameters_ptr"]
 _MIN_CAPACITY = 256
 _PLACED, _COMPARED = 16, 128
 """Candidates that one program finds the places of, and those that it compares them with at once."""
+_FEW = 256
+"""Candidates of nearly all rows that are cut. A program for more is long, and is run once: mostly it waits for its own
+instructions."""
 _SURE_MASS = 1 - 1e-5
 """Up to this mass the rounding of the sum of all probabilities is far below what is left out."""
 
@@ -346,6 +349,61 @@ def _mass_of(kept, sums, is_cut, LIMIT: tl.constexpr):
     return tl.where(ends, tl.max(tl.where(kept, sums, 0.0), 0), 1.0)
 
 
+@triton.jit
+def _draw(
+    candidates,  # [2, CAPACITY] int32: bits and ids
+    place_ptr,  # [CAPACITY] int32
+    mass_ptr,  # [CAPACITY] float64
+    numbers,
+    count,
+    largest,
+    next_id_ptr,  # [1] int32
+    record,  # [NUM_FIELDS] int32
+    support,  # [2, LIMIT] int32
+    MASS: tl.constexpr,
+    LIMIT: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Cut a row's candidates, SIZE of them at most, and draw one. Results do not depend on SIZE, bit for bit."""
+    # Loads go past the first-level cache, which does not see what other processors wrote.
+    all_ = tl.arange(0, SIZE)
+    exists = all_ < count
+    bits = tl.load(candidates + all_, mask=exists, other=0, cache_modifier=".cg")
+    ids = tl.load(candidates + CAPACITY + all_, mask=exists, other=_NO_ID, cache_modifier=".cg")
+    places = tl.load(place_ptr + all_, mask=exists, other=CAPACITY, cache_modifier=".cg")
+    masses = tl.load(mass_ptr + all_, mask=exists, other=2.0, cache_modifier=".cg")
+    probability = bits.to(tl.float32, bitcast=True)
+    wide = probability.to(tl.float64)
+    # Min-p and top-k, then top-p of what they leave, then the support. A set that does not end among the likeliest has
+    # the whole mass.
+    likeliest = exists & (places < LIMIT)
+    min_p = tl.load(numbers + _MIN_P).to(tl.float32, bitcast=True)
+    top_k = tl.load(numbers + _TOP_K)
+    top_p = tl.load(numbers + _TOP_P).to(tl.float32, bitcast=True)
+    last = tl.max(tl.where(likeliest & (places == top_k - 1), bits, 0), 0)  # of the top k, whose equals stay
+    kept = likeliest & (probability >= min_p * tl.max(probability, 0)) & (bits >= last)
+    is_cut = (min_p > 0.0) | (last > 0)
+    whole = _mass_of(kept, masses + wide, is_cut, LIMIT)
+    kept &= masses < tl.where(top_p < 1.0, top_p.to(tl.float64) * whole, _NO_MASS)
+    whole = _mass_of(kept, masses + wide, is_cut | (top_p < 1.0), LIMIT)
+    is_sparse = tl.load(numbers + _METHOD) == _SPARSE
+    kept &= masses < tl.where(is_sparse, tl.full([SIZE], MASS, tl.float64) * whole, _NO_MASS)
+    total = tl.max(tl.where(kept, masses + wide, 0.0), 0)
+    scaled = (wide / total).to(tl.float32)
+    if is_sparse:
+        tl.store(support + places, ids, mask=kept)
+        tl.store(support + LIMIT + places, scaled.to(tl.int32, bitcast=True), mask=kept)
+    times = tl.log(scaled) + _noise_of(tl.where(exists, ids, 0), numbers)
+    times = tl.where(kept, times, float("-inf"))
+    token = tl.min(tl.where(kept & (times == tl.max(times, 0)), ids, _NO_ID), 0)
+    tl.store(next_id_ptr, token)
+    tl.store(record, token)
+    tl.store(record + 1, tl.where(is_sparse, tl.sum(kept.to(tl.int32), 0), 0))
+    tl.store(record + 2, 1)
+    tl.store(record + 3, largest.to(tl.int32, bitcast=True))
+
+
 @triton.jit(do_not_specialize_on_alignment=[*_PLAIN, "step_ptr", "next_ids_ptr"])
 def _finish_kernel(
     parameters_ptr,  # [B, NUM_COLUMNS]
@@ -366,6 +424,7 @@ def _finish_kernel(
     BLOCK_PARTS: tl.constexpr,
     PLACED: tl.constexpr,
     COMPARED: tl.constexpr,
+    FEW: tl.constexpr,
     PDL: tl.constexpr,
 ):
     part = tl.program_id(0)
@@ -418,43 +477,19 @@ def _finish_kernel(
     tl.debug_barrier()  # all of this program's stores come before its count
     if tl.atomic_add(counters_ptr + row * 2 + 1, 1, sem="acq_rel") != tl.cdiv(count, PLACED) - 1:
         return
-    # The row's last program. Loads go past the first-level cache, which does not see what other processors wrote.
-    all_ = tl.arange(0, CAPACITY)
-    exists = all_ < count
-    bits = tl.load(candidates + all_, mask=exists, other=0, cache_modifier=".cg")
-    ids = tl.load(candidates + CAPACITY + all_, mask=exists, other=_NO_ID, cache_modifier=".cg")
-    places = tl.load(places_ptr + row * CAPACITY + all_, mask=exists, other=CAPACITY, cache_modifier=".cg")
-    masses = tl.load(masses_ptr + row * CAPACITY + all_, mask=exists, other=2.0, cache_modifier=".cg")
-    probability = bits.to(tl.float32, bitcast=True)
-    wide = probability.to(tl.float64)
-    # Min-p and top-k, then top-p of what they leave, then the support. A set that does not end among the likeliest has
-    # the whole mass.
-    likeliest = exists & (places < LIMIT)
-    min_p = tl.load(numbers + _MIN_P).to(tl.float32, bitcast=True)
-    top_k = tl.load(numbers + _TOP_K)
-    top_p = tl.load(numbers + _TOP_P).to(tl.float32, bitcast=True)
-    last = tl.max(tl.where(likeliest & (places == top_k - 1), bits, 0), 0)  # of the top k, whose equals stay
-    kept = likeliest & (probability >= min_p * tl.max(probability, 0)) & (bits >= last)
-    is_cut = (min_p > 0.0) | (last > 0)
-    whole = _mass_of(kept, masses + wide, is_cut, LIMIT)
-    kept &= masses < tl.where(top_p < 1.0, top_p.to(tl.float64) * whole, _NO_MASS)
-    whole = _mass_of(kept, masses + wide, is_cut | (top_p < 1.0), LIMIT)
-    is_sparse = tl.load(numbers + _METHOD) == _SPARSE
-    kept &= masses < tl.where(is_sparse, tl.full([CAPACITY], MASS, tl.float64) * whole, _NO_MASS)
-    total = tl.max(tl.where(kept, masses + wide, 0.0), 0)
-    scaled = (wide / total).to(tl.float32)
-    support = supports_ptr + place * 2 * LIMIT + places
-    if is_sparse:
-        tl.store(support, ids, mask=kept)
-        tl.store(support + LIMIT, scaled.to(tl.int32, bitcast=True), mask=kept)
-    times = tl.log(scaled) + _noise_of(tl.where(exists, ids, 0), numbers)
-    times = tl.where(kept, times, float("-inf"))
-    token = tl.min(tl.where(kept & (times == tl.max(times, 0)), ids, _NO_ID), 0)
-    tl.store(next_ids_ptr + row, token)
-    tl.store(record, token)
-    tl.store(record + 1, tl.where(is_sparse, tl.sum(kept.to(tl.int32), 0), 0))
-    tl.store(record + 2, 1)
-    tl.store(record + 3, largest.to(tl.int32, bitcast=True))
+    # The row's last program.
+    support = supports_ptr + place * 2 * LIMIT
+    place_ptr, mass_ptr, next_id_ptr = places_ptr + row * CAPACITY, masses_ptr + row * CAPACITY, next_ids_ptr + row
+    if count <= FEW:
+        _draw(
+            candidates, place_ptr, mass_ptr, numbers, count, largest, next_id_ptr, record, support, MASS, LIMIT,
+            CAPACITY, FEW,
+        )  # fmt: skip
+    else:
+        _draw(
+            candidates, place_ptr, mass_ptr, numbers, count, largest, next_id_ptr, record, support, MASS, LIMIT,
+            CAPACITY, CAPACITY,
+        )  # fmt: skip
 
 
 class TritonSampler:
@@ -493,5 +528,6 @@ class TritonSampler:
         _finish_kernel[(capacity // _PLACED, num_rows)](
             parameters, partials, best_ids, counters, candidates, places, masses, sink.step,
             sink.next_ids, sink.records, sink.supports,
-            MASS=self._mass, LIMIT=self._limit, CAPACITY=capacity, PLACED=_PLACED, COMPARED=_COMPARED, **cut, **options,
+            MASS=self._mass, LIMIT=self._limit, CAPACITY=capacity, PLACED=_PLACED, COMPARED=_COMPARED,
+            FEW=min(_FEW, capacity), **cut, **options,
         )  # fmt: skip
