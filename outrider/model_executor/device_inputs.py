@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.kernels.paged_attention import DevicePlan, PagedRows, plan_attention
+from outrider.kernels.paged_attention import DevicePlan, PagedRows, RowSpan, plan_attention
 from outrider.kv_cache import PageTable
 from outrider.model_executor.input_batch import ForwardBatch
 from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
@@ -113,11 +113,19 @@ def join_padded(parts: Iterable[tuple[Sequence[int], int, int]], page_tables: It
     return np.frombuffer(numbers, dtype=np.int32)
 
 
-def unpack(buffer: torch.Tensor, shape: BatchShape, frame: BatchFrame, num_logits: int) -> DeviceBatch:
-    """Views of a buffer on the device that holds, or will hold, what ``pack`` gave."""
-    tokens, rows = shape.num_tokens, shape.num_rows
+def unpack(
+    buffer: torch.Tensor,
+    shape: BatchShape,
+    frame: BatchFrame,
+    num_logits: int,
+    *,
+    spans: tuple[RowSpan, ...] = (),
+) -> DeviceBatch:
+    """Views of a buffer on the device that holds, or will hold, what ``pack`` gave; ``spans`` as ``PagedRows`` has
+    them.
+    """
     token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts = torch.split(
-        buffer[: shape.num_fixed], [tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1]
+        buffer[: shape.num_fixed], _sizes(shape)
     )
     paged = PagedRows(
         query_starts=query_starts,
@@ -126,8 +134,23 @@ def unpack(buffer: torch.Tensor, shape: BatchShape, frame: BatchFrame, num_logit
         pages=buffer[shape.num_fixed :],
         max_queries=shape.max_queries,
         counters=frame.counters,
+        spans=spans,
     )
     return DeviceBatch(token_ids, positions, frame.attention_inputs(slots, paged), logit_indices[:num_logits])
+
+
+def spans_in(numbers: IntArray, shape: BatchShape) -> tuple[RowSpan, ...]:
+    """Spans of the rows of a batch that ``pack`` laid out in its own shape."""
+    parts = np.split(numbers, np.cumsum(_sizes(shape)))
+    query_starts, context_lengths, page_starts = (part.tolist() for part in parts[4:7])
+    rows = zip(itertools.pairwise(query_starts), context_lengths, page_starts, strict=False)
+    return tuple(RowSpan(first, end - first, context, page) for (first, end), context, page in rows)
+
+
+def _sizes(shape: BatchShape) -> list[int]:
+    """Numbers of each kind before the pages."""
+    tokens, rows = shape.num_tokens, shape.num_rows
+    return [tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1]
 
 
 def inputs_on_cpu(batch: ForwardBatch, frame: BatchFrame, dtype: torch.dtype) -> DeviceBatch:

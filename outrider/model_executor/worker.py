@@ -10,6 +10,7 @@ wanted layers side by side.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
@@ -18,9 +19,10 @@ import torch
 
 from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels, num_processors
+from outrider.kernels.paged_attention import prepare_prompts
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.model_executor.cuda_graphs import Captured, CaptureProgress, ForwardGraphs, capture_all
-from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, unpack
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, spans_in, unpack
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of
@@ -63,6 +65,8 @@ class Worker:
         self.captured: Captured | None = None
         """Captured graphs; None before ``capture`` and where nothing is captured."""
         self._graph_limits = graphs
+        self._ready_in: int | None = None
+        """The thread in which long prompts were last prepared for."""
         counters = torch.zeros(num_counters(num_processors(model.device)), dtype=torch.int32, device=model.device)
         self._frame = BatchFrame(self.page_size, layout.windows, counters, layout.sinks)
         pages_per_row = -(-self.max_model_len // self.page_size)
@@ -131,12 +135,23 @@ class Worker:
         ``drawn`` [n] int32, on the device, takes the place of the first n token ids. A shape that was captured runs as
         a CUDA graph.
         """
+        self._make_ready()
         layers = layers_of(command)
         if (replayed := self._graphs.replay(command, drawn, layers)) is not None:
             return self.model.logits(replayed.hidden, replayed.logit_indices), replayed.states
         batch = self._inputs_of(command, drawn)
         hidden, states = self.model.layer_states(batch, self.kv_cache, layers)
         return self.model.logits(hidden, batch.logit_indices), states
+
+    def _make_ready(self) -> None:
+        """For prompts that no graph takes; what the library prepares is the thread's own."""
+        if self._ready_in == (thread := threading.get_ident()):
+            return
+        self._ready_in, part = thread, self.model.part
+        if self._graph_limits.forward_tokens > self._graph_limits.max_tokens:
+            prepare_prompts(
+                part.num_heads, part.num_kv_heads, part.head_dim, dtype=self.model.dtype, device=self.device
+            )
 
     def _inputs_of(self, command: WorkerCommand, drawn: torch.Tensor | None) -> DeviceBatch:
         """Inputs of a forward without a graph."""
@@ -146,7 +161,7 @@ class Worker:
         if drawn is not None:
             numbers[: len(drawn)].copy_(drawn)
         shape, num_logits = shape_of(command)
-        return unpack(numbers, shape, self._frame, num_logits)
+        return unpack(numbers, shape, self._frame, num_logits, spans=spans_in(command.numbers, shape))
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """Capture forwards and draft loops as CUDA graphs; ``progress(done, total)`` counts them."""

@@ -28,6 +28,7 @@ from outrider.kernels.linear.split_k import _split_k_gate_kernel, _split_k_kerne
 from outrider.kernels.linear.stream_k import _stream_k_kernel
 from outrider.kernels.paged_attention.chunks import _attend_chunks_kernel
 from outrider.kernels.paged_attention.kernel import _attend_kernel
+from outrider.kernels.paged_attention.prompts import _join_kernel
 from outrider.kernels.paged_attention.schedule import _schedule_kernel
 from outrider.kernels.rms_norm.kernel import _norm_kernel
 from outrider.kernels.rope_and_cache.kernel import _rope_and_cache_kernel
@@ -77,6 +78,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
         "PARTS": 32,
     },
     _attend_chunks_kernel: {**ATTENTION, **CHUNKS},
+    _join_kernel: {"NUM_HEADS": 32, "HEAD_DIM": 128, "BLOCK_H": 8, "BLOCK_D": 128},
     _skinny_kernel: {**PRODUCT, "BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 256, "PRECISION": "tf32"},
     _split_k_kernel: {**STREAMED, "SPLITS": 2},
     _stream_k_kernel: STREAMED,
@@ -107,7 +109,7 @@ INTEGERS = {
     "rounds", "num_rows", "step", "positions", "contexts", "marks", "found", "counts", "chosen",
     "group_masses", "box", "numbers",
 }  # fmt: skip
-REALS = {"sums", "partials", "stats", "groups", "parts"}
+REALS = {"sums", "partials", "stats", "groups", "parts", "left_sum", "right_sum", "out_sum"}
 FLOATS = ("eps", "scale", "floor")
 TILES = {
     "x_desc": "tensordesc<bf16[128, 64]>",

@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from outrider.kernels import launching
 from outrider.kernels.paged_attention.device_plan import num_counters
+from outrider.kernels.paged_attention.prompts import join
 from outrider.kernels.scoring.launching import launch_kernels
 from outrider.kernels.scoring.rows import RowFlags, Rows, ask, every_kind, place
 from outrider.kernels.sum_norm import SharedRows
@@ -139,6 +140,12 @@ def sum_of_ranks() -> None:
     sum_and_norm(x, torch.empty_like(x), weight, 1e-5, SharedRows(addresses, rounds, 1, 2, 32, 32 << 10))
 
 
+def chunk_of_a_prompt() -> None:
+    """What joins a chunk's attention over its own keys with that over those before."""
+    own, sums = torch.empty(4096, 32, 128, dtype=torch.bfloat16, device=GPU), torch.empty(32, 4096, device=GPU)
+    join(own, sums, own.clone(), sums.clone())
+
+
 def main() -> None:
     seen = compile_only()
     with FakeTensorMode(), torch.inference_mode():
@@ -174,6 +181,7 @@ def main() -> None:
         Model(torch.float32, qk_norm=True, sliding_windows=(512,), **odd).forward(BatchShape(4, 20, 8), 20)
         Model(torch.bfloat16, output_bias=True).forward(BatchShape(8, 40, 8), 1)
         sum_of_ranks()
+        chunk_of_a_prompt()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 CASES = ["triton_cases", "draft_sampling_cases", "few_tokens_cases"]
 KERNELS = {
     "_norm_kernel", "_swiglu_kernel", "_rope_and_cache_kernel", "_attend_kernel", "_schedule_kernel",
-    "_attend_chunks_kernel",
+    "_attend_chunks_kernel", "_join_kernel",
     "_skinny_kernel", "_look_up_kernel", "_reduce_kernel", "_histogram_kernel", "_gather_kernel", "_finish_kernel",
     "_split_k_kernel", "_split_k_gate_kernel", "_stream_k_kernel", "_sum_partials_kernel",
     "_product_kernel", "_gated_kernel", "_qkv_rope_kernel", "_sum_norm_kernel",

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.kernels.paged_attention import DevicePlan
+from outrider.kernels.paged_attention import DevicePlan, RowSpan
 from outrider.kv_cache import KVCacheManager, PagePool
-from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, unpack
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, spans_in, unpack
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
 from outrider.model_executor.layers.contract import DeviceBatch
 
@@ -30,6 +30,12 @@ def make_batch() -> ForwardBatch:
 def laid_out(batch: ForwardBatch, shape: BatchShape) -> DeviceBatch:
     frame = BatchFrame(4, WINDOWS, torch.zeros(1, dtype=torch.int32))
     return unpack(torch.from_numpy(pack(batch, shape)), shape, frame, len(batch.logit_indices))
+
+
+def test_spans_of_rows_are_read_on_the_host() -> None:
+    batch = make_batch()
+    shape = BatchShape.of(batch)
+    assert spans_in(pack(batch, shape), shape) == (RowSpan(0, 3, 7, 0), RowSpan(3, 1, 9, 2))
 
 
 @pytest.mark.parametrize(("more_rows", "more_tokens"), [(0, 0), (2, 0), (0, 3), (1, 5), (6, 4)])

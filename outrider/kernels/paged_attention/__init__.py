@@ -14,10 +14,25 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.paged_attention import reference
-from outrider.kernels.paged_attention.device_plan import MAX_DECODE_QUERIES, DevicePlan, PagedRows, can_take_chunks
+from outrider.kernels.paged_attention.device_plan import (
+    MAX_DECODE_QUERIES,
+    DevicePlan,
+    PagedRows,
+    RowSpan,
+    can_take_chunks,
+)
 from outrider.kernels.paged_attention.reference import AttentionPlan, plan_attention
 
-__all__ = ["AttentionPlan", "DevicePlan", "PagedRows", "paged_attention", "plan_attention", "prepare_plan"]
+__all__ = [
+    "AttentionPlan",
+    "DevicePlan",
+    "PagedRows",
+    "RowSpan",
+    "paged_attention",
+    "plan_attention",
+    "prepare_plan",
+    "prepare_prompts",
+]
 
 
 def prepare_plan(
@@ -42,14 +57,25 @@ def prepare_plan(
     return kernel.scheduled(plan, num_tokens=num_tokens, num_heads=num_heads, num_kv_heads=num_kv_heads, dtype=dtype)
 
 
+def prepare_prompts(
+    num_heads: int, num_kv_heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Make ready for prompts of any length, so that none waits for a plan or a kernel; does nothing on a CPU."""
+    if device.type == "cuda" and dtype.itemsize == 2:
+        from outrider.kernels.paged_attention import prompts  # Triton is slow to import
+
+        prompts.make_plans(num_heads, num_kv_heads, head_dim, dtype=dtype, device=device)
+
+
 def paged_attention(query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan | DevicePlan) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over one layer's ``kv`` [S, 2, H_kv, D]; returns [T, H, D]. Scores are scaled by D
     ** -0.5.
     """
     if isinstance(plan, DevicePlan):
-        from outrider.kernels.paged_attention import chunks, kernel  # Triton is slow to import
+        from outrider.kernels.paged_attention import chunks, kernel, prompts  # Triton is slow to import
 
         if chunks.takes_chunks(query, plan.rows.max_queries):
-            return chunks.attend_chunks(query, kv, plan)
+            attend = prompts.attend_prompts if prompts.takes_prompts(query, plan) else chunks.attend_chunks
+            return attend(query, kv, plan)
         return kernel.paged_attention(query, kv, plan)
     return reference.paged_attention(query, kv, plan)

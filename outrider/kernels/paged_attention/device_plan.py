@@ -25,6 +25,17 @@ _MANY_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
+class RowSpan:
+    """Where one row's queries and pages lie, known on the host."""
+
+    first_query: int
+    num_queries: int
+    context: int
+    """Tokens, the queries' own included."""
+    first_page: int
+
+
+@dataclass(frozen=True, slots=True)
 class PagedRows:
     """Up to B rows; rows that are present come first, the others have no queries."""
 
@@ -36,6 +47,8 @@ class PagedRows:
     """No row has more."""
     counters: torch.Tensor
     """int32, zero between launches, one for each tile whose keys are cut into parts; see ``num_counters``."""
+    spans: tuple[RowSpan, ...] = ()
+    """Of all rows, in a forward that is launched without a graph; else none."""
 
 
 @dataclass(frozen=True, slots=True)
