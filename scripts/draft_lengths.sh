@@ -2,7 +2,7 @@
 # Chosen draft lengths beside plain decoding and fixed ones (FIXED_LENGTHS="3 5"), in one interleaved run: scripts/draft_lengths.sh [FOLDER]
 # One target and one draft, and two coordinators on them: draft_length auto and fixed. The pair is synthetic, so nothing is
 # downloaded; the table comes last. On one H200 with the defaults it takes some five minutes.
-# With a head of the target's shape: DRAFT=eagle3, dflash or mtp (embedded: the first two). METRICS_PORT and LOG_LEVEL are those of `outrider serve`.
+# DRAFT_WINDOW: tokens that the draft attends to. With a head of the target's shape: DRAFT=eagle3, dflash or mtp (embedded: the first two). METRICS_PORT and LOG_LEVEL are those of `outrider serve`.
 # A run without a GPU, on the embedded pair:  DEVICE=cpu PAIR=embedded USERS="1 4" INPUT_LEN=64 OUTPUT_LEN=64 scripts/draft_lengths.sh
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -13,6 +13,7 @@ python=${PYTHON:-python3}
 acceptance=${ACCEPTANCE:-0.75} fixed=${FIXED_LENGTHS:-4} port=${PORT:-50970}
 where=(--device "${DEVICE:-cuda}")
 [[ -n ${DRAFT_DEVICE:-} ]] && where+=(--set draft.device="$DRAFT_DEVICE")
+[[ -n ${DRAFT_WINDOW:-} ]] && where+=(--set draft.attention_window="$DRAFT_WINDOW")
 
 if [[ ${PAIR:-} == embedded ]]; then
 	models=("$root/outrider/demo/pair/target" --draft-model "$root/outrider/demo/pair/${DRAFT:-draft}")

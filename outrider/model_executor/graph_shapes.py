@@ -26,8 +26,6 @@ _CHUNK_STEP = 32
 _STEPS = ((8, 64), (16, 256), (32, 512), (64, 1024))
 """(step, up to): between captured sizes; products of more tokens are computed in tiles of 64 and more."""
 _LAST_STEP = 128
-_SLOW = 96
-"""Products of so many tokens take longer than those of the next size."""
 _MOST_ROWS_OF_TILES, _MOST_TOKENS_OF_TILES = 64, 512
 """Of prompts and chunks where attention has a program for each tile that any row might have."""
 
@@ -138,8 +136,7 @@ def _sizes(most: int) -> Iterator[int]:
         size += next((step for step, until in _STEPS if size < until), _LAST_STEP)
         if size >= most:
             return
-        if size != _SLOW:
-            yield size
+        yield size
 
 
 def _largest_first(shapes: list[BatchShape]) -> tuple[BatchShape, ...]:

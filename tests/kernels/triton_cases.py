@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,17 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from outrider.kernels.launching import launches_early, num_processors
-from outrider.kernels.linear import prepare_weight, split_k, stream_k
-from outrider.kernels.linear.few_rows import (
-    FewRowsWeight,
-    can_tma,
-    choose_tiling,
-    fills_with_stream_k,
-    gate_tiling,
-    num_splits,
-    split_tiling,
-    stream_k_tiling,
-)
+from outrider.kernels.linear import few_rows, prepare_weight, split_k, stream_k
+from outrider.kernels.linear.few_rows import FewRowsWeight, can_tma, choose_tiling, fills_with_stream_k, num_splits
+from outrider.kernels.linear.selection import gate_tiling, split_tiling, stream_k_tiling
 from outrider.kernels.linear.skinny import Tiling as ProductTiling
 from outrider.kernels.linear.skinny import skinny_product
 from outrider.kernels.paged_attention import (
@@ -37,12 +30,14 @@ from outrider.kernels.paged_attention import (
     paged_attention,
     plan_attention,
     prepare_plan,
+    prompts,
     reference,
 )
 from outrider.kernels.paged_attention.chunks import ChunkTiling, attend_chunks, takes_chunks
 from outrider.kernels.paged_attention.device_plan import Tiling, num_counters, share_keys
 from outrider.kernels.paged_attention.schedule import make_schedule
 from outrider.kernels.rms_norm.kernel import TritonNorm
+from outrider.kernels.room import empty_rows, with_room
 from outrider.kernels.rope_and_cache import CosSin, HeadLayout
 from outrider.kernels.rope_and_cache.kernel import apply_rope_and_cache
 from outrider.kernels.rope_and_cache.reference import apply_rope_and_cache as reference_rope_and_cache
@@ -51,7 +46,7 @@ from outrider.kernels.sum_norm.kernel import sum_and_norm
 from outrider.kernels.swiglu.kernel import swiglu
 from outrider.kernels.swiglu.reference import swiglu as reference_swiglu
 from outrider.kv_cache import KVCacheManager, PagePool
-from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, unpack
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, spans_in, unpack
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, forward_shapes
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
 from outrider.model_executor.input_buffer import PinnedInputBuffer
@@ -244,6 +239,61 @@ def test_attention(
         assert not counters.any()
 
 
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(
+    ("contexts", "queries", "window"),
+    [
+        ([160], [160], None),
+        ([290, 240], [70, 240], 290),
+        ([560, 70, 264], [128, 64, 256], None),
+        ([512], [480], None),
+    ],
+)
+def test_prompts_are_attended_by_the_library(
+    contexts: list[int], queries: list[int], window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "BLOCK", 128)
+    monkeypatch.setattr(prompts, "_STEP", 32)
+    monkeypatch.setattr(prompts, "_MOST_WASTE", 5)
+    batch, slots = ragged_batch(4, contexts, queries, num_pages=500)
+    kv = torch.full((2000, 2, 2, 64), NAN, device=DEVICE, dtype=dtype)
+    kv[slots] = random(len(slots), 2, 2, 64, dtype=dtype)
+    query = random(sum(queries), 4 + 2 * 2, 64, dtype=dtype).narrow(1, 0, 4)
+    shape, frame = BatchShape.of(batch), BatchFrame(4, (window,), torch.zeros(512, dtype=torch.int32, device=DEVICE))
+    numbers = pack(batch, shape)
+    plan = unpack(torch.from_numpy(numbers).to(DEVICE), shape, frame, 0, spans=spans_in(numbers, shape)).groups[0].plan
+    assert isinstance(plan, DevicePlan)
+    assert prompts.takes_prompts(query, plan)
+    plain = plan_attention(batch, page_size=4, window=window, device=torch.device("cpu"), dtype=torch.float64)
+    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain)
+    check(paged_attention(query, kv, plan), truth, dtype)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "queries", "window", "spans"),
+    [
+        ([32, 16], [32, 16], None, True),
+        ([32, 16], [32, 7], None, True),
+        ([32, 16], [32, 16], 20, True),
+        ([31, 17], [10, 17], None, True),
+        ([32, 16], [32, 16], None, False),
+    ],
+)
+def test_the_library_attends_long_rows_with_little_padding_in_forwards_without_a_graph(
+    contexts: list[int], queries: list[int], window: int | None, spans: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "BLOCK", 16)
+    monkeypatch.setattr(prompts, "_STEP", 8)
+    batch, _ = ragged_batch(4, contexts, queries, num_pages=80)
+    shape, frame = BatchShape.of(batch), BatchFrame(4, (window,), torch.zeros(512, dtype=torch.int32))
+    numbers = pack(batch, shape)
+    found = spans_in(numbers, shape) if spans else ()
+    plan = unpack(torch.from_numpy(numbers), shape, frame, 0, spans=found).groups[0].plan
+    assert isinstance(plan, DevicePlan)
+    is_suited = spans and window is None and contexts == queries
+    assert prompts.takes_prompts(random(sum(queries), 4, 16, dtype=torch.bfloat16), plan) == is_suited
+
+
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_keys_of_one_long_context_are_shared_by_many_programs(queries: int, window: int | None) -> None:
@@ -419,11 +469,7 @@ def test_streamed_product(tokens: int, splits: int, bias: bool, dtype: torch.dty
     x, weight = random(tokens, 328, dtype=dtype), random(80, 328, dtype=dtype)
     offset = random(80, dtype=dtype) if bias else None
     expected = x.double() @ weight.double().T
-    tiling = split_tiling(tokens, splits)
-    if tokens > 160:
-        assert tiling is None
-        tiling = replace(split_tiling(tokens, 2) or pytest.fail("nothing for 2 parts"), splits=splits)
-    assert tiling is not None
+    tiling = replace(split_tiling(tokens, 2) or pytest.fail("nothing for 2 parts"), splits=splits)
     partials = split_k.split_k_partials(x, weight, tiling)
     assert partials.shape == (splits, tokens, 80)
     check(partials.sum(0), expected, dtype)
@@ -443,6 +489,35 @@ def test_streamed_gate(tokens: int, bias: bool, dtype: torch.dtype) -> None:
     tiling = gate_tiling(tokens)
     assert tiling is not None
     check(split_k.gated_product(x, weight, offset, tiling), reference_swiglu(expected), dtype)
+
+
+@pytest.mark.parametrize("tokens", [9, 40, 90, 150, 170])
+def test_what_lies_behind_the_rows_changes_nothing(tokens: int) -> None:
+    plain, weight = random(tokens, 328, dtype=torch.bfloat16), random(160, 328, dtype=torch.bfloat16)
+    x = empty_rows(tokens, 328, dtype=torch.bfloat16, device=DEVICE)
+    split, gate = split_tiling(tokens, 2) or pytest.fail("nothing for 2 parts"), gate_tiling(tokens)
+    with_room(x, split_k.rows_of_tiles(tokens, split)).fill_(NAN)
+    x.copy_(plain)
+    partials = (split_k.split_k_partials(rows, weight, split) for rows in (x, plain))
+    assert torch.equal(*partials)
+    if gate is not None:
+        gated = (split_k.gated_product(rows, weight, None, gate) for rows in (x, plain))
+        assert torch.equal(*gated)
+
+
+def test_the_library_computes_as_many_rows_as_it_is_fastest_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, computed = random(num_processors(DEVICE) // 4 * 3 * 64, 1024, dtype=torch.bfloat16) / 32, []
+    x = empty_rows(300, 1024, dtype=torch.bfloat16, device=DEVICE)
+    with_room(x, 384).fill_(NAN)
+    x.copy_(random(300, 1024, dtype=torch.bfloat16))
+
+    def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        computed.append(len(rows))
+        return F.linear(rows, weight, bias)
+
+    monkeypatch.setattr(few_rows, "F", SimpleNamespace(linear=linear))
+    check(FewRowsWeight(weight)(x, None), x.double() @ weight.double().T, torch.bfloat16)
+    assert computed == [384]
 
 
 @pytest.mark.parametrize("dtype", NARROW)

@@ -84,8 +84,8 @@ def test_what_is_covered_and_what_is_not_is_said_in_words() -> None:
         "without: 4 draft tokens for more than 204 sequences, prompts in more than 1024 tokens, more than 256 sequences"
     )
     assert said(leave_out=6) == (
-        "with a graph: up to 256 sequences with 0 to 2 draft tokens, prompts in up to 832 tokens; without: 3 to 16 "
-        "draft tokens for more than 224 to 52 sequences, prompts in more than 832 tokens, more than 256 sequences"
+        "with a graph: up to 256 sequences with 0 to 2 draft tokens, prompts in up to 896 tokens; without: 3 to 16 "
+        "draft tokens for more than 224 to 52 sequences, prompts in more than 896 tokens, more than 256 sequences"
     )
     assert describe_coverage(limits_of(max_batched_tokens=1024), ()) == (
         "with a graph: nothing; without: 0 to 16 draft tokens for more than 0 sequences, "

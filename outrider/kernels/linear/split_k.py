@@ -12,7 +12,6 @@ summed in a fixed order, by the kernel that reads them or by ``sum_partials``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.kernels.fetching import fetch_ahead
 from outrider.kernels.launching import launch_options
+from outrider.kernels.linear.selection import Tiling
+from outrider.kernels.room import empty_rows, with_room
 
 _NO_WIDTH = 16
 """Columns of a part that is not there."""
@@ -197,25 +198,6 @@ def _split_k_gate_kernel(
         _store_gated(rest_gate, rest_up, out_ptr, first_token + WIDTH, num_tokens, n, size, REST)
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Division of a product into programs."""
-
-    width: int
-    rest: int
-    """A program takes ``width`` and ``rest`` tokens together at most."""
-    block_n: int
-    block_k: int
-    splits: int
-    num_warps: int
-    num_stages: int
-    fetched: int
-
-    def groups_of(self, num_tokens: int) -> int:
-        """Programs that share a tile of the weight, each with tokens of its own."""
-        return -(-num_tokens // (self.width + self.rest))
-
-
 def split_k_partials(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.Tensor:
     """Partial sums of ``x`` [T, K] times ``weight`` [N, K] transposed, float32 [splits, T, N]."""
     num_tokens, size = x.shape
@@ -243,7 +225,7 @@ def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     """silu(gate) * up [T, N] of ``x`` [T, K] and ``weight`` [2 N, K], whose first half is the gate; K is not split."""
     num_tokens, size = x.shape
     out_features = weight.shape[0] // 2
-    out = torch.empty(num_tokens, out_features, dtype=x.dtype, device=x.device)
+    out = empty_rows(num_tokens, out_features, dtype=x.dtype, device=x.device)
     _split_k_gate_kernel[(tiling.groups_of(num_tokens), triton.cdiv(out_features, tiling.block_n))](
         *described(x, weight, tiling), weight, weight if bias is None else bias, out, num_tokens, out_features,
         K=size, HAS_BIAS=bias is not None, **constants(tiling), **launch_options(x),
@@ -251,8 +233,14 @@ def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return out
 
 
+def rows_of_tiles(num_tokens: int, tiling: Tiling) -> int:
+    """Rows of x that the programs of one tile of the weight load together."""
+    return tiling.groups_of(num_tokens) * (tiling.width + tiling.rest)
+
+
 def described(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> tuple[TensorDescriptor, ...]:
     """TMA descriptors of the two parts of ``x`` and of the weight."""
+    x = with_room(x, rows_of_tiles(x.shape[0], tiling))
     blocks = ((x, tiling.width), (x, tiling.rest or _NO_WIDTH), (weight, tiling.block_n))
     return tuple(TensorDescriptor.from_tensor(tensor, [rows, tiling.block_k]) for tensor, rows in blocks)
 

@@ -17,7 +17,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.launching import launch_options
-from outrider.kernels.linear.split_k import Tiling, columns, constants, described, fetch_rows, store_transposed
+from outrider.kernels.linear.selection import Tiling
+from outrider.kernels.linear.split_k import columns, constants, described, fetch_rows, store_transposed
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

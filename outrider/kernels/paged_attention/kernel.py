@@ -26,6 +26,7 @@ from outrider.kernels.launching import launch_options, num_processors
 from outrider.kernels.paged_attention.device_plan import DevicePlan, KeySharing, Tiling, share_keys
 from outrider.kernels.paged_attention.schedule import make_schedule
 from outrider.kernels.paged_attention.tiles import attend_tile
+from outrider.kernels.room import empty_rows
 
 _LOG2_E = 1.4426950408889634
 _UNROLLED = 4
@@ -142,7 +143,7 @@ def paged_attention(
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = kv.shape[2]
-    out = torch.empty(num_tokens, num_heads, head_dim, dtype=query.dtype, device=query.device)
+    out = empty_rows(num_tokens, num_heads, head_dim, dtype=query.dtype, device=query.device)
     rows = plan.rows
     num_rows, group = rows.context_lengths.shape[0], num_heads // num_kv_heads
     if not num_tokens or not num_rows:

@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.launching import launch_options
+from outrider.kernels.room import empty_rows
 
 _WIDE = 2048
 """Rows as long take eight warps."""
@@ -68,14 +69,14 @@ class TritonNorm:
 
     def _launch(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
         size = self._weight.numel()
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if not x.numel():
-            return out
+            return torch.empty(x.shape, dtype=x.dtype, device=x.device)
         rows = x.view(-1, size)
+        out = empty_rows(*rows.shape, dtype=x.dtype, device=x.device)
         num_partials = 0 if delta is None else delta.numel() // x.numel()
         _norm_kernel[(rows.shape[0],)](
             rows, x if delta is None else delta, self._weight, out, rows.stride(0), x.numel(), size, self._eps,
             NUM_PARTIALS=num_partials, BLOCK=triton.next_power_of_2(size),
             num_warps=8 if size >= _WIDE else 4, **launch_options(x),
         )  # fmt: skip
-        return out
+        return out.view(x.shape)

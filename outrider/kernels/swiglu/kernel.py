@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.launching import launch_options
+from outrider.kernels.room import empty_rows
 
 _BLOCK = 1024
 
@@ -39,7 +40,7 @@ def _swiglu_kernel(
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """``gate_up`` [T, 2 N] to [T, N]."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
+    out = empty_rows(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         grid = (triton.cdiv(size, _BLOCK), rows)
         _swiglu_kernel[grid](gate_up, out, size, BLOCK=_BLOCK, **launch_options(gate_up))
