@@ -22,6 +22,7 @@ from outrider.errors import ConfigError
 from outrider.open_requests import DEFAULT_MAX_BYTES
 from outrider.ports import Draft, Target
 from outrider.transport.channels import (
+    FIXED_WINDOW,
     KEEPALIVE,
     MAX_LINK_MESSAGE_BYTES,
     MAX_PUBLIC_MESSAGE_BYTES,
@@ -180,6 +181,7 @@ async def serve_generation(
 
     name = _service_name(generation_pb2, "GenerationService")
     options = [
+        *FIXED_WINDOW,
         *message_limits(MAX_PUBLIC_MESSAGE_BYTES, max_received_bytes=MAX_REQUEST_BYTES),
         *_connection_age(max_connection_age_s, max_connection_age_grace_s),
     ]

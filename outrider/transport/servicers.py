@@ -22,6 +22,7 @@ from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.open_requests import DEFAULT_MAX_BYTES, HeldBytes, OpenRequests
 from outrider.ports import Draft, Target
 from outrider.telemetry.logs import about_request
+from outrider.transport.arrivals import Arrivals
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
 from outrider.transport.convert.bounds import check_num_prompt_ids
 from outrider.transport.convert.columns import reads_columns
@@ -40,7 +41,6 @@ from outrider.transport.link.counts import LinkCounts
 from outrider.transport.link.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
 from outrider.transport.link.pump import LinkPump, reads_shared_memory, with_planes
 from outrider.transport.long_requests import LongRequest, parsing
-from outrider.transport.malformed import only_message
 from outrider.transport.tokenizer_answers import TokenizerAnswers
 from outrider.transport.trace_metadata import log_fields, with_trace
 from outrider.types import ModelDescription
@@ -176,7 +176,7 @@ class GenerationServicer(GenerationServiceServicer):
         """``max_open_request_bytes``: of requests that are being read and tokenized."""
         self._generator = generator
         self._tokenizers = TokenizerAnswers()
-        self._open_requests = OpenRequests(max_open_request_bytes)
+        self._open_requests, self._arrivals = OpenRequests(max_open_request_bytes), Arrivals()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the methods."""
@@ -247,12 +247,9 @@ class GenerationServicer(GenerationServiceServicer):
                 yield deltas
 
     async def _read(self, requests: Requests, held: HeldBytes) -> GenerationRequest:
-        limits, request = self._generator.limits, await only_message(requests)
+        limits, request = self._generator.limits, await self._arrivals.receive(requests, held)
         if isinstance(request, LongRequest):
-            held.take(len(request.data))
             request = await run_in_slices(parsing(request.data, partial(check_num_prompt_ids, model=limits)))
-        else:
-            held.take(request.ByteSize())
         return await run_in_slices(request_reading(request, limits))
 
 

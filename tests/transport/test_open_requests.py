@@ -16,6 +16,9 @@ import pytest
 from outrider.chat import ChatPrompt
 from outrider.errors import CapacityError, InvalidRequestError
 from outrider.generation import Delta, GenerationRequest
+from outrider.open_requests import OpenRequests
+from outrider.transport.arrivals import MAX_READ_AT_ONCE, Arrivals
+from outrider.transport.channels import MAX_REQUEST_BYTES
 from outrider.transport.convert.chat import chat_to_proto
 from outrider.transport.server import serve_generation
 from outrider.transport.status import from_rpc_error
@@ -98,11 +101,69 @@ async def test_what_is_tokenized_counts_no_more() -> None:
     generator = Reading()
     generator.stop_after, generator.taken_in_after = 1, 0
     async with served(generator, max_open_request_bytes=200_000) as channel:
-        calls = [begin(channel, 150_000) for _ in range(4)]
-        for call in calls:
-            assert (await call.read()).delta.text
+        calls = []
+        for _ in range(4):
+            calls.append(begin(channel, 150_000))
+            assert (await calls[-1].read()).delta.text
         for call in calls:
             call.cancel()
+
+
+class Calls:
+    """Calls whose messages arrive when they are told to."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.may_arrive = asyncio.Event()
+
+    async def requests(self, num_characters: int) -> AsyncGenerator[pb.GenerateRequest, None]:
+        self.num_asked += 1
+        await self.may_arrive.wait()
+        yield pb.GenerateRequest(prompt_text="x" * num_characters)
+
+
+async def test_few_messages_are_asked_for_at_the_same_time() -> None:
+    arrivals, all_bytes, calls = Arrivals(), OpenRequests(), Calls()
+
+    async def receive() -> None:
+        with all_bytes.entered() as held:
+            await arrivals.receive(calls.requests(50), held)
+            assert 50 < all_bytes.num_bytes < 100
+
+    receiving = [asyncio.create_task(receive()) for _ in range(3 * MAX_READ_AT_ONCE)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert calls.num_asked == MAX_READ_AT_ONCE
+    receiving[0].cancel()
+    calls.may_arrive.set()
+    await asyncio.gather(*receiving[1:])
+    assert calls.num_asked == 3 * MAX_READ_AT_ONCE
+    assert all_bytes.num_bytes == 0
+
+
+async def test_a_slow_message_gives_its_turn_away_and_counts_as_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.transport.arrivals.SLOW_S", 0.01)
+    arrivals, all_bytes, calls = Arrivals(), OpenRequests(2 * MAX_REQUEST_BYTES), Calls()
+
+    async def receive() -> None:
+        with all_bytes.entered() as held:
+            await arrivals.receive(calls.requests(50), held)
+
+    found = await asyncio.gather(*(receive() for _ in range(2)), _when_slow(calls, all_bytes), return_exceptions=True)
+    assert [type(one) for one in found] == [type(None), CapacityError, type(None)]
+
+    monkeypatch.setattr("outrider.transport.arrivals.ARRIVAL_TIMEOUT_S", 0.01)
+    calls.may_arrive.clear()
+    with pytest.raises(InvalidRequestError, match="has not arrived"):
+        await receive()
+    assert all_bytes.num_bytes == 0
+
+
+async def _when_slow(calls: Calls, all_bytes: OpenRequests) -> None:
+    async with asyncio.timeout(20):
+        while all_bytes.num_bytes < MAX_REQUEST_BYTES:
+            await asyncio.sleep(0.01)
+    calls.may_arrive.set()
 
 
 @pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
