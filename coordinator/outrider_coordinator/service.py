@@ -33,7 +33,7 @@ from outrider_coordinator.requests.input_processor import InputProcessor, starte
 from outrider_coordinator.requests.request_log import log_refusal
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
-from outrider_coordinator.routing.dispatch import OfSession
+from outrider_coordinator.routing.dispatch import SessionItem
 from outrider_coordinator.routing.replica import Fixed, Source
 from outrider_coordinator.routing.replica_connection import Port
 from outrider_coordinator.session.loop import SessionLoop
@@ -42,8 +42,8 @@ from outrider_coordinator.stats.coordinator_stats import CoordinatorStats
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 from outrider_coordinator.tracing import RequestTrace, RequestTraces
 
-CommandT = TypeVar("CommandT", bound=OfSession)
-EventT = TypeVar("EventT", bound=OfSession)
+CommandT = TypeVar("CommandT", bound=SessionItem)
+EventT = TypeVar("EventT", bound=SessionItem)
 ResultT = TypeVar("ResultT")
 
 TargetSource = Source[TargetCommand, TargetEvent]

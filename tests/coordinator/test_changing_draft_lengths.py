@@ -22,7 +22,7 @@ class AtRandom(DraftLengthPolicy):
     def length(self, session: ControlledSession) -> int:
         return int(self._random.integers(0, session.limit + 1))
 
-    def why_none(self, session: ControlledSession) -> WithoutDraft | None:
+    def no_draft_reason(self, session: ControlledSession) -> WithoutDraft | None:
         return WithoutDraft.NOT_WORTH
 
 

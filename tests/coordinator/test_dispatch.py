@@ -9,7 +9,7 @@ import pytest
 from outrider.ports import Extend, Proposal, Release, Score
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider_coordinator.routing import dispatch as dispatch_module
-from outrider_coordinator.routing.dispatch import DispatchScheduler, LinkQueue, OfSession
+from outrider_coordinator.routing.dispatch import DispatchScheduler, LinkQueue, SessionItem
 
 LONG = 30.0
 
@@ -32,21 +32,21 @@ class Link:
 
     def __init__(self, dispatch: DispatchScheduler, device_id: str = "") -> None:
         self.messages: list[list[int]] = []
-        self._outbox: list[OfSession] = []
+        self._outbox: list[SessionItem] = []
         self.link_queue: LinkQueue = dispatch.link_queue(self._send_all)
         self.link_queue.device_id = device_id
 
-    def put(self, *commands: OfSession) -> None:
+    def put(self, *commands: SessionItem) -> None:
         for command in commands:
             self._outbox.append(command)
             self.link_queue.put(command)
 
     def hear(self, *sessions: int) -> None:
-        self.link_queue.heard([answer(session) for session in sessions])
+        self.link_queue.note_answers([answer(session) for session in sessions])
 
     def _send_all(self) -> None:
         commands, self._outbox = self._outbox, []
-        self.link_queue.sent(commands)
+        self.link_queue.note_sent(commands)
         self.messages.append([command.session for command in commands])
 
 
@@ -158,7 +158,7 @@ async def test_a_session_that_was_released_and_a_link_that_was_lost_keep_nobody_
     target.put(score(3))
     await settle()
     assert target.messages == [[1], [1]]
-    draft.link_queue.lost()
+    draft.link_queue.clear()
     await settle()
     assert target.messages == [[1], [1], [3]]
 

@@ -161,7 +161,7 @@ class Switched(DraftLengthPolicy):
     def is_to_draft(self, session: ControlledSession) -> bool:
         return self.is_speculating
 
-    def why_none(self, session: ControlledSession) -> WithoutDraft | None:
+    def no_draft_reason(self, session: ControlledSession) -> WithoutDraft | None:
         return WithoutDraft.NOT_WORTH
 
 

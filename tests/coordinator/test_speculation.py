@@ -47,7 +47,7 @@ def test_the_load_switches_a_controlled_policy_off_too() -> None:
     assert policy.length(session) > 0
     policy.set_load(2)
     assert policy.length(session) == 0
-    assert policy.why_none(session) is WithoutDraft.LOAD
+    assert policy.no_draft_reason(session) is WithoutDraft.LOAD
     assert not policy.will_draft(session, 100)
 
 
@@ -59,7 +59,7 @@ def test_a_request_bounds_what_a_controller_chooses() -> None:
         policy.begin("target", 1.0)
         policy.note_verdict(session, 0, 0, draft_lag=0)
     assert (policy.length(none), policy.length(one)) == (0, 1)
-    assert policy.why_none(none) is WithoutDraft.NOT_ASKED
+    assert policy.no_draft_reason(none) is WithoutDraft.NOT_ASKED
 
 
 def test_nothing_is_drafted_on_a_target_that_takes_a_prompt_in() -> None:
@@ -71,7 +71,7 @@ def test_nothing_is_drafted_on_a_target_that_takes_a_prompt_in() -> None:
         policy.note_verdict(session, 0, 0, draft_lag=0)
     policy.enter(coming, "a")
     assert policy.length(running) == 0
-    assert policy.why_none(running) is WithoutDraft.PROMPTS
+    assert policy.no_draft_reason(running) is WithoutDraft.PROMPTS
     assert not policy.will_draft(coming, 100)  # its draft is brought it later, so that the first token comes sooner
     assert policy.length(elsewhere) > 0
     policy.leave(coming)

@@ -1,4 +1,4 @@
-"""Whose turn it is: when the commands that wait for a link are sent, so that sessions share forwards.
+"""Dispatch: when the commands that wait for a link are sent, so that sessions share forwards.
 
 A forward of many sessions takes hardly longer than that of one. Sessions that fell out of step stay so by themselves:
 while some are served the others wait, and the other way round. Two rules bring them together, each at the price of one
@@ -29,7 +29,7 @@ LONGEST_WAIT_S = 0.1
 """Seconds to wait for what is under way: what takes longer is a prompt, or a service that does not answer."""
 
 
-class OfSession(Protocol):
+class SessionItem(Protocol):
     """Any command and any event."""
 
     @property
@@ -53,7 +53,7 @@ class LinkQueue:
         self.send_all = send_all
         self._dispatch = dispatch
 
-    def put(self, command: OfSession) -> None:
+    def put(self, command: SessionItem) -> None:
         """Queue a command; ``send_all`` is called when the link may send."""
         self._wait()
         if (is_plain := _is_plain(command)) is not None:
@@ -69,9 +69,9 @@ class LinkQueue:
         if not self.is_waiting:
             self.is_waiting = True
             self.waiting_since = self._dispatch.now()
-            self._dispatch.look_soon()
+            self._dispatch.schedule()
 
-    def sent(self, commands: Iterable[OfSession | CommandColumns]) -> None:
+    def note_sent(self, commands: Iterable[SessionItem | CommandColumns]) -> None:
         """The queued commands were sent."""
         now = self._dispatch.now()
         kinds = {is_plain: (is_plain, now) for is_plain in (False, True)}
@@ -80,27 +80,27 @@ class LinkQueue:
         self.waiting.clear()
         for command in commands:
             if isinstance(command, Release) and self.under_way.pop(command.session, None) is not None:
-                self._dispatch.look_soon()
+                self._dispatch.schedule()
 
-    def heard(self, events: Iterable[OfSession], sessions: Sequence[int] = ()) -> None:
+    def note_answers(self, events: Iterable[SessionItem], sessions: Sequence[int] = ()) -> None:
         """The sessions were answered; ``sessions``: those with answers in columns."""
         for session in sessions:
             self.under_way.pop(session, None)
         for event in events:
             if not isinstance(event, Opened | HiddenStateChunk):  # which answer no step
                 self.under_way.pop(event.session, None)
-        self._dispatch.look_soon()
+        self._dispatch.schedule()
 
-    def lost(self) -> None:
+    def clear(self) -> None:
         """The link has ended."""
         self.is_waiting = False
         self.waiting.clear()
         self.under_way.clear()
-        self._dispatch.look_soon()
+        self._dispatch.schedule()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """The link is no longer used; idempotent."""
-        self.lost()
+        self.clear()
         self._dispatch.forget(self)
 
 
@@ -122,17 +122,17 @@ class DispatchScheduler:
         return link_queue
 
     def forget(self, link_queue: LinkQueue) -> None:
-        """A link that has left; for lanes."""
+        """Remove a link that is no longer used."""
         if link_queue in self._link_queues:
             self._link_queues.remove(link_queue)
 
-    def look_soon(self) -> None:
-        """At the end of this turn of the event loop."""
+    def schedule(self) -> None:
+        """Send what is due at the end of this turn of the event loop."""
         if not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._look)
+            asyncio.get_running_loop().call_soon(self._send_due)
 
-    def _look(self) -> None:
+    def _send_due(self) -> None:
         """Send the commands that have waited longest first; others may then have to wait longer."""
         self._is_due = False
         waiting = sorted(
@@ -141,13 +141,13 @@ class DispatchScheduler:
         )
         try:
             for link_queue in waiting:
-                if not link_queue.waiting or not self._is_kept_waiting(link_queue):
+                if not link_queue.waiting or not self._must_wait(link_queue):
                     link_queue.send_all()
         finally:
             if any(link_queue.is_waiting for link_queue in waiting):
-                self._look_later()
+                self._schedule_later()
 
-    def _is_kept_waiting(self, link_queue: LinkQueue) -> bool:
+    def _must_wait(self, link_queue: LinkQueue) -> bool:
         oldest = self.now() - LONGEST_WAIT_S
         sharing = [other for other in self._link_queues if other.device_id and other.device_id == link_queue.device_id]
         if len(sharing) > 1:
@@ -156,8 +156,8 @@ class DispatchScheduler:
             is_plain and sent_at > oldest for is_plain, sent_at in link_queue.under_way.values()
         )
 
-    def _look_later(self) -> None:
-        """In case that no answer comes, which would make us look."""
+    def _schedule_later(self) -> None:
+        """Send what waits in vain for an answer, once that has taken too long."""
         if self._timer is None:
             oldest = self.now() - LONGEST_WAIT_S
             sent = (
@@ -167,14 +167,14 @@ class DispatchScheduler:
                 if sent_at > oldest
             )
             delay_s = min(sent, default=self.now()) - oldest
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self.look_soon()
+        self.schedule()
 
 
-def _is_plain(command: OfSession) -> bool | None:
+def _is_plain(command: SessionItem) -> bool | None:
     """Of a running session's step; None for what is none: prompts, openings and ends."""
     if isinstance(command, Score):
         is_text = not command.num_kept_tokens or len(command.token_ids) > _LONGEST_STEP

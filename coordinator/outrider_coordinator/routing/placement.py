@@ -11,15 +11,15 @@ from typing import TypeVar
 from outrider.errors import InvalidRequestError
 from outrider.ports import DraftCommand, DraftEvent
 from outrider.types import ModelDescription
-from outrider_coordinator.routing.dispatch import OfSession
+from outrider_coordinator.routing.dispatch import SessionItem
 from outrider_coordinator.routing.prefix_affinity import PrefixAffinity, Text
 from outrider_coordinator.routing.replica import Replica
 from outrider_coordinator.routing.replicas import Replicas
 from outrider_coordinator.routing.services import DraftReplica, Services, TargetReplica
 from outrider_coordinator.speculation import ControlledSession, DraftLengthPolicy
 
-CommandT = TypeVar("CommandT", bound=OfSession)
-EventT = TypeVar("EventT", bound=OfSession)
+CommandT = TypeVar("CommandT", bound=SessionItem)
+EventT = TypeVar("EventT", bound=SessionItem)
 
 
 @dataclass(slots=True, eq=False)

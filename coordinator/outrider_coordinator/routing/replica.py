@@ -8,11 +8,11 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from outrider.ports import EventBatch, PlaneEvent
 from outrider.types import ModelDescription
-from outrider_coordinator.routing.dispatch import DispatchScheduler, OfSession
+from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
 from outrider_coordinator.routing.replica_connection import CommandT_contra, EventT_co, Port, ReplicaConnection
 
-CommandT = TypeVar("CommandT", bound=OfSession)
-EventT = TypeVar("EventT", bound=OfSession)
+CommandT = TypeVar("CommandT", bound=SessionItem)
+EventT = TypeVar("EventT", bound=SessionItem)
 
 
 @runtime_checkable
@@ -55,8 +55,8 @@ class Replica(Generic[CommandT, EventT]):
         accept: Callable[[ModelDescription], Awaitable[None]],
         attached: Callable[[Replica[CommandT, EventT]], None],
         lost: Callable[[Replica[CommandT, EventT]], None],
-        said: Callable[[Replica[CommandT, EventT], EventBatch[EventT]], None],
-        plane_said: Callable[[Replica[CommandT, EventT], PlaneEvent], None],
+        on_batch: Callable[[Replica[CommandT, EventT], EventBatch[EventT]], None],
+        on_plane_event: Callable[[Replica[CommandT, EventT], PlaneEvent], None],
     ) -> None:
         self.name = name
         self.is_listed = True
@@ -69,9 +69,9 @@ class Replica(Generic[CommandT, EventT]):
             dispatch=dispatch,
             accept=accept,
             on_attached=lambda: attached(self),
-            on_batch=partial(said, self),
+            on_batch=partial(on_batch, self),
             on_lost=lambda: lost(self),
-            on_plane=partial(plane_said, self),
+            on_plane=partial(on_plane_event, self),
         )
         self.send = self.connection.send
         """Sends a command, with all others of the message when it is this link's turn."""

@@ -22,12 +22,12 @@ from outrider.errors import (
 )
 from outrider.ports import EventBatch, Link, OfferPlane, PlaneChosen, PlaneCommand, PlaneEvent
 from outrider.types import ModelDescription
-from outrider_coordinator.routing.dispatch import DispatchScheduler, OfSession
+from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
 
 _log = logging.getLogger(__name__)
 
-CommandT = TypeVar("CommandT", bound=OfSession)
-EventT = TypeVar("EventT", bound=OfSession)
+CommandT = TypeVar("CommandT", bound=SessionItem)
+EventT = TypeVar("EventT", bound=SessionItem)
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
@@ -85,7 +85,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Future[None] | None = None
         self._tried = asyncio.get_running_loop().create_future()
-        # Not everybody waits for the first try.
+        # An error that nobody awaits would be logged.
         self._tried.add_done_callback(lambda tried: tried.cancelled() or tried.exception())
 
     @property
@@ -147,11 +147,11 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             await _close(link)
         if self._closing is not None:
             await self._closing
-        self._link_queue.leave()
+        self._link_queue.close()
 
     def _flush(self) -> None:
         commands, self._outbox = self._outbox, []
-        self._link_queue.sent(commands)
+        self._link_queue.note_sent(commands)
         if self._link is None or not commands:
             return
         self.num_messages_sent += 1
@@ -208,13 +208,15 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             if batch.events and isinstance(batch.events[0], OfferPlane | PlaneChosen):
                 self._on_plane(batch.events[0])
                 continue
-            self._link_queue.heard(batch.events, batch.columns.sessions.tolist() if batch.columns is not None else ())
+            self._link_queue.note_answers(
+                batch.events, batch.columns.sessions.tolist() if batch.columns is not None else ()
+            )
             self._on_batch(batch)
         raise UnavailableError("the link ended")
 
     async def _lose_link(self) -> None:
         link, self._link, self._outbox = self._link, None, []
-        self._link_queue.lost()
+        self._link_queue.clear()
         if link is not None:
             # Goes on to its end even when this task is cancelled by what follows from the loss.
             self._closing = asyncio.ensure_future(_close(link))

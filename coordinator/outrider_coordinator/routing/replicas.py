@@ -15,14 +15,14 @@ from typing import Generic, Protocol, TypeVar
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, PlaneEvent
 from outrider.types import ModelDescription
-from outrider_coordinator.routing.dispatch import DispatchScheduler, OfSession
+from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
 from outrider_coordinator.routing.replica import Replica, Source
 from outrider_coordinator.routing.replica_connection import Port
 
 _log = logging.getLogger(__name__)
 
-CommandT = TypeVar("CommandT", bound=OfSession)
-EventT = TypeVar("EventT", bound=OfSession)
+CommandT = TypeVar("CommandT", bound=SessionItem)
+EventT = TypeVar("EventT", bound=SessionItem)
 
 _MUCH_FULLER, _FEW_SESSIONS = 1.25, 4
 """A replica with a quarter more sessions than another, and a few more, is much fuller."""
@@ -45,11 +45,11 @@ class Listener(Protocol[CommandT, EventT]):
         """The link has ended, and with it its sessions."""
         ...
 
-    def said(self, replica: Replica[CommandT, EventT], batch: EventBatch[EventT]) -> None:
+    def on_batch(self, replica: Replica[CommandT, EventT], batch: EventBatch[EventT]) -> None:
         """Events of the replica."""
         ...
 
-    def plane_said(self, replica: Replica[CommandT, EventT], event: PlaneEvent) -> None:
+    def on_plane_event(self, replica: Replica[CommandT, EventT], event: PlaneEvent) -> None:
         """An event of the replica's tensor plane."""
         ...
 
@@ -201,8 +201,8 @@ class Replicas(Generic[CommandT, EventT]):
             accept=listener.accept,
             attached=listener.attached,
             lost=self._lost,
-            said=listener.said,
-            plane_said=listener.plane_said,
+            on_batch=listener.on_batch,
+            on_plane_event=listener.on_plane_event,
         )
         self._replicas[name] = replica
         replica.connection.start()

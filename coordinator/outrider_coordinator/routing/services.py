@@ -177,10 +177,10 @@ class _TargetSide:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self.said = services.listener.on_target_batch
+        self.on_batch = services.listener.on_target_batch
         self.attached = services.target_attached
         self.lost = services.target_lost
-        self.plane_said = services.planes.on_event
+        self.on_plane_event = services.planes.on_event
 
     async def accept(self, description: ModelDescription) -> None:
         self._services.accept_target(description)
@@ -190,8 +190,8 @@ class _DraftSide:
     """``replicas.Listener`` of the drafts."""
 
     def __init__(self, services: Services) -> None:
-        self.said = services.listener.on_draft_batch
+        self.on_batch = services.listener.on_draft_batch
         self.attached = services.draft_attached
         self.lost = services.draft_lost
         self.accept = services.accept_draft
-        self.plane_said = services.planes.on_event
+        self.on_plane_event = services.planes.on_event

@@ -338,7 +338,7 @@ def _is_to_catch_up(session: SessionState) -> bool:
 
 def why_not_asked(session: SessionState) -> WithoutDraft:
     """Why ``_draft_length`` is 0."""
-    why = session.policy.why_none(session.speculation)
+    why = session.policy.no_draft_reason(session.speculation)
     if why is not None:
         return why
     if session.output.num_remaining <= 1:

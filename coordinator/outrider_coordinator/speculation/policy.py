@@ -154,7 +154,7 @@ class DraftLengthPolicy:
         controller = self._controller_of.get(session)
         return controller is not None and not self.is_off_by_load and controller.is_catching_up(session)
 
-    def why_none(self, session: ControlledSession) -> WithoutDraft | None:
+    def no_draft_reason(self, session: ControlledSession) -> WithoutDraft | None:
         """The reason why ``length`` is 0; None if it is not."""
         if session.limit == 0:
             return WithoutDraft.NOT_ASKED
