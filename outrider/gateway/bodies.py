@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.errors import CapacityError
+from outrider.gateway.disconnects import ClientGoneError
 from outrider.open_requests import HeldBytes, OpenRequests
 
 _HELD = "held_bytes"
@@ -50,7 +52,7 @@ async def read_json(request: Request, *, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     refusal: CapacityError | None = None
     num_bytes, held = 0, held_bytes(request)
-    async for part in request.stream():
+    async for part in _parts_of(request):
         num_bytes += len(part)
         if num_bytes > max_bytes:
             raise too_large
@@ -67,3 +69,11 @@ async def read_json(request: Request, *, max_bytes: int) -> bytes:
     if refusal is not None:
         raise refusal
     return b"".join(parts)
+
+
+async def _parts_of(request: Request) -> AsyncGenerator[bytes, None]:
+    try:
+        async for part in request.stream():
+            yield part
+    except ClientDisconnect as error:
+        raise ClientGoneError from error

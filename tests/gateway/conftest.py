@@ -49,6 +49,7 @@ class Gateway:
         self._loop = asyncio.new_event_loop()
         self._client = AsyncClient(list(addresses), token=token)
         endpoints = Endpoints(self._client, ModelWatch(self._client, names=names), Limits(**limits))
+        self.open_requests = endpoints.open_requests
         listener = listening_socket("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(

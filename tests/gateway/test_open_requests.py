@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
 import socket
 import time
 import tracemalloc
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.client.conftest import Service
-from tests.gateway.conftest import Gateway
+from tests.gateway.conftest import Gateway, wait_until
 from tests.gateway.test_http import JSON, MESSAGES, ask
 
 LARGE = 1_900_000
@@ -53,6 +54,15 @@ def test_more_bytes_than_may_be_read_are_refused_and_small_requests_are_not(smal
     deadline = time.monotonic() + 20
     while asked(small_gateway, 150_000).status != 200:
         assert time.monotonic() < deadline
+
+
+def test_a_client_that_leaves_within_its_body_is_no_error(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_connection(address_of(gateway)) as half:
+        half.sendall(_HEAD.format(50_000).encode() + b" " * 100)
+        assert asked(gateway, 10).status == 200  # by now the other one is read
+    assert asked(gateway, 10).status == 200
+    wait_until(lambda: not gateway.open_requests.num_bytes, "the end of all")
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_the_ids_of_prompts_count_while_they_are_answered(service: Service, small_gateway: Gateway) -> None:
