@@ -324,6 +324,20 @@ def test_all_tokens_at_once_are_those_of_the_outcomes(method: AcceptanceMethod, 
     assert [type(outcome.error) for outcome in scoring.outcomes()] == [type(None), NonFiniteLogitsError, type(None)]
 
 
+def test_all_sparse_scores_at_once_are_those_of_the_outcomes() -> None:
+    requests = [request_of(opening(seed=k, top_p=0.9), 600, num_drafts=k) for k in (2, 1, 3)]
+    logits = logits_of(9, 600)
+    sparse = begin_scoring(logits, requests, fused=True).sparse()
+    assert sparse is not None
+    outcomes = begin_scoring(logits, requests, fused=True).outcomes()
+    forms = [outcome.form for outcome in outcomes if isinstance(outcome.form, SparseScores)]
+    for name in ("support_probs", "outside_mass", "outside_token_ids"):
+        assert np.array_equal(getattr(sparse, name), np.concatenate([getattr(form, name) for form in forms]))
+    assert begin_scoring(logits, requests, fused=True).tokens() is None
+    logits[3, 5] = float("nan")
+    assert begin_scoring(logits, requests, fused=True).sparse() is None
+
+
 def test_sampled_sessions_have_no_tokens_alone() -> None:
     assert begin_scoring(logits_of(1, 600), [request_of(opening(), 600, 0)], fused=True).tokens() is None
 
