@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.columns import CommandColumns
@@ -20,7 +20,7 @@ from outrider.errors import (
     PairMismatchError,
     UnavailableError,
 )
-from outrider.ports import EventBatch, Link, OfferPlane, PlaneChosen, PlaneCommand, PlaneEvent
+from outrider.ports import EventBatch, Link, OfferPlane, PlaneChosen, PlaneCommand, PlaneEvent, Prepare
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
 
@@ -154,10 +154,11 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self._link_queue.note_sent(commands)
         if self._link is None or not commands:
             return
-        self.num_messages_sent += 1
         # A broken link is noticed by its reader, which tells the sessions.
         try:
-            self._link.send(commands)
+            for message in in_order(commands):
+                self.num_messages_sent += 1
+                self._link.send(message)
         except UnavailableError:
             pass
         except Exception:
@@ -235,3 +236,21 @@ class ReplicaConnection(Generic[CommandT, EventT]):
 async def _close(link: Link[CommandT, EventT]) -> None:
     with contextlib.suppress(OutriderError):
         await link.close()
+
+
+def in_order(commands: Sequence[Any]) -> list[Sequence[Any]]:
+    """Commands as messages. A service reads columns after the single commands of their message, and a ``Prepare``
+    counts only after the ``Score`` that it follows: one that was queued behind columns with its session goes in the
+    next.
+    """
+    asked = set[int]()
+    late: list[Any] = []
+    for command in commands:
+        if isinstance(command, CommandColumns):
+            asked.update(command.sessions.tolist())
+        elif isinstance(command, Prepare) and command.session in asked:
+            late.append(command)
+    if not late:
+        return [commands]
+    behind = set(map(id, late))
+    return [[command for command in commands if id(command) not in behind], late]
