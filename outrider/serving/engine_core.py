@@ -11,18 +11,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic
 
 from outrider.columns import CommandColumns
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.recording import Recorder
-from outrider.serving.executor import EventT, Executor, ExecutorOutput, ItemT, JobT, References
+from outrider.serving.executor import EventT, Executor, ItemT, JobT, References
 from outrider.serving.idle_sessions import IdleSessions
 from outrider.serving.input_processor import InputProcessor
 from outrider.serving.output_processor import OutputProcessor
-from outrider.serving.request import AnyRequest, Batch
+from outrider.serving.request import AnyRequest, Batch, FinishedBatch
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import SequenceT, Session, SessionKey
 from outrider.serving.session_table import SessionTable
@@ -113,14 +112,14 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         finished = self._execute(batch)
         return self._process_outputs(finished)
 
-    def _execute(self, batch: Batch | None) -> _Finished | None:
+    def _execute(self, batch: Batch | None) -> FinishedBatch | None:
         """Start a batch, if there is one; the oldest batch in flight if its forward has ended, else None."""
         if batch is not None and self._start(batch) and self._executor.is_asynchronous:
             return None
         if not self._in_flight or not self._in_flight[0].forward.is_done():
             return None
         batch = self._in_flight.popleft()
-        return _Finished(batch, batch.forward.finish(), self._clock())
+        return FinishedBatch(batch, batch.forward.finish(), self._clock())
 
     def _start(self, batch: Batch) -> bool:
         """Start a batch; False where the executor cannot queue it behind the one in flight."""
@@ -138,7 +137,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._scheduler.learn()
         return True
 
-    def _process_outputs(self, finished: _Finished | None) -> list[tuple[int, EventBatch[Any]]]:
+    def _process_outputs(self, finished: FinishedBatch | None) -> list[tuple[int, EventBatch[Any]]]:
         """Answer the requests of a batch. The next batch starts before messages are made of the answers, so that the
         device does not wait for that.
         """
@@ -232,17 +231,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         if self._references is not None:
             singles = self._references.fetch_all(singles)
             columns = None if columns is None else self._references.fetch_columns(columns)
-        for command in singles:
-            if isinstance(command, Open):
-                self._inputs.open(link_id, command, arrived)
-            elif isinstance(command, Release):
-                self._inputs.release(link_id, command)
-            elif isinstance(command, Rejected):
-                self._inputs.reject(link_id, command)
-            elif isinstance(command, Prepare):
-                self._inputs.prepare(link_id, command, arrived)
-            else:
-                self._inputs.item(link_id, command, arrived)
+        self._inputs.take(link_id, singles, arrived)
         if columns is not None:
             self._steady.take(link_id, columns, arrived, is_free=not self._in_flight)
         if len(self._in_flight) == 1:
@@ -299,12 +288,3 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         """Whether a session waits for an answer."""
         due = self._scheduler.queue.due_of(key)
         return due is not None and due.is_asked
-
-
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    """A batch whose forward has ended."""
-
-    batch: Batch
-    output: ExecutorOutput[Any]
-    ended_ns: int

@@ -41,6 +41,20 @@ class InputProcessor:
 
     # Commands.
 
+    def take(self, link_id: int, commands: Iterable[Any], arrived_ns: int) -> None:
+        """Process the commands of a message, in their order."""
+        for command in commands:
+            if isinstance(command, Open):
+                self.open(link_id, command, arrived_ns)
+            elif isinstance(command, Release):
+                self.release(link_id, command)
+            elif isinstance(command, Rejected):
+                self.reject(link_id, command)
+            elif isinstance(command, Prepare):
+                self.prepare(link_id, command, arrived_ns)
+            else:
+                self.item(link_id, command, arrived_ns)
+
     def open(self, link_id: int, command: Open, arrived_ns: int) -> None:
         """Open a session, or open it anew; it may be refused."""
         self._touch((link_id, command.session))

@@ -13,7 +13,15 @@ from typing import Any, Generic, TypeAlias
 
 from outrider.ports import ItemTiming
 from outrider.recording import ForwardRecord, ItemRecord
-from outrider.serving.executor import CommonEvent, EventT, InFlightForward, ItemT, JobT, QueuedForward
+from outrider.serving.executor import (
+    CommonEvent,
+    EventT,
+    ExecutorOutput,
+    InFlightForward,
+    ItemT,
+    JobT,
+    QueuedForward,
+)
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.steady.step import SteadyStep
 from outrider.serving.token_budget import is_running
@@ -247,3 +255,12 @@ class Batch:
         for request, _ in scheduled:
             if request.status is not RequestStatus.ABORTED:
                 request.status = RequestStatus.RUNNING
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBatch:
+    """A batch whose forward has ended."""
+
+    batch: Batch
+    output: ExecutorOutput[Any]
+    ended_ns: int
