@@ -85,6 +85,17 @@ class SlowLinks(H200):
 
 
 @dataclass(frozen=True)
+class FewAreCheap(H200):
+    """The same where one user's speculation costs next to nothing, so that little is expected of many users' either."""
+
+    def draft(self, rows: int, length: int) -> float:
+        return 0.1 + 0.3 * length * (1.0 + rows / 24) if length else 0.0
+
+    def between(self, rows: int) -> float:
+        return 0.2 + 0.06 * rows
+
+
+@dataclass(frozen=True)
 class TwoCores(H200):
     """A processor: times grow with tokens, and the draft is deep beside the target."""
 

@@ -15,6 +15,7 @@ from tests.coordinator.simulated_load import (
     Bursts,
     BusyCoordinator,
     Controlled,
+    FewAreCheap,
     InTwoGroups,
     Load,
     SlowLinks,
@@ -99,6 +100,18 @@ def test_bursts_are_as_fast_as_plain_ones_where_speculation_is_slower(num_users:
     assert sum(seconds) < sum(plain_seconds) / 0.95
     assert sum(seconds[1:]) < sum(plain_seconds[1:]) / 0.96
     assert chosen.controller.num_switches <= 2 * 6 + 2
+
+
+def test_many_users_at_once_are_served_plainly_though_speculation_paid_for_one() -> None:
+    """From one user to 64 all is a guess, six doublings of it."""
+    chosen, plain = (
+        Bursts(Load(FewAreCheap(), lambda now, number: 0.8, seed=4), max_length=max_length) for max_length in (8, 0)
+    )
+    for burst in (chosen.burst, plain.burst):
+        for _ in range(4):
+            burst(1)
+    assert chosen.controller.mode is Mode.SPECULATIVE
+    assert chosen.burst(64) < plain.burst(64) / 0.96
 
 
 @pytest.mark.parametrize(("num_users", "least"), [(1, 1.45), (8, 1.15)])

@@ -204,7 +204,7 @@ class ModeChoice:
         """
         past_few = _doublings_past_few(self._num_all(sessions))
         past_known = self.timer.doublings_past_known(len(sessions))
-        doubt = math.inf if past_known is None and past_few > 0 else _DOUBT ** max(min(past_known or 0, past_few), 0)
+        doubt = 1.0 if past_few <= 0 else math.inf if past_known is None else _DOUBT ** max(past_known, 0)
         plain, speculative = (self.timer.strangers.worth(drafting=drafting) for drafting in (False, True))
         return {
             Mode.PLAIN: plain * self.rates[Mode.PLAIN],
