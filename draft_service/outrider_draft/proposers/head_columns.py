@@ -33,6 +33,7 @@ class HeadColumnsForward:
         """``states`` [sum(counts), F] are those of the pairs, session after session."""
         self._executor, self._step, self._states = executor, step, states
         self._rows: list[DraftRow] = []
+        self._last_states: list[torch.Tensor] = []
         if executor.runner.max_catch_up:
             self._lay_out()
 
@@ -45,6 +46,8 @@ class HeadColumnsForward:
         """Draw the tokens; called once."""
         if not self._rows:
             return self._as_items()
+        # Queued before the loop: once the answers have left, the device is the target's where both have the same one.
+        self._last_states = last_of_each(self._states, self._step.columns.counts.tolist())
         drawn = self._executor.runner.draft(self._rows, self._states)
         computed = time.perf_counter_ns()
         if all(draws.token_ids for draws in drawn):
@@ -69,8 +72,7 @@ class HeadColumnsForward:
     def _settle(self) -> None:
         """The texts and pairs of the sessions, as single items leave them."""
         sequences = self._executor.sequences
-        last = last_of_each(self._states, self._step.columns.counts.tolist())
-        heads = zip(self._step.sessions, self._rows, last, self._step.bases.tolist(), strict=True)
+        heads = zip(self._step.sessions, self._rows, self._last_states, self._step.bases.tolist(), strict=True)
         for session, row, last_state, base in heads:
             state: Any = session.executor_state
             state.last_state = last_state

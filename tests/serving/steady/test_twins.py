@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from outrider.benchmarks.step.stand_in import VOCAB_SIZE, StandInExecutor, new_session_table, propose
 from outrider.errors import NonFiniteLogitsError
+from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.draft_loop import DraftRow
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
@@ -22,7 +25,11 @@ from outrider.serving.token_budget import TokenBudget
 from outrider.types import SparseEvidence
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_target.executor import TargetExecutor
+from tests.draft_service.head_rig import served
+from tests.serving.steady.state_twins import HeadTwins, PutStates, ReadStates, StatesTwins
 from tests.serving.steady.twins import GREEDY, SAMPLED, TOKENS, Samplings, Switch, Twins, holding
+from tests.support.dflash import build_dflash
+from tests.support.eagle3 import build_eagle3
 from tests.support.tiny_models import cached_tiny_model
 
 NUM_TOKEN_IDS = 257
@@ -131,3 +138,71 @@ def test_a_draft_says_and_holds_the_same(seed: int, samplings: Samplings) -> Non
     assert executor.num_columns > (40 if len(samplings) < 4 else 0), twins.outcomes
     assert other.num_columns == 0
     assert twins.outcomes["Proposal"] > 500
+
+
+def pairs_drawn_by_forwards(runner: DraftHeadRunner, rows: Sequence[DraftRow], states: torch.Tensor) -> list[Draws]:
+    """What a loop of a head draws for greedy rows, by one forward a token; now and then a row draws nothing."""
+    found, first = [], 0
+    for row in rows:
+        ids, drawn = list(row.token_ids), list[int]()
+        hidden, normed = runner.feed([ForwardRow(row.sequence, ids, 0)], [states[first : first + len(ids)]])
+        first += len(ids)
+        for number in range(row.num_drafts):
+            drawn.append(int(runner.head.logits(normed[-1:])[0, :NUM_TOKEN_IDS].argmax()))
+            if number < row.num_drafts - 1:
+                hidden, normed = runner.forward([ForwardRow(row.sequence, drawn[-1:], 0)], hidden[-1:])
+        fails = row.base % 97 == 0
+        found.append(Draws((), error=NonFiniteLogitsError("not a number")) if fails else Draws(tuple(drawn)))
+    return found
+
+
+def head_core(
+    switch: Switch, folders: tuple[Path, Path], method: str, *, takes_columns: bool, loops: bool
+) -> tuple[Core, Any]:
+    """A head, with or without loops."""
+    given = served(method, *folders, "--num-pages", "1200", "--max-model-len", "256")
+    runner = given.executor.runner
+    if loops:
+        runner.draft = functools.partial(pairs_drawn_by_forwards, runner)
+        runner.__class__ = type("Looping", (type(runner),), {"max_catch_up": 17})
+    executor = holding(type(given.executor), switch, asynchronous=False)(runner)
+    limits = Limits(runner.head.config.layer.vocab_size, runner.max_model_len, trims=True)
+    table = SessionTable(executor.sequences, limits)
+    return EngineCore(
+        table, executor, takes_columns=takes_columns, references=ReadStates(), clock=switch.clock
+    ), executor
+
+
+@pytest.mark.parametrize(("method", "loops"), [("eagle3", True), ("eagle3", False), ("dflash", False)])
+def test_a_head_says_and_holds_the_same(method: str, tmp_path: Path, *, loops: bool) -> None:
+    torch.set_num_threads(1)
+    target = cached_tiny_model("llama", seed=1)
+    folders = (build_dflash if method == "dflash" else build_eagle3)(tmp_path), target
+    switch = Switch()
+    steady, executor = head_core(switch, folders, method, takes_columns=True, loops=loops)
+    plain, other = head_core(switch, folders, method, takes_columns=False, loops=loops)
+    width = executor._width
+    twins = HeadTwins(steady, plain, switch, 5, num_token_ids=NUM_TOKEN_IDS - 1, width=width)
+    twins.run(100 if loops else 50)
+    assert executor.num_columns > 10, twins.outcomes
+    assert other.num_columns == 0
+    assert twins.outcomes["SessionLost"] and twins.outcomes["SessionFailed"], twins.outcomes
+    assert steady.num_pages_free == plain.num_pages_free
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_target_hands_over_the_same_states(seed: int) -> None:
+    switch = Switch()
+    cores = []
+    for takes_columns in (True, False):
+        core, executor = target_core(switch, takes_columns=takes_columns, num_pages=1200)
+        executor._planes = PutStates()
+        cores.append((core, executor))
+    (steady, executor), (plain, other) = cores
+    twins = StatesTwins(steady, plain, switch, seed, num_token_ids=NUM_TOKEN_IDS)
+    twins.run(80)
+    assert executor.num_columns > 10, twins.outcomes
+    assert other.num_columns == 0
+    assert twins.outcomes["SessionFailed"], twins.outcomes
+    assert executor._planes.sent_bytes == other._planes.sent_bytes
+    assert executor._planes.num_puts <= other._planes.num_puts

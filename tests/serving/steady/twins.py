@@ -104,6 +104,10 @@ class Known:
 class Twins:
     """The cores and what they are asked; ``steady`` takes columns."""
 
+    max_length = MAX_LENGTH
+    prompt_lengths: tuple[int, ...] = (2, 7, 30, 252)
+    reports_free_pages = True
+
     def __init__(
         self, role: str, steady: EngineCore[Any, Any, Any, Any], plain: EngineCore[Any, Any, Any, Any],
         switch: Switch, seed: int, *, num_token_ids: int, samplings: Samplings = GREEDY,
@@ -146,16 +150,19 @@ class Twins:
 
     def _open(self) -> None:
         sampling, method = self._random.choice(self._samplings)
-        session = Known(self._next_number, self._new_tokens(self._random.choice((2, 7, 30, 252))), MAX_LENGTH)
+        session = Known(self._next_number, self._new_tokens(self._random.choice(self.prompt_lengths)), self.max_length)
         self._next_number += 1
         self._sessions[session.number] = session
         opening: Open = open_session(
-            session.number, prompt_length=len(session.tokens), max_length=MAX_LENGTH,
+            session.number, prompt_length=len(session.tokens), max_length=self.max_length,
             num_token_ids=self._num_token_ids, generation=self._new_generation(), sampling=sampling,
             acceptance_method=method, seed=session.number,
         )  # fmt: skip
         session.is_sampled = opening.judging_rule is JudgingRule.REJECTION
-        self._send([opening])
+        self._send([self._dressed(opening)])
+
+    def _dressed(self, opening: Open) -> Open:
+        return opening
 
     def _drop_link(self) -> None:
         for core in self.cores:
@@ -194,7 +201,7 @@ class Twins:
             length = 0 if self._chance(self._oddity) else self._random.randint(1, MOST_DRAFTS)
             item: Extend | Score = Extend(session.number, session.asked, kept, digest, given, length)
         else:
-            most = min(MOST_DRAFTS, MAX_LENGTH - len(session.tokens))
+            most = min(MOST_DRAFTS, self.max_length - len(session.tokens))
             session.drafts = self._new_tokens(0 if self._chance(self._oddity / 2) else self._random.randint(1, most))
             support = self._support(session.drafts) if session.is_sampled and session.drafts else None
             item = Score(session.number, session.asked, kept, digest, given, tuple(session.drafts), support)
@@ -278,7 +285,8 @@ class Twins:
         report = read.report
         # Every job of the stand-in that drafts is of one token.
         num_tokens = 0 if report is None or self.role == "draft" else report.num_tokens
-        return found[0], num_tokens, report and (report.batch_size, report.num_pages_free)
+        num_free = report.num_pages_free if report is not None and self.reports_free_pages else 0
+        return found[0], num_tokens, report and (report.batch_size, num_free)
 
     def _compare_books(self) -> None:
         if any(core._steady.pending is not None for core in self.cores):
@@ -290,7 +298,7 @@ class Twins:
             books.append(
                 [
                     (one.key, one.generation, one.lookahead_credit, list(one.sequence.token_ids),
-                     list(getattr(one.sequence, "page_table", ())))
+                     self._pages_of(one.sequence))
                     for one in sessions
                 ]
             )  # fmt: skip
@@ -318,11 +326,18 @@ class Twins:
             assert len(own) == len(drafts) + 1
             session.held, following = base + accepted, max(0, int(own[accepted]))
         else:
-            session.held, following = base + min(accepted, max(0, len(drafts) - 1)), self._new_tokens(1)[0]
+            session.held, following = self._held_after(base, accepted, len(drafts)), self._new_tokens(1)[0]
         session.tokens += [*drafts[:accepted], following]
-        if len(session.tokens) > MAX_LENGTH - 2 * MOST_DRAFTS:
+        if len(session.tokens) > self.max_length - 2 * MOST_DRAFTS:
             del self._sessions[session.number]
             self._send([Release(session.number, self._new_generation())])
+
+    def _held_after(self, base: int, num_accepted: int, num_drafts: int) -> int:
+        """Tokens that a draft holds after a verdict: of its own it has computed all but the last."""
+        return base + min(num_accepted, max(0, num_drafts - 1))
+
+    def _pages_of(self, sequence: Any) -> list[int]:
+        return list(getattr(sequence, "page_table", ()))
 
     def _chance(self, share: float) -> bool:
         return self._random.random() < share
