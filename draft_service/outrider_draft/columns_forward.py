@@ -7,12 +7,13 @@ could be drawn for is decided as for single items.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.columns import AnswerColumns, SupportColumns
+from outrider.errors import OutriderError
 from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.model_runner import ModelRunner
@@ -45,28 +46,39 @@ class ColumnsForward:
 
     def finish(self) -> ExecutorOutput[Proposal]:
         """Draw the tokens; called once."""
-        drawn, columns = self._runner.draft(self._rows), self._step.columns
-        computed = time.perf_counter_ns()
-        sparse = [draws.evidence for draws in drawn if isinstance(draws.evidence, SparseEvidence)]
-        is_uniform = len(sparse) == len(drawn) or all(draws.evidence is None for draws in drawn)
-        if not is_uniform or not all(draws.token_ids for draws in drawn):
-            return self._one_by_one(drawn, computed)
-        counts = np.array([len(draws.token_ids) for draws in drawn], dtype=np.uint32)
-        token_ids = np.array([token_id for draws in drawn for token_id in draws.token_ids], dtype=np.uint32)
-        supports = _joined(sparse) if sparse else None
-        answers: AnswerColumns[Proposal] = AnswerColumns(
-            columns.sessions, columns.generations, self._step.bases, counts, token_ids, (), Proposal, supports=supports
-        )
-        return ExecutorOutput((), computed, columns=answers)
+        drawn = self._runner.draft(self._rows)
+        return output_of(self._step, drawn, time.perf_counter_ns())
 
-    def _one_by_one(self, drawn: Sequence[Draws], computed_ns: int) -> ExecutorOutput[Proposal]:
-        columns = self._step.columns
-        heads = zip(columns.sessions.tolist(), columns.generations.tolist(), self._step.bases.tolist(), strict=True)
-        results = [
-            Proposal(*head, draws.token_ids, draws.evidence) if draws.token_ids else draws.error
-            for head, draws in zip(heads, drawn, strict=True)
-        ]
-        return ExecutorOutput(results, computed_ns)
+
+def output_of(
+    step: SteadyStep, drawn: Sequence[Draws], computed_ns: int, settle: Callable[[], None] | None = None
+) -> ExecutorOutput[Proposal]:
+    """What was drawn for the sessions of a step, as columns where all have tokens, and evidence of one form. ``settle``
+    is what is left to be done for each session.
+    """
+    columns = step.columns
+    sparse = [draws.evidence for draws in drawn if isinstance(draws.evidence, SparseEvidence)]
+    is_uniform = len(sparse) == len(drawn) or all(draws.evidence is None for draws in drawn)
+    if not is_uniform or not all(draws.token_ids for draws in drawn):
+        if settle is not None:
+            settle()
+        return ExecutorOutput(_one_by_one(step, drawn), computed_ns)
+    counts = np.array([len(draws.token_ids) for draws in drawn], dtype=np.uint32)
+    token_ids = np.array([token_id for draws in drawn for token_id in draws.token_ids], dtype=np.uint32)
+    supports = _joined(sparse) if sparse else None
+    answers: AnswerColumns[Proposal] = AnswerColumns(
+        columns.sessions, columns.generations, step.bases, counts, token_ids, (), Proposal, supports=supports
+    )
+    return ExecutorOutput((), computed_ns, columns=answers, settle=settle)
+
+
+def _one_by_one(step: SteadyStep, drawn: Sequence[Draws]) -> list[Proposal | OutriderError | None]:
+    columns = step.columns
+    heads = zip(columns.sessions.tolist(), columns.generations.tolist(), step.bases.tolist(), strict=True)
+    return [
+        Proposal(*head, draws.token_ids, draws.evidence) if draws.token_ids else draws.error
+        for head, draws in zip(heads, drawn, strict=True)
+    ]
 
 
 def _joined(evidence: Sequence[SparseEvidence]) -> SupportColumns:

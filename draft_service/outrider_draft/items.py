@@ -56,3 +56,15 @@ def proposal_lengths(step: SteadyStep) -> Ints:  # [B]
     room = np.minimum(step.max_lengths, step.reserved_lengths + 1) - step.bases
     found: Ints = np.minimum(step.draft_lengths, room)
     return found
+
+
+def keeps_bounds(step: SteadyStep, *, vocab_size: int) -> bool:
+    """Whether every item of a step keeps to ``check_extend``, and all proposals have evidence, or none has."""
+    ids = step.columns.token_ids
+    return bool(
+        int(ids.min()) >= 0
+        and int(ids.max()) < vocab_size
+        and int(step.draft_lengths.max()) <= MAX_DRAFT_LENGTH
+        and (step.bases <= np.minimum(step.max_lengths, step.reserved_lengths)).all()
+        and len({session.open.judging_rule.needs_evidence for session in step.sessions}) == 1
+    )

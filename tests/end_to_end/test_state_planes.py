@@ -26,6 +26,7 @@ from tests.tensor_plane.peers import holdings
 torch.set_num_threads(1)
 
 HEADS = [DraftMethod.EAGLE, DraftMethod.EAGLE3, DraftMethod.MTP, DraftMethod.DFLASH]
+TOKENS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 1.0, "acceptance_method": "coupled"})
 TARGET = cached_tiny_model("llama", seed=1)
 SCENARIO: list[dict[str, Any]] = [
     {"prompt": "abcabcabc", "temperature": 0},
@@ -109,7 +110,7 @@ def counting_steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return count
 
 
-async def play_many(method: DraftMethod, folders: Path, plane: str) -> list[Any]:
+async def play_many(method: DraftMethod, folders: Path, plane: str, *samplings: dict[str, Any]) -> list[Any]:
     """What users hold of requests that decode together."""
     target = folders / "target"
     settings = {"method": method, "target_model": str(target)}
@@ -125,7 +126,7 @@ async def play_many(method: DraftMethod, folders: Path, plane: str) -> list[Any]
                 "max_tokens": 40 + number,
                 "ignore_eos": True,
                 "seed": number,
-                **({"temperature": 0} if number % 3 else {"temperature": 1.0, "acceptance_method": "coupled"}),
+                **samplings[number % len(samplings)],
             }
             for number in range(9)
         ]
@@ -134,18 +135,19 @@ async def play_many(method: DraftMethod, folders: Path, plane: str) -> list[Any]
     return [(one.token_ids, one.speculation.num_accepted_tokens) for one in results]
 
 
+@pytest.mark.parametrize("samplings", [TOKENS, ({"temperature": 1.0},)], ids=("tokens", "sparse"))
 @pytest.mark.parametrize("method", HEADS)
 def test_steps_of_many_sessions_go_as_columns(
-    method: DraftMethod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: DraftMethod, samplings: tuple[dict[str, Any], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_mimo(tmp_path / "target")
     if method in WRITE:
         WRITE[method](tmp_path / method)
     count = counting_steps(monkeypatch)
-    plain = asyncio.run(play_many(method, tmp_path, "inline"))
+    plain = asyncio.run(play_many(method, tmp_path, "inline", *samplings))
     assert count["draft"] == 0
     for plane in ("shared_memory", "gloo"):
         count.clear()
-        assert asyncio.run(play_many(method, tmp_path, plane)) == plain
+        assert asyncio.run(play_many(method, tmp_path, plane, *samplings)) == plain
         assert min(count["draft"], count["target"]) > 5, count
         assert count["draft sessions"] > 4 * count["draft"], count  # on a busy machine some are late

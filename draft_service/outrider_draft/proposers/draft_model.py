@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from outrider.columns import ExtendColumns
@@ -25,7 +24,6 @@ from outrider.config import DraftSettings
 from outrider.errors import OutriderError
 from outrider.kernels.device_stream import mark_reached
 from outrider.kv_cache import KVSequence
-from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftMetadata, DraftRow, fits_loop
 from outrider.model_executor.draft_loop.results import Draws
@@ -40,7 +38,7 @@ from outrider.serving.session import Session
 from outrider.serving.steady.step import SteadyStep
 from outrider.types import ModelDescription
 from outrider_draft.columns_forward import ColumnsForward
-from outrider_draft.items import check_extend, proposal_length, proposal_lengths
+from outrider_draft.items import check_extend, keeps_bounds, proposal_length, proposal_lengths
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer
 
@@ -192,15 +190,9 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
             return False
         if not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= MAX_CATCH_UP:
             return False
-        if len({session.open.judging_rule.needs_evidence for session in step.sessions}) > 1:
-            return False
-        ids = columns.token_ids
-        return bool(
-            int(ids.min()) >= 0
-            and int(ids.max()) < self.runner.config.vocab_size
-            and int(step.draft_lengths.max()) <= MAX_DRAFT_LENGTH
-            and (step.bases <= np.minimum(step.max_lengths, step.reserved_lengths)).all()
-            and self.runner.sequences.surely_fit(len(step), int((columns.counts + lengths).max()))
+        most = int((columns.counts + lengths).max())
+        return keeps_bounds(step, vocab_size=self.runner.config.vocab_size) and self.runner.sequences.surely_fit(
+            len(step), most
         )
 
     def start_columns(self, step: SteadyStep) -> ColumnsForward:

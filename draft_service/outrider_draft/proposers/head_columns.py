@@ -7,18 +7,16 @@ the step is computed as its single items would be.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from outrider.columns import AnswerColumns
 from outrider.model_executor.draft_heads.runner import PAIR_LAG
 from outrider.model_executor.draft_loop import DraftRow
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.ports import Proposal
 from outrider.serving.executor import ExecutorOutput
+from outrider_draft.columns_forward import output_of
 from outrider_draft.proposers.head_state import last_of_each
 
 if TYPE_CHECKING:
@@ -49,12 +47,7 @@ class HeadColumnsForward:
         # Queued before the loop: once the answers have left, the device is the target's where both have the same one.
         self._last_states = last_of_each(self._states, self._step.columns.counts.tolist())
         drawn = self._executor.runner.draft(self._rows, self._states)
-        computed = time.perf_counter_ns()
-        if all(draws.token_ids for draws in drawn):
-            answers = self._answers([draws.token_ids for draws in drawn])
-            return ExecutorOutput((), computed, columns=answers, settle=self._settle)
-        self._settle()
-        return ExecutorOutput(self._one_by_one(drawn), computed)
+        return output_of(self._step, drawn, time.perf_counter_ns(), self._settle)
 
     def _lay_out(self) -> None:
         columns, start = self._step.columns, 0
@@ -83,25 +76,9 @@ class HeadColumnsForward:
         items: Any = self._step.columns.items()
         jobs = [self._executor.begin(session, item) for session, item in zip(self._step.sessions, items, strict=True)]
         output = self._executor.execute([(job, job.num_left) for job in jobs])
-        rows = [
-            answer.token_ids
-            for answer in output.results
-            if isinstance(answer, Proposal) and answer.token_ids and answer.evidence is None
-        ]
-        if len(rows) < len(jobs):
+        answers = [answer for answer in output.results if isinstance(answer, Proposal)]
+        if len(answers) < len(jobs):
             return output
-        return ExecutorOutput((), output.computed_ns, columns=self._answers(rows))
-
-    def _answers(self, rows: Sequence[Sequence[int]]) -> AnswerColumns[Proposal]:
-        columns = self._step.columns
-        counts = np.array(list(map(len, rows)), dtype=np.uint32)
-        token_ids = np.array([token_id for row in rows for token_id in row], dtype=np.uint32)
-        return AnswerColumns(columns.sessions, columns.generations, self._step.bases, counts, token_ids, (), Proposal)
-
-    def _one_by_one(self, drawn: Sequence[Draws]) -> list[Any]:
-        columns = self._step.columns
-        heads = zip(columns.sessions.tolist(), columns.generations.tolist(), self._step.bases.tolist(), strict=True)
-        return [
-            Proposal(*head, draws.token_ids) if draws.token_ids else draws.error
-            for head, draws in zip(heads, drawn, strict=True)
-        ]
+        drawn = [Draws(answer.token_ids, answer.evidence) for answer in answers]
+        found = output_of(self._step, drawn, output.computed_ns)
+        return output if found.columns is None else found

@@ -16,7 +16,6 @@ import torch
 from outrider.columns import ExtendColumns, StateColumns
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
-from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.model_executor.draft_heads.runner import PAIR_LAG, DraftHeadRunner
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftMetadata, DraftRow, fits_loop
 from outrider.model_executor.draft_loop.results import Draws
@@ -28,8 +27,7 @@ from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
 from outrider.serving.steady.step import Ints, SteadyStep
-from outrider.types import JudgingRule
-from outrider_draft.items import check_extend, check_hidden_states, proposal_length, proposal_lengths
+from outrider_draft.items import check_extend, check_hidden_states, keeps_bounds, proposal_length, proposal_lengths
 from outrider_draft.proposers.head_columns import HeadColumnsForward
 from outrider_draft.proposers.head_state import HeadState, last_of, last_of_each
 from outrider_draft.proposers.passes import joined, single
@@ -37,7 +35,6 @@ from outrider_draft.proposers.state_sequences import StateSequence, StateSequenc
 from outrider_draft.proposers.states import as_tensor
 
 HeadSession = Session[StateSequence]
-_TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
 _MAX_FED = 64
 """Pairs of a row of columns where there are no loops."""
 
@@ -159,13 +156,11 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
     # Columns.
 
     def is_steady(self, session: HeadSession) -> bool:
-        """Sessions whose proposals are tokens alone, and where there are loops are drawn in one."""
+        """Sessions that have pairs, and whose tokens are drawn in one loop where there are loops."""
         state = session.executor_state
         if not isinstance(state, HeadState) or session.sequence.kv is None:
             return False
-        if not self.runner.max_catch_up:
-            return session.open.judging_rule in _TOKEN_RULES
-        return state.metadata is not None and not state.metadata.needs_evidence and not state.metadata.is_certain
+        return state.metadata is not None or not self.runner.max_catch_up
 
     def takes_columns(self, step: SteadyStep) -> bool:
         """Whether every item keeps to ``check_extend`` and brings its tokens' states, and pages suffice for certain."""
@@ -176,14 +171,8 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             return False
         if not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= (self.runner.max_catch_up or _MAX_FED):
             return False
-        ids = columns.token_ids
-        return bool(
-            int(ids.min()) >= 0
-            and int(ids.max()) < self._vocab_size
-            and int(step.draft_lengths.max()) <= MAX_DRAFT_LENGTH
-            and (step.bases <= np.minimum(step.max_lengths, step.reserved_lengths)).all()
-            and self.runner.sequences.surely_fit(len(step), int((columns.counts + lengths).max()) + 1)
-        )
+        most = int((columns.counts + lengths).max()) + 1  # a block has one query more
+        return keeps_bounds(step, vocab_size=self._vocab_size) and self.runner.sequences.surely_fit(len(step), most)
 
     def _has_states(self, step: SteadyStep, states: StateColumns | None) -> bool:
         """Whether the states were fetched, and are of the positions that the items must bring."""

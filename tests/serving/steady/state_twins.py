@@ -37,14 +37,14 @@ class ReadStates:
         return commands
 
     def fetch_columns(self, columns: CommandColumns) -> CommandColumns:
-        states = columns.states if isinstance(columns, ExtendColumns) else None
-        if states is None:
+        if not isinstance(columns, ExtendColumns) or columns.states is None:
             return columns
+        states = columns.states
         sequences = states.sequences.tolist()
         if len(set(sequences)) < len(sequences) or any(map(self._is_stale, sequences)):
             return columns
         parts = [self._read(own) for own in states.hidden_states()]
-        return replace(columns, states=replace(states, tensor=torch.cat(parts)))  # type: ignore[call-arg]
+        return replace(columns, states=replace(states, tensor=torch.cat(parts)))
 
     def fetch(self, item: Extend) -> Extend:
         states = item.hidden_states
@@ -85,7 +85,7 @@ class HeadTwins(Twins):
         if end <= start:
             return item
         self._next_sequence += 1
-        states = self._states(start, end - start, self._next_sequence)
+        states: HiddenStates | None = self._states(start, end - start, self._next_sequence)
         if self._chance(self._oddity / 3):
             states = self._lying(start, end - start)
         return replace(item, hidden_states=states)
@@ -136,7 +136,7 @@ class PutStates:
         if zlib.crc32(rows.contiguous().numpy().tobytes()) % 5 == 0:
             return None
         row_bytes = rows.shape[1] * rows.element_size()
-        parts = torch.split(rows, list(sizes))  # type: ignore[no-untyped-call]
+        parts = torch.split(rows, list(sizes))
         return [
             PlaneReference(PLANE, 0, size * row_bytes, zlib.crc32(part.contiguous().numpy().tobytes()))
             for size, part in zip(sizes, parts, strict=True)

@@ -161,7 +161,7 @@ def head_core(
 ) -> tuple[Core, Any]:
     """A head, with or without loops."""
     given = served(method, *folders, "--num-pages", "1200", "--max-model-len", "256")
-    runner = given.executor.runner
+    runner: Any = given.executor.runner  # type: ignore[attr-defined]
     if loops:
         runner.draft = functools.partial(pairs_drawn_by_forwards, runner)
         runner.__class__ = type("Looping", (type(runner),), {"max_catch_up": 17})
@@ -173,8 +173,11 @@ def head_core(
     ), executor
 
 
-@pytest.mark.parametrize(("method", "loops"), [("eagle3", True), ("eagle3", False), ("dflash", False)])
-def test_a_head_says_and_holds_the_same(method: str, tmp_path: Path, *, loops: bool) -> None:
+@pytest.mark.parametrize(
+    ("method", "loops", "samplings"),
+    [("eagle3", True, GREEDY), ("eagle3", False, TOKENS), ("eagle3", False, SAMPLED), ("dflash", False, SAMPLED)],
+)
+def test_a_head_says_and_holds_the_same(method: str, samplings: Samplings, tmp_path: Path, *, loops: bool) -> None:
     torch.set_num_threads(1)
     target = cached_tiny_model("llama", seed=1)
     folders = (build_dflash if method == "dflash" else build_eagle3)(tmp_path), target
@@ -182,11 +185,12 @@ def test_a_head_says_and_holds_the_same(method: str, tmp_path: Path, *, loops: b
     steady, executor = head_core(switch, folders, method, takes_columns=True, loops=loops)
     plain, other = head_core(switch, folders, method, takes_columns=False, loops=loops)
     width = executor._width
-    twins = HeadTwins(steady, plain, switch, 5, num_token_ids=NUM_TOKEN_IDS - 1, width=width)
+    twins = HeadTwins(steady, plain, switch, 5, num_token_ids=NUM_TOKEN_IDS - 1, width=width, samplings=samplings)
     twins.run(100 if loops else 50)
     assert executor.num_columns > 10, twins.outcomes
     assert other.num_columns == 0
-    assert twins.outcomes["SessionLost"] and twins.outcomes["SessionFailed"], twins.outcomes
+    assert twins.outcomes["SessionLost"], twins.outcomes
+    assert twins.outcomes["SessionFailed"] or not loops, twins.outcomes
     assert steady.num_pages_free == plain.num_pages_free
 
 
