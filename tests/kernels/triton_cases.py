@@ -39,6 +39,7 @@ from outrider.kernels.paged_attention.schedule import make_schedule
 from outrider.kernels.rms_norm.kernel import TritonNorm
 from outrider.kernels.room import empty_rows, with_room
 from outrider.kernels.rope_and_cache import CosSin, HeadLayout
+from outrider.kernels.rope_and_cache import kernel as rope_kernel
 from outrider.kernels.rope_and_cache.kernel import apply_rope_and_cache
 from outrider.kernels.rope_and_cache.reference import apply_rope_and_cache as reference_rope_and_cache
 from outrider.kernels.sum_norm import SharedRows, flag_bytes
@@ -154,8 +155,12 @@ def test_rope_and_cache(
     check(kv[written], expected_kv[written], dtype)
 
 
+@pytest.mark.parametrize("many", [1, 1000])
 @pytest.mark.parametrize("dtype", NARROW)
-def test_rope_and_cache_adds_up_what_a_product_left(dtype: torch.dtype) -> None:
+def test_rope_and_cache_adds_up_what_a_product_left(
+    dtype: torch.dtype, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rope_kernel, "_MANY_TOKENS", many)
     layout = HeadLayout(4, 2, 16, 1e-5)
     partials = random(2, 3, 8 * 16)
     slots, theta = torch.tensor([2, -1, 0], device=DEVICE, dtype=torch.int32), torch.rand(3, 1, 8, device=DEVICE)
@@ -254,6 +259,7 @@ def test_prompts_are_attended_by_the_library(
 ) -> None:
     monkeypatch.setattr(prompts, "BLOCK", 128)
     monkeypatch.setattr(prompts, "_STEP", 32)
+    monkeypatch.setattr(prompts, "_FEWEST_QUERIES", 32)
     monkeypatch.setattr(prompts, "_MOST_WASTE", 5)
     batch, slots = ragged_batch(4, contexts, queries, num_pages=500)
     kv = torch.full((2000, 2, 2, 64), NAN, device=DEVICE, dtype=dtype)
@@ -284,6 +290,7 @@ def test_the_library_attends_long_rows_with_little_padding_in_forwards_without_a
 ) -> None:
     monkeypatch.setattr(prompts, "BLOCK", 16)
     monkeypatch.setattr(prompts, "_STEP", 8)
+    monkeypatch.setattr(prompts, "_FEWEST_QUERIES", 8)
     batch, _ = ragged_batch(4, contexts, queries, num_pages=80)
     shape, frame = BatchShape.of(batch), BatchFrame(4, (window,), torch.zeros(512, dtype=torch.int32))
     numbers = pack(batch, shape)

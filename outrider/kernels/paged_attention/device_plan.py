@@ -15,13 +15,15 @@ from outrider.kernels.launching import shared_bytes
 MAX_DECODE_QUERIES = 17
 """Queries of a row up to which a batch counts as decoding; rows of more are prompts, or their chunks."""
 NUM_SCHEDULE_FIELDS = 8
-_PROGRAMS_PER_PROCESSOR = 2
+_PROGRAMS_PER_PROCESSOR, _MOST_PROGRAMS_PER_PROCESSOR = 2, 4
 _WIDEST_CHUNK_HEAD, _CHUNK_BYTES = 128, 227 << 10
 """What ``chunks`` is made for: shared memory of a program on a GPU of capability 9.0; large tiles take nearly all."""
 _FEWEST_ROWS, _MOST_ROWS = 16, 64
 """Of a tile."""
 _MANY_ROWS = 32
 """Up to so many, programs of one query a row are too few to hide the time until their first keys are there."""
+_UNEVEN_ROWS = range(_MANY_ROWS + 1, 65)
+"""Of one query each, that give some multiprocessors a program more than others, unless shares are half as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,9 @@ def share_keys(
     group, num_rows = num_heads // num_kv_heads, rows.context_lengths.shape[0]
     folded = rows.max_queries * group
     tiling = tiling or choose_tiling(folded, num_rows, dtype)
-    budget = budget or max(1, _PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
+    is_uneven = tiling.block_m == _FEWEST_ROWS and num_rows in _UNEVEN_ROWS
+    programs = _MOST_PROGRAMS_PER_PROCESSOR if is_uneven else _PROGRAMS_PER_PROCESSOR
+    budget = budget or max(1, programs * num_processors // num_kv_heads)
     tiles_of_row = -(-folded // tiling.block_m)
     num_tiles = min(num_rows * tiles_of_row, num_tokens * group // tiling.block_m + num_rows)
     return KeySharing(tiling, budget, budget + budget // 3 + 1 + num_tiles)
@@ -136,4 +140,4 @@ def choose_tiling(folded: int, num_rows: int, dtype: torch.dtype) -> Tiling:
 
 def num_counters(num_processors: int) -> int:
     """Counters that suffice for every launch: tiles are cut only while there are few."""
-    return _PROGRAMS_PER_PROCESSOR * num_processors
+    return _MOST_PROGRAMS_PER_PROCESSOR * num_processors

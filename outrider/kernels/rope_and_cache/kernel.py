@@ -13,7 +13,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from outrider.kernels.launching import launch_options
 from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
 
-_HEADS_PER_PROGRAM = 4
+_MANY_TOKENS = 128
+"""From so many on, programs of few heads of a token are too many."""
 
 
 @triton.jit
@@ -103,15 +104,16 @@ def apply_rope_and_cache(
     queries = partials[0, :, : heads.num_heads]  # [T, H, D]
     if qkv.dtype != kv.dtype:
         queries = torch.empty(queries.shape, dtype=kv.dtype, device=qkv.device)
+    num_heads, num_warps = (16, 4) if num_tokens >= _MANY_TOKENS else (4, 1)  # of a program
     if num_tokens:
-        _rope_and_cache_kernel[(num_tokens, triton.cdiv(num_all, _HEADS_PER_PROGRAM))](
+        _rope_and_cache_kernel[(num_tokens, triton.cdiv(num_all, num_heads))](
             qkv, queries, kv, slots, cos_sin.cos, cos_sin.sin,
             slots if cos_sin.rows is None else cos_sin.rows,
             qkv if norm_weight is None else norm_weight,
             partials.stride(0), queries.stride(0), heads.eps, NUM_PARTIALS=num_partials,
             NUM_HEADS=heads.num_heads, NUM_KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim,
             HAS_ROWS=cos_sin.rows is not None, HAS_NORM=norm_weight is not None,
-            BLOCK_H=_HEADS_PER_PROGRAM, BLOCK_HALF=triton.next_power_of_2(heads.head_dim // 2),
-            num_warps=1, **launch_options(qkv),
+            BLOCK_H=num_heads, BLOCK_HALF=triton.next_power_of_2(heads.head_dim // 2),
+            num_warps=num_warps, **launch_options(qkv),
         )  # fmt: skip
     return queries
