@@ -23,8 +23,8 @@ from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
 from outrider.types import JudgingRule, ModelDescription, SamplingParams
 from outrider_draft.proposers.base import UNLIMITED_LENGTH
-from outrider_draft.proposers.ngram import NgramProposer
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, load_proposer, without_kv
+from outrider_draft.proposers.text.ngram import NgramProposer
 from outrider_draft.settings import check_settings
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 from outrider.ports import DraftEvent, Extend, Open, Opened, Proposal, SessionFailed, SessionLost
 from outrider.prefix_hash import EMPTY_PREFIX, PrefixHash, prefix_hash
 from outrider.types import DenseEvidence, JudgingRule, SamplingParams, SparseEvidence
-from outrider_draft.proposers.ngram import NgramProposer, look_up
+from outrider_draft.proposers.text.ngram import NgramProposer, look_up
 from outrider_draft.service import build_ngram_core
 
 OPEN = Open(

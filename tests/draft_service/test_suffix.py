@@ -12,8 +12,8 @@ import pytest
 from outrider.ports import Open
 from outrider.types import JudgingRule, SamplingParams
 from outrider_draft.proposers.base import ProposalRequest
-from outrider_draft.proposers.suffix import OutputCache, SuffixProposer
-from outrider_draft.proposers.suffix_automaton import ROOT, SuffixAutomaton
+from outrider_draft.proposers.text.suffix import OutputCache, SuffixProposer
+from outrider_draft.proposers.text.suffix_automaton import ROOT, SuffixAutomaton
 
 OPEN = Open(
     session=1,

@@ -10,8 +10,8 @@ from outrider.ports import Open, Proposal, Refused, Release, SessionLost
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits, SessionLimits
 from outrider.serving.session_table import SessionTable
-from outrider_draft.proposers.ngram import NgramProposer
-from outrider_draft.proposers.text_executor import TextExecutor
+from outrider_draft.proposers.text.ngram import NgramProposer
+from outrider_draft.proposers.text.text_executor import TextExecutor
 from outrider_draft.texts import PlainSequences
 from tests.support.core_driver import Driver, extend_item, open_session
 

@@ -28,7 +28,7 @@ from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.proposers.registry import ServedProposer, without_kv
-from outrider_draft.proposers.suffix import SuffixProposer
+from outrider_draft.proposers.text.suffix import SuffixProposer
 from outrider_draft.service import build_core as build_draft_core
 from outrider_draft.service import build_model_core, build_ngram_core
 from outrider_target.service import build_core

@@ -22,7 +22,7 @@ from outrider.serving.in_process.engine_thread import OnFailure
 from outrider.serving.session import SequenceStore
 from outrider.types import ModelDescription
 from outrider_draft.proposers.base import Proposer
-from outrider_draft.proposers.text_executor import TextExecutor
+from outrider_draft.proposers.text.text_executor import TextExecutor
 from outrider_draft.texts import PlainSequences
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ LOADERS: Mapping[DraftMethod, str] = {
     DraftMethod.MEDUSA: "outrider_draft.proposers.medusa",
     DraftMethod.MLP_SPECULATOR: "outrider_draft.proposers.mlp_speculator",
     DraftMethod.MTP: "outrider_draft.proposers.heads.mtp",
-    DraftMethod.NGRAM: "outrider_draft.proposers.ngram",
-    DraftMethod.SUFFIX: "outrider_draft.proposers.suffix",
+    DraftMethod.NGRAM: "outrider_draft.proposers.text.ngram",
+    DraftMethod.SUFFIX: "outrider_draft.proposers.text.suffix",
     DraftMethod.CUSTOM_CLASS: "outrider_draft.proposers.custom",
 }
 """The module of each method; its ``load`` is a ``Loader``."""

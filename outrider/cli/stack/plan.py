@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from outrider.cli.stack.coordinators import check_metrics_ports, coordinator_processes, further_metrics_ports
-from outrider.cli.stack.replicas import replicas_of
+from outrider.cli.stack.replicas import check_metrics_ports, coordinator_processes, further_metrics_ports, replicas_of
 from outrider.cli.stack.secret import LinkSecret
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Settings, TargetSettings, to_argv
 from outrider.config.fields import DraftMethod

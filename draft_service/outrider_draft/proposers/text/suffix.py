@@ -21,7 +21,7 @@ from outrider.config import DraftSettings
 from outrider.types import JudgingRule
 from outrider_draft.proposers.base import UNLIMITED_LENGTH, DraftTokens, ProposalRequest, Proposer
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, without_kv
-from outrider_draft.proposers.suffix_automaton import ROOT, SuffixAutomaton
+from outrider_draft.proposers.text.suffix_automaton import ROOT, SuffixAutomaton
 
 _STATE = "suffix"
 _FREE_OF_DRAFTS = (JudgingRule.GREEDY, JudgingRule.COUPLED)

@@ -1,0 +1,1 @@
+"""Proposers that read the text alone: n-gram lookup and suffix decoding, and the executor that runs them."""
