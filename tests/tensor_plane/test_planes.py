@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
+from outrider.columns import StateColumns
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneReference
 from outrider.tensor_plane.endpoints import PeerFacts, why_not
@@ -18,6 +22,7 @@ from outrider.tensor_plane.limits import PlaneLimits
 from outrider.tensor_plane.negotiation import Chosen, Negotiation
 from outrider.tensor_plane.reader import PlaneReader, PlaneReaders
 from outrider.tensor_plane.writer import AUTOMATIC, PlaneWriter, PlaneWriters
+from outrider.types import HiddenStates
 from tests.tensor_plane.peers import CPU, LIMITS, OPENING_S, holdings, impatient
 
 KINDS = [PlaneKind.SHARED_MEMORY, PlaneKind.GLOO]
@@ -283,3 +288,64 @@ def test_cuda_ipc_is_taken_on_one_gpu_and_the_fastest_elsewhere(on_one_gpu: bool
     assert best.kind is report.kind is chosen
     for kind, end in ends.items():
         assert end.close.called == (kind is not chosen)
+
+
+def columns_of(references: list[PlaneReference], counts: list[int], **changed: Any) -> StateColumns:
+    """States of 10 bfloat16 values a position; the first ``counts`` of each reference."""
+    states = [
+        HiddenStates(0, count, 10, "bfloat16", b"", (reference.part(0, 20 * count),))
+        for reference, count in zip(references, counts, strict=True)
+    ]
+    return replace(StateColumns.of(states), **changed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_many_sessions_come_by_one_copy(pair: Pair, kind: PlaneKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = pair.connected(kind)
+    end = next(iter(reader._planes.values())).end
+    copies: list[int] = []
+    copy = end.read
+
+    def read(out: torch.Tensor, offset: int) -> None:
+        copies.append(out.numel())
+        copy(out, offset)
+
+    monkeypatch.setattr(end, "read", read)
+    rows = torch.randn(12, 10).bfloat16()
+    for counts, places in (([3, 4, 5], range(12)), ([1, 4, 2], (0, 3, 4, 5, 6, 7, 8))):
+        copies.clear()
+        found = reader.read_rows(columns_of(put(writer, rows, 3, 4, 5), counts))
+        assert found is not None and torch.equal(found.view(torch.bfloat16), rows[list(places)])
+        assert len(copies) == 1
+    assert_soon(lambda: writer.num_unread == 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_not_there_are_left_for_each_to_be_read(pair: Pair, kind: PlaneKind) -> None:
+    writer, reader = pair.connected(kind, limits=impatient(transfer_s=0.3))
+    rows = torch.randn(12, 10).bfloat16()
+    references = put(writer, rows, 3, 4, 5)
+    sound = columns_of(references, [3, 4, 5])
+    first, second, third = sound.offsets_bytes.tolist()
+    sequences = sound.sequences
+    lying: list[dict[str, Any]] = [
+        {"plane_id": bytes(16)},
+        {"offsets_bytes": np.array([first, second, 1 << 63], dtype=np.uint64)},
+        {"offsets_bytes": np.array([first, second, reader_capacity(reader)], dtype=np.uint64)},
+        {"offsets_bytes": np.array([first, second + 3, third], dtype=np.uint64)},  # no whole rows apart
+        {"counts": np.array([3, 4, 1 << 31], dtype=np.uint32)},
+        {"sequences": sequences[[0, 1, 1]]},
+        {"sequences": sequences + np.uint64(1000)} if kind is PlaneKind.GLOO else {"plane_id": b"x" * 16},
+    ]
+    for changed in lying:
+        assert reader.read_rows(replace(sound, **changed)) is None, changed
+    out = torch.empty(4, 10, dtype=torch.bfloat16)
+    reader.read(references[1], out)  # nothing of them was taken
+    assert torch.equal(out, rows[3:7])
+    assert reader.read_rows(sound) is None  # one of them was read
+    others = columns_of([references[0], references[2]], [3, 5])
+    assert reader.read_rows(others) is not None
+
+
+def reader_capacity(reader: PlaneReader) -> int:
+    return next(iter(reader._planes.values())).end.capacity
