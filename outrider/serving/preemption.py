@@ -51,7 +51,7 @@ class PageBudget:
         promised = sum(
             self._executor.num_pages_needed(request.job, request.job.num_left)
             for request in self._queue.due
-            if request.session.age < session.age
+            if request.session.age < session.age and request.job.num_left  # one that runs has its pages
         )
         of_younger = sum(self._sessions.num_pages(other) for other in others if other.age > session.age)
         return needed + promised + reserved <= num_free + of_younger

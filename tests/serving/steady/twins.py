@@ -130,6 +130,21 @@ class Twins:
         self.switch.is_on = True
         self._step_all()
 
+    def begin_beside_a_step_taken_apart(self) -> None:
+        """While a step runs one of its sessions is released, and a prompt comes."""
+        for _ in range(12):
+            self._round()
+        first, *_ = [session for session in self._sessions.values() if not session.is_new]
+        self._send([self._item(session) for session in self._sessions.values()])
+        self.switch.is_on = False
+        self._step()
+        del self._sessions[first.number]
+        self._send([Release(first.number, self._new_generation())])
+        self._open()
+        self._send([self._item(session) for session in self._sessions.values() if session.is_new])
+        self.switch.is_on = True
+        self._step_all()
+
     def _round(self) -> None:
         while len(self._sessions) < 5 or (len(self._sessions) < MOST_SESSIONS and self._chance(0.1)):
             self._open()
