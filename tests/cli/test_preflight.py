@@ -16,6 +16,7 @@ from outrider.cli.stack.preflight import (
     check_model_folder,
     check_tokenizers,
     free_port,
+    longest_context,
 )
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Settings, TargetSettings
 from outrider.errors import ConfigError, ModelError, PairMismatchError
@@ -71,6 +72,22 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, make: Callable[[P
 )
 def test_a_tokenizer_that_cannot_be_read_is_left_to_the_services(content: bytes) -> None:
     assert tokens_by_id(content) == {}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        ("{}", 2048),
+        ('{"factor": 4.0}', 8192),
+        ('{"factor": 8, "original_max_position_embeddings": 512}', 16384),
+        ('{"factor": "8"}', None),
+        ('{"factor": 1e999}', None),
+        ('{"factor": NaN}', 2048),
+    ],
+)
+def test_the_longest_context_is_known_where_a_config_says_it(scaling: str, expected: int | None) -> None:
+    config = json.loads(f'{{"max_position_embeddings": 2048, "rope_scaling": {scaling}}}')
+    assert longest_context(config) == expected
 
 
 def stack(coordinator: dict[str, int]) -> Settings:

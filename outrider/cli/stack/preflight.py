@@ -122,7 +122,10 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
     factor, original = scaling.get("factor") or 1.0, scaling.get("original_max_position_embeddings") or 0
     if not isinstance(factor, int | float) or not isinstance(original, int):
         return None
-    return int(max(longest, longest * factor, original * factor))
+    try:
+        return int(max(longest, longest * factor, original * factor))
+    except (OverflowError, ValueError):  # infinity, which JSON in Python may be, or no number at all
+        return None
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:
