@@ -81,14 +81,15 @@ def values_as_typed(ctx: Any, words: Sequence[str]) -> Iterator[None]:  # noqa: 
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str | None:
-    """The value that was typed for a flag; None where it is not found."""
+    """The value that was typed for a flag, the last one, which counts; None where it is not found."""
+    value: str | None = None
     for word, following in zip_longest(words, words[1:]):
-        name, equals, value = word.partition("=")
+        name, equals, attached = word.partition("=")
         if name == flag:
-            return value if equals else following
-        if not flag.startswith("--") and not word.startswith("--") and word.startswith(flag):
-            return word.removeprefix(flag)
-    return None
+            value = attached if equals else following
+        elif not flag.startswith("--") and not word.startswith("--") and word.startswith(flag):
+            value = word.removeprefix(flag)
+    return value
 
 
 def _options(ctx: Any) -> list[Any]:  # noqa: ANN401

@@ -136,6 +136,10 @@ def test_generate_names_the_flag_that_was_typed(words: str, said: str) -> None:
         ("serve m -kabc", "Invalid value for -k: should be a valid integer, not 'abc'"),
         ("serve m --port=abc", "Invalid value for --port: should be a valid integer, not 'abc'"),
         ("generate x --max-tokens 1.5", "Invalid value for --max-tokens: should be a valid integer, not '1.5'"),
+        (
+            "generate x --max-tokens 1 --max-tokens 1.5",
+            "Invalid value for --max-tokens: should be a valid integer, not '1.5'",
+        ),
         ("generate x -t hot", "Invalid value for -t: should be a valid number, not 'hot'"),
         ("demo -k 0", "Invalid value for -k: should be greater than or equal to 1, not '0'"),
         ("serve m --max-model-len 4x", "Invalid value for '--max-model-len': '4x' is no whole number"),
