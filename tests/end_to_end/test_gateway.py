@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -36,9 +38,10 @@ class Served:
     """The command, and where its gateway is."""
 
     def __init__(self, model: Path, tokens: Path) -> None:
-        self.http_port, self.tokens = free_port(), tokens
+        self.http_port, self.metrics_port, self.tokens = free_port(), free_port(), tokens
         flags = ("--draft-model", str(model), "-k", "3", "--served-model-name", "tiny", "--api-key", "the-key")
         fixed = ("--set", "coordinator.draft_length=fixed", "--set", "target.num_pages=600")
+        fixed += ("--set", f"coordinator.metrics_port={self.metrics_port}")
         self.command = Command(str(model), *flags, *fixed, http_port=self.http_port)
         self.address = self.command.address()
 
@@ -51,6 +54,13 @@ class Served:
 
     def client(self) -> Client:
         return Client(self.address, token="the-key")
+
+    def num_cancelled(self) -> float:
+        """Requests that their clients left, as the coordinator counts them."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=20) as answer:
+            found = re.search(r'outrider_requests_total\{outcome="cancelled"[^}]*\} (\S+)', answer.read().decode())
+        assert found is not None
+        return float(found[1])
 
 
 @pytest.fixture(scope="module")
@@ -92,20 +102,29 @@ def test_http_gives_what_grpc_gives(served: Served) -> None:
         assert first.text == client.generate(prompt="Hello", **drawn).text != second.text
 
 
-def test_a_client_that_leaves_frees_its_pages(served: Served) -> None:
-    with served.client() as client, served.openai() as http:
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_pages(served: Served, stream: bool) -> None:
+    with served.client() as client:
 
         def pages_free() -> int:
             """As the target says with its next answer."""
             client.generate(prompt_token_ids=[1, 2], max_tokens=2)
             return client.model_info().target_pages_free
 
-        free = pages_free()
-        stream = http.completions.create(**LONG, stream=True, n=2)
-        next(iter(stream))
-        assert client.model_info().num_running == 2
-        stream.close()
+        free, num_cancelled = pages_free(), served.num_cancelled()
+        body = {**LONG, **LONG["extra_body"], "n": 2, "stream": stream}
+        del body["extra_body"]
+        connection = http.client.HTTPConnection("127.0.0.1", served.http_port, timeout=20)
+        with contextlib.closing(connection):
+            headers = {"content-type": "application/json", "authorization": "Bearer the-key"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            wait_until(lambda: client.model_info().num_running == 2, "both choices run", served.command.err)
+            if stream:
+                assert connection.getresponse().readline().startswith(b"data: ")
+            assert pages_free() < free
         wait_until(lambda: client.model_info().num_running == 0, "no request runs", served.command.err)
+        # They were ended; they did not come to their own end.
+        wait_until(lambda: served.num_cancelled() == num_cancelled + 2, "both are cancelled", served.command.err)
         assert pages_free() == free
 
 
