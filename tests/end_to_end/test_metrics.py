@@ -44,6 +44,7 @@ def metered(tiny_pair: tuple[Path, Path]) -> Iterator[tuple[Command, int]]:
     first = free_port()
     target, draft = map(str, tiny_pair)
     fixed = ("-k", "4", "--set", "coordinator.draft_length=fixed", "--set", "coordinator.vllm_metric_names=true")
+    fixed += ("--served-model-name", "mine")
     command = Command(target, "--draft-model", draft, "--metrics-port", str(first), *fixed)
     command.address()
     yield command, first
@@ -120,8 +121,8 @@ def test_requests_and_their_times_are_counted(scraped: dict[str, Scraped]) -> No
 
 def test_vllms_names_say_the_same_where_they_are_asked_for(scraped: dict[str, Scraped]) -> None:
     value = scraped["coordinator"].value
-    model = next(iter(scraped["coordinator"].families["outrider_build_info"].samples)).labels["model"]
-    assert value("vllm:request_success_total", finished_reason="length", model_name=model, engine="0") == 2
+    assert value("outrider_build_info", model="mine") == 1
+    assert value("vllm:request_success_total", finished_reason="length", model_name="mine", engine="0") == 2
     assert value("vllm:generation_tokens_total") == 80
     assert value("vllm:num_requests_waiting") == 0
     assert 0 <= value("vllm:kv_cache_usage_perc") == value("outrider_kv_cache_usage_perc") < 1

@@ -54,7 +54,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def traced(tiny_pair: tuple[Path, Path], receiver: OtlpReceiver, files: dict[str, Path]) -> Iterator[Command]:
     target, draft = tiny_pair
     to_files = [word for name, path in files.items() for word in ("--set", f"{name}.trace_file={path}")]
-    fixed = ("-k", "4", "--set", "coordinator.draft_length=fixed")
+    fixed = ("-k", "4", "--set", "coordinator.draft_length=fixed", "--served-model-name", "mine")
     command = Command(str(target), "--draft-model", str(draft), *fixed, *to_files, environment=receiver.environment)
     yield command
     command.close()
@@ -148,6 +148,8 @@ def test_the_request_says_how_it_was_asked_for_and_what_came_of_it(traced: Comma
     assert not request.parent_id
     expected = {
         names.OPERATION_NAME: "text_completion",
+        names.REQUEST_MODEL: "mine",
+        names.RESPONSE_MODEL: "mine",
         names.REQUEST_MAX_TOKENS: 40,
         names.REQUEST_TEMPERATURE: 0.7,
         names.REQUEST_SEED: 3,
