@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shlex
 import shutil
 import socket
 import subprocess
@@ -51,6 +52,27 @@ def test_an_image_runs_as_nobody_and_has_a_health_check(target: str) -> None:
     assert [line for line in lines if line.startswith("USER ")][-1] == "USER 10001:10001"
     assert any(line.startswith("HEALTHCHECK ") for line in lines)
     assert lines[-1].startswith("CMD [")
+
+
+@pytest.mark.parametrize("target", ["coordinator", "cpu", "cuda"])
+def test_an_image_is_labelled_with_its_version_and_commit(target: str) -> None:
+    lines = stages()[target]
+    (label,) = [line for line in lines if line.startswith("LABEL ")]
+    labels = dict(word.partition("=")[::2] for word in shlex.split(label.removeprefix("LABEL ")))
+    release = (ROOT / "scripts" / "release.sh").read_text(encoding="utf-8")
+    for name, argument in (("version", "VERSION"), ("revision", "GIT_COMMIT")):
+        assert labels[f"org.opencontainers.image.{name}"] == f"${{{argument}}}"
+        assert lines.index(f'ARG {argument}=""') < lines.index(label)  # of the stage: others see no value
+        assert f"--build-arg {argument}=" in release
+    assert {"title", "description", "licenses"} <= {name.rpartition(".")[2] for name in labels}
+
+
+@pytest.mark.parametrize("variant", ["coordinator", "cpu", "cuda"])
+def test_a_change_of_sources_keeps_the_layer_of_the_packages(variant: str) -> None:
+    lines = stages()[f"build-{variant}"]
+    (install,) = [index for index, line in enumerate(lines) if line.endswith(f"{variant} dependencies")]
+    before = {word for line in lines[:install] if line.startswith("COPY ") for word in line.split()[1:-1]}
+    assert before == {"pyproject.toml", "constraints.txt", "scripts/image"}
 
 
 def test_bases_are_pinned_to_a_release() -> None:
