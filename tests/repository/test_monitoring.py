@@ -71,6 +71,15 @@ def graphs() -> list[dict[str, Any]]:
     return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
+def test_the_system_efficiency_is_that_of_vllm() -> None:
+    """(accepted + drafts) / (draft tokens + drafts), in the catalogue and on the dashboard."""
+    (panel,) = [panel for panel in graphs() if panel["title"] == "System efficiency"]
+    in_catalogue = samples()["outrider_spec_decode_num_draft_tokens_total"].promql
+    for expression in (panel["targets"][0]["expr"], in_catalogue):
+        form = re.sub(r"sum ?\(rate\(outrider_spec_decode_num_(\w+)_total[^()]*\)\)", r"\1", expression)
+        assert form == "(accepted_tokens + drafts) / (draft_tokens + drafts > 0)"
+
+
 @pytest.mark.parametrize("panel", graphs(), ids=lambda panel: panel["title"])
 def test_every_panel_reads_metrics_that_exist(panel: dict[str, Any]) -> None:
     assert panel["targets"]
