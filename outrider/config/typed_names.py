@@ -13,11 +13,14 @@ Place = tuple[str, str]
 """(section, key)."""
 
 _MENTION = re.compile(
-    r"(?<![\w./'\"-])(?<!--set )"
+    r"(?!\A)(?<![\w./'\"-])(?<!--set )"
     r"(?:(?P<section>target|draft|coordinator|gateway)\.(?P<key>[a-z]\w*)|(?P<bare>[a-z]+(?:_[a-z0-9]+)+))"
     r"(?![\w/'\"-])"
 )
-"""A setting with its section, or a key of several words; a key of a single word may be any word of a sentence."""
+"""A setting with its section, or a key of several words; a key of a single word may be any word of a sentence.
+
+What a message begins with is the value that was given, such as a file by the name of ``chat_template``.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ def told(*words: str, env: dict[str, str] | None = None) -> str:
         ("--set target.port=PORT", "--set target.port: 127.0.0.1:PORT is in use"),
         (f"--set target.host={NOT_HERE}", f"--set target.host: {NOT_HERE} cannot be listened on"),
         ("--set foo.bar=1", "--set foo: is not a setting; known are"),
+        ("--chat-template chat_template", "--chat-template: chat_template cannot be read: No such file"),
+        ("--tokenizer draft.model", "--tokenizer: draft.model is no folder here"),
         ("--kv-cache-bytes 9 --num-gpu-blocks-override 9", "--num-gpu-blocks-override: is set together with --kv-c"),
     ],
 )  # fmt: skip
