@@ -70,7 +70,8 @@ tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C "$work/source/
 if [[ -n "${IMAGES-if there is Docker}" ]] && docker info >/dev/null 2>&1; then
 	for variant in coordinator cpu cuda; do
 		say "image outrider:$version-$variant"
-		docker build --target "$variant" --build-arg VERSION="$version" --build-arg GIT_COMMIT="$commit" \
+		docker build --target "$variant" \
+			--label org.opencontainers.image.version="$version" --label org.opencontainers.image.revision="$commit" \
 			-t "outrider:$version-$variant" "$work/source"
 	done
 else

@@ -49,6 +49,7 @@ if [[ "$step" != project ]]; then
 	fi
 	requirements "${extras[@]}" >"$PREFIX/requirements.txt"
 	"${pip[@]}" -r "$PREFIX/requirements.txt"
+	touch "$PREFIX/.dependencies" # what is newer is the project's
 fi
 if [[ "$step" != dependencies ]]; then
 	"${pip[@]}" --no-deps .

@@ -60,19 +60,22 @@ def test_an_image_is_labelled_with_its_version_and_commit(target: str) -> None:
     (label,) = [line for line in lines if line.startswith("LABEL ")]
     labels = dict(word.partition("=")[::2] for word in shlex.split(label.removeprefix("LABEL ")))
     release = (ROOT / "scripts" / "release.sh").read_text(encoding="utf-8")
-    for name, argument in (("version", "VERSION"), ("revision", "GIT_COMMIT")):
-        assert labels[f"org.opencontainers.image.{name}"] == f"${{{argument}}}"
-        assert lines.index(f'ARG {argument}=""') < lines.index(label)  # of the stage: others see no value
-        assert f"--build-arg {argument}=" in release
+    for name, value in (("version", "version"), ("revision", "commit")):
+        assert f'--label org.opencontainers.image.{name}="${value}"' in release
     assert {"title", "description", "licenses"} <= {name.rpartition(".")[2] for name in labels}
 
 
 @pytest.mark.parametrize("variant", ["coordinator", "cpu", "cuda"])
 def test_a_change_of_sources_keeps_the_layer_of_the_packages(variant: str) -> None:
-    lines = stages()[f"build-{variant}"]
+    lines = stages()[f"dependencies-{variant}"]
     (install,) = [index for index, line in enumerate(lines) if line.endswith(f"{variant} dependencies")]
     before = {word for line in lines[:install] if line.startswith("COPY ") for word in line.split()[1:-1]}
     assert before == {"pyproject.toml", "constraints.txt", "scripts/image"}
+    copies = [line.split()[1:] for line in stages()[variant] if line.startswith("COPY --from=")]
+    assert copies == [
+        [f"--from=dependencies-{variant}", "/opt/outrider", "/opt/outrider"],
+        [f"--from=build-{variant}", "/opt/project", "/opt/outrider"],
+    ]
 
 
 def test_bases_are_pinned_to_a_release() -> None:
@@ -147,6 +150,24 @@ def test_the_coordinators_image_has_no_torch_and_runs(coordinator_image: Path) -
         process.terminate()
         process.wait(30)
     assert run(python, SCRIPTS / "healthy.py", HEALTHCHECK_PORT=port).returncode == 1
+
+
+@pytest.mark.timeout(300)
+def test_the_layer_of_the_project_has_all_of_it_and_nothing_else(coordinator_image: Path, tmp_path: Path) -> None:
+    made = run(SCRIPTS / "collect_project.sh", coordinator_image.parent, tmp_path / "project")
+    assert made.returncode == 0, made.stderr
+    (packages,) = (tmp_path / "project" / "env").glob("lib/python*/site-packages")
+    assert {path.name.partition("-")[0] for path in packages.iterdir()} == {
+        "outrider",
+        "outrider_coordinator",
+        "outrider_draft",
+        "outrider_target",
+    }
+    (installed,) = coordinator_image.glob("lib/python*/site-packages")
+    for package in ("outrider", "outrider_coordinator"):
+        names = {path.relative_to(installed) for path in (installed / package).rglob("*.py")}
+        assert names == {path.relative_to(packages) for path in (packages / package).rglob("*.py")}
+    assert [path.name for path in (tmp_path / "project" / "env" / "bin").iterdir()] == ["outrider"]
 
 
 @pytest.mark.timeout(300)
