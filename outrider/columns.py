@@ -25,6 +25,8 @@ from outrider.values import step_value
 Column = NDArray[Any]
 MAX_ROW_TOKENS = 64
 """Committed tokens of a command that goes as a row. More are a prompt, which travels packed and in parts."""
+FEWEST_ROWS = 4
+"""Fewer items of one form are no faster as columns."""
 _NO_PROBS = np.zeros(0, dtype=np.float32)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
@@ -256,6 +258,18 @@ class ScoreColumns:
 
 
 CommandColumns = ExtendColumns | ScoreColumns
+
+
+def states_form(command: Extend | Score) -> object:
+    """What the hidden states of commands have in common to be columns together; None for a command without any."""
+    if isinstance(command, Extend):
+        return None if command.hidden_states is None else StateColumns.form_of(command.hidden_states)
+    return None if command.hidden_states_from is None else command.plane
+
+
+def may_bring_states(command: Extend | Score) -> bool:
+    """Whether the hidden states that a command brings, if it does, may be columns."""
+    return not isinstance(command, Extend) or command.hidden_states is None or states_form(command) is not None
 
 
 def token_scores(session: int, generation: int, base_length: int, token_ids: tuple[int, ...]) -> Scores:

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from outrider import ports
-from outrider.columns import AnswerColumns
+from outrider.columns import FEWEST_ROWS, AnswerColumns
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_POSITIONS
 from outrider.planes import ID_BYTES, PlaneReference
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.transport import remote
-from outrider.transport.convert.column_bytes import FEWEST
 from outrider.transport.convert.columns import CAPABILITY, column_groups, reads_columns
 from outrider.transport.convert.commands import target_commands_from_proto
 from outrider.transport.convert.events import (
@@ -248,7 +247,7 @@ def test_proposals_go_as_columns_with_and_without_evidence() -> None:
 
 
 def test_few_answers_and_two_of_one_session_and_rows_of_probabilities_go_one_by_one() -> None:
-    assert not column_groups([greedy(index) for index in range(FEWEST - 1)])
+    assert not column_groups([greedy(index) for index in range(FEWEST_ROWS - 1)])
     assert not column_groups([*(greedy(index) for index in range(8)), ports.Opened(3, 1, 0)])
     dense = ports.Scores(99, 1, 1, DenseScores(np.ones((1, 4), dtype=np.float32)))
     assert not column_groups([*(greedy(index) for index in range(8)), dense])

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from outrider.columns import AnswerColumns, ExtendColumns
+from outrider.columns import FEWEST_ROWS, AnswerColumns, ExtendColumns
 from outrider.errors import IntegrityError
 from outrider.ports import DraftEvent, EventBatch, Extend, Score, TargetEvent
 from outrider.types import JudgingRule
@@ -37,8 +37,6 @@ from outrider_coordinator.stats.request_timings import RequestTimings
 
 _now = RequestTimings.now
 _DRAFTED: tuple[type[DraftingBatch | ScoringBatch], ...] = (DraftingBatch, ScoringBatch)
-_FEWEST = 4
-"""Fewer sessions do not travel as columns."""
 
 BatchT = TypeVar("BatchT", DraftingBatch, ScoringBatch | PlainBatch)
 
@@ -218,7 +216,8 @@ class SteadyDriver:
             elif draft is not None and (kind := next((one for one in _DRAFTED if one.may_hold(request.loop)), None)):
                 groups[kind, target, draft, is_sparse].append(request)
         for (kind, target, draft, _), own in groups.items():
-            if len(own) >= _FEWEST and all(one.connection.reads_columns for one in (target, draft) if one is not None):
+            replicas = [one for one in (target, draft) if one is not None]
+            if len(own) >= FEWEST_ROWS and all(one.connection.reads_columns for one in replicas):
                 waiting: Any = _Waiting(kind([request.loop for request in own]), own, target, draft)
                 places: Any = self._drafting if kind is DraftingBatch else self._scoring
                 places.update({request.session: (waiting, row) for row, request in enumerate(own)})

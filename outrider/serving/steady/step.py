@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, StateColumns
+from outrider.columns import (
+    CommandColumns,
+    ExtendColumns,
+    ScoreColumns,
+    StateColumns,
+    may_bring_states,
+    states_form,
+)
 from outrider.ports import Extend, Score
 from outrider.prefix_hash import chain_size
 from outrider.serving.session import Session, SessionKey
@@ -104,11 +111,11 @@ def _joined_supports(name: str, values: Sequence[Any], parts: Sequence[Any]) -> 
 
 def _form_of(part: CommandColumns | Extend | Score) -> object:
     """What columns or items say of hidden states, alike in all that are joined."""
-    if isinstance(part, Extend):
-        return None if part.hidden_states is None else StateColumns.form_of(part.hidden_states)
     if isinstance(part, ExtendColumns):
         return None if part.states is None else (part.states.plane_id, part.states.width, part.states.dtype)
-    return None if part.hidden_states_from is None else part.plane
+    if isinstance(part, ScoreColumns):
+        return None if part.hidden_states_from is None else part.plane
+    return states_form(part)
 
 
 def is_bare(item: Any, kind: type[CommandColumns]) -> bool:  # noqa: ANN401 - any command
@@ -117,7 +124,7 @@ def is_bare(item: Any, kind: type[CommandColumns]) -> bool:  # noqa: ANN401 - an
     if item.trace_parent or not has_whole_chain or not item.num_kept_tokens:
         return False
     if kind is ExtendColumns:
-        return item.hidden_states is None or StateColumns.form_of(item.hidden_states) is not None
+        return may_bring_states(item)
     return has_whole_support(item)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.columns import CommandColumns, ExtendColumns, one_by_one
+from outrider.columns import FEWEST_ROWS, CommandColumns, ExtendColumns, one_by_one
 from outrider.ports import Extend, Score
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
@@ -23,9 +23,6 @@ from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.steady.step import SteadyStep, is_bare, joined
 from outrider.serving.steady.waiting import WaitingSessions
-
-_FEWEST = 4
-"""Fewer sessions do not travel as columns."""
 
 
 @dataclass(slots=True)
@@ -216,7 +213,7 @@ class SteadySteps:
             self._put_down(link_id, [session for session, _ in entries], [base for _, base in entries])
 
     def _put_down(self, link_id: int, sessions: Sequence[Session[Any]], bases: Sequence[int]) -> None:
-        if len(sessions) < _FEWEST:
+        if len(sessions) < FEWEST_ROWS:
             for session, base in zip(sessions, bases, strict=True):
                 self._sessions.hash_ahead(session, base)
             return

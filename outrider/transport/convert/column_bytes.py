@@ -17,8 +17,6 @@ from outrider.errors import ProtocolError
 from outrider.limits import LINK_FIELDS
 from outrider.transport.convert.arrays import little_endian
 
-FEWEST = 4
-"""Fewer items of one form are no faster as columns."""
 SESSION_BYTES = 8
 
 

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from outrider import ports
-from outrider.columns import AnswerColumns, StateColumns, SupportColumns, token_scores
+from outrider.columns import FEWEST_ROWS, AnswerColumns, StateColumns, SupportColumns, token_scores
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, LINK_SUPPORT_IDS, Bound
 from outrider.transport.convert.column_bytes import (
-    FEWEST,
     SESSION_BYTES,
     array_bytes,
     from_bytes,
@@ -54,7 +53,7 @@ def column_groups(events: Sequence[Any]) -> list[Indices]:
 
     None go where a session has two events, whose order would be lost, and where rows of probabilities travel.
     """
-    if len(events) < FEWEST or len({event.session for event in events}) < len(events):
+    if len(events) < FEWEST_ROWS or len({event.session for event in events}) < len(events):
         return []
     groups: defaultdict[object, Indices] = defaultdict(list)
     for index, event in enumerate(events):
@@ -70,7 +69,7 @@ def column_groups(events: Sequence[Any]) -> list[Indices]:
                 return []
             if (form := _form_of(event)) is not None:
                 groups[form].append(index)
-    return [group for group in groups.values() if len(group) >= FEWEST]
+    return [group for group in groups.values() if len(group) >= FEWEST_ROWS]
 
 
 def _form_of(event: ports.Scores) -> tuple[object, ...] | None:

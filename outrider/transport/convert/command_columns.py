@@ -14,12 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider import ports
-from outrider.columns import MAX_ROW_TOKENS, CommandColumns, ExtendColumns, ScoreColumns, StateColumns
+from outrider.columns import (
+    FEWEST_ROWS,
+    MAX_ROW_TOKENS,
+    CommandColumns,
+    ExtendColumns,
+    ScoreColumns,
+    StateColumns,
+    may_bring_states,
+    states_form,
+)
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, chain_size
 from outrider.transport.convert.column_bytes import (
-    FEWEST,
     array_bytes,
     from_bytes,
     joined,
@@ -41,14 +49,14 @@ def split_steady(commands: Sequence[Any]) -> tuple[list[list[Item]], Sequence[An
     Where a session has two commands both go one by one, so their order stays.
     """
     steady = [command for command in commands if _is_steady(command)]
-    if len(steady) < FEWEST:
+    if len(steady) < FEWEST_ROWS:
         return [], commands
     if len({command.session for command in commands}) < len(commands):
         counts = Counter(command.session for command in commands)
         steady = [command for command in steady if counts[command.session] == 1]
     bare = [command for command in steady if type(command) is ports.Extend or command.support is None]
     drawn = [] if len(bare) == len(steady) else _with_whole_supports(steady)
-    groups = [group for each in (bare, drawn) for group in _by_states(each) if len(group) >= FEWEST]
+    groups = [group for each in (bare, drawn) for group in _by_states(each) if len(group) >= FEWEST_ROWS]
     num_steady = sum(map(len, groups))
     if num_steady == len(commands):
         return groups, ()
@@ -60,23 +68,14 @@ def _by_states(commands: list[Any]) -> list[list[Any]]:
     """Those whose hidden states go together: by one plane, or none."""
     groups: dict[object, list[Any]] = {}
     for command in commands:
-        if type(command) is ports.Extend:
-            states = command.hidden_states
-            form: object = None if states is None else StateColumns.form_of(states)
-        else:
-            form = None if command.hidden_states_from is None else command.plane
-        groups.setdefault(form, []).append(command)
+        groups.setdefault(states_form(command), []).append(command)
     return list(groups.values())
 
 
 def _is_steady(command: Any) -> bool:  # noqa: ANN401 - any command
-    kind = type(command)
-    if kind is ports.Extend:
-        has_columns = command.hidden_states is None or StateColumns.form_of(command.hidden_states) is not None
-    else:
-        has_columns = kind is ports.Score
     return (
-        has_columns
+        type(command) in (ports.Extend, ports.Score)
+        and may_bring_states(command)
         and not command.trace_parent
         and len(command.token_ids) <= MAX_ROW_TOKENS
         and not isinstance(command.token_ids, PackedTokenIds)
