@@ -42,13 +42,13 @@ def test_one_slow_answer_counts_for_a_while() -> None:
 
 def test_a_silent_draft_is_not_waited_for_until_it_answers() -> None:
     timeout = DraftTimeout(LONGEST_S)
-    timeout.heard(10.0)
-    timeout.passed(began=9.5)  # others were answered meanwhile: only this session's answer is late
+    timeout.note_response(10.0)
+    timeout.note_timeout(began=9.5)  # others were answered meanwhile: only this session's answer is late
     assert not timeout.is_silent
-    timeout.passed(began=10.5)
+    timeout.note_timeout(began=10.5)
     assert timeout.is_silent
     assert timeout.seconds == 0.0
-    timeout.heard(20.0)
+    timeout.note_response(20.0)
     assert timeout.seconds == LONGEST_S
 
 

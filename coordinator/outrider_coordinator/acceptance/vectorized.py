@@ -162,10 +162,10 @@ def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
     if len(cases) < FEWEST or not all(map(_has_fitting_scores, cases)):
         return None
     rows = Rows.of([case.proposal for case in cases])
-    said = _Said.of(cases, rows)
+    score_rows = _ScoreRows.of(cases, rows)
     judged = _judge_rows(
         rows,
-        said,
+        score_rows,
         limits=np.array([case.proposal.num_token_ids for case in cases], dtype=np.int64),
         seeds=np.array([case.seed for case in cases], dtype=np.uint64),
         bases=np.array([case.base for case in cases], dtype=np.int64),
@@ -190,12 +190,12 @@ def judge_columns(
     sizes = np.add.reduceat(rows.counts, rows.num_rows.cumsum() - rows.num_rows)
     if scores.supports is None or not np.array_equal(scores.supports.counts, sizes):
         return None
-    said = _Said.at(scores.supports.probs, scores.outside_masses, scores.token_ids, rows)
-    return _judge_rows(rows, said, limits=limits, seeds=seeds, bases=bases)
+    score_rows = _ScoreRows.at(scores.supports.probs, scores.outside_masses, scores.token_ids, rows)
+    return _judge_rows(rows, score_rows, limits=limits, seeds=seeds, bases=bases)
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _ScoreRows:
     """The targets' scores of the rows, and of the position after each proposal."""
 
     inside: FloatArray  # [N]
@@ -205,7 +205,7 @@ class _Said:
     lasts: Indices  # [C] of those, the ones after each proposal
 
     @classmethod
-    def of(cls, cases: Sequence[ScoredCase], rows: Rows) -> _Said:
+    def of(cls, cases: Sequence[ScoredCase], rows: Rows) -> _ScoreRows:
         return cls.at(
             np.concatenate([case.scores.support_probs for case in cases]),
             np.concatenate([case.scores.outside_mass for case in cases]),
@@ -214,7 +214,7 @@ class _Said:
         )
 
     @classmethod
-    def at(cls, inside: FloatArray, outside: FloatArray, drawn: IntArray, rows: Rows) -> _Said:
+    def at(cls, inside: FloatArray, outside: FloatArray, drawn: IntArray, rows: Rows) -> _ScoreRows:
         judged = np.arange(len(rows.counts)) + rows.cases
         return cls(inside, outside, drawn, judged, (rows.num_rows + 1).cumsum() - 1)
 
@@ -227,58 +227,58 @@ def _has_fitting_scores(case: ScoredCase) -> bool:
     )
 
 
-def _are_sound_scores(rows: Rows, said: _Said, limits: Indices) -> bool:  # limits [R+C]
-    sums = said.outside.astype(np.float64)
-    sums[said.judged] += rows.sums(said.inside)
-    is_needed = said.outside > 0
-    is_needed[said.lasts] = True
+def _are_sound_scores(rows: Rows, score_rows: _ScoreRows, limits: Indices) -> bool:  # limits [R+C]
+    sums = score_rows.outside.astype(np.float64)
+    sums[score_rows.judged] += rows.sums(score_rows.inside)
+    is_needed = score_rows.outside > 0
+    is_needed[score_rows.lasts] = True
     return bool(
-        float(said.inside.min()) >= 0
-        and float(said.outside.min()) >= 0
+        float(score_rows.inside.min()) >= 0
+        and float(score_rows.outside.min()) >= 0
         and _are_near_1(sums, TARGET_SUM_TOLERANCE)
-        and (~is_needed | ((said.drawn >= 0) & (said.drawn < limits))).all()
+        and (~is_needed | ((score_rows.drawn >= 0) & (score_rows.drawn < limits))).all()
     )
 
 
 def _judge_rows(
-    rows: Rows, said: _Said, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices
+    rows: Rows, score_rows: _ScoreRows, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices
 ) -> tuple[Indices, Indices] | None:
     """By case [C] the number of accepted tokens, and the token after them; None where each has to be judged alone."""
-    if not _are_sound_scores(rows, said, limits.repeat(rows.num_rows + 1)):
+    if not _are_sound_scores(rows, score_rows, limits.repeat(rows.num_rows + 1)):
         return None
     seeds, bases = seeds[rows.cases], bases[rows.cases]  # [R]
     firsts = rows.num_rows.cumsum() - rows.num_rows  # [C]
     steps = np.arange(len(rows.cases)) - firsts[rows.cases]  # [R] which draft token of its case
     drafted = rows.where_drafted()
-    ratios = said.inside[drafted].astype(np.float64) / rows.probs[drafted]
+    ratios = score_rows.inside[drafted].astype(np.float64) / rows.probs[drafted]
     rejected = np.flatnonzero(uniform(seeds, Stream.ACCEPTANCE, bases, bases + steps) >= ratios)
     ending, first = np.unique(rows.cases[rejected], return_index=True)  # cases with a rejection, and which is first
     stops = rejected[first]
     coins = uniform(seeds[stops], Stream.RESIDUAL, bases[stops], (bases + steps)[stops])
-    recovered = _draw_recovered(rows, said, stops, coins) if len(stops) else []
+    recovered = _draw_recovered(rows, score_rows, stops, coins) if len(stops) else []
     if recovered is None:
         return None
-    num_accepted, following = rows.num_rows.copy(), said.drawn[said.lasts].astype(np.int64)
+    num_accepted, following = rows.num_rows.copy(), score_rows.drawn[score_rows.lasts].astype(np.int64)
     num_accepted[ending], following[ending] = steps[stops], recovered
     return num_accepted, following
 
 
-def _draw_recovered(rows: Rows, said: _Said, stops: Indices, coins: Doubles) -> list[int] | None:
+def _draw_recovered(rows: Rows, score_rows: _ScoreRows, stops: Indices, coins: Doubles) -> list[int] | None:
     """A token from (target - draft)+ at each row of ``stops``; None when one of them is empty or ends past its sum."""
     counts, starts = rows.counts[stops], rows.starts[stops]
     columns = np.arange(int(counts.max()))
     places = np.minimum(starts[:, None] + columns, len(rows.ids) - 1)  # [J, S]
-    left = np.maximum(said.inside[places].astype(np.float64) - rows.probs[places], 0.0)
+    left = np.maximum(score_rows.inside[places].astype(np.float64) - rows.probs[places], 0.0)
     # Behind its support each row has the mass outside, then nothing.
     weights = np.zeros((len(stops), len(columns) + 1))
     weights[:, :-1] = np.where(columns < counts[:, None], left, 0.0)
-    weights[np.arange(len(stops)), counts] = said.outside[said.judged[stops]]
+    weights[np.arange(len(stops)), counts] = score_rows.outside[score_rows.judged[stops]]
     sums = weights.cumsum(axis=1)
     chosen = (sums <= (coins * sums[:, -1])[:, None]).sum(axis=1)  # as searchsorted on the right
     if (chosen > counts).any():
         return None
     inside = rows.ids[np.minimum(starts + chosen, len(rows.ids) - 1)]
-    found: list[int] = np.where(chosen < counts, inside, said.drawn[said.judged[stops]]).tolist()
+    found: list[int] = np.where(chosen < counts, inside, score_rows.drawn[score_rows.judged[stops]]).tolist()
     return found
 
 

@@ -29,7 +29,7 @@ class DraftTimeout:
         """``longest_s``: the longest wait, which counts until the draft has answered once."""
         self._longest_s = longest_s
         self._slowest_s: float | None = None
-        self._heard_at: float | None = None
+        self._responded_at: float | None = None
         self.is_silent = False
         """A step waited in vain, and the draft has answered no step since."""
 
@@ -42,18 +42,18 @@ class DraftTimeout:
             return self._longest_s
         return min(max(MARGIN * self._slowest_s, FLOOR * self._longest_s), self._longest_s)
 
-    def heard(self, now: float) -> None:
+    def note_response(self, now: float) -> None:
         """Record a response of the draft."""
-        self._heard_at = now
+        self._responded_at = now
         self.is_silent = False
 
     def note_wait(self, seconds: float) -> None:
         """Record the duration of a response, in time or late."""
         self._slowest_s = max(seconds, DECAY * (self._slowest_s or 0.0))
 
-    def passed(self, began: float) -> None:
+    def note_timeout(self, began: float) -> None:
         """Record a wait since ``began`` without a response: if there was none at all since, the draft is silent."""
-        if self._heard_at is None or self._heard_at < began:
+        if self._responded_at is None or self._responded_at < began:
             self.is_silent = True
 
 
@@ -85,25 +85,25 @@ class DraftWaits:
         """The step of the request begins to wait for a proposal."""
         timeout = self._timeouts.get(request.place.draft)
         delay_s = self._longest_s if timeout is None else timeout.seconds
-        request.set_draft_timer(delay_s, partial(self._ring, request, step))
+        request.set_draft_timer(delay_s, partial(self._on_timer, request, step))
 
-    def heard(self, draft: DraftReplica, proposed: Iterable[RequestState]) -> None:
+    def note_response(self, draft: DraftReplica, proposed: Iterable[RequestState]) -> None:
         """A message of the draft has arrived, with proposals for these requests, in time or late."""
         timeout = self._timeouts.get(draft)
         if timeout is None:
             return
         now = asyncio.get_running_loop().time()
-        timeout.heard(now)
+        timeout.note_response(now)
         for request in proposed:
             began, request.draft_wait_began = request.draft_wait_began, None
             timeout.note_wait(0.0 if began is None else now - began)
 
-    def _ring(self, request: RequestState, step: int) -> None:
+    def _on_timer(self, request: RequestState, step: int) -> None:
         draft = request.place.draft
         timeout = self._timeouts.get(draft)
         was_silent = timeout is not None and timeout.is_silent
         if timeout is not None and request.draft_wait_began is not None:
-            timeout.passed(request.draft_wait_began)
+            timeout.note_timeout(request.draft_wait_began)
         self._time_out(request, step)
         if timeout is not None and timeout.is_silent and not was_silent:
             self._go_on_without(draft)

@@ -155,7 +155,7 @@ class SessionDriver:
             if (request := self._find(event.session)) is not None and request.place.draft is replica
         ]
         if batch.events:
-            self.draft_waits.heard(replica, (found for found, event, _ in heard if isinstance(event, Proposal)))
+            self.draft_waits.note_response(replica, (found for found, event, _ in heard if isinstance(event, Proposal)))
         if (first := self._first_of(whole)) is not None:
             self._policy.note_proposals(first.place.target, whole)
         cases = {

@@ -165,7 +165,7 @@ class SteadyDriver:
 
     def _confirm_proposals(self, sent: _Sent, taken: AnsweredProposals, requests: Sequence[RequestState]) -> None:
         if sent.waiting.draft is not None:
-            self._draft_waits.heard(sent.waiting.draft, requests)
+            self._draft_waits.note_response(sent.waiting.draft, requests)
         timings = sent.answers.timings(taken.places)
         proposals = sent.answers.events(taken.places)
         generations = taken.commands.generations.tolist()
