@@ -13,6 +13,10 @@ from outrider.errors import CapacityError
 
 DEFAULT_MAX_BYTES = 64 << 20
 """The default of a coordinator and of a gateway: seven of the largest requests at the same time."""
+_SMALL_SHARE = 4096
+"""A request may always have one part of so many, however much others hold: 16 KiB of 64 MiB, less than the buffers of
+its connection. Thirty requests that arrive slowly would leave nothing to others.
+"""
 _RETRY_AFTER_MS = 1000
 
 
@@ -42,10 +46,10 @@ class HeldBytes:
 
     def take(self, count: int) -> None:
         """Hold so many bytes more. ``CapacityError`` if the request then had more than half of what others leave, so
-        that large requests leave room to small ones; one that is alone may be of any size.
+        that large requests leave room to others; one that is small or alone is always taken.
         """
         wanted, others, most = self._count + count, self._of_all.num_bytes - self._count, self._of_all.most_bytes
-        if others and 2 * wanted > most - others:
+        if others and wanted > most // _SMALL_SHARE and 2 * wanted > most - others:
             raise CapacityError(
                 f"requests of {others} bytes are being read here, and {wanted} more would leave too few of"
                 f" {most} (max_open_request_bytes) to others: try again later",

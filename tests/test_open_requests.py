@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from outrider.errors import CapacityError
@@ -43,3 +45,20 @@ def test_one_request_may_be_of_any_size() -> None:
         only.take(1000)
         raise RuntimeError
     assert requests.num_bytes == 0
+
+
+def test_small_requests_are_taken_however_much_others_hold() -> None:
+    all_bytes = OpenRequests(1 << 20)
+    with contextlib.ExitStack() as held:
+        for _ in range(64):
+            one, size = held.enter_context(all_bytes.entered()), 1 << 20
+            while size:
+                try:
+                    one.take(size)
+                    break
+                except CapacityError:
+                    size //= 2
+        with all_bytes.entered() as small:
+            small.take(256)
+            with pytest.raises(CapacityError):
+                small.take(256)
