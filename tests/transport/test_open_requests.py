@@ -159,6 +159,24 @@ async def test_a_slow_message_gives_its_turn_away_and_counts_as_the_largest(monk
     assert all_bytes.num_bytes == 0
 
 
+async def test_calls_that_send_nothing_hold_others_up_for_a_short_time_each() -> None:
+    arrivals, all_bytes, mute, prompt = Arrivals(), OpenRequests(), Calls(), Calls()
+    prompt.may_arrive.set()
+
+    async def receive(calls: Calls) -> None:
+        with all_bytes.entered() as held:
+            await arrivals.receive(calls.requests(50), held)
+
+    holding = [asyncio.create_task(receive(mute)) for _ in range(10 * MAX_READ_AT_ONCE)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):  # of 10 s, at 1 s each
+        await receive(prompt)
+    for task in holding:
+        task.cancel()
+    await asyncio.gather(*holding, return_exceptions=True)
+    assert all_bytes.num_bytes == 0
+
+
 async def _when_slow(calls: Calls, all_bytes: OpenRequests) -> None:
     async with asyncio.timeout(20):
         while all_bytes.num_bytes < MAX_REQUEST_BYTES:
