@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from outrider import __version__
 from outrider.chat import is_longer
@@ -58,6 +58,8 @@ _REFUSALS: dict[type[OutriderError], str] = {
 
 LONG_TEXT_CHARACTERS = 20_000
 """Longer texts are tokenized in a thread, so that the event loop keeps serving other streams."""
+MOST_THREADS = 4
+"""Texts that are tokenized in threads at the same time."""
 LONG_OUTPUT_TOKENS = 500
 """Resumed requests with a longer output are detokenized in a thread too."""
 
@@ -104,6 +106,7 @@ class Coordinator:
         )
         self._services = self._driver.services
         self._latency_histograms = LatencyHistograms()
+        self._threads = Threads()
         self._last_arrival_ns = 0
         self._prefix_hash_key = secrets.token_bytes(16)
         """Of all sessions, so that hashes of their prompts can be compared when they are placed."""
@@ -232,14 +235,14 @@ class Coordinator:
     async def _add_request(self, request: GenerationRequest, trace: RequestTrace) -> RequestState:
         processor, arrival_ns = self._require_input_processor(), self._next_arrival_ns()
         await run_in_slices(processor.checking(request))
-        texts = await _call(partial(processor.tokenize, request), in_thread=_has_long_text(request))
+        texts = await self._threads.call(partial(processor.tokenize, request), in_thread=_has_long_text(request))
         engine_request = replace(
             await run_in_slices(processor.processing(request, texts)),
             arrival_ns=arrival_ns,
             prefix_hash_key=self._prefix_hash_key,
         )
         make_loop = partial(SessionLoop, engine_request, self._policy, tokenizer=processor.tokenizer)
-        loop = await _call(make_loop, in_thread=len(engine_request.emitted_token_ids) > LONG_OUTPUT_TOKENS)
+        loop = await self._threads.call(make_loop, in_thread=len(engine_request.emitted_token_ids) > LONG_OUTPUT_TOKENS)
         await run_in_slices(loop.tokens.prepare())
         self._require_input_processor()  # the target may have been lost meanwhile
         if trace.notes is not None:
@@ -278,8 +281,27 @@ def _has_long_text(request: GenerationRequest) -> bool:
     return len(request.prompt or "") + sum(map(len, request.bad_words)) > LONG_TEXT_CHARACTERS
 
 
-async def _call(work: Callable[[], ResultT], *, in_thread: bool) -> ResultT:
-    return await asyncio.to_thread(work) if in_thread else work()
+class Threads:
+    """Work in threads, of which each holds a request. Nothing waits in the executor's own queue, which keeps what was
+    cancelled; a thread whose caller is gone keeps its turn until it has ended. Belongs to one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(MOST_THREADS)
+
+    async def call(self, work: Callable[[], ResultT], *, in_thread: bool) -> ResultT:
+        """The result of the work, done at once or in a thread when one is free; its errors are raised."""
+        if not in_thread:
+            return work()
+        await self._turns.acquire()
+        working = asyncio.ensure_future(asyncio.to_thread(work))
+        working.add_done_callback(self._ended)
+        return await asyncio.shield(working)
+
+    def _ended(self, working: asyncio.Future[Any]) -> None:
+        self._turns.release()
+        if not working.cancelled():
+            working.exception()  # its caller may be gone
 
 
 def _source(found: Port[CommandT, EventT] | Source[CommandT, EventT]) -> Source[CommandT, EventT]:
