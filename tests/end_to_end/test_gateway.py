@@ -41,8 +41,8 @@ class Served:
         self.http_port, self.metrics_port, self.tokens = free_port(), free_port(), tokens
         flags = ("--draft-model", str(model), "-k", "3", "--served-model-name", "tiny", "--api-key", "the-key")
         fixed = ("--set", "coordinator.draft_length=fixed", "--set", "target.num_pages=600")
-        fixed += ("--set", f"coordinator.metrics_port={self.metrics_port}")
-        self.command = Command(str(model), *flags, *fixed, http_port=self.http_port)
+        metrics = ("--set", f"coordinator.metrics_port={self.metrics_port}")
+        self.command = Command(str(model), *flags, *fixed, *metrics, http_port=self.http_port)
         self.address = self.command.address()
 
     @property

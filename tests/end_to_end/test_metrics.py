@@ -44,8 +44,8 @@ def metered(tiny_pair: tuple[Path, Path]) -> Iterator[tuple[Command, int]]:
     first = free_port()
     target, draft = map(str, tiny_pair)
     fixed = ("-k", "4", "--set", "coordinator.draft_length=fixed", "--set", "coordinator.vllm_metric_names=true")
-    fixed += ("--served-model-name", "mine")
-    command = Command(target, "--draft-model", draft, "--metrics-port", str(first), *fixed)
+    named = ("--served-model-name", "mine")
+    command = Command(target, "--draft-model", draft, "--metrics-port", str(first), *fixed, *named)
     command.address()
     yield command, first
     command.close()
