@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from outrider.planes import PlaneReference
 from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
-from outrider.prefix_hash import PrefixHash, chain_size
+from outrider.prefix_hash import CHAIN_BYTES, PrefixHash, chain_size
 from outrider.types import STATE_BYTES, HiddenStates, SparseEvidence, SparseScores, Support, TokenScores
 from outrider.values import step_value
 
@@ -291,6 +291,12 @@ def one_by_one(commands: Sequence[Any]) -> list[Any]:
         else:
             found.append(command)
     return found
+
+
+def chain_rows(chains: Sequence[bytes]) -> NDArray[np.uint8]:  # [B, CHAIN_BYTES]
+    """Chains of prefix hashes as rows; zeros for texts without a full block, whose chain is empty."""
+    joined = b"".join([chain or bytes(CHAIN_BYTES) for chain in chains])
+    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
 
 
 def ragged(counts: Column, places: NDArray[np.intp]) -> NDArray[np.intp]:  # counts [B] -> [sum(counts[places])]

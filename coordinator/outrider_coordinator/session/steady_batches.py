@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, ExtendColumns, ScoreColumns, StateColumns
-from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, following
+from outrider.columns import AnswerColumns, ExtendColumns, ScoreColumns, StateColumns, chain_rows
+from outrider.prefix_hash import BLOCK_TOKENS, following
 from outrider.types import JudgingRule, SparseEvidence
 from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
 from outrider_coordinator.acceptance.vectorized import (
@@ -38,7 +38,6 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Places = Ints | slice
 """Of answers, or rows of a batch: all of them as a slice, of which arrays are views."""
-_NO_CHAIN = bytes(CHAIN_BYTES)
 _ANY_LENGTH = 1 << 40
 _TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
 _PLAIN_RULES = (*_TOKEN_RULES, JudgingRule.REJECTION)
@@ -85,7 +84,7 @@ class DraftingBatch:
         self._last = _ints([session.tokens.last for session in sessions])
         self._limits = _ints([session.engine_request.rules.num_token_ids for session in sessions])
         self._rests = _ints([rest for _, rest in hashes])
-        self._chains = _chains([chain for chain, _ in hashes])
+        self._chains = chain_rows([chain for chain, _ in hashes])
         self._speculations = [session.speculation for session in sessions]
         self.reads_states = sessions[0].draft.reads_states
         """Whether their draft is handed hidden states; it is the same for all."""
@@ -174,7 +173,7 @@ class ScoringBatch:
         self._endings = sorted(frozenset().union(*(session.output.ending_token_ids for session in sessions)))
         rests = [following(rest, draft[:-1]) for (_, rest), draft in zip(hashes, drafts, strict=True)]
         self._rests = _ints([(*each, *[0] * (width - len(each))) for each in rests])  # [B, K] after 0 to K-1 drafts
-        self._chains = _chains([chain for chain, _ in hashes])
+        self._chains = chain_rows([chain for chain, _ in hashes])
         self._speculations = [session.speculation for session in sessions]
         self._reads_states = sessions[0].draft.reads_states
         self._seeds = np.array([session.engine_request.seed for session in sessions], dtype=np.uint64)
@@ -331,7 +330,7 @@ class PlainBatch:
         self._is_sparse = np.array([own.rule is JudgingRule.REJECTION for own in rules])
         self._endings = sorted(frozenset().union(*(session.output.ending_token_ids for session in sessions)))
         self._rests = _ints([rest for _, rest in hashes])
-        self._chains = _chains([chain for chain, _ in hashes])
+        self._chains = chain_rows([chain for chain, _ in hashes])
         self._speculations = [session.speculation for session in sessions]
         self._has_draft = np.array([session.draft.is_usable for session in sessions])
         self._reads_states = any(session.draft.reads_states for session in sessions)
@@ -439,12 +438,6 @@ def _listed(places: Places, values: Ints) -> list[int]:
 
 def _ints(values: Sequence[Any]) -> Ints:
     return np.array(values, dtype=np.int64)
-
-
-def _chains(chains: Sequence[bytes]) -> NDArray[np.uint8]:  # -> [B, CHAIN_BYTES]
-    """Chains of prefix hashes; zeros for texts without a full block."""
-    joined = b"".join([chain or _NO_CHAIN for chain in chains])
-    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
 
 
 def _padded(answers: AnswerColumns[Any], places: Places, counts: Ints) -> Ints:  # -> [N, widest]

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import CommandColumns
+from outrider.columns import CommandColumns, chain_rows
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
 from outrider.serving.session import Session
 from outrider.serving.session_table import SessionTable
 from outrider.serving.steady.step import Ints, SteadyStep
 
-_NO_CHAIN = bytes(CHAIN_BYTES)
 Rows = NDArray[np.intp]
 Places = Rows | slice
 """Rows; all of them, in their order, as a slice, of which arrays are views."""
@@ -45,8 +44,7 @@ class WaitingSessions:
         self._num_hashed = _ints([len(rests) for _, rests in hashes])  # [B] lengths from the base on
         padded = [(*rests, *[0] * (width - len(rests))) for _, rests in hashes]
         self._rests = np.array(padded, dtype=np.uint64)  # [B, W]
-        chains = b"".join([chain or _NO_CHAIN for chain, _ in hashes])
-        self._chains = np.frombuffer(chains, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
+        self._chains = chain_rows([chain for chain, _ in hashes])
         self._max_lengths = _ints([opening.max_length for opening in openings])
         self._reserved_lengths = _ints([session.reserved_length for session in sessions])
         self._num_token_ids = _ints([opening.num_token_ids for opening in openings])
