@@ -317,8 +317,13 @@ class EventBatch(Generic[EventT_co]):
     report: ForwardReport | None = None
     timings: tuple[ItemTiming, ...] = ()
     """Of the item behind each event; empty when no forward was needed."""
-    columns: AnswerColumns[EventT_co] | None = None
-    """Further events, of the same forward, for a reader that takes columns."""
+    columns: tuple[AnswerColumns[EventT_co], ...] = ()
+    """Further events, of the same forward, for a reader that takes columns: one for each form of answers."""
+
+    @property
+    def sessions_in_columns(self) -> list[int]:
+        """Sessions of the events that are columns."""
+        return [session for columns in self.columns for session in columns.sessions.tolist()]
 
     def timed(self) -> Iterator[tuple[EventT_co, ItemTiming | None]]:
         """Each event with its item's time."""

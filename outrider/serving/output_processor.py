@@ -108,7 +108,7 @@ class OutputProcessor:
         timing = (*stages, now - forward.ended_ns, now - arrived)
         report = ForwardReport(*stages, now - arrived, forward.batch_size, forward.num_tokens, self._num_pages_free())
         columns = replace(answers, timings_ns=timing * len(step))
-        return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), columns))]
+        return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), (columns,)))]
 
     def note(self, event: object, opening: Open | None, trace_parent: str = "") -> None:
         """Count and log an event that says that something went wrong; nothing of any other.

@@ -275,7 +275,11 @@ async def generate(coordinator: Coordinator, request: GenerationRequest, *, num_
 
 
 async def outputs(
-    *, columns: bool, draft_length: str = "fixed", lengths: tuple[int, ...] = (0, 1, 4, 7), temperature: float = 0.0
+    *,
+    columns: bool,
+    draft_length: str = "fixed",
+    lengths: tuple[int, ...] = (0, 1, 4, 7),
+    temperatures: tuple[float, ...] = (0.0,),
 ) -> list[Any]:
     plan, times = turn.TurnPlan(acceptance=0.8), turn.StepTimes(0, 1)
     cores = {role: turn._core(role, plan, times) for role in ("target", "draft")}
@@ -289,7 +293,7 @@ async def outputs(
         request = GenerationRequest(
             prompt_token_ids=tuple(chance.randrange(100) for _ in range(chance.choice((3, 250)))),
             max_tokens=chance.randrange(30, 160),
-            sampling=SamplingParams(temperature=temperature),
+            sampling=SamplingParams(temperature=chance.choice(temperatures)),
             seed=number,
             stop_token_ids=(chance.randrange(2048),) if number % 3 else (),
             stop=("never said",) if number % 7 == 0 else (),
@@ -300,17 +304,26 @@ async def outputs(
     found = await asyncio.gather(*(stream for _, stream in streams))
     await coordinator.close()
     for (request, _), (_, token_ids, _) in zip(streams, found, strict=True):
-        if temperature and any(lengths):
-            break  # drafts of other ids are accepted
+        if request.sampling.temperature and any(lengths):
+            continue  # drafts of other ids are accepted
         assert token_ids == follow((request.prompt_token_ids or (0,))[-1], len(token_ids))
     return [one for one in found if one[0] != "cancelled"]
 
 
 @pytest.mark.parametrize(
-    ("lengths", "temperature"), [((1, 4, 7), 0.0), ((0, 1, 4), 0.0), ((0,), 0.0), ((0,), 1.0), ((4,), 1.0)]
+    ("lengths", "temperatures"),
+    [
+        ((1, 4, 7), (0.0,)),
+        ((0, 1, 4), (0.0,)),
+        ((0,), (0.0,)),
+        ((0,), (1.0,)),
+        ((4,), (1.0,)),
+        ((0, 1, 4), (0.0, 1.0)),
+        ((4,), (0.0, 1.0)),
+    ],
 )
 async def test_outputs_and_counts_are_those_without_columns(
-    lengths: tuple[int, ...], temperature: float, monkeypatch: pytest.MonkeyPatch
+    lengths: tuple[int, ...], temperatures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_confirmed = 0
     confirm = SteadyDriver._confirm_scores
@@ -321,9 +334,9 @@ async def test_outputs_and_counts_are_those_without_columns(
         confirm(self, *arguments)
 
     monkeypatch.setattr(SteadyDriver, "_confirm_scores", counted)
-    plain = await outputs(columns=False, lengths=lengths, temperature=temperature)
+    plain = await outputs(columns=False, lengths=lengths, temperatures=temperatures)
     assert not num_confirmed
-    assert await outputs(columns=True, lengths=lengths, temperature=temperature) == plain
+    assert await outputs(columns=True, lengths=lengths, temperatures=temperatures) == plain
     assert num_confirmed > 100
 
 

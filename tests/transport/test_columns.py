@@ -144,9 +144,9 @@ def test_scores_with_states_go_as_columns_by_plane_and_come_back_equal() -> None
 def test_columns_of_scores_with_states_stay_columns() -> None:
     events = [with_states(greedy(index, 2 + index % 3)) for index in range(8)]
     message, _ = sent(events)
-    kept = target_events_from_proto(message, keeps_columns=True).columns
-    assert kept is not None and list(kept.events(range(8))) == events
-    again = target_events_to_proto(ports.EventBatch((), None, (), kept), columns=True)
+    (kept,) = target_events_from_proto(message, keeps_columns=True).columns
+    assert list(kept.events(range(8))) == events
+    again = target_events_to_proto(ports.EventBatch((), None, (), (kept,)), columns=True)
     assert target_events_from_proto(again).events == tuple(events)
     message.columns[0].states.starts = b""
     for keeps_columns in (True, False):
@@ -175,24 +175,43 @@ def test_sampled_steps_without_drafts_may_stay_columns() -> None:
     events[3].form.outside_token_ids[0] = -1  # type: ignore[union-attr]
     message, _ = sent(events)
     batch = target_events_from_proto(message, keeps_columns=True)
-    assert not batch.events and batch.columns is not None
-    assert list(map(plain, batch.columns.events(range(8)))) == list(map(plain, events))
+    assert not batch.events and len(batch.columns) == 1
+    assert list(map(plain, batch.columns[0].events(range(8)))) == list(map(plain, events))
     again = target_events_to_proto(batch, columns=True)
     assert again == message
 
 
+def test_answers_of_several_forms_stay_columns_each() -> None:
+    tokens, drawn_ones, odd = [greedy(index) for index in range(6)], [sampled(index) for index in range(10, 14)], 20
+    events = [with_logprobs(odd), *tokens, *drawn_ones]
+    message, _ = sent(events)
+    batch = target_events_from_proto(message, keeps_columns=True)
+    assert [len(columns.sessions) for columns in batch.columns] == [6, 4]
+    assert batch.sessions_in_columns == [event.session for event in events[1:]]
+    found, told = list(batch.events), list(batch.timings)
+    for columns in batch.columns:
+        places = range(len(columns.sessions))
+        found += columns.events(places)
+        told += [one for one in columns.timings(places) if one is not None]
+    assert list(map(plain, found)) == list(map(plain, events))
+    assert told == list(map(timing, events))
+    assert target_events_to_proto(batch, columns=True) == message
+    assert target_events_to_proto(batch).item_timings_ns == message.item_timings_ns
+    del message.item_timings_ns[-1]
+    with pytest.raises(ProtocolError, match="five for each"):
+        target_events_from_proto(message, keeps_columns=True)
+
+
 def kept(events: list[Any]) -> AnswerColumns[Any]:
     """The events as columns that were sent as such, and again."""
-    columns: AnswerColumns[Any] | None = None
     batch: ports.EventBatch[Any] = ports.EventBatch(tuple(events))
     for _ in range(2):
         if isinstance(events[0], ports.Proposal):
             batch = draft_events_from_proto(draft_events_to_proto(batch, columns=True), keeps_columns=True)
         else:
             batch = target_events_from_proto(target_events_to_proto(batch, columns=True), keeps_columns=True)
-        columns = batch.columns
         assert not batch.events
-    assert columns is not None
+    (columns,) = batch.columns
     return columns
 
 
@@ -324,8 +343,8 @@ def test_random_columns_are_read_or_refused() -> None:
         except ProtocolError:
             continue
         kept = target_events_from_proto(message, keeps_columns=True)
-        if kept.columns is not None:
-            assert list(map(repr, kept.columns.events(range(len(events))))) == list(map(repr, events))
+        for columns in kept.columns:
+            assert list(map(repr, columns.events(range(len(events))))) == list(map(repr, events))
         num_read += 1
         assert len(events) == len(group.sessions) // 8
         assert all(isinstance(event, ports.Scores | ports.SessionFailed) for event in events)

@@ -97,7 +97,7 @@ class SessionDriver:
         self._settle()
         handled = _now()
         self._policy.begin(replica, handled)
-        has_columns = batch.columns is not None
+        has_columns = bool(batch.columns)
         batch = self._steady.take_scores(replica, batch, handled)
         heard = [
             (request, event, timing)
@@ -177,15 +177,13 @@ class SessionDriver:
                     log_trouble("draft", event)
                     handled = self._on_draft_event(request, event, None, timing, handled)
 
-        self._steady.touch([request for request, _, _ in heard], in_columns=whole.columns is not None)
-        if whole.columns is not None:
+        self._steady.touch([request for request, _, _ in heard], in_columns=bool(whole.columns))
+        if whole.columns:
             call_after_commands(self._after_commands)
 
     def _first_of(self, batch: EventBatch[DraftEvent]) -> RequestState | None:
         """A request that the message is for."""
-        sessions = [event.session for event in batch.events]
-        if batch.columns is not None:
-            sessions += batch.columns.sessions.tolist()
+        sessions = [*[event.session for event in batch.events], *batch.sessions_in_columns]
         return next(filter(None, map(self._find, sessions)), None)
 
     def deliver(self, request: RequestState, event: Callable[[], None]) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -94,43 +95,52 @@ class SteadyDriver:
         self, replica: DraftReplica, batch: EventBatch[DraftEvent], arrived: float
     ) -> EventBatch[DraftEvent]:
         """Bring proposals of steady sessions to their targets; what is left of the message."""
-        answers = batch.columns
-        if answers is None:
-            return batch
-        sent = []
+        return self._without_taken(batch, partial(self._take_proposals, replica, arrived))
+
+    def _take_proposals(
+        self, replica: DraftReplica, arrived: float, answers: AnswerColumns[DraftEvent]
+    ) -> Iterator[_Sent]:
         for waiting, places, rows in _found(self._drafting, answers):
             if waiting.draft is not replica:
                 continue
             plane = self._plane_between(waiting.target, replica) if waiting.batch.reads_states else 0
             if taken := waiting.batch.take(places, rows, answers, self._policy, plane):
                 waiting.target.send_columns(taken.commands)
-                sent.append(_Sent(waiting, taken, answers, arrived, _now()))
-        return self._rest(batch, answers, sent)
+                yield _Sent(waiting, taken, answers, arrived, _now())
 
     def take_scores(
         self, replica: TargetReplica, batch: EventBatch[TargetEvent], arrived: float
     ) -> EventBatch[TargetEvent]:
         """Judge the scores of steady sessions, and ask for the next step; what is left of the message."""
-        answers = batch.columns
-        if answers is None:
-            return batch
-        sent = []
+        return self._without_taken(batch, partial(self._take_scores, replica, arrived))
+
+    def _take_scores(
+        self, replica: TargetReplica, arrived: float, answers: AnswerColumns[TargetEvent]
+    ) -> Iterator[_Sent]:
         for waiting, places, rows in _found(self._scoring, answers):
             if waiting.target is replica and (taken := waiting.batch.take(places, rows, answers, self._policy)):
                 asked = waiting.target if isinstance(waiting.batch, PlainBatch) else waiting.draft
                 if asked is not None:
                     asked.send_columns(taken.commands)
-                sent.append(_Sent(waiting, taken, answers, arrived, _now()))
-        return self._rest(batch, answers, sent)
+                yield _Sent(waiting, taken, answers, arrived, _now())
 
-    def _rest(self, batch: EventBatch[Any], answers: AnswerColumns[Any], sent: Sequence[_Sent]) -> EventBatch[Any]:
-        self._sent += sent
-        if sum(len(one.taken.places) for one in sent) == len(answers.sessions):
-            return replace(batch, columns=None)
-        taken = {place for one in sent for place in one.taken.places}
-        left = [place for place in range(len(answers.sessions)) if place not in taken]
-        timings = answers.timings(left) if answers.timings_ns and left else ()
-        return EventBatch((*batch.events, *answers.events(left)), batch.report, (*batch.timings, *timings))
+    def _without_taken(
+        self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], Iterator[_Sent]]
+    ) -> EventBatch[Any]:
+        """What is left of a message: single events, once ``take`` has sent the commands that follow its columns."""
+        if not batch.columns:
+            return batch
+        events: list[Any] = list(batch.events)
+        timings: list[Any] = list(batch.timings)
+        for answers in batch.columns:
+            sent = list(take(answers))
+            self._sent += sent
+            if sum(len(one.taken.places) for one in sent) < len(answers.sessions):
+                taken = {place for one in sent for place in one.taken.places}
+                left = [place for place in range(len(answers.sessions)) if place not in taken]
+                events += answers.events(left)
+                timings += answers.timings(left) if answers.timings_ns else []
+        return EventBatch(tuple(events), batch.report, tuple(timings))
 
     def touch(self, requests: Sequence[RequestState], *, in_columns: bool) -> None:
         """These were answered one by one; ``in_columns``: beside columns, so they may be steady from now on."""

@@ -209,9 +209,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             if batch.events and isinstance(batch.events[0], OfferPlane | PlaneChosen):
                 self._on_plane(batch.events[0])
                 continue
-            self._link_queue.note_answers(
-                batch.events, batch.columns.sessions.tolist() if batch.columns is not None else ()
-            )
+            self._link_queue.note_answers(batch.events, batch.sessions_in_columns)
             self._on_batch(batch)
         raise UnavailableError("the link ended")
 

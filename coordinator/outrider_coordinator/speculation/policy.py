@@ -205,8 +205,8 @@ class DraftLengthPolicy:
         if controller is None or batch.report is None:
             return
         lengths = [len(event.token_ids) for event in batch.events if isinstance(event, Proposal)]
-        if batch.columns is not None:
-            lengths += batch.columns.counts.tolist()
+        for columns in batch.columns:
+            lengths += columns.counts.tolist()
         if any(lengths):
             share = len(lengths) / max(batch.report.batch_size, len(lengths))
             controller.note_draft(max(lengths), sum(lengths), _seconds(batch.report), share=share)

@@ -94,8 +94,7 @@ class StampedLink:
     async def events(self) -> AsyncIterator[EventBatch[Any]]:
         """As the link."""
         async for batch in self._link.events():
-            columns = () if batch.columns is None else (batch.columns,)
-            self._stamps.note(self._side, self._at_event, (*batch.events, *columns))
+            self._stamps.note(self._side, self._at_event, (*batch.events, *batch.columns))
             yield batch
 
     async def close(self) -> None:

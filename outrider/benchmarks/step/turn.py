@@ -255,7 +255,7 @@ class WiredLink(Generic[CommandT, EventT]):
                 batch = self._wire.read(self._wire.events.FromString(content), keeps_columns=self._columns)
             with self._timed("decide"):
                 yield batch
-            self._note_answers(len(batch.events) + (0 if batch.columns is None else len(batch.columns.sessions)))
+            self._note_answers(len(batch.events) + len(batch.sessions_in_columns))
 
     async def close(self) -> None:
         """End the answers."""

@@ -194,15 +194,29 @@ def _with_states(
         yield replace(event, hidden_states=states) if isinstance(event, ports.Scores) else event
 
 
-def token_columns(
+def answer_arrays(
     message: pb.DraftEvents | pb.TargetEvents, make: Callable[[int, int, int, tuple[int, ...]], Any]
-) -> AnswerColumns[Any] | None:
-    """The answers of a message of events as columns; None unless its columns are in one group, and each of its answers
-    is within its limits. ``ProtocolError`` for columns that do not fit each other.
+) -> list[AnswerColumns[Any]] | None:
+    """The answers of a message of events that came as columns, as such; None unless each is within its limits.
+    ``ProtocolError`` for columns that do not fit each other.
     """
-    if len(message.columns) != 1:
-        return None
-    group, are_scores = message.columns[0], make is token_scores
+    numbers: Sequence[int] = message.item_timings_ns
+    start = NUMBERS_IN_A_TIMING * len(message.events)
+    found = []
+    for group in message.columns:
+        stop = start + NUMBERS_IN_A_TIMING * (len(group.sessions) // SESSION_BYTES)
+        columns = _answer_arrays(group, make, numbers[start:stop] if numbers else ())
+        if columns is None:
+            return None
+        found.append(columns)
+        start = stop
+    return found
+
+
+def _answer_arrays(
+    group: pb.AnswerColumns, make: Callable[[int, int, int, tuple[int, ...]], Any], timings_ns: Sequence[int]
+) -> AnswerColumns[Any] | None:
+    are_scores = make is token_scores
     _check_kind(group, are_scores=are_scores)
     size = len(group.sessions) // SESSION_BYTES
     bound = LINK_POSITIONS if are_scores else LINK_DRAFT_TOKEN_IDS
@@ -215,14 +229,13 @@ def token_columns(
         sizes = supports.counts.tolist() if are_scores else sums_by_row(supports.counts, counts.tolist())
         if max(sizes) > LINK_SUPPORT_IDS.most:
             return None
-    numbers = message.item_timings_ns[NUMBERS_IN_A_TIMING * len(message.events) :] if message.item_timings_ns else ()
     return AnswerColumns(
         from_bytes("sessions", group.sessions, "<u8"),
         from_bytes("generations", group.generations, "<u8", size),
         from_bytes("base_lengths", group.base_lengths, "<u4", size),
         counts,
         _token_column(group, num_tokens, "<i4" if is_sparse else "<u4"),
-        numbers,
+        timings_ns,
         make,
         from_bytes("outside_mass", group.outside_mass, "<f4", num_tokens) if is_sparse else None,
         state_columns_from_proto(group.states, size) if group.HasField("states") else None,

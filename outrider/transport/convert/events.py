@@ -19,10 +19,10 @@ from outrider.transport.convert.bounds import check_scores
 from outrider.transport.convert.column_bytes import num_rows
 from outrider.transport.convert.columns import (
     NUMBERS_IN_A_TIMING,
+    answer_arrays,
     column_groups,
     proposals_from_columns,
     scores_from_columns,
-    token_columns,
     write_answer_arrays,
     write_columns,
 )
@@ -243,9 +243,9 @@ def _write_columns(message: Any, batch: ports.EventBatch[Any], groups: list[list
     by one.
     """
     left = _write_groups(message, batch, groups)
-    if batch.columns is not None:
-        write_answer_arrays(message.columns.add(), batch.columns)
-        message.item_timings_ns.extend(batch.columns.timings_ns)
+    for columns in batch.columns:
+        write_answer_arrays(message.columns.add(), columns)
+        message.item_timings_ns.extend(columns.timings_ns)
     return left
 
 
@@ -265,12 +265,12 @@ def _write_groups(message: Any, batch: ports.EventBatch[Any], groups: list[list[
 
 def _one_by_one(batch: ports.EventBatch[Any]) -> ports.EventBatch[Any]:
     """The batch for a reader that takes no columns."""
-    columns = batch.columns
-    if columns is None:
-        return batch
-    places = range(len(columns.sessions))
-    timings = [timing for timing in columns.timings(places) if timing is not None]
-    return ports.EventBatch((*batch.events, *columns.events(places)), batch.report, (*batch.timings, *timings))
+    events, timings = list(batch.events), list(batch.timings)
+    for columns in batch.columns:
+        places = range(len(columns.sessions))
+        events += columns.events(places)
+        timings += [timing for timing in columns.timings(places) if timing is not None]
+    return ports.EventBatch(tuple(events), batch.report, tuple(timings))
 
 
 def draft_events_from_proto(
@@ -278,11 +278,11 @@ def draft_events_from_proto(
 ) -> ports.EventBatch[ports.DraftEvent]:
     """One message from a draft; ``ProtocolError`` for unknown or too many events.
 
-    ``keeps_columns``: proposals that came as columns of tokens stay columns.
+    ``keeps_columns``: proposals that came as columns stay columns.
     """
     _check_num_events(message)
     events = [_draft_event_from_proto(event, fetch) for event in message.events]
-    if keeps_columns and (columns := token_columns(message, ports.Proposal)) is not None:
+    if keeps_columns and (columns := answer_arrays(message, ports.Proposal)) is not None:
         return _batch_from_proto(message, events, columns)
     for group in message.columns:
         events += proposals_from_columns(group)
@@ -311,11 +311,11 @@ def target_events_from_proto(
 ) -> ports.EventBatch[ports.TargetEvent]:
     """One message from a target; ``ProtocolError`` for unknown or too many events.
 
-    ``keeps_columns``: scores that came as columns of tokens stay columns.
+    ``keeps_columns``: scores that came as columns stay columns.
     """
     _check_num_events(message)
     events = [_target_event_from_proto(event, fetch) for event in message.events]
-    if keeps_columns and (columns := token_columns(message, token_scores)) is not None:
+    if keeps_columns and (columns := answer_arrays(message, token_scores)) is not None:
         return _batch_from_proto(message, events, columns)
     for group in message.columns:
         events += scores_from_columns(group)
@@ -343,13 +343,13 @@ def _check_num_events(message: pb.DraftEvents | pb.TargetEvents) -> None:
 
 
 def _batch_from_proto(
-    message: pb.DraftEvents | pb.TargetEvents, events: Sequence[Any], columns: AnswerColumns[Any] | None = None
+    message: pb.DraftEvents | pb.TargetEvents, events: Sequence[Any], columns: Sequence[AnswerColumns[Any]] = ()
 ) -> ports.EventBatch[Any]:
     report = report_from_proto(message.report) if message.HasField("report") else None
     num_events = len(events)
     numbers: Sequence[int] = message.item_timings_ns
-    if columns is not None and numbers:
-        if len(numbers) != NUMBERS_IN_A_TIMING * (num_events + len(columns.sessions)):
+    if columns and numbers:
+        if len(numbers) != NUMBERS_IN_A_TIMING * (num_events + sum([len(each.sessions) for each in columns])):
             raise ProtocolError(f"item_timings_ns: {len(numbers)} numbers are not five for each event")
         numbers = numbers[: NUMBERS_IN_A_TIMING * num_events]
-    return ports.EventBatch(tuple(events), report, timings_from_proto(numbers, num_events=num_events), columns)
+    return ports.EventBatch(tuple(events), report, timings_from_proto(numbers, num_events=num_events), tuple(columns))
