@@ -298,3 +298,59 @@ async def test_a_links_flood_is_handled_in_turns_and_another_link_is_answered_be
     assert [command for _, command in first] == ["0", "1", "2", "3", "a", "b"]
     assert [command for _, command in second] == ["4", "5", "6", "7"]
     assert flooding.num_pending == other.num_pending == 0
+
+
+class TidyingCore(EchoCore):
+    """Notes how many answers its reader has passed on whenever it tidies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[str] = []
+        self.num_sent_when_tidied: list[int] = []
+
+    def tidy(self) -> None:
+        self.num_sent_when_tidied.append(len(self.sent))
+
+
+async def test_answers_leave_before_what_they_do_not_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_thread, "_LONGEST_DELIVERY_S", DEADLINE_S)
+    core = TidyingCore()
+    engine: EngineThread[str, str] = EngineThread(core)
+    link = engine.attach()
+
+    async def send_on() -> None:
+        async for batch in link.events():
+            core.sent += batch.events
+
+    reading = asyncio.create_task(send_on())
+    await asyncio.sleep(0)  # it reads before the first answer
+    try:
+        for number in range(1, 6):
+            link.send([str(number)])
+            async with asyncio.timeout(DEADLINE_S):
+                while len(core.num_sent_when_tidied) < number:
+                    await asyncio.sleep(0.001)
+        assert core.num_sent_when_tidied == [1, 2, 3, 4, 5]
+    finally:
+        await link.close()
+        await reading
+        await asyncio.to_thread(engine.close)
+
+
+async def test_a_reader_that_is_behind_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_thread, "_LONGEST_DELIVERY_S", 100 * DEADLINE_S)
+    core = TidyingCore()
+    engine: EngineThread[str, str] = EngineThread(core)
+    link = engine.attach()
+    events = link.events()
+    waiting = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)  # it has read all there is
+    try:
+        for number in range(1, 4):
+            link.send([str(number)])  # ends the wait for the answer before it, which nobody passes on
+        assert (await asyncio.wait_for(waiting, DEADLINE_S)).events
+        async with asyncio.timeout(DEADLINE_S):
+            while sum(map(len, core.steps)) < 3:
+                await asyncio.sleep(0.001)
+    finally:
+        await asyncio.wait_for(asyncio.to_thread(engine.close), DEADLINE_S)

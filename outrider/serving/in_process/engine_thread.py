@@ -35,6 +35,10 @@ MAX_COMMANDS_OF_TURN = 4096
 """Commands of one link that are handled between two steps: four for each of the sessions that it has by default. The
 others wait for the next turn, so that one link's flood delays the forwards of others by some 15 ms."""
 
+_LONGEST_DELIVERY_S = 1e-3
+"""How long the thread waits for the event loop to send answers, before it goes on with what no answer waits for. A
+thread that computes keeps the interpreter lock for up to 5 ms, and answers would leave when all that is done."""
+
 OnFailure = Callable[[BaseException], None]
 
 
@@ -229,9 +233,28 @@ class EngineThread(Generic[CommandT, EventT]):
         if self._is_check_due():
             self._core.end_idle_sessions()
         if self._is_due():
-            for link_id, batch in self._core.step():
-                self._deliver(link_id, batch)
+            messages = self._core.step()
+            if messages:
+                self._send(messages)
             self._core.tidy()
+
+    def _send(self, messages: Sequence[tuple[int, EventBatch[EventT]]]) -> None:
+        """Deliver answers, and let the event loop send them unless there is something else to do. Links whose readers
+        are behind are not waited for.
+        """
+        links = [link for link_id, _ in messages if (link := self._links.get(link_id)) is not None and link.is_read]
+        for link_id, batch in messages:
+            self._deliver(link_id, batch)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: bool(self._inbox) or self._stopping or all(link.is_read for link in links),
+                _LONGEST_DELIVERY_S if links else 0.0,
+            )
+
+    def note_read(self) -> None:
+        """A reader of answers has caught up. Used by links."""
+        with self._changed:
+            self._changed.notify()
 
     def _handle(self, message: _Message[CommandT, EventT]) -> None:
         link, commands = message.link, message.commands

@@ -41,6 +41,10 @@ class CommandInbox(Protocol[CommandT, EventT]):
         """Release what the link holds, after all it sent; ``done`` is called when that has happened."""
         ...
 
+    def note_read(self) -> None:
+        """A reader has taken all that was delivered, and passed it on."""
+        ...
+
 
 class LocalLink(Generic[CommandT, EventT]):
     """``ports.Link`` to the engine thread of this process; made by its ``attach``, for one event loop."""
@@ -49,6 +53,8 @@ class LocalLink(Generic[CommandT, EventT]):
         self.link_id = link_id
         self.num_pending = 0
         """Commands that the thread has not taken yet; guarded by the thread's lock."""
+        self.is_read = False
+        """Whether its reader has passed on all that was delivered, and waits for more."""
         self._inbox = inbox
         self._loop = loop
         self._batches: deque[EventBatch[EventT]] = deque()
@@ -81,6 +87,8 @@ class LocalLink(Generic[CommandT, EventT]):
             if self._broken is not None:
                 raise UnavailableError(self._broken)
             self._changed.clear()
+            self.is_read = True
+            self._inbox.note_read()
             await self._changed.wait()
 
     async def close(self) -> None:
@@ -93,6 +101,7 @@ class LocalLink(Generic[CommandT, EventT]):
 
     def deliver(self, batch: EventBatch[EventT]) -> None:
         """Hand events to the reader. For the engine thread; ``RuntimeError`` when the loop is gone."""
+        self.is_read = False
         self._loop.call_soon_threadsafe(self._append, batch)
 
     def break_off(self, reason: str) -> None:
