@@ -7,12 +7,12 @@ running hash: for a few tokens BLAKE2b takes twice as long, for a block a tenth 
 
 from __future__ import annotations
 
-import struct
 import sys
 from collections.abc import Sequence
 from hashlib import blake2b
 
 from outrider.cooperative import Work, run
+from outrider.types import pack_token_ids
 
 BLOCK_TOKENS = 256
 CHAIN_BYTES = 16
@@ -23,7 +23,6 @@ PrefixHash = tuple[bytes, int]
 EMPTY_PREFIX: PrefixHash = (b"", 0)
 """The hash of no tokens."""
 
-_BLOCK = struct.Struct(f"<{BLOCK_TOKENS}i")
 _BLOCKS_BETWEEN_PAUSES = 32
 _MULTIPLIER = 1_000_003
 _MODULUS = (1 << 61) - 1
@@ -91,7 +90,7 @@ class PrefixHasher:
     def hash_blocks(self, token_ids: Sequence[int], length: int) -> Work[None]:
         """Hash the full blocks of the first ``length`` tokens, with pauses in a long sequence."""
         while (end := BLOCK_TOKENS * len(self._blocks)) <= length:
-            block = _BLOCK.pack(*token_ids[end - BLOCK_TOKENS : end])
+            block = pack_token_ids(token_ids, end - BLOCK_TOKENS, end)
             chain = blake2b(self._blocks[-1] + block, digest_size=CHAIN_BYTES, key=self._key)
             self._blocks.append(chain.digest())
             self._open_block()

@@ -7,7 +7,7 @@ coordinator. Both raise ``InvalidRequestError``, naming the field and the valid 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from outrider import limits
 from outrider.chat import checks_of_chat
@@ -15,7 +15,7 @@ from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest, Resumption
 from outrider.limits import MAX_DRAFT_LENGTH, MAX_LOGPROBS, MAX_SEED, MAX_TOKENS, ModelLimits
-from outrider.types import SamplingParams
+from outrider.types import PackedTokenIds, SamplingParams, are_within
 
 
 def check_request(request: GenerationRequest) -> None:
@@ -175,8 +175,10 @@ def _check_optional(name: str, value: int | None, least: int, most: int) -> None
 
 
 def _check_ids(name: str, token_ids: Sequence[int]) -> Work[None]:
+    if isinstance(token_ids, PackedTokenIds) and are_within(token_ids, 0, MAX_TOKENS):
+        return
     for part in slices_of(token_ids):
-        if not (_are_integers(part) and _are_within(part, 0, MAX_TOKENS)):
+        if not (_are_integers(part) and are_within(part, 0, MAX_TOKENS)):
             for token_id in part:
                 _check_integer(name, token_id, 0, MAX_TOKENS)
         if is_long(token_ids):
@@ -184,8 +186,10 @@ def _check_ids(name: str, token_ids: Sequence[int]) -> Work[None]:
 
 
 def _check_below(name: str, token_ids: Sequence[int], num_token_ids: int) -> Work[None]:
+    if isinstance(token_ids, PackedTokenIds) and are_within(token_ids, 0, num_token_ids - 1):
+        return
     for part in slices_of(token_ids):
-        if not _are_within(part, 0, num_token_ids - 1):
+        if not are_within(part, 0, num_token_ids - 1):
             wrong = next(token_id for token_id in part if not 0 <= token_id < num_token_ids)
             raise InvalidRequestError(name, f"token id {wrong} is not from 0 to {num_token_ids - 1}")
         if is_long(token_ids):
@@ -195,10 +199,6 @@ def _check_below(name: str, token_ids: Sequence[int], num_token_ids: int) -> Wor
 def _are_integers(values: Iterable[object]) -> bool:
     """Without a loop of ours: a prompt may hold a million."""
     return set(map(type, values)) <= {int}
-
-
-def _are_within(values: Collection[int], least: int, most: int) -> bool:
-    return not values or (least <= min(values) and max(values) <= most)
 
 
 def _check_texts(name: str, texts: tuple[str, ...], *, longest: limits.Bound) -> None:

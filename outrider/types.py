@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from outrider.cooperative import Work, slices_of
 from outrider.planes import PlaneReference
 from outrider.values import step_value
 
@@ -109,22 +108,56 @@ class SamplingParams:
     """When not empty, the only tokens that may be drawn."""
 
 
+ID_BYTES = 4
+"""Of a packed token id."""
+
+
 class PackedTokenIds(tuple[int, ...]):
-    """Token ids with their bytes on the wire, for a long prompt that is sent more than once."""
+    """Token ids with their bytes on the wire and their bounds, for a long prompt: it is checked, hashed and sent more
+    than once.
+    """
 
     packed: bytes
     """int32, little-endian."""
+    least: int
+    """No id is less."""
+    largest: int
+    """No id is larger."""
 
     @classmethod
-    def of(cls, token_ids: Sequence[int]) -> Work[Self]:
-        """The same ids, with pauses."""
-        packed = []
-        for part in slices_of(token_ids):
-            packed.append(struct.pack(f"<{len(part)}i", *part))
-            yield
+    def known(cls, token_ids: Iterable[int], packed: bytes, least: int, largest: int) -> Self:
+        """The same ids, of which all this is known."""
         found = cls(token_ids)
-        found.packed = b"".join(packed)
+        found.packed, found.least, found.largest = packed, least, largest
         return found
+
+    def part(self, start: int, stop: int) -> Self:
+        """The ids from place ``start`` to ``stop``."""
+        packed = self.packed[ID_BYTES * start : ID_BYTES * stop]
+        return self.known(self[start:stop], packed, self.least, self.largest)
+
+
+def pack_token_ids(token_ids: Sequence[int], start: int = 0, stop: int | None = None) -> bytes:
+    """The ids from place ``start`` to ``stop`` as int32, little-endian; ``struct.error`` for one that does not fit."""
+    stop = len(token_ids) if stop is None else stop
+    if isinstance(token_ids, PackedTokenIds):
+        return token_ids.packed[ID_BYTES * start : ID_BYTES * stop]
+    part = token_ids[start:stop]
+    return struct.pack(f"<{len(part)}i", *part)
+
+
+def part_of(token_ids: tuple[int, ...], start: int, stop: int) -> tuple[int, ...]:
+    """The ids from place ``start`` to ``stop``; packed ones stay packed."""
+    if start == 0 and stop >= len(token_ids):
+        return token_ids
+    return token_ids.part(start, stop) if isinstance(token_ids, PackedTokenIds) else token_ids[start:stop]
+
+
+def are_within(token_ids: Collection[int], least: int, largest: int) -> bool:
+    """Whether all ids are from ``least`` to ``largest``, without a loop of ours: they may be many."""
+    if isinstance(token_ids, PackedTokenIds) and least <= token_ids.least and token_ids.largest <= largest:
+        return True
+    return not token_ids or (least <= min(token_ids) and max(token_ids) <= largest)
 
 
 @step_value(frozen=True, slots=True)

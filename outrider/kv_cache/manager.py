@@ -11,7 +11,10 @@ its next owner's forward runs after that one, and a page that can be found is wr
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.kv_cache.groups import AttentionReach
@@ -21,6 +24,8 @@ from outrider.kv_cache.prefix_cache import PrefixCache
 from outrider.kv_cache.sequence import KVSequence, PageTable, page_table_of
 from outrider.prefix_hash import PrefixHash
 
+LONG_ROW = 256
+"""So many tokens are laid out as arrays: of fewer, a list is made sooner."""
 PageCopy = tuple[int, int]
 """(source page, destination page)."""
 
@@ -61,8 +66,8 @@ class KVCacheManager:
         if cache is None:
             return 0
         keys: list[bytes] = []
-        wanted = token_ids[: (len(token_ids) - 1) // size * size]
-        pages = cache.find(_noting(cache.page_keys(sequence.root_key, wanted), keys), num_tokens=len(token_ids))
+        wanted = cache.page_keys(sequence.root_key, token_ids, stop=len(token_ids) - 1)
+        pages = cache.find(_noting(wanted, keys), num_tokens=len(token_ids))
         self.pool.share(pages)
         sequence.page_table.extend(pages)
         sequence.page_keys = keys[: len(pages)]
@@ -80,6 +85,12 @@ class KVCacheManager:
         if self.reach is not None:
             self._give_back(sequence, *self.reach.unseen_pages(length, size))
 
+    def hash_ahead(self, sequence: KVSequence) -> None:
+        """Hash what ``commit`` and ``prefix_hash`` of all tokens will need: best while a device computes them."""
+        if self.prefix_cache is not None:
+            self._hash_pages(self.prefix_cache, sequence, sequence.length // self.pool.page_size)
+        sequence.prefix_hash(sequence.length)
+
     def pages_needed(self, sequence: KVSequence, count: int) -> int:
         """Number of free pages that extending by ``count`` tokens takes."""
         start, size = len(sequence.token_ids), self.pool.page_size
@@ -93,14 +104,14 @@ class KVCacheManager:
         most = -(-count // self.pool.page_size) + 1  # and a copy of a shared page
         return num_sequences * most <= self.pool.num_free
 
-    def extend(self, sequence: KVSequence, token_ids: Sequence[int]) -> list[int]:
+    def extend(self, sequence: KVSequence, token_ids: Sequence[int]) -> Sequence[int]:
         """Append tokens and return the slot of each. ``OutOfPagesError``, without a change, if there are too
         few pages.
         """
         self.require_room(sequence, len(token_ids))
         return self.extend_checked(sequence, token_ids)
 
-    def extend_checked(self, sequence: KVSequence, token_ids: Sequence[int]) -> list[int]:
+    def extend_checked(self, sequence: KVSequence, token_ids: Sequence[int]) -> Sequence[int]:
         """``extend`` within the length that ``require_room`` has checked."""
         held, size = sequence.token_ids, self.pool.page_size
         start, count = len(held), len(token_ids)
@@ -115,7 +126,7 @@ class KVCacheManager:
         if offset + count <= size:  # slots of one page are neighbours
             first = table[index] * size + offset
             return list(range(first, first + count))
-        return [table[position // size] * size + position % size for position in range(start, start + count)]
+        return _slots(table[index:], offset, count, size)
 
     def require_room(self, sequence: KVSequence, count: int) -> None:
         """Raise unless the sequence is open and may grow by ``count`` tokens. Changes nothing."""
@@ -216,12 +227,17 @@ class KVCacheManager:
                 raise IntegrityError(f"a copy is due to page {destination}, which is free")
 
     def _register(self, cache: PrefixCache, sequence: KVSequence, full: int) -> None:
-        keys, size = sequence.page_keys, self.pool.page_size
-        parent = keys[-1] if keys else sequence.root_key
-        keys += cache.page_keys(parent, sequence.token_ids[len(keys) * size : full * size])
+        self._hash_pages(cache, sequence, full)
         for index in range(sequence.num_registered_pages, full):
-            cache.register(sequence.page_table[index], keys[index])
+            cache.register(sequence.page_table[index], sequence.page_keys[index])
         sequence.num_registered_pages = full
+
+    def _hash_pages(self, cache: PrefixCache, sequence: KVSequence, full: int) -> None:
+        """Have the keys of the first ``full`` pages, all of them full."""
+        keys, size = sequence.page_keys, self.pool.page_size
+        if len(keys) < full:
+            parent = keys[-1] if keys else sequence.root_key
+            keys += cache.page_keys(parent, sequence.token_ids, start=len(keys) * size, stop=full * size)
 
     def _cut(self, sequence: KVSequence, length: int) -> None:
         """Pages and keys past ``length`` tokens go; mostly there are none."""
@@ -292,3 +308,12 @@ def _noting(keys: Iterator[bytes], noted: list[bytes]) -> Iterator[bytes]:
     for key in keys:
         noted.append(key)
         yield key
+
+
+def _slots(pages: PageTable, offset: int, count: int, page_size: int) -> Sequence[int]:
+    """The slots of ``count`` tokens in these pages, from ``offset`` in the first one on; an array of many."""
+    if count < LONG_ROW:
+        return [pages[place // page_size] * page_size + place % page_size for place in range(offset, offset + count)]
+    firsts = np.frombuffer(pages, dtype=np.int32)[:, None] * page_size
+    slots = (firsts + np.arange(page_size, dtype=np.int32)).reshape(-1)[offset : offset + count]
+    return array("i", slots.tobytes())

@@ -8,12 +8,12 @@ each cache, so page keys cannot be predicted.
 from __future__ import annotations
 
 import secrets
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 from outrider.errors import IntegrityError
 from outrider.kv_cache.page_pool import PagePool
+from outrider.types import ID_BYTES, pack_token_ids
 
 KEY_BYTES = 16
 
@@ -45,11 +45,16 @@ class PrefixCache:
         """The key before the first page."""
         return self._hash(b"salt", cache_salt.encode())
 
-    def page_keys(self, parent: bytes, token_ids: Sequence[int]) -> Iterator[bytes]:
-        """The keys of the full pages of ``token_ids``, which follow the page with the key ``parent``."""
+    def page_keys(
+        self, parent: bytes, token_ids: Sequence[int], *, start: int = 0, stop: int | None = None
+    ) -> Iterator[bytes]:
+        """The keys of the full pages of ``token_ids`` from place ``start`` to ``stop``, which follow the page with the
+        key ``parent``.
+        """
         size = self._pool.page_size
-        for start in range(0, len(token_ids) - size + 1, size):
-            parent = self._hash(parent, array("I", token_ids[start : start + size]).tobytes())
+        packed, num_bytes = pack_token_ids(token_ids, start, stop), size * ID_BYTES
+        for place in range(0, len(packed) - num_bytes + 1, num_bytes):
+            parent = self._hash(parent, packed[place : place + num_bytes])
             yield parent
 
     def find(self, keys: Iterable[bytes], *, num_tokens: int) -> list[int]:

@@ -105,10 +105,16 @@ def starts_of(page_tables: Iterable[Sequence[int]]) -> list[int]:
 def join_padded(parts: Iterable[tuple[Sequence[int], int, int]], page_tables: Iterable[PageTable]) -> IntArray:
     """Parts, each filled up: (numbers, how many they are to be, with what), and the pages after them."""
     fixed: list[int] = []
+    numbers = array("i")
     for values, size, filler in parts:
-        fixed += values
+        if isinstance(values, array):  # of a long row: it is copied as it is
+            numbers.extend(array("i", fixed))
+            numbers.extend(values)
+            fixed = []
+        else:
+            fixed += values
         fixed += [filler] * (size - len(values))
-    numbers = array("i", fixed)
+    numbers.extend(array("i", fixed))
     numbers.frombytes(b"".join(page_tables))  # most of the numbers: they need no conversion
     return np.frombuffer(numbers, dtype=np.int32)
 

@@ -1,6 +1,6 @@
 """Input batch of one forward: rows, and the numbers that the kernels read.
 
-Owns the ragged layout of a batch, in plain Python: batches are small, and a list is made sooner than an array. Refuses
+Owns the ragged layout of a batch, in lists where its rows are short, which are made sooner than arrays. Refuses
 to know tensors, devices and models: the runner moves a ``ForwardBatch`` to its device once, and nothing is worked out
 again layer by layer.
 
@@ -10,13 +10,18 @@ Shape letters: ``T`` tokens of all rows, ``B`` rows, ``P`` pages of a row, ``N``
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from outrider.errors import InvalidRequestError
 from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PageTable
+from outrider.kv_cache.manager import LONG_ROW
+from outrider.types import are_within, pack_token_ids
 
 
 @dataclass(slots=True)  # frozen, it would take twice as long to make
@@ -33,9 +38,9 @@ class ForwardRow:
 class ForwardBatch:
     """One ragged forward: row b's tokens are ``token_ids[query_starts[b]:query_starts[b + 1]]``."""
 
-    token_ids: list[int]  # [T]
-    positions: list[int]  # [T] of each token in its sequence
-    slots: list[int]  # [T] where its KV goes: page * page_size + offset
+    token_ids: TokenIds[int]  # [T], as the next two an array of 32-bit integers where a row is long
+    positions: TokenIds[int]  # [T] of each token in its sequence
+    slots: TokenIds[int]  # [T] where its KV goes: page * page_size + offset
     page_tables: list[PageTable]  # [B][P] pages of each row's context
     query_starts: list[int]  # [B+1]
     context_lengths: list[int]  # [B] tokens of the sequence, those of this forward included
@@ -60,7 +65,7 @@ class TokenLimits:
         """Raise ``InvalidRequestError`` for ids of a row that they bring to ``length``."""
         if length > self.max_model_len:
             raise InvalidRequestError("token_ids", f"{length} tokens pass max_model_len {self.max_model_len}")
-        if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
+        if not are_within(token_ids, 0, self.vocab_size - 1):
             wrong = next(token for token in token_ids if not 0 <= token < self.vocab_size)
             raise InvalidRequestError("token_ids", f"{wrong} is not from 0 to {self.vocab_size - 1}")
 
@@ -90,9 +95,8 @@ def plan_forward(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> ForwardBa
 
 def plan_checked(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> ForwardBatch:
     """``plan_forward`` of rows that ``check_rows`` has let pass."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
+    is_long = any(len(row.token_ids) >= LONG_ROW for row in rows)
+    token_ids, positions, slots = (array("i") if is_long else list[int]() for _ in range(3))
     logit_indices: list[int] = []
     query_starts = [0]
     context_lengths: list[int] = []
@@ -103,9 +107,9 @@ def plan_checked(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> ForwardBa
         start = sequence.length
         length = start + len(ids)
         end += len(ids)
-        slots += table.extend_checked(sequence, ids)
-        token_ids += ids
-        positions += range(start, length)
+        slots.extend(table.extend_checked(sequence, ids))
+        token_ids.extend(_as_array(ids) if len(ids) >= LONG_ROW else ids)
+        positions.extend(_places(start, length) if len(ids) >= LONG_ROW else range(start, length))
         logit_indices += range(end - row.num_logits, end)
         query_starts.append(end)
         context_lengths.append(length)
@@ -120,6 +124,14 @@ def plan_checked(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> ForwardBa
         logit_indices=logit_indices,
         page_copies=tuple(table.pending_copies()),
     )
+
+
+def _as_array(token_ids: TokenIds[int]) -> array[int]:
+    return array("i", np.frombuffer(pack_token_ids(token_ids), dtype="<i4").astype(np.int32, copy=False).tobytes())
+
+
+def _places(start: int, stop: int) -> array[int]:
+    return array("i", np.arange(start, stop, dtype=np.int32).tobytes())
 
 
 class SequenceRow(Protocol):

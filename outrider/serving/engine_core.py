@@ -135,6 +135,9 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             batch.queued, batch.forward = queued, queued.forward
         self._in_flight.append(batch)
         self._scheduler.learn()
+        if self._executor.is_asynchronous:
+            for request in batch.prefills:
+                self._executor.look_ahead(request.job)
         return True
 
     def _process_outputs(self, finished: FinishedBatch | None) -> list[tuple[int, EventBatch[Any]]]:

@@ -193,6 +193,11 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """``execute`` in two halves. Sequences grow now; none may be truncated until the forward is finished."""
         return _Deferred(self, batch)
 
+    def look_ahead(self, job: JobT) -> None:
+        """Prepare what is done with a job's tokens when they are computed. Called while a device computes a chunk of a
+        prompt, so that its end does not wait for that.
+        """
+
     # Columns: items of many running sessions at once. An executor that takes none gets all of them one by one.
 
     def is_steady(self, session: Session[SequenceT]) -> bool:

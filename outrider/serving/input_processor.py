@@ -18,6 +18,7 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
+from outrider.types import part_of
 
 
 class InputProcessor:
@@ -203,7 +204,7 @@ class InputProcessor:
         opened = None
         if not item.num_kept_tokens and item.token_ids:
             # The last token of all is computed, for what follows it.
-            adoptable = item.token_ids[: self._executor.num_adoptable(session, item) + 1]
+            adoptable = part_of(item.token_ids, 0, self._executor.num_adoptable(session, item) + 1)
             opened = self._sessions.adopt_prefix(session, adoptable)
         job = self._executor.begin(session, item)
         if not item.num_kept_tokens and not self._scheduler.admits(session, job):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias
 
@@ -229,7 +229,10 @@ class Batch:
     """Something has happened since it was last tried to queue a batch behind it."""
     num_running: int = 0
     """Requests of sessions that run, rather than have a prompt taken in."""
+    prefills: Sequence[AnyRequest] = ()
+    """Requests that have a prompt taken in."""
     num_prefill_tokens: int = 0
+    """Tokens of those."""
     steady: SteadyStep | None = None
     """The step that it serves, instead of requests, as long as nothing else comes for one of its sessions."""
     forward: InFlightForward[Any] = field(init=False)
@@ -250,8 +253,10 @@ class Batch:
     def run(self, scheduled: ScheduledTokens, started_ns: int) -> None:
         """The batch is what the device computes now, and these are its requests."""
         self.scheduled, self.started_ns, self.after = scheduled, started_ns, None
-        prefills = [num_tokens for request, num_tokens in scheduled if not is_running(request.job)]
-        self.num_running, self.num_prefill_tokens = len(scheduled) - len(prefills), sum(prefills)
+        prefills = [(request, num_tokens) for request, num_tokens in scheduled if not is_running(request.job)]
+        self.prefills = [request for request, _ in prefills]
+        self.num_running = len(scheduled) - len(prefills)
+        self.num_prefill_tokens = sum(num_tokens for _, num_tokens in prefills)
         for request, _ in scheduled:
             if request.status is not RequestStatus.ABORTED:
                 request.status = RequestStatus.RUNNING

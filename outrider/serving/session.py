@@ -7,6 +7,7 @@ their tokens lead to is the executor's, and where KV lies the ``SequenceStore``'
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -14,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from outrider.errors import InvalidRequestError
 from outrider.ports import Open
 from outrider.prefix_hash import MAX_KEY_BYTES, PrefixHash
-from outrider.types import JudgingRule
+from outrider.types import JudgingRule, are_within
 
 
 class TokenSequence(Protocol):
@@ -179,7 +180,7 @@ def _check_sampling(command: Open, vocab_size: int) -> None:
 def check_ids(name: str, token_ids: Iterable[int], limit: int) -> None:
     """Raise ``InvalidRequestError`` unless every id is from 0 to ``limit`` - 1; a limit of 0 is none."""
     ids = token_ids if isinstance(token_ids, tuple) else tuple(token_ids)
-    if not ids or (min(ids) >= 0 and (not limit or max(ids) < limit)):  # without a loop of ours: they may be many
+    if are_within(ids, 0, limit - 1 if limit else sys.maxsize):
         return
     wrong = next(token_id for token_id in ids if token_id < 0 or (limit and token_id >= limit))
     bounds = f"from 0 to {limit - 1}" if limit else "at least 0"

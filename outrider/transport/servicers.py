@@ -20,6 +20,7 @@ from outrider.errors import ProtocolError
 from outrider.generation import Delta, GenerationRequest, ModelInfo, TokenizerFiles
 from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.open_requests import DEFAULT_MAX_BYTES, HeldBytes, OpenRequests
+from outrider.packed_ids import reading_long
 from outrider.ports import Draft, Target
 from outrider.telemetry.logs import about_request
 from outrider.transport.arrivals import Arrivals
@@ -250,7 +251,7 @@ class GenerationServicer(GenerationServiceServicer):
         limits, request = self._generator.limits, await self._arrivals.receive(requests, held)
         if isinstance(request, LongRequest):
             request = await run_in_slices(parsing(request.data, partial(check_num_prompt_ids, model=limits)))
-        return await run_in_slices(request_reading(request, limits))
+        return await run_in_slices(request_reading(request, limits, read_prompt=reading_long))
 
 
 def _silence_timeout_s(context: Context, timeout_s: float) -> float | None:

@@ -19,7 +19,7 @@ from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session import Session
 from outrider.serving.steady.step import SteadyStep
-from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores
+from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores, part_of
 from outrider_target.columns_forward import ColumnsForward
 from outrider_target.jobs import ScoreJob, check_layers, check_score, needs_support
 from outrider_target.planes import TargetPlanes
@@ -60,7 +60,9 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """The item's tokens, less what was cached of them. The last one kept comes first if a prompt token's logprob
         has to be read after it.
         """
-        token_ids = item.token_ids[session.sequence.length - item.num_kept_tokens :] + item.draft_token_ids
+        token_ids = part_of(item.token_ids, session.sequence.length - item.num_kept_tokens, len(item.token_ids))
+        if item.draft_token_ids:
+            token_ids += item.draft_token_ids
         base = item.num_kept_tokens + len(item.token_ids)
         if session.open.num_prompt_logprobs is not None and 0 < item.num_kept_tokens < session.open.prompt_length:
             token_ids = (session.sequence.token_ids[-1], *token_ids)
@@ -79,6 +81,10 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
     def start(self, batch: Sequence[tuple[ScoreJob, int]]) -> ScoringForward:
         """``execute`` in two halves."""
         return ScoringForward(self._runner, batch, planes=self._planes)
+
+    def look_ahead(self, job: ScoreJob) -> None:
+        """Hash the tokens for the prefix cache and for the next item."""
+        self._runner.sequences.hash_ahead(job.sequence)
 
     # Columns.
 

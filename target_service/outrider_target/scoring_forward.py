@@ -25,7 +25,7 @@ from outrider.sampling.sampler import Sampler
 from outrider.sampling.scoring.fused import Scoring
 from outrider.sampling.scoring.score import ScoreOutcome
 from outrider.serving.executor import ExecutorOutput
-from outrider.types import HiddenStates
+from outrider.types import HiddenStates, part_of
 from outrider_target.jobs import ScoreJob
 from outrider_target.layer_states import StateHandover, layers_wanted, rows_of
 
@@ -186,7 +186,7 @@ def _lay_out(shares: Sequence[tuple[ScoreJob, int]]) -> list[_Rows]:
 
 def _forward_row(row: _Rows) -> ForwardRow:
     job = row.job
-    return ForwardRow(job.sequence, job.token_ids[job.num_fed : job.num_fed + row.share], row.num_logits)
+    return ForwardRow(job.sequence, part_of(job.token_ids, job.num_fed, job.num_fed + row.share), row.num_logits)
 
 
 def _take_prompt_logprobs(row: _Rows, logits: torch.Tensor) -> None:  # logits [N, V]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -92,7 +93,7 @@ class RandomOperations:
             sequence.tokens.append(token)
             self.model.write(slot, sequence.text(len(sequence.tokens)))
 
-    def _take_slots(self, sequence: NaiveSequence, tokens: list[int]) -> list[int]:
+    def _take_slots(self, sequence: NaiveSequence, tokens: list[int]) -> Sequence[int]:
         manager, model = self.manager, self.model
         needed, num_free = manager.pages_needed(sequence.real, len(tokens)), manager.pool.num_free
         held, before = set(model.references()), list(sequence.real.held_pages())
@@ -128,6 +129,8 @@ class RandomOperations:
             sequence = self.random.choice(self.model.sequences)
             length = self.random.randint(0, len(sequence.tokens))
             pages = list(sequence.real.page_table)
+            if self.random.random() < 0.5:
+                self.manager.hash_ahead(sequence.real)
             self.manager.commit(sequence.real, length)
             self.model.commit(sequence, length, pages)
             self._count("given back", len(sequence.real.holes) > 0)

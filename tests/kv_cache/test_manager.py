@@ -253,3 +253,28 @@ def test_check_integrity_sees_a_spoilt_sequence() -> None:
     sequence.page_table.pop()
     with pytest.raises(IntegrityError, match="page 0 counts 1 holders"):
         manager.check_integrity()
+
+
+def test_slots_of_a_long_row_are_those_of_its_pages() -> None:
+    manager = make_manager(num_pages=400)
+    other, sequence = manager.open(9), manager.open(1200)
+    manager.extend(sequence, [1, 2, 3])
+    manager.extend(other, [1] * 9)  # the next pages of the sequence are not neighbours of its first
+    slots = manager.extend(sequence, [place % 7 for place in range(1000)])
+    assert list(slots) == [sequence.page_table[place // 4] * 4 + place % 4 for place in range(3, 1003)]
+    assert len(set(slots)) == 1000
+    manager.check_integrity()
+
+
+def test_what_is_hashed_ahead_is_found_only_when_it_is_committed_and_not_after_it_is_cut() -> None:
+    manager = make_manager()
+    sequence = hold(manager, TEXT)
+    manager.hash_ahead(sequence)
+    assert (len(sequence.page_keys), sequence.num_registered_pages) == (4, 0)
+    assert hold(manager, TEXT).num_cached_tokens == 0
+    manager.truncate(sequence, 10)
+    manager.extend(sequence, [1, 2, 3, 4, 5, 6])
+    manager.hash_ahead(sequence)
+    manager.commit(sequence, 16)
+    manager.check_integrity()  # keys and hashes are those of the text
+    assert hold(manager, [*TEXT[:10], 1, 2, 3, 4, 5, 6, 7]).num_cached_tokens == 16

@@ -8,7 +8,9 @@ import pytest
 
 from outrider.errors import InvalidRequestError
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
-from outrider.model_executor.input_batch import ForwardRow, plan_forward
+from outrider.model_executor.device_inputs import BatchShape, pack
+from outrider.model_executor.input_batch import ForwardRow, TokenLimits, check_rows, plan_forward
+from outrider.packed_ids import pack_long
 
 
 def test_a_ragged_batch_is_laid_out_row_after_row() -> None:
@@ -58,3 +60,28 @@ def test_a_bad_row_changes_nothing(spoil: Callable[[KVSequence, KVSequence], lis
         plan_forward(table, spoil(first, second))
     assert raised.value.field == field
     assert (first.length, second.length) == (0, 0)
+
+
+def test_a_batch_with_a_long_row_is_laid_out_as_any_other() -> None:
+    ids = [place * 31 % 1000 for place in range(700)]
+    table = KVCacheManager(PagePool(400, 4))
+    sequence, neighbour = table.open(1000), table.open(1000)
+    table.extend(neighbour, [5, 6, 7])
+    for start, stop in ((0, 3), (3, 603), (603, 700)):
+        batch = plan_forward(table, [ForwardRow(neighbour, [8]), ForwardRow(sequence, pack_long(ids[start:stop]), 0)])
+        assert list(batch.token_ids) == [8, *ids[start:stop]]
+        assert list(batch.positions[1:]) == list(range(start, stop))
+        pages = batch.page_tables[1]
+        assert list(batch.slots[1:]) == [pages[place // 4] * 4 + place % 4 for place in range(start, stop)]
+        own = BatchShape.of(batch)
+        numbers = pack(batch, BatchShape(own.num_rows + 1, own.num_tokens + 3, own.max_queries))
+        assert numbers[: own.num_tokens + 3].tolist() == [8, *ids[start:stop], 0, 0, 0]
+
+
+def test_an_id_of_a_long_row_out_of_range_is_named() -> None:
+    table = KVCacheManager(PagePool(400, 4))
+    sequence = table.open(1000)
+    row = ForwardRow(sequence, pack_long([1] * 500 + [999]))
+    with pytest.raises(InvalidRequestError, match="999 is not from 0 to 998"):
+        check_rows(table, [row], TokenLimits(1000, 999))
+    check_rows(table, [row], TokenLimits(1000, 1000))

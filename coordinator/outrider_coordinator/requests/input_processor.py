@@ -15,6 +15,7 @@ from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest, Started
 from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
+from outrider.packed_ids import pack_long
 from outrider.requests import checks_against_model, checks_of_request, checks_of_sampling
 from outrider.tokenization import ModelText, TextTokenizer
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
@@ -76,7 +77,7 @@ class InputProcessor:
 
     def tokenize(self, request: GenerationRequest) -> Tokenized:
         """Tokenize prompt and bad words of a checked request. Call it in a thread for long texts, which take long."""
-        return Tokenized(self._prompt(request), self._bad_words(request))
+        return Tokenized(pack_long(self._prompt(request)), self._bad_words(request))
 
     def processing(self, request: GenerationRequest, texts: Tokenized) -> Work[EngineRequest]:
         """Prepare a checked request."""

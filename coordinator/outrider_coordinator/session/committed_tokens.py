@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.cooperative import Work, is_long
+from outrider.cooperative import Work
+from outrider.packed_ids import pack_long
 from outrider.prefix_hash import PrefixHash, PrefixHasher
-from outrider.types import PackedTokenIds
 
 
 class CommittedTokens:
     """Final tokens, which are only appended to."""
 
     def __init__(self, prompt_token_ids: Sequence[int], prefix_hash_key: bytes = b"") -> None:
-        self._prompt_token_ids: tuple[int, ...] = tuple(prompt_token_ids)
+        self._prompt_token_ids: tuple[int, ...] = pack_long(prompt_token_ids)
         self._token_ids = list(prompt_token_ids)
         self._prefix_hasher = PrefixHasher(prefix_hash_key)
         self.prompt_length = self.length = len(prompt_token_ids)
@@ -53,7 +53,6 @@ class CommittedTokens:
         return self._prefix_hasher.at(self._token_ids, length)
 
     def prepare(self) -> Work[None]:
-        """Hash all full blocks, so that ``prefix_hash`` finds them, and pack a long prompt; with pauses."""
-        yield from self._prefix_hasher.hash_blocks(self._token_ids, len(self._token_ids))
-        if is_long(self._prompt_token_ids):
-            self._prompt_token_ids = yield from PackedTokenIds.of(self._prompt_token_ids)
+        """Hash all full blocks, so that ``prefix_hash`` finds them; with pauses."""
+        for token_ids in (self._prompt_token_ids, self._token_ids):  # the prompt is packed if it is long
+            yield from self._prefix_hasher.hash_blocks(token_ids, len(token_ids))

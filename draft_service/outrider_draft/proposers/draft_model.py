@@ -36,7 +36,7 @@ from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
 from outrider.serving.steady.step import SteadyStep
-from outrider.types import ModelDescription
+from outrider.types import ModelDescription, part_of
 from outrider_draft.columns_forward import ColumnsForward
 from outrider_draft.items import check_extend, keeps_bounds, proposal_length, proposal_lengths
 from outrider_draft.proposers.passes import joined, single
@@ -98,7 +98,7 @@ class ProposalJob:
     def next_tokens(self, count: int) -> tuple[int, ...]:
         """The next so many to be appended."""
         start = len(self.token_ids) - self.num_left
-        return self.token_ids[start : start + count]
+        return part_of(self.token_ids, start, start + count)
 
     def feed(self, count: int) -> None:
         """So many tokens were appended."""
@@ -138,7 +138,7 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
         """The item's tokens, less what was cached of them; without any, the last one kept is computed again, for what
         follows it is not stored.
         """
-        token_ids = item.token_ids[session.sequence.length - item.num_kept_tokens :]
+        token_ids = part_of(item.token_ids, session.sequence.length - item.num_kept_tokens, len(item.token_ids))
         if not token_ids:
             token_ids = (session.sequence.token_ids[-1],)
             self.runner.sequences.truncate(session.sequence, item.num_kept_tokens - 1)

@@ -60,7 +60,7 @@ class DraftPlan:
 
     token_ids: list[Sequence[int]]  # [B] each row's, before its first draw
     positions: list[int]  # [B] of the first of them
-    slots: list[list[int]]  # [B] of all that is appended, drawn tokens included
+    slots: list[Sequence[int]]  # [B] of all that is appended, drawn tokens included
     page_tables: list[PageTable]  # [B][P] of all that is appended
     parameters: list[Words]  # [B, NUM_COLUMNS]
     num_steps: int

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import ProtocolError
 from outrider.limits import TENSOR_DIMENSIONS, Bound
+from outrider.packed_ids import unpack_long
 from outrider.types import FloatArray, IntArray, PackedTokenIds
 from outrider.v1 import tensor_pb2
 
@@ -72,7 +73,7 @@ def token_ids_from_bytes(name: str, content: bytes, bound: Bound) -> tuple[int, 
     """
     bound.check(name, len(content) // _INT.itemsize)
     _require_whole(name, len(content), _INT)
-    return tuple(little_endian(array("i", content)))
+    return unpack_long(content)
 
 
 def little_endian(values: array[int]) -> array[int]:

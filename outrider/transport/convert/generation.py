@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError, ProtocolError
@@ -108,10 +108,15 @@ def request_from_proto(message: pb.GenerateRequest, model: ModelLimits = ANY_MOD
     return run(request_reading(message, model))
 
 
-def request_reading(message: pb.GenerateRequest, model: ModelLimits = ANY_MODEL) -> Work[GenerationRequest]:
-    """``request_from_proto`` with pauses in long lists."""
+def request_reading(
+    message: pb.GenerateRequest,
+    model: ModelLimits = ANY_MODEL,
+    *,
+    read_prompt: Callable[[Sequence[int]], Work[tuple[int, ...]]] = read_ids,
+) -> Work[GenerationRequest]:
+    """``request_from_proto`` with pauses in long lists. ``read_prompt`` reads the ids of the prompt."""
     check_request_message(message, model)
-    prompt_token_ids = yield from read_ids(message.prompt_token_ids.token_ids)
+    prompt_token_ids = yield from read_prompt(message.prompt_token_ids.token_ids)
     sampling = yield from sampling_reading(message.sampling)
     resume = (yield from _read_resumption(message.resume)) if message.HasField("resume") else None
     prompt = message.WhichOneof("prompt")
