@@ -28,6 +28,9 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+NORM_FLAGS = ("norm_before_fc", "fc_norm", "norm_output")
+
+
 @pytest.fixture(scope="module")
 def target() -> Path:
     return cached_tiny_model("llama", seed=1)
@@ -51,15 +54,29 @@ def checked_head(head: Path, target: Path, **more: Any) -> Checked:
         {"draft_vocab_size": 97},
         {"draft_vocab_size": 255, "speculators": True},
         {"reverse": True},
+        {"speculators": True, "norms": ["norm_before_fc", "norm_output"], "norm_before_residual": True},
+        {"norms": ["fc_norm", "norm_output"]},
     ],
-    ids=["safeailab", "speculators", "norm-before-residual", "whole-vocabulary", "odd", "odd-speculators", "reversed"],
+    ids=[
+        "safeailab",
+        "speculators",
+        "norm-before-residual",
+        "whole-vocabulary",
+        "odd",
+        "odd-speculators",
+        "reversed",
+        "norm-before-fc",
+        "fc-norm",
+    ],
 )
 def test_drafts_are_those_of_the_paper_and_output_the_targets(tmp_path: Path, target: Path, layout: Any) -> None:
     checked = checked_head(build_eagle3(tmp_path, **layout), target)
     assert checked.generate(REQUESTS) == plain(target, REQUESTS)
 
 
-@pytest.mark.parametrize("layout", [{}, {"norm_before_residual": True}, {"draft_vocab_size": 97}])
+@pytest.mark.parametrize(
+    "layout", [{}, {"norm_before_residual": True}, {"draft_vocab_size": 97}, {"norms": NORM_FLAGS}]
+)
 def test_states_are_those_of_the_paper(
     tmp_path: Path, target: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +176,35 @@ def distribution(model: Any, text: tuple[int, ...]) -> list[tuple[int, float]]:
 
 # Loading
 
+
+def test_fields_may_stand_in_eagle_config(tmp_path: Path, target: Path) -> None:
+    head = build_eagle3(tmp_path, norms=["norm_before_fc"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    names = ("eagle_aux_hidden_state_layer_ids", "norm_before_fc", "norm_before_residual")
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "eagle_config": {key: config.pop(key) for key in names}})
+    )
+    reference = Eagle3Reference(head, target)
+    reference.config = {**config, "norm_before_residual": False}
+    checked = Checked(served(head, target), reference, target)
+    assert checked.generate(REQUESTS) == plain(target, REQUESTS)
+
+
+def test_a_whole_vocabulary_may_come_with_its_maps(tmp_path: Path, target: Path) -> None:
+    head = build_eagle3(tmp_path, draft_vocab_size=272)
+    tensors = load_file(head / "model.safetensors")
+    maps = {"d2t": torch.zeros(272, dtype=torch.long), "t2d": torch.ones(272, dtype=torch.bool)}
+    save_file({**tensors, **maps}, head / "model.safetensors")
+    assert checked_head(head, target).generate(REQUESTS) == plain(target, REQUESTS)
+
+
+def test_offsets_may_be_of_32_bits(tmp_path: Path, target: Path) -> None:
+    head = build_eagle3(tmp_path)
+    tensors = load_file(head / "model.safetensors")
+    save_file({**tensors, "d2t": tensors["d2t"].int()}, head / "model.safetensors")
+    assert checked_head(head, target).generate(REQUESTS) == plain(target, REQUESTS)
+
+
 PUBLISHED = """d2t t2d fc.weight lm_head.weight norm.weight midlayer.hidden_norm.weight midlayer.input_layernorm.weight
     midlayer.post_attention_layernorm.weight midlayer.self_attn.q_proj.weight midlayer.self_attn.k_proj.weight
     midlayer.self_attn.v_proj.weight midlayer.self_attn.o_proj.weight midlayer.mlp.gate_proj.weight
@@ -192,6 +238,9 @@ def test_published_layers_are_an_early_a_middle_and_a_late_one(tmp_path: Path) -
         ({"draft_vocab_size": 97}, "config.json asks for"),
         ({"intermediate_size": 40}, "config.json asks for"),
         ({"draft_vocab_size": "many"}, "draft_vocab_size should be a number"),
+        ({"norm_output": "yes"}, "norm_output should be true or false, not yes"),
+        ({"norm_before_fc": True}, "tensor input_norm.weight is missing"),
+        ({"transformer_layer_config": "llama"}, "transformer_layer_config should be an object, not llama"),
     ],
 )
 def test_a_wrong_head_is_refused_in_one_sentence(
@@ -220,6 +269,13 @@ def test_wrong_tensors_are_refused(tmp_path: Path, target: Path, change: Any, sa
     change(tensors)
     save_file(tensors, head / "model.safetensors")
     with pytest.raises(ModelError, match=said):
+        served(head, target)
+
+
+def test_a_pickle_is_not_read(tmp_path: Path, target: Path) -> None:
+    head = build_eagle3(tmp_path)
+    (head / "model.safetensors").rename(head / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"no other \*.safetensors; pytorch_model.bin is a pickle, which is not read"):
         served(head, target)
 
 

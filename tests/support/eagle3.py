@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,13 @@ def build_eagle3(
     *,
     speculators: bool = False,
     norm_before_residual: bool = False,
+    norms: Sequence[str] = (),
     draft_vocab_size: int = 96,
     seed: int = 0,
     reverse: bool = False,
     **changes: Any,
 ) -> Path:
-    """Write a random head; ``reverse`` turns its last product round."""
+    """Write a random head; ``reverse`` turns its last product round. ``norms``: those that newer heads have."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(*shape: int) -> Tensor:
@@ -60,6 +62,10 @@ def build_eagle3(
         chosen = torch.randperm(256, generator=generator)[:draft_vocab_size].sort().values
         tensors["d2t"] = chosen - torch.arange(draft_vocab_size)
         tensors["t2d"] = torch.zeros(272, dtype=torch.bool).index_fill_(0, chosen, value=True)
+    if "norm_before_fc" in norms:
+        tensors["input_norm.weight"] = noise(3 * HIDDEN)
+    if "fc_norm" in norms:
+        tensors |= {f"fc_norm.{place}.weight": noise(HIDDEN) for place in range(3)}
     if speculators:
         tensors["embed_tokens.weight"] = noise(272, HIDDEN)
     config = {
@@ -67,6 +73,7 @@ def build_eagle3(
         "draft_vocab_size": draft_vocab_size,
         "eagle_aux_hidden_state_layer_ids": LAYERS,
         "norm_before_residual": norm_before_residual,
+        **dict.fromkeys(norms, True),
         **({"transformer_layer_config": _LAYER, "target_hidden_size": None} if speculators else _LAYER),
         **changes,
     }
@@ -130,7 +137,7 @@ class Eagle3Reference:
     @torch.no_grad()
     def draft_with_states(self, text: list[int], count: int, banned_from: int = 256) -> tuple[list[int], Tensor]:
         """Beside them the normalised states [count, H] that each was drawn from."""
-        states = F.linear(self.states(text)[:-1], self.w["fc.weight"])  # [n - 1, H]
+        states = F.linear(self.normed_states(self.states(text)[:-1]), self.w["fc.weight"])  # [n - 1, H]
         tokens = list(text[1:])
         drafted: list[int] = []
         drawn_from: list[Tensor] = []
@@ -143,7 +150,7 @@ class Eagle3Reference:
             full[ids] = logits
             drafted.append(int(full[:banned_from].argmax()))
             tokens.append(drafted[-1])
-            states = torch.cat([states, hidden[-1:]])
+            states = torch.cat([states, drawn_from[-1] if self.config.get("norm_output") else hidden[-1:]])
         return drafted, torch.cat(drawn_from)
 
     def states(self, text: list[int]) -> Tensor:
@@ -153,6 +160,15 @@ class Eagle3Reference:
         last = self.outputs[0]
         found[-1] = last[0] if isinstance(last, tuple) else last
         return torch.cat([found[layer].reshape(len(text), -1) for layer in self.layers], dim=-1)
+
+    def normed_states(self, states: Tensor) -> Tensor:  # [n, 3 H]
+        """As ``fc`` reads them."""
+        if "input_norm.weight" in self.w:
+            states = F.rms_norm(states, (3 * HIDDEN,), self.w["input_norm.weight"], EPS)
+        if "fc_norm.0.weight" in self.w:
+            parts = torch.split(states, HIDDEN, dim=-1)
+            states = torch.cat([self.norm(part, f"fc_norm.{place}") for place, part in enumerate(parts)], dim=-1)
+        return states
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         return F.rms_norm(x, (HIDDEN,), self.w[f"{name}.weight"], EPS)

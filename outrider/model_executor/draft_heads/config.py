@@ -3,8 +3,9 @@
 * SafeAILab (``LlamaForCausalLMEagle3``): the layer's fields and ``draft_vocab_size`` side by side; see
   github.com/SafeAILab/EAGLE, ``eagle/model/cnets.py``.
 * Speculators (``Eagle3Speculator``): the layer's fields in ``transformer_layer_config``, beside them
-  ``draft_vocab_size``, ``norm_before_residual``, ``target_hidden_size`` and ``eagle_aux_hidden_state_layer_ids``; see
-  github.com/vllm-project/speculators, ``src/speculators/models/eagle3.py``.
+  ``draft_vocab_size``, ``target_hidden_size``, ``eagle_aux_hidden_state_layer_ids`` and which norms there are; see
+  github.com/vllm-project/speculators, ``src/speculators/models/eagle3``.
+* NVIDIA (``LlamaForCausalLMEagle3``): SafeAILab's, with layers and norms in ``eagle_config``.
 
 Layer ids are vLLM's in both: j is the stream after j layers, 0 the embedding.
 """
@@ -23,6 +24,7 @@ from outrider.model_executor.models.json_files import read_object
 
 _FIXED_ROPES = ("default", "llama3")
 """Ropes whose angles do not depend on the longest position."""
+_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3Speculator", "Eagle3LlamaForCausalLM", "Eagle3DraftModel")
 
 
@@ -37,6 +39,12 @@ class DraftHeadConfig:
     target_hidden_size: int
     norm_before_residual: bool = False
     """Whether the stream is the normalised state."""
+    norm_before_fc: bool = False
+    """Whether the target's states, side by side, are normalised together before ``fc``."""
+    fc_norm: bool = False
+    """Whether each layer's state is normalised before ``fc``, as in EAGLE 3.1."""
+    norm_output: bool = False
+    """Whether the head's own state is taken after the last norm."""
 
 
 def read_eagle3_config(folder: Path, target_folder: Path) -> DraftHeadConfig:
@@ -44,8 +52,10 @@ def read_eagle3_config(folder: Path, target_folder: Path) -> DraftHeadConfig:
     path = folder / "config.json"
     raw, target = read_object(path), read_model_config(target_folder)
     check_architecture(path, raw, _ARCHITECTURES, "EAGLE-3 head")
-    nested = raw.get("transformer_layer_config")
-    layer = read_layer(path, nested if isinstance(nested, dict) else raw, target)
+    nested = raw.get("transformer_layer_config", raw)
+    if not isinstance(nested, dict):
+        raise ModelError(f"{path}: transformer_layer_config should be an object, not {str(nested)[:40]}")
+    layer = read_layer(path, nested, target)
     draft_vocab_size = read_number(path, raw, "draft_vocab_size", layer.vocab_size)
     hidden_size = read_number(path, raw, "target_hidden_size", layer.hidden_size)
     if hidden_size != target.hidden_size:
@@ -60,7 +70,7 @@ def read_eagle3_config(folder: Path, target_folder: Path) -> DraftHeadConfig:
         draft_vocab_size=draft_vocab_size,
         hidden_state_layers=_layers(path, raw, target),
         target_hidden_size=hidden_size,
-        norm_before_residual=bool(raw.get("norm_before_residual", False)),
+        **{name: _flag(path, raw, name) for name in _NORMS},
     )
 
 
@@ -90,16 +100,27 @@ def for_target(path: Path, layer: ModelConfig, target: ModelConfig) -> ModelConf
 
 def _layers(path: Path, raw: dict[str, Any], target: ModelConfig) -> tuple[int, ...]:
     """Those that the file names, else the ones that EAGLE-3 was published with: an early, a middle and a late one."""
-    nested = raw.get("eagle_config")
-    found = raw.get("eagle_aux_hidden_state_layer_ids")
-    if found is None and isinstance(nested, dict):
-        found = nested.get("eagle_aux_hidden_state_layer_ids")
+    found = _own(raw, "eagle_aux_hidden_state_layer_ids")
     if found is None:
         found = [2, target.num_layers // 2, target.num_layers - 3]
     count = target.num_layers
     if not isinstance(found, list) or not all(type(one) is int and 0 <= one <= count for one in found) or not found:
         raise ModelError(f"{path}: eagle_aux_hidden_state_layer_ids should be layers from 0 to {count}, not {found}")
     return tuple(found)
+
+
+def _own(raw: dict[str, Any], name: str) -> object:
+    """A field of EAGLE-3's own, which stands beside the layer's or in ``eagle_config``."""
+    nested = raw.get("eagle_config")
+    found = raw.get(name)
+    return nested.get(name) if found is None and isinstance(nested, dict) else found
+
+
+def _flag(path: Path, raw: dict[str, Any], name: str) -> bool:
+    found = _own(raw, name)
+    if found is not None and type(found) is not bool:
+        raise ModelError(f"{path}: {name} should be true or false, not {str(found)[:40]}")
+    return bool(found)
 
 
 def read_number(path: Path, raw: dict[str, Any], name: str, default: int) -> int:

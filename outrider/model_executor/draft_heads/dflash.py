@@ -69,9 +69,9 @@ class DFlashHead:
         return embedding if self._vocabulary.is_reduced else (*embedding, "lm_head.weight")
 
     def canonical(self, name: str) -> str | None:
-        """As ``dflash/model.py`` saves them; ``t2d`` says what ``d2t`` says too."""
+        """As ``dflash/model.py`` saves them."""
         name = name.removeprefix("model.")
-        return None if name == "t2d" else name
+        return name if self._vocabulary.has_use_for(name) else None
 
     def weights(self) -> Weights:
         """All tensors, ``embed_tokens.weight`` and ``lm_head.weight`` included."""

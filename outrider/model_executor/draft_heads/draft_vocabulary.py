@@ -28,6 +28,12 @@ class DraftVocabulary:
         """Whether the target has more tokens."""
         return self.size != self._vocab_size
 
+    def has_use_for(self, name: str) -> bool:
+        """Whether a tensor of a checkpoint is needed: ``t2d`` says what ``d2t`` says too, and SafeAILab saves both of a
+        whole vocabulary, where they are passed over.
+        """
+        return name != "t2d" and (name != "d2t" or self.is_reduced)
+
     def weights(self) -> Weights:
         """``d2t``: offsets, to which the draft's own ids are added once they are there."""
         if self.is_reduced:

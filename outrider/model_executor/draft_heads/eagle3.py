@@ -4,6 +4,9 @@ Source: Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language
 Position i of the head stands for the pair (token i + 1, state of position i): it gives the distribution of token i + 2.
 Its state after the layer, before the last norm, takes the place of the target's where that is not known yet.
 
+Heads of the Speculators format may have more norms, by their configuration: of the target's states before ``fc``, all
+together (``input_norm``) or layer by layer (``fc_norm``), and of the head's own state (``norm_output``).
+
 Shape letters: ``T`` tokens, ``N`` rows, ``H`` hidden size, ``V`` vocabulary.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import rms_norm
 
 from outrider.kernels.few_tokens import NormedInput
 from outrider.kv_cache import KVCacheLayout
@@ -57,6 +61,9 @@ class Eagle3Head:
         hidden = Features.all(layer.hidden_size)
         fused = Features.all(len(config.hidden_state_layers) * config.target_hidden_size)
         self._embedding = VocabRows(context)
+        self._input_norm = torch.empty(fused.size if config.norm_before_fc else 0, dtype=dtype, device=device)  # [F]
+        num_normed = len(config.hidden_state_layers) if config.fc_norm else 0
+        self._fc_norms = torch.empty(num_normed, config.target_hidden_size, dtype=dtype, device=device)  # [L, H']
         self._fc = Linear(context, fused, (Features.all(layer.hidden_size, "fc"),))
         self._embed_norm, self._state_norm, self._feed_forward_norm, self._norm = (
             RmsNorm(layer.hidden_size, layer.rms_norm_eps, dtype=dtype, device=device) for _ in range(4)
@@ -71,9 +78,9 @@ class Eagle3Head:
         self.kv_cache_layout = KVCacheLayout.of([self._attention.kv_cache_spec])
 
     def canonical(self, name: str) -> str | None:
-        """The Speculators format's name; ``t2d`` says what ``d2t`` says too."""
+        """The Speculators format's name."""
         name = name.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
-        return None if name == "t2d" else name
+        return name if self._vocabulary.has_use_for(name) else None
 
     @property
     def borrowed(self) -> tuple[str, ...]:
@@ -85,6 +92,9 @@ class Eagle3Head:
         """The tensors of a checkpoint, as the Speculators format names them, ``embed_tokens.weight`` included."""
         yield from self._embedding.weights()
         yield from self._fc.weights()
+        if self.config.norm_before_fc:
+            yield "input_norm.weight", whole(self._input_norm)
+        yield from ((f"fc_norm.{place}.weight", whole(weight)) for place, weight in enumerate(self._fc_norms))
         yield "norm.weight", whole(self._norm.weight)
         yield from self._head.weights()
         for name, norm in (
@@ -103,7 +113,13 @@ class Eagle3Head:
         self._head.prepare()
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        """The target's states [T, 3 H'] to what the layer reads [T, H]."""
+        """The target's states [T, F] to what the layer reads [T, H]."""
+        eps = self.config.layer.rms_norm_eps
+        if self.config.norm_before_fc:
+            states = rms_norm(states, self._input_norm.shape, self._input_norm, eps)
+        if self.config.fc_norm:
+            parts = states.view(-1, *self._fc_norms.shape)  # [T, L, H']
+            states = (rms_norm(parts, parts.shape[-1:], None, eps) * self._fc_norms).view(states.shape)
         return self._fc(states)
 
     def __call__(
@@ -121,7 +137,8 @@ class Eagle3Head:
         cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
         hidden, delta = self._attention(source, kv_cache.layer(0), cos_sin, batch.groups[0])
         hidden, delta = self._feed_forward(Residual(hidden, delta, self._feed_forward_norm, SINGLE_RANK))
-        return Residual(hidden, delta, self._norm, SINGLE_RANK).normed()
+        following, normed = Residual(hidden, delta, self._norm, SINGLE_RANK).normed()
+        return (normed if self.config.norm_output else following), normed
 
     def empty_logits(self, num_rows: int) -> torch.Tensor | None:
         """[num_rows, V] logits of nothing, for ``logits`` to write to; None where it needs no such memory."""

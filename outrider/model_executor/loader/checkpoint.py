@@ -95,7 +95,9 @@ def _find_files(folder: Path) -> list[Path]:
     single = folder / SINGLE_NAME
     files = [single] if is_there(single) else sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ModelError(f"{folder} has no {SINGLE_NAME}, no {INDEX_NAME} and no other *.safetensors")
+        pickled = min((path.name for path in folder.glob("*.bin")), default=None)
+        why = "" if pickled is None else f"; {pickled} is a pickle, which is not read: save its tensors as safetensors"
+        raise ModelError(f"{folder} has no {SINGLE_NAME}, no {INDEX_NAME} and no other *.safetensors{why}")
     return files
 
 
