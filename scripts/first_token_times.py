@@ -140,6 +140,7 @@ def _target(given: argparse.Namespace, moments: Moments, folder: Path) -> Any:  
     runner.warm_up()
     Worker.forward = forward  # type: ignore[method-assign,assignment]
     vars(scoring_forward)["Mark"] = device.mark
+    ModelRunner.takes_drawn = property(lambda self: True)  # type: ignore[method-assign,assignment]
     TargetExecutor.is_asynchronous = property(lambda self: True)  # type: ignore[method-assign,assignment]
     moments.around(servicers, "target_commands_from_proto", "target: read")
     moments.around(EngineThread, "_handle", "engine: take in")
@@ -288,7 +289,7 @@ def print_parts(rounds: list[list[Moment]]) -> None:
         timed = sorted((moment for moment in found if moment[0] != "idle before"), key=lambda moment: moment[1])
         first = next(i for i, moment in enumerate(timed) if moment[0] == "launch")
         answered = next(i for i, moment in enumerate(timed) if moment[0] == "client: first token")
-        idles += [moment[1] for moment in found if moment[0] == "idle before"][1:]
+        idles += [moment[1] for moment in found if moment[0] == "idle before" and moment[2] > 1][1:]
         seen: dict[str, int] = defaultdict(int)
         for before, after in itertools.pairwise(timed[: first + 1]):
             name = f"{before[0]} -> {after[0]}"

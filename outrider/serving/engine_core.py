@@ -133,6 +133,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             if queued is None:
                 return False
             batch.queued, batch.forward = queued, queued.forward
+        if not self._in_flight:
+            self._scheduler.note_begin(batch, batch.started_ns)
         self._in_flight.append(batch)
         self._scheduler.learn()
         if self._executor.is_asynchronous:
@@ -158,7 +160,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         ]
         for link_id, event in output.pushed:
             self._outputs.put(link_id, event)
-        self._start_next(batch)
+        self._start_next(batch, finished.ended_ns)
         self._answered = answered
         return self._outputs.messages(answered)
 
@@ -178,10 +180,14 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             request.finish(result)
         return request
 
-    def _start_next(self, before: Batch) -> None:
+    def _start_next(self, before: Batch, ended_ns: int) -> None:
         """Go on after a batch that has ended, with the one queued behind it or with steps that it says are next."""
         if self._in_flight:
-            self._scheduler.lookahead.resolve(self._in_flight[0], before)
+            queued = self._in_flight[0]
+            if queued.after is not None:
+                self._scheduler.lookahead.resolve(queued, before)
+            else:
+                self._scheduler.note_begin(queued, ended_ns)
         self._inputs.take_superseding(before.requests)
         if not self._in_flight and self._scheduler.lookahead.is_possible:
             prepared = [self._scheduler.lookahead.prepare(request) for request in before.requests]
@@ -208,7 +214,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def _forward_pause_s(self) -> float:
         if self._in_flight:
             oldest = self._in_flight[0]
-            return 0.0 if oldest.may_queue_next or oldest.forward.is_done() else POLL_INTERVAL_S
+            is_due = oldest.may_queue_next or self._scheduler.are_chunks_due(self._in_flight)
+            return 0.0 if is_due or oldest.forward.is_done() else POLL_INTERVAL_S
         return 0.0 if self._steady.pending is not None else self._scheduler.delay_s
 
     @property

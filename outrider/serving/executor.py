@@ -193,6 +193,12 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """``execute`` in two halves. Sequences grow now; none may be truncated until the forward is finished."""
         return _Deferred(self, batch)
 
+    def may_follow(self, forward: InFlightForward[EventT]) -> bool:
+        """Whether another batch may be started behind a forward in flight, with later tokens of the same jobs too: its
+        tokens count as computed, and nothing of its results is overwritten.
+        """
+        return False
+
     def look_ahead(self, job: JobT) -> None:
         """Prepare what is done with a job's tokens when they are computed. Called while a device computes a chunk of a
         prompt, so that its end does not wait for that.

@@ -125,9 +125,9 @@ class InputProcessor:
             self._scheduler.lookahead.grant(session, command.num_steps)
 
     def take_superseding(self, requests: Iterable[AnyRequest]) -> None:
-        """Take the items that came while these requests were running."""
+        """Take the items that came while these requests were running; those that run on in another batch wait."""
         for request in requests:
-            if request.superseded_by is not None:
+            if request.superseded_by is not None and request.status is not RequestStatus.RUNNING:
                 self.item(request.session.link_id, *request.superseded_by)
                 request.superseded_by = None
 

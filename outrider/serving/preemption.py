@@ -64,18 +64,19 @@ class PageBudget:
         num_tokens = sum(num_tokens for _, num_tokens in scheduled)
         if num_tokens + _MOST_AHEAD * len(scheduled) <= self._executor.num_pages_free:
             return scheduled  # no token takes more than a page
-        if self._has_room(scheduled):
+        if self.has_room(scheduled):
             return scheduled
         scheduled = self._without_prepared(scheduled)
         for victim in sorted(self._sessions.sessions(), key=lambda session: session.age, reverse=True):
-            if self._has_room(scheduled):
+            if self.has_room(scheduled):
                 break
             if self._sessions.num_pages(victim) or any(request.session is victim for request, _ in scheduled):
                 scheduled = [entry for entry in scheduled if entry[0].session is not victim]
                 self._preempt(victim)
         return scheduled
 
-    def _has_room(self, scheduled: ScheduledTokens) -> bool:
+    def has_room(self, scheduled: ScheduledTokens) -> bool:
+        """Whether a batch can be served without preempting a session."""
         needs = [self._executor.num_pages_needed(request.job, num_tokens) for request, num_tokens in scheduled]
         return sum(needs) <= self._executor.num_pages_free
 

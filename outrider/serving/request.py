@@ -57,6 +57,8 @@ class Request(Generic[ItemT, JobT, EventT]):
     record: ItemRecord | None = None
     """None when it is not traced."""
     status: RequestStatus = RequestStatus.WAITING
+    num_batches: int = 0
+    """That were started with it and have not ended: one, or two with a chunk of its prompt each."""
     superseded_by: tuple[ItemT, int] | None = None
     """The newer item of its session, which arrived while this one was running, and the time of arrival."""
     answer: EventT | CommonEvent | None = None
@@ -227,6 +229,8 @@ class Batch:
     """The batch that it is queued behind, until that one has ended."""
     may_queue_next: bool = True
     """Something has happened since it was last tried to queue a batch behind it."""
+    queue_chunks_ns: int | None = None
+    """When it is time to queue the next chunks of prompts behind it; None: never, or it was tried."""
     num_running: int = 0
     """Requests of sessions that run, rather than have a prompt taken in."""
     prefills: Sequence[AnyRequest] = ()
@@ -258,6 +262,7 @@ class Batch:
         self.num_running = len(scheduled) - len(prefills)
         self.num_prefill_tokens = sum(num_tokens for _, num_tokens in prefills)
         for request, _ in scheduled:
+            request.num_batches += 1
             if request.status is not RequestStatus.ABORTED:
                 request.status = RequestStatus.RUNNING
 

@@ -27,8 +27,15 @@ from outrider.serving.token_budget import (
     PrefillDelayPolicy,
     TokenBudget,
     is_running,
+    moving_mean,
     share_tokens,
 )
+
+_QUEUED_AFTER = 0.75
+"""Share of a batch's expected time after which the next chunks of prompts are queued behind it: early enough for the
+device not to wait, and a prompt that comes before shares that forward."""
+_PROMPT_TOKEN_WEIGHT = 0.25
+"""The weight of the newest large chunk in what a token is expected to take."""
 
 
 class Scheduler:
@@ -51,7 +58,9 @@ class Scheduler:
         self._pages = PageBudget(sessions, executor, self.queue, self.lookahead, preempt)
         self._delay = PrefillDelayPolicy()
         self._budget, self._chunk_size = budget, PrefillChunkSize(budget.max_prefill_beside)
-        self._stats, self._clock = stats, clock
+        self._executor, self._stats, self._clock = executor, stats, clock
+        self._prompt_token_ns = 0.0
+        """What a token of a large chunk took lately."""
         self._ran_ns = -LONGEST_ABSENCE_NS
         """When a running session was served last."""
         self._running = set[SessionKey]()
@@ -63,9 +72,11 @@ class Scheduler:
         """The batch to start next, beside those in flight; None: nothing is due, or the device has enough to do."""
         if not in_flight:
             return self._next_batch()
-        if len(in_flight) == 1 and self.lookahead.may_queue_next(in_flight[0]):
+        if len(in_flight) > 1:
+            return None
+        if self.lookahead.may_queue_next(in_flight[0]):
             return Batch([], self._clock(), after=in_flight[0])
-        return None
+        return self._next_chunks(in_flight[0]) if self.are_chunks_due(in_flight) else None
 
     @property
     def delay_s(self) -> float:
@@ -86,8 +97,10 @@ class Scheduler:
             if request.status is RequestStatus.ABORTED:
                 continue
             self.queue.remove(request)
+            request.num_batches -= 1
             if result is None:
-                request.status = RequestStatus.PREFILLING
+                if request.num_batches < 1:  # else its next chunk runs
+                    request.status = RequestStatus.PREFILLING
                 self.queue.put(request)
             elif not request.is_asked:
                 self.lookahead.hold(request, result)
@@ -150,6 +163,37 @@ class Scheduler:
         self._delay.drop_link(link_id)
         self.lookahead.drop_link(link_id)
 
+    # Chunks of prompts that are queued behind each other.
+
+    def note_begin(self, batch: Batch, began_ns: int) -> None:
+        """The device begins with a batch."""
+        batch.started_ns = began_ns
+        if batch.num_prefill_tokens and not batch.num_running and not self._running:
+            expected_ns = self._prompt_token_ns * batch.num_prefill_tokens
+            batch.queue_chunks_ns = began_ns + int(_QUEUED_AFTER * expected_ns)
+
+    def are_chunks_due(self, in_flight: Sequence[Batch]) -> bool:
+        """Whether it is time to try to queue chunks of prompts behind a batch."""
+        if len(in_flight) != 1 or in_flight[0].queue_chunks_ns is None:
+            return False
+        return self._clock() >= in_flight[0].queue_chunks_ns
+
+    def _next_chunks(self, before: Batch) -> Batch | None:
+        """What would be served after a batch of prompts, if that ended now. None while sessions run, or where it would
+        take pages from others: that waits for the end of the batch.
+        """
+        before.queue_chunks_ns = None
+        if self._running or not self._executor.may_follow(before.forward):
+            return None
+        due = [request for request in self.queue.due if request.job.num_left]
+        if any(request.superseded_by is not None or not request.is_asked for request in due):
+            return None
+        due.sort(key=lambda request: request.status is RequestStatus.RUNNING)  # they are being served
+        scheduled = self._share(due, is_beside=False)
+        if not scheduled or not self._pages.has_room(scheduled):
+            return None
+        return Batch(scheduled, self._clock())
+
     # Contents of a batch.
 
     def _next_batch(self) -> Batch | None:
@@ -163,11 +207,14 @@ class Scheduler:
             due.sort(key=lambda request: not request.is_asked)  # what was asked for comes first
         if (wanted := self._all_that_run(due)) is not None:
             return list(zip(due, wanted, strict=True))
+        return self._share(due, is_beside=bool(self._running) and now_ns - self._ran_ns < LONGEST_ABSENCE_NS)
+
+    def _share(self, due: Sequence[AnyRequest], *, is_beside: bool) -> ScheduledTokens:
         shares = share_tokens(
             [request.job for request in due],
             self._budget.max_batched_tokens,
             max_beside=self._chunk_size.tokens,
-            is_beside=bool(self._running) and now_ns - self._ran_ns < LONGEST_ABSENCE_NS,
+            is_beside=is_beside,
             rebuilds=_rebuilds(due),
         )
         return [(request, share) for request, share in zip(due, shares, strict=True) if share]
@@ -192,6 +239,10 @@ class Scheduler:
                 self._chunk_size.note_forward(duration_ns, batch.num_prefill_tokens)
         if batch.num_prefill_tokens:
             self._delay.note_chunk(duration_ns)
+            if 2 * batch.num_prefill_tokens >= self._budget.max_batched_tokens:
+                self._prompt_token_ns = moving_mean(
+                    self._prompt_token_ns or None, duration_ns / batch.num_prefill_tokens, _PROMPT_TOKEN_WEIGHT
+                )
         elif all(is_running(request.job) for request in self.queue.due):
             self._chunk_size.note_end_of_prompts()
 

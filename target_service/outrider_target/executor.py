@@ -82,6 +82,10 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """``execute`` in two halves."""
         return ScoringForward(self._runner, batch, planes=self._planes)
 
+    def may_follow(self, forward: InFlightForward[Scores]) -> bool:
+        """A chunk of prompts from which nothing is read; on one GPU."""
+        return self._runner.takes_drawn and isinstance(forward, ScoringForward) and forward.reads_nothing
+
     def look_ahead(self, job: ScoreJob) -> None:
         """Hash the tokens for the prefix cache and for the next item."""
         self._runner.sequences.hash_ahead(job.sequence)

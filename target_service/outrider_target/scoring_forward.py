@@ -44,6 +44,8 @@ class _Rows:
     num_prompt_rows: int
     num_scored: int
     """The last of its logits: K+1 if its last tokens are among the share, else 0."""
+    first: int
+    """Place of the share's first token among the job's."""
 
     @property
     def score_start(self) -> int:
@@ -86,6 +88,8 @@ class ScoringForward:
             self._logits = runner.forward([_forward_row(row) for row in self._rows], as_computed=True)
         else:
             self._logits = runner.forward_drawn([job.sequence for job in self.jobs], fed.token_ids)
+        for row in self._rows:
+            row.job.num_fed += row.share
         # Without it the forward's time would be counted where its result is first read.
         self._forward = Mark(runner.device)
         self._finished = [row for row in self._rows if row.num_scored]
@@ -95,6 +99,11 @@ class ScoringForward:
     def is_done(self) -> bool:
         """Whether the forward has ended."""
         return self._forward.is_reached()
+
+    @property
+    def reads_nothing(self) -> bool:
+        """Whether nothing is read of logits and states when it has ended."""
+        return self._scoring is None and self._handover is None and not any(row.num_prompt_rows for row in self._rows)
 
     @torch.inference_mode()
     def queue_next(self) -> ScoringForward | None:
@@ -125,7 +134,6 @@ class ScoringForward:
         for row in self._rows:
             if row.num_prompt_rows:
                 _take_prompt_logprobs(row, self._logits)
-            row.job.num_fed += row.share
         outcomes = self._scoring.outcomes() if self._scoring else []
         finished = zip(self._finished, outcomes, strict=True)
         states = {} if self._handover is None else self._handover.finish()
@@ -179,19 +187,19 @@ def _lay_out(shares: Sequence[tuple[ScoreJob, int]]) -> list[_Rows]:
         num_prompt_rows = min(share, job.num_prompt_rows) if reads_prompts else 0
         num_scored = job.num_last if share == job.num_left else 0
         num_logits = share if num_prompt_rows else num_scored
-        rows.append(_Rows(job, share, start, num_logits, num_prompt_rows, num_scored))
+        rows.append(_Rows(job, share, start, num_logits, num_prompt_rows, num_scored, job.num_fed))
         start += num_logits
     return rows
 
 
 def _forward_row(row: _Rows) -> ForwardRow:
     job = row.job
-    return ForwardRow(job.sequence, part_of(job.token_ids, job.num_fed, job.num_fed + row.share), row.num_logits)
+    return ForwardRow(job.sequence, part_of(job.token_ids, row.first, row.first + row.share), row.num_logits)
 
 
 def _take_prompt_logprobs(row: _Rows, logits: torch.Tensor) -> None:  # logits [N, V]
     count, job = row.num_prompt_rows, row.job
-    known = job.token_ids[job.num_fed + 1 : job.num_fed + 1 + count]
+    known = job.token_ids[row.first + 1 : row.first + 1 + count]
     job.prompt_logprobs += prompt_logprobs(logits[row.start : row.start + count].float(), known, job.open)
 
 
