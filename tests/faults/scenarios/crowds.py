@@ -24,8 +24,9 @@ _LEAVES = Manner(leaves_after=3)
 _HURRIES = Manner(timeout_s=2.0)
 _NUM_LATE = 4
 """Of the readers that do not read, those that do once all are paused."""
-_OUTPUT_TOKENS = 400
-_TOP = 20
+_OUTPUT_TOKENS, _TOP = 400, 20
+_SHORT_TOKENS, _SHORT_TOP = 160, 100
+"""In the short form: more bytes a token fill the windows and buffers on the way with fewer of them."""
 _MOST_MEMORY_MIB = 256
 """What a coordinator may keep of some hundred requests at once."""
 _NUM_USERS = 8
@@ -61,9 +62,9 @@ async def deaf_readers(run: Run) -> None:
             address = run.stack.coordinators[0].address
             channels = [await deaf.enter_async_context(_channel(address)) for _ in range(min(20, run.count))]
             num_late = min(_NUM_LATE, run.count)
-            twins = [await _read(_unread(channels[number], number)) for number in range(num_late)]
+            twins = await asyncio.gather(*(_read(_unread(run, channels[number], number)) for number in range(num_late)))
             began = time.monotonic()
-            calls = [_unread(channels[number % len(channels)], number) for number in range(run.count)]
+            calls = [_unread(run, channels[number % len(channels)], number) for number in range(run.count)]
             await traffic.progress()
             await _settled(run, len(calls))
             run.result.add("until all were paused or had ended", time.monotonic() - began, None, "s")
@@ -122,15 +123,15 @@ def _channel(address: str) -> grpc.aio.Channel:
     return open_channel(address, more=CLIENT_OPTIONS)
 
 
-def _unread(channel: grpc.aio.Channel, number: int) -> grpc.aio.UnaryStreamCall[object, object]:
+def _unread(run: Run, channel: grpc.aio.Channel, number: int) -> grpc.aio.UnaryStreamCall[object, object]:
     """A long stream with much to send, whose messages nobody asks for."""
     request = generation_pb2.GenerateRequest(
         prompt_text=f"def f{number}(self):\n",
-        max_tokens=_OUTPUT_TOKENS,
+        max_tokens=_SHORT_TOKENS if run.is_short else _OUTPUT_TOKENS,
         ignore_eos=True,
         seed=number,
         acceptance_method=AcceptanceMethod.ACCEPTANCE_METHOD_COUPLED,
-        logprobs=_TOP,
+        logprobs=_SHORT_TOP if run.is_short else _TOP,
     )
     call: grpc.aio.UnaryStreamCall[object, object] = GenerationServiceStub(channel).StreamGenerate(request)
     return call
