@@ -1,8 +1,4 @@
-"""Arrivals: the messages of public requests, of which a few are read at the same time.
-
-gRPC takes the first 64 KiB of a call and no more until its message is asked for; then it holds whatever has come of it.
-Hundreds of large requests that are all asked for at once would be held whole before any of them is counted.
-"""
+"""Arrivals: the messages of public requests, which are read in turns and counted."""
 
 from __future__ import annotations
 
@@ -12,15 +8,19 @@ from collections.abc import AsyncIterator
 from outrider.errors import InvalidRequestError
 from outrider.open_requests import HeldBytes
 from outrider.transport.channels import MAX_REQUEST_BYTES
+from outrider.transport.link.counts import LinkCounts
 from outrider.transport.long_requests import LongRequest
 from outrider.transport.malformed import only_message
+from outrider.transport.turns import Turns
 from outrider.v1.generation_pb2 import GenerateRequest
 
 MAX_READ_AT_ONCE = 8
 SLOW_S = 1.0
 """After which a message that is still on its way gives its turn to another, and counts as the largest there can be."""
 BUSY_S = 0.1
-"""The same, while other calls wait for their turn: calls that send nothing would hold up all others."""
+"""The same, while other calls wait for their turn."""
+MAX_SLOW_PER_HOST = 4
+"""Half of ``max_open_request_bytes`` by default: calls of one host that send nothing leave the rest to other calls."""
 ARRIVAL_TIMEOUT_S = 60.0
 """As for HTTP."""
 
@@ -28,43 +28,38 @@ Message = GenerateRequest | LongRequest
 
 
 class Arrivals:
-    """Turns of calls whose messages are read. Belongs to one event loop."""
+    """Reads messages in turns. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(MAX_READ_AT_ONCE)
-        self._num_calls = 0
-        """Calls that have a turn, or wait for one."""
+        self._turns = Turns(MAX_READ_AT_ONCE, busy_s=BUSY_S, longest_s=SLOW_S)
+        self._slow_ones = LinkCounts(MAX_SLOW_PER_HOST, "requests that arrive slowly")
 
-    async def receive(self, requests: AsyncIterator[Message], held: HeldBytes) -> Message:
-        """The message of a call, whose bytes are held from now on; ``CapacityError`` while others hold too many,
-        ``InvalidRequestError`` for a call without a message, or with one that does not arrive.
+    async def receive(self, requests: AsyncIterator[Message], held: HeldBytes, peer: str) -> Message:
+        """The message of a call of ``peer``, whose bytes are held from now on; ``CapacityError`` while others hold too
+        many, ``InvalidRequestError`` for a call without a message, or with one that does not arrive.
         """
-        self._num_calls += 1
+        begun: list[asyncio.Future[Message]] = []
         try:
-            async with self._turns:
-                reading = await self._begun(requests, held)
-        finally:
-            self._num_calls -= 1
-        if reading.done():
-            return reading.result()
-        try:
-            message = await asyncio.wait_for(reading, ARRIVAL_TIMEOUT_S)
+            async with self._turns.taken(peer):
+                begun.append(asyncio.ensure_future(only_message(requests)))
+                message = await asyncio.shield(begun[0])
+                held.take(_size(message))
+                return message
         except TimeoutError:
-            raise InvalidRequestError("request", f"has not arrived within {ARRIVAL_TIMEOUT_S:g} s") from None
+            return await self._slow(begun[0], held, peer)
+        finally:
+            for reading in begun:
+                reading.cancel()
+
+    async def _slow(self, reading: asyncio.Future[Message], held: HeldBytes, peer: str) -> Message:
+        held.take(MAX_REQUEST_BYTES)
+        with self._slow_ones.entered(peer):
+            try:
+                message = await asyncio.wait_for(reading, ARRIVAL_TIMEOUT_S)
+            except TimeoutError:
+                raise InvalidRequestError("request", f"has not arrived within {ARRIVAL_TIMEOUT_S:g} s") from None
         held.keep(_size(message))
         return message
-
-    async def _begun(self, requests: AsyncIterator[Message], held: HeldBytes) -> asyncio.Future[Message]:
-        """The reading of a message that has arrived, or is slow."""
-        reading = asyncio.ensure_future(only_message(requests))
-        is_busy = self._num_calls > MAX_READ_AT_ONCE
-        try:
-            await asyncio.wait((reading,), timeout=BUSY_S if is_busy else SLOW_S)
-            held.take(_size(reading.result()) if reading.done() else MAX_REQUEST_BYTES)
-        except BaseException:
-            reading.cancel()
-            raise
-        return reading
 
 
 def _size(message: Message) -> int:

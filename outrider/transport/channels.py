@@ -13,7 +13,11 @@ from outrider.tls import Tls
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity, client_credentials
 
 MAX_LINK_MESSAGE_BYTES = 256 << 20
-"""A batch of dense rows is some tens of megabytes."""
+"""What a coordinator takes from its services: a description has the tokenizer's files."""
+MAX_COMMANDS_BYTES = 64 << 20
+"""What a service takes, of strangers too where it asks for no token, and holds of each call while its message arrives.
+One command is shorter: it brings hidden states of up to 48 MiB, or evidence of up to 32 MiB.
+"""
 MAX_PUBLIC_MESSAGE_BYTES = 64 << 20
 """A result with logprobs of a long prompt."""
 MAX_REQUEST_BYTES = 8 << 20

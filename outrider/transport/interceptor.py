@@ -20,11 +20,13 @@ from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.counts import LinkCounts
 from outrider.transport.long_requests import long_or_parsed
 from outrider.transport.malformed import end_stream, tolerant, tolerant_of_link, well_formed
+from outrider.transport.short_messages import ShortMessages
 from outrider.transport.status import to_status
 from outrider.v1 import generation_pb2, link_pb2
 
 _log = logging.getLogger(__name__)
 _LINKS = "/Attach"
+_REFLECTION = "/grpc.reflection."
 _HEALTH = "/grpc.health.v1.Health/Check"
 _PUBLIC = f"/{generation_pb2.DESCRIPTOR.services_by_name['GenerationService'].full_name}/"
 _WARNING_INTERVAL_S = 10.0
@@ -37,6 +39,7 @@ gRPC's own bound of a connection makes further calls wait in the client, so that
 would hold up all others."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Receive = Callable[[Any, Context], Awaitable[Any]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -50,6 +53,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, max_calls_per_host: int = MAX_CALLS_PER_HOST) -> None:
         self._warnings = RateLimit(_WARNING_INTERVAL_S)
         self._calls = LinkCounts(max_calls_per_host, "calls")
+        self._short_messages = ShortMessages()
 
     async def intercept_service(
         self,
@@ -62,37 +66,51 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = handler_call_details.method
         handler = handler._replace(request_deserializer=_deserializer(method, handler.request_deserializer))
-        for shape in ("unary_unary", "stream_unary"):
+        for shape in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
             if (behaviour := getattr(handler, shape)) is not None:
-                return handler._replace(**{shape: self._guard_unary(behaviour, method)})
-        for shape in ("unary_stream", "stream_stream"):
-            if (behaviour := getattr(handler, shape)) is not None:
-                # gRPC takes both kinds: handlers that yield messages, and ones that write them (health's Watch).
-                is_yielding = inspect.isasyncgenfunction(behaviour)
-                guard = self._guard_stream if is_yielding else self._guard_unary
-                return handler._replace(**{shape: guard(behaviour, method)})
+                guarded = self._guarded(behaviour, method, is_of_one=not handler.request_streaming)
+                # For gRPC every request is a stream, which is the same on the wire: of other handlers it asks for the
+                # message before it calls them, and keeps it until the call ends.
+                answers = {shape: None, f"stream_{'stream' if handler.response_streaming else 'unary'}": guarded}
+                return handler._replace(request_streaming=True, **answers)
         return handler
 
-    def _guard_unary(self, behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
-        async def guarded(request: Any, context: Context) -> Any:  # noqa: ANN401
+    def _guarded(self, behaviour: Callable[..., Any], method: str, *, is_of_one: bool) -> Callable[..., Any]:
+        """``is_of_one``: the behaviour takes one message, not a stream."""
+
+        async def receive(requests: Any, context: Context) -> Any:  # noqa: ANN401
+            if is_of_one:
+                return await self._short_messages.only(requests, context.peer())
+            if method.startswith(_REFLECTION):
+                return self._short_messages.each(requests, context.peer())
+            return well_formed(requests)
+
+        # gRPC takes both kinds: handlers that yield messages, and ones that write them (health's Watch).
+        guard = self._guard_stream if inspect.isasyncgenfunction(behaviour) else self._guard_unary
+        return guard(behaviour, method, receive)
+
+    def _guard_unary(
+        self, behaviour: Callable[..., Awaitable[Any]], method: str, receive: Receive
+    ) -> Callable[..., Awaitable[Any]]:
+        async def guarded(requests: Any, context: Context) -> Any:  # noqa: ANN401
             try:
                 with self._counted(context, method):
-                    return await behaviour(well_formed(request), context)
+                    return await behaviour(await receive(requests, context), context)
             except Exception as error:
                 failure = error
-            del request  # gRPC keeps this frame until the collector comes by
+            del requests  # gRPC keeps this frame until the collector comes by
             return await self._abort(failure, context, method)
 
         return guarded
 
     def _guard_stream(
-        self, behaviour: Callable[..., AsyncGenerator[Any, None]], method: str
+        self, behaviour: Callable[..., AsyncGenerator[Any, None]], method: str, receive: Receive
     ) -> Callable[..., AsyncGenerator[Any, None]]:
-        async def guarded(request: Any, context: Context) -> AsyncGenerator[Any, None]:  # noqa: ANN401
+        async def guarded(requests: Any, context: Context) -> AsyncGenerator[Any, None]:  # noqa: ANN401
             received: Any = None
             try:
                 with self._counted(context, method):
-                    received = well_formed(request)
+                    received = await receive(requests, context)
                     # Closed at once when the call is cancelled, not when the collector comes by.
                     async with contextlib.aclosing(behaviour(received, context)) as messages:
                         async for message in messages:
@@ -103,7 +121,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             finally:
                 await end_stream(received)
                 del received
-            del request  # gRPC keeps this frame until the collector comes by
+            del requests  # gRPC keeps this frame until the collector comes by
             await self._abort(failure, context, method)
 
         return guarded

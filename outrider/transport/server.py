@@ -24,6 +24,7 @@ from outrider.ports import Draft, Target
 from outrider.transport.channels import (
     FIXED_WINDOW,
     KEEPALIVE,
+    MAX_COMMANDS_BYTES,
     MAX_LINK_MESSAGE_BYTES,
     MAX_PUBLIC_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,
@@ -60,6 +61,7 @@ _OPTIONS: Options = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
+_LINK_LIMITS = message_limits(MAX_LINK_MESSAGE_BYTES, max_received_bytes=MAX_COMMANDS_BYTES)
 
 
 class Server:
@@ -128,7 +130,7 @@ async def serve_draft(
     def add(server: grpc.aio.Server) -> None:
         add_DraftServiceServicer_to_server(DraftServicer(draft, link_timeout_s=link_timeout_s), server)
 
-    name, limits = _service_name(link_pb2, "DraftService"), message_limits(MAX_LINK_MESSAGE_BYTES)
+    name, limits = _service_name(link_pb2, "DraftService"), _LINK_LIMITS
     return await _serve(add, name, limits, host=host, port=port, security=security, probes=probes)
 
 
@@ -149,7 +151,7 @@ async def serve_target(
     def add(server: grpc.aio.Server) -> None:
         add_TargetServiceServicer_to_server(TargetServicer(target, link_timeout_s=link_timeout_s), server)
 
-    name, limits = _service_name(link_pb2, "TargetService"), message_limits(MAX_LINK_MESSAGE_BYTES)
+    name, limits = _service_name(link_pb2, "TargetService"), _LINK_LIMITS
     return await _serve(add, name, limits, host=host, port=port, security=security, probes=probes)
 
 

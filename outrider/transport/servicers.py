@@ -238,17 +238,17 @@ class GenerationServicer(GenerationServiceServicer):
         """The generation; closed, and so cancelled, when the call ends for any reason. The request is not held here
         while it runs.
         """
-        deadline = context.time_remaining()
         with self._open_requests.entered() as held:
-            asked = with_trace(await self._read(requests, held), context.invocation_metadata())
+            asked = with_trace(await self._read(requests, held, context.peer()), context.invocation_metadata())
             about_request.set(log_fields(asked))  # of this call: every call has a context of its own
+            deadline = context.time_remaining()  # now: the call may have waited to be read
             generation = self._generator.generate_stream(asked, deadline_s=deadline, on_taken_in=held.release)
             del asked
             async with contextlib.aclosing(generation) as deltas:
                 yield deltas
 
-    async def _read(self, requests: Requests, held: HeldBytes) -> GenerationRequest:
-        limits, request = self._generator.limits, await self._arrivals.receive(requests, held)
+    async def _read(self, requests: Requests, held: HeldBytes, peer: str) -> GenerationRequest:
+        limits, request = self._generator.limits, await self._arrivals.receive(requests, held, peer)
         if isinstance(request, LongRequest):
             request = await run_in_slices(parsing(request.data, partial(check_num_prompt_ids, model=limits)))
         return await run_in_slices(request_reading(request, limits, read_prompt=reading_long))

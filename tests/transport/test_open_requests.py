@@ -17,7 +17,7 @@ from outrider.chat import ChatPrompt
 from outrider.errors import CapacityError, InvalidRequestError
 from outrider.generation import Delta, GenerationRequest
 from outrider.open_requests import OpenRequests
-from outrider.transport.arrivals import MAX_READ_AT_ONCE, Arrivals
+from outrider.transport.arrivals import MAX_READ_AT_ONCE, MAX_SLOW_PER_HOST, Arrivals
 from outrider.transport.channels import MAX_REQUEST_BYTES
 from outrider.transport.convert.chat import chat_to_proto
 from outrider.transport.server import serve_generation
@@ -30,6 +30,7 @@ from tests.support.tiny_models import cached_tiny_model
 
 SERVICE = "/outrider.v1.GenerationService"
 LARGE = 1_900_000
+PEER = "ipv4:10.0.0.1:4711"
 
 
 class Reading(ScriptedGenerator):
@@ -127,7 +128,7 @@ async def test_few_messages_are_asked_for_at_the_same_time() -> None:
 
     async def receive() -> None:
         with all_bytes.entered() as held:
-            await arrivals.receive(calls.requests(50), held)
+            await arrivals.receive(calls.requests(50), held, PEER)
             assert 50 < all_bytes.num_bytes < 100
 
     receiving = [asyncio.create_task(receive()) for _ in range(3 * MAX_READ_AT_ONCE)]
@@ -147,7 +148,7 @@ async def test_a_slow_message_gives_its_turn_away_and_counts_as_the_largest(monk
 
     async def receive() -> None:
         with all_bytes.entered() as held:
-            await arrivals.receive(calls.requests(50), held)
+            await arrivals.receive(calls.requests(50), held, PEER)
 
     found = await asyncio.gather(*(receive() for _ in range(2)), _when_slow(calls, all_bytes), return_exceptions=True)
     assert [type(one) for one in found] == [type(None), CapacityError, type(None)]
@@ -165,12 +166,33 @@ async def test_calls_that_send_nothing_hold_others_up_for_a_short_time_each() ->
 
     async def receive(calls: Calls) -> None:
         with all_bytes.entered() as held:
-            await arrivals.receive(calls.requests(50), held)
+            await arrivals.receive(calls.requests(50), held, PEER)
 
     holding = [asyncio.create_task(receive(mute)) for _ in range(10 * MAX_READ_AT_ONCE)]
     await asyncio.sleep(0)
     async with asyncio.timeout(5):  # of 10 s, at 1 s each
         await receive(prompt)
+    for task in holding:
+        task.cancel()
+    await asyncio.gather(*holding, return_exceptions=True)
+    assert all_bytes.num_bytes == 0
+
+
+async def test_calls_of_one_host_that_send_nothing_leave_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.transport.arrivals.SLOW_S", 0.01)
+    arrivals, all_bytes, mute, prompt = Arrivals(), OpenRequests(), Calls(), Calls()
+    prompt.may_arrive.set()
+
+    async def receive(calls: Calls, num_characters: int) -> None:
+        with all_bytes.entered() as held:
+            await arrivals.receive(calls.requests(num_characters), held, PEER)
+
+    holding = [asyncio.create_task(receive(mute, 50)) for _ in range(MAX_READ_AT_ONCE)]
+    async with asyncio.timeout(20):
+        ended, _ = await asyncio.wait(holding[MAX_SLOW_PER_HOST:])
+    assert {type(task.exception()) for task in ended} == {CapacityError}
+    assert all_bytes.num_bytes == MAX_SLOW_PER_HOST * MAX_REQUEST_BYTES
+    await receive(prompt, 7_000_000)
     for task in holding:
         task.cancel()
     await asyncio.gather(*holding, return_exceptions=True)

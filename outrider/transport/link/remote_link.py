@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import OutriderError, ProtocolError, UnavailableError
 from outrider.ports import EventBatch
-from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
+from outrider.transport.channels import MAX_COMMANDS_BYTES
 from outrider.transport.convert.arrays import Fetch, fetch_nothing
 from outrider.transport.link.heartbeats import DEFAULT_LINK_TIMEOUT_S, HEARTBEAT_INTERVAL_S, SilenceWatch
 from outrider.transport.link.outbox import Outbox
@@ -83,7 +83,7 @@ class RemoteLink(Generic[CommandT, EventT]):
             raise UnavailableError(str(self._broken))
         if self._closed:
             raise UnavailableError(f"the link to {self._address} is closed")
-        messages = split_commands(commands, self._encode, MAX_LINK_MESSAGE_BYTES)
+        messages = split_commands(commands, self._encode, MAX_COMMANDS_BYTES)
         if not all(self._outbox.put(message) for message in messages):
             # A command that was lost is a link that is lost: the reader has to hear of it too.
             raise self._give_up(f"{self._address} has stopped reading the link")
