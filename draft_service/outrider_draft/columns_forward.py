@@ -7,7 +7,7 @@ could be drawn for is decided as for single items.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,18 +50,12 @@ class ColumnsForward:
         return output_of(self._step, drawn, time.perf_counter_ns())
 
 
-def output_of(
-    step: SteadyStep, drawn: Sequence[Draws], computed_ns: int, settle: Callable[[], None] | None = None
-) -> ExecutorOutput[Proposal]:
-    """What was drawn for the sessions of a step, as columns where all have tokens, and evidence of one form. ``settle``
-    is what is left to be done for each session.
-    """
+def output_of(step: SteadyStep, drawn: Sequence[Draws], computed_ns: int) -> ExecutorOutput[Proposal]:
+    """What was drawn for the sessions of a step, as columns where all have tokens, and evidence of one form."""
     columns = step.columns
     sparse = [draws.evidence for draws in drawn if isinstance(draws.evidence, SparseEvidence)]
     is_uniform = len(sparse) == len(drawn) or all(draws.evidence is None for draws in drawn)
     if not is_uniform or not all(draws.token_ids for draws in drawn):
-        if settle is not None:
-            settle()
         return ExecutorOutput(_one_by_one(step, drawn), computed_ns)
     counts = np.array([len(draws.token_ids) for draws in drawn], dtype=np.uint32)
     token_ids = np.array([token_id for draws in drawn for token_id in draws.token_ids], dtype=np.uint32)
@@ -69,7 +63,7 @@ def output_of(
     answers: AnswerColumns[Proposal] = AnswerColumns(
         columns.sessions, columns.generations, step.bases, counts, token_ids, (), Proposal, supports=supports
     )
-    return ExecutorOutput((), computed_ns, columns=answers, settle=settle)
+    return ExecutorOutput((), computed_ns, columns=answers)
 
 
 def _one_by_one(step: SteadyStep, drawn: Sequence[Draws]) -> list[Proposal | OutriderError | None]:

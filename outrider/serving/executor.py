@@ -7,7 +7,7 @@ pages and lookahead, so the simplest one implements only ``begin`` and ``execute
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -109,18 +109,12 @@ class ExecutorOutput(Generic[EventT_co]):
     """Events that answer no item, each with the number of its link. They leave with the next message."""
     columns: AnswerColumns[EventT_co] | None = None
     """The answers of a step that came as columns, if all its sessions have one."""
-    settle: Callable[[], None] | None = None
-    """With ``columns``: what is left to be done for each session once they have left, and before anything else."""
 
     def one_by_one(self) -> ExecutorOutput[EventT_co]:
-        """With a result for each job, and nothing left to be done."""
+        """With a result for each job."""
         if self.columns is None:
             return self
-        if self.settle is not None:
-            self.settle()
-        return replace(
-            self, results=list(self.columns.events(range(len(self.columns.sessions)))), columns=None, settle=None
-        )
+        return replace(self, results=list(self.columns.events(range(len(self.columns.sessions)))), columns=None)
 
 
 class InFlightForward(Protocol[EventT_co]):

@@ -31,7 +31,6 @@ class HeadColumnsForward:
         """``states`` [sum(counts), F] are those of the pairs, session after session."""
         self._executor, self._step, self._states = executor, step, states
         self._rows: list[DraftRow] = []
-        self._last_states: list[torch.Tensor] = []
         if executor.runner.max_catch_up:
             self._lay_out()
 
@@ -44,10 +43,8 @@ class HeadColumnsForward:
         """Draw the tokens; called once."""
         if not self._rows:
             return self._as_items()
-        # Queued before the loop: once the answers have left, the device is the target's where both have the same one.
-        self._last_states = last_of_each(self._states, self._step.columns.counts.tolist())
-        drawn = self._executor.runner.draft(self._rows, self._states)
-        return output_of(self._step, drawn, time.perf_counter_ns(), self._settle)
+        drawn = self._executor.runner.draft(self._rows, self._states, self._settle)
+        return output_of(self._step, drawn, time.perf_counter_ns())
 
     def _lay_out(self) -> None:
         columns, start = self._step.columns, 0
@@ -63,9 +60,12 @@ class HeadColumnsForward:
             start += count
 
     def _settle(self) -> None:
-        """The texts and pairs of the sessions, as single items leave them."""
+        """The texts and pairs of the sessions, as single items leave them: none of it depends on what is drawn, so it
+        is done while the loop runs.
+        """
         sequences = self._executor.sequences
-        heads = zip(self._step.sessions, self._rows, self._last_states, self._step.bases.tolist(), strict=True)
+        last_states = last_of_each(self._states, [len(row.token_ids) for row in self._rows])
+        heads = zip(self._step.sessions, self._rows, last_states, self._step.bases.tolist(), strict=True)
         for session, row, last_state, base in heads:
             state: Any = session.executor_state
             state.last_state = last_state

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from outrider.kernels.device_stream import to_device
 from outrider.model_executor.draft_loop import DraftMetadata
 from outrider.sampling.session import SessionSampling
 
@@ -35,6 +37,6 @@ def last_of_each(states: torch.Tensor, counts: Sequence[int]) -> list[torch.Tens
     """The last row of each part of states [sum(counts), F], in one copy where one is needed."""
     if len(counts) == 1:
         return [last_of(states)]
-    ends = torch.tensor(counts, dtype=torch.int64).cumsum(0) - 1
-    last = states.index_select(0, ends.to(states.device, non_blocking=True))
+    ends = np.cumsum(counts, dtype=np.int32) - 1
+    last = states.index_select(0, to_device(ends, states.device))
     return list(last.split(1))  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ Not thread-safe: one thread calls it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -42,6 +42,10 @@ PAIR_LAG = 1
 _CATCH_UPS = (2, 4, 6, 8, 12, MAX_STEPS + 1)
 """Pairs of a row for which first steps are captured: of all that a step has committed, since those of drafted tokens
 are made anew from the target's states. A single pair is computed as two: steps of one read the head's own states."""
+
+
+def _nothing() -> None:
+    """Nothing to do while a loop runs."""
 
 
 class DraftHeadRunner:
@@ -119,9 +123,12 @@ class DraftHeadRunner:
         """``forward`` of the target's ``states`` [N, F] of each row."""
         return self.forward(rows, self.head.fuse(torch.cat(list(states))))
 
-    def draft(self, rows: Sequence[DraftRow], states: torch.Tensor) -> list[Draws]:
+    def draft(
+        self, rows: Sequence[DraftRow], states: torch.Tensor, meanwhile: Callable[[], None] = _nothing
+    ) -> list[Draws]:
         """Append each row's tokens, paired with the target's ``states`` [T, F], row by row, and draw what follows, in
-        loops of as many rows as the graphs are for.
+        loops of as many rows as the graphs are for. ``meanwhile`` is called once all of them are queued, and before the
+        last is waited for; it may cut what is drafted.
 
         A row's draws end before the first that failed. Its sequence then holds what it held, its tokens, and pairs of
         what was drawn whose ids it does not know: they are to be cut. Errors are those of ``forward``.
@@ -134,17 +141,21 @@ class DraftHeadRunner:
         for start in range(0, len(rows), most):
             own = rows[start : start + most]
             end = begin + sum([len(row.token_ids) for row in own])
-            found += self._draft(self._loop, own, states[begin:end])
+            is_last = start + most >= len(rows)
+            found += self._draft(self._loop, own, states[begin:end], meanwhile if is_last else _nothing)
             begin = end
         return found
 
-    def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow], states: torch.Tensor) -> list[Draws]:
+    def _draft(
+        self, loop: DraftLoop, rows: Sequence[DraftRow], states: torch.Tensor, meanwhile: Callable[[], None]
+    ) -> list[Draws]:
         with restoring_lengths(self.sequences, rows), torch.inference_mode():
             plan = plan_draft(self.sequences, rows)
             self._copy_pages(plan.page_copies)
             self._put_states(states)
             command = loop.command_for(plan)
             loop.run(loop_of(command), command.numbers)
+            meanwhile()
             with_supports = any(row.metadata.needs_evidence for row in rows)
             found = loop.results(loop_of(command), with_supports=with_supports)
         return read_draws(rows, *found)

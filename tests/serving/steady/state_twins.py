@@ -70,8 +70,6 @@ class HeadTwins(Twins):
 
     max_length = 200
     prompt_lengths = (2, 7, 30, 120)
-    reports_free_pages = False
-    """Those of drafted pairs are given back once the answers of columns have left."""
 
     def __init__(self, *arguments: Any, width: int, **named: Any) -> None:
         super().__init__("draft", *arguments, **named)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,9 @@ def test_a_draft_says_and_holds_the_same(seed: int, samplings: Samplings) -> Non
     assert twins.outcomes["Proposal"] > 500
 
 
-def pairs_drawn_by_forwards(runner: DraftHeadRunner, rows: Sequence[DraftRow], states: torch.Tensor) -> list[Draws]:
+def pairs_drawn_by_forwards(
+    runner: DraftHeadRunner, rows: Sequence[DraftRow], states: torch.Tensor, meanwhile: Callable[[], None] | None = None
+) -> list[Draws]:
     """What a loop of a head draws for greedy rows, by one forward a token; now and then a row draws nothing."""
     found, first = [], 0
     for row in rows:
@@ -163,6 +165,8 @@ def pairs_drawn_by_forwards(runner: DraftHeadRunner, rows: Sequence[DraftRow], s
                 hidden, normed = runner.forward([ForwardRow(row.sequence, drawn[-1:], 0)], hidden[-1:])
         fails = row.base % 97 == 0
         found.append(Draws((), error=NonFiniteLogitsError("not a number")) if fails else Draws(tuple(drawn)))
+    if meanwhile is not None:
+        meanwhile()
     return found
 
 

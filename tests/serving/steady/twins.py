@@ -106,7 +106,6 @@ class Twins:
 
     max_length = MAX_LENGTH
     prompt_lengths: tuple[int, ...] = (2, 7, 30, 252)
-    reports_free_pages = True
 
     def __init__(
         self, role: str, steady: EngineCore[Any, Any, Any, Any], plain: EngineCore[Any, Any, Any, Any],
@@ -300,7 +299,7 @@ class Twins:
         report = read.report
         # Every job of the stand-in that drafts is of one token.
         num_tokens = 0 if report is None or self.role == "draft" else report.num_tokens
-        num_free = report.num_pages_free if report is not None and self.reports_free_pages else 0
+        num_free = report.num_pages_free if report is not None else 0
         return found[0], num_tokens, report and (report.batch_size, num_free)
 
     def _compare_books(self) -> None:

@@ -1,0 +1,86 @@
+"""What a head does while its draft loop runs: a loop without kernels stands in for the device's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.kernels.draft_sampling.layout import NUM_FIELDS, Field
+from outrider.model_executor.draft_heads.runner import DraftHeadRunner
+from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
+from outrider.ports import Open
+from outrider.types import JudgingRule, SamplingParams
+from outrider_draft.proposers.head_executor import HeadExecutor
+from tests.draft_service.head_rig import served
+from tests.support.eagle3 import build_eagle3
+from tests.support.tiny_models import cached_tiny_model
+
+
+class IdleLoop:
+    """Draws token 7 always; says what is asked of it."""
+
+    max_rows, max_catch_up = 2, 4
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+
+    def command_for(self, plan: Any) -> Any:
+        self._note(f"plan {len(plan.token_ids)}")
+        return _Command(plan.num_steps, len(plan.token_ids))
+
+    def run(self, shape: Any, numbers: object) -> None:
+        self._note("run")
+
+    def results(self, shape: Any, *, with_supports: bool) -> tuple[Any, None]:
+        self._note("wait")
+        records = np.zeros((shape.num_steps, shape.num_rows, NUM_FIELDS), dtype=np.int32)
+        records[..., Field.TOKEN] = 7
+        return records, None
+
+
+class _Command:
+    def __init__(self, num_steps: int, num_rows: int) -> None:
+        self.arguments, self.numbers = (num_rows, num_steps, 2, 4), None
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> DraftHeadRunner:
+    executor = served("eagle3", build_eagle3(tmp_path), cached_tiny_model("llama", seed=1)).executor
+    assert isinstance(executor, HeadExecutor)
+    return executor.runner
+
+
+def opening(session: int) -> Open:
+    return Open(
+        session=session, generation=1, sampling=SamplingParams(temperature=0.0), seed=0,
+        judging_rule=JudgingRule.GREEDY, prompt_length=3, max_length=30, num_token_ids=256,
+    )  # fmt: skip
+
+
+def test_the_rest_is_done_while_the_last_loop_runs(runner: DraftHeadRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(runner, "_loop", IdleLoop(said.append))
+    monkeypatch.setattr(runner, "_put_states", lambda states: said.append(f"states {len(states)}"))
+    sequences = [runner.sequences.open(30) for _ in range(3)]
+    rows = [
+        DraftRow(DraftMetadata.of(opening(number), 272), sequence, [3, 4], 3, 3, 1)
+        for number, sequence in enumerate(sequences)
+    ]
+    states = torch.zeros(6, 96)
+
+    def meanwhile() -> None:
+        said.append("meanwhile")
+        assert [sequence.length for sequence in sequences] == [4, 4, 4]
+        for sequence in sequences:
+            runner.sequences.truncate(sequence, 2)
+
+    drawn = runner.draft(rows, states, meanwhile)
+    assert [one.token_ids for one in drawn] == [(7, 7, 7)] * 3
+    assert said == ["states 4", "plan 2", "run", "wait", "states 2", "plan 1", "run", "meanwhile", "wait"]
+    assert [sequence.length for sequence in sequences] == [2, 2, 2]
+    runner.sequences.check_integrity()
