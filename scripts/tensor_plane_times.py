@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from outrider.benchmarks.environment import describe_environment, now
+from outrider.benchmarks.schema import Label, Result, Series, save
 from outrider.planes import PlaneKind, PlaneOffer
 from outrider.tensor_plane.reader import PlaneReaders
 from outrider.tensor_plane.writer import PlaneWriter, PlaneWriters
@@ -126,8 +128,8 @@ def steps(
     return found
 
 
-def measure(options: argparse.Namespace, kind: PlaneKind) -> str:
-    """A line of the table."""
+def measure(options: argparse.Namespace, kind: PlaneKind) -> tuple[str, tuple[Series, ...]]:
+    """A line of the table, and what is saved of it."""
     device = torch.device(options.device)
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -142,7 +144,7 @@ def measure(options: argparse.Namespace, kind: PlaneKind) -> str:
         report = ours.recv()
         writer = writers.writer(offer.offer_id)
         if report is None or report.kind is not kind or writer is None:
-            return f"{kind:14} not used: {'no report' if report is None else report.text()}"
+            return f"{kind:14} not used: {'no report' if report is None else report.text()}", ()
         rows = torch.randn(options.rows, options.width, device=device).bfloat16()
         forward = Forward(device, options.target_products)
         plain: list[dict[str, float]] = []
@@ -154,11 +156,19 @@ def measure(options: argparse.Namespace, kind: PlaneKind) -> str:
             with_states += steps(ours, forward, writer, rows, options.steps // _NUM_BLOCKS)
         timed = steps(ours, forward, writer, rows, 60, timer=DeviceTimer(device))
         ours.send(None)
-        return _line(kind, report.round_trip_ms, plain, with_states, timed)
+        without = _median(plain, "step")
+        labels: dict[str, Label] = {"plane": str(kind), "num_bytes": rows.nbytes}
+        added = tuple(each["step"] - without for each in with_states)
+        series = Series("added", "us", added, labels), Series("without", "us", (without,), labels)
+        return _line(kind, report.round_trip_ms, plain, with_states, timed), series
     finally:
         writers.close()
         child.join(10)
         child.kill()
+
+
+def _median(found: Sequence[dict[str, float]], name: str) -> float:
+    return statistics.median(each[name] for each in found)
 
 
 def _line(
@@ -168,13 +178,10 @@ def _line(
     states: Sequence[dict[str, float]],
     timed: Sequence[dict[str, float]],
 ) -> str:
-    def median(found: Sequence[dict[str, float]], name: str) -> float:
-        return statistics.median(each[name] for each in found)
-
-    without, taken = median(plain, "step"), median(states, "step")
+    without, taken = _median(plain, "step"), _median(states, "step")
     parts = {
-        "with": taken, "more": taken - without, **{name: median(states, name) for name in COLUMNS[2:6]},
-        "plain": median(plain, "launch"), **{name: median(timed, name) for name in COLUMNS[7:]},
+        "with": taken, "more": taken - without, **{name: _median(states, name) for name in COLUMNS[2:6]},
+        "plain": _median(plain, "launch"), **{name: _median(timed, name) for name in COLUMNS[7:]},
     }  # fmt: skip
     return f"{kind:14} {1e3 * probe_ms:7.0f} {without:7.0f} " + " ".join(f"{parts[name]:8.0f}" for name in COLUMNS)
 
@@ -187,14 +194,25 @@ def main() -> None:
     parser.add_argument("--kinds", default="shared_memory,gloo")
     parser.add_argument("--rows", type=int, default=6, help="positions")
     parser.add_argument("--width", type=int, default=3 * 4096, help="values of a position, bfloat16")
+    parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--target-products", type=int, default=10)
     parser.add_argument("--draft-products", type=int, default=2)
     options = parser.parse_args()
     print(f"{2 * options.rows * options.width:,} bytes, {options.device} to {options.other}; medians, us")
     print(f"{'plane':14} {'probe':>7} {'without':>7} " + " ".join(f"{name:>8}" for name in COLUMNS))
+    series: tuple[Series, ...] = ()
     for kind in options.kinds.split(","):
-        print(measure(options, PlaneKind(kind)), flush=True)
+        line, found = measure(options, PlaneKind(kind))
+        series += found
+        print(line, flush=True)
+    if options.save:
+        save(_result(options, series))
+
+
+def _result(options: argparse.Namespace, series: tuple[Series, ...]) -> Result:
+    facts = {"from": options.device, "to": options.other, "rows": options.rows, "width": options.width}
+    return Result("planes", options.save, now(), describe_environment(options.device), facts, series)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python tools/compare_changing_loads.py ADDRESS --phase 1x8 --phase 128x2 --phase 1x8
 
 Each phase is USERSxREQUESTS: so many users, each with so many requests one after the other. The phases follow each
-other without a pause; the arms, chosen and plain, take turns. One line for each phase: tokens/s until all of it have
-finished, first-token times, drafted tokens a step. With --metrics, the coordinator's metrics at that URL say how often
-the mode changed between plain and drafted steps.
+other without a pause; the arms, speculation (chosen lengths) and baseline (plain), take turns. One line for each phase:
+tokens/s until all of it have finished, first-token times, drafted tokens a step. --save writes a result for each phase.
+With --metrics, the coordinator's metrics at that URL say how often the mode changed between plain and drafted steps.
 """
 
 import asyncio
@@ -18,13 +18,17 @@ from typing import Annotated
 
 import typer
 
+from outrider.benchmarks.schema import save as save_result
 from outrider.benchmarks.serving.client_processes import ClientProcesses
+from outrider.benchmarks.serving.gate import check_exactness
 from outrider.benchmarks.serving.load import Decoding
 from outrider.benchmarks.serving.records import Run
+from outrider.benchmarks.serving.run import BASELINE, SPECULATION, Outcome, Plan, to_result
 from outrider.benchmarks.serving.workload import Prompt, Traffic, random_prompts
+from outrider.cli.bench.pairs import exact_within, find_pair
 from outrider.client import AsyncClient
 
-CHOSEN, PLAIN = "chosen", "plain"
+CHOSEN, PLAIN = SPECULATION, BASELINE
 _MODE_CHANGES = re.compile(r"^outrider_draft_length_mode_changes_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -89,7 +93,14 @@ def _mode_changes(url: str | None) -> float:
 
 
 async def compare(
-    address: str, phases: list[Phase], decoding: Decoding, *, input_len: int, runs: int, metrics: str | None
+    address: str,
+    phases: list[Phase],
+    decoding: Decoding,
+    *,
+    input_len: int,
+    runs: int,
+    metrics: str | None,
+    save: tuple[str, str] | None,
 ) -> None:
     """Play both arms in turn and print the table."""
     async with AsyncClient(address) as client, ClientProcesses(address, 8) as clients:
@@ -97,6 +108,10 @@ async def compare(
         prompts = [
             random_prompts(phase.num_users * phase.num_requests, input_len, info.num_token_ids, seed)
             for seed, phase in enumerate(phases)
+        ]
+        plans = [
+            Plan(tuple(sent), Traffic(max_concurrency=phase.num_users), decoding, num_runs=runs, with_baseline=True)
+            for sent, phase in zip(prompts, phases, strict=True)
         ]
         users = [phase.num_users for phase in phases]
         arms = {CHOSEN: decoding, PLAIN: replace(decoding, num_speculative_tokens=0)}
@@ -112,6 +127,19 @@ async def compare(
         print("   phase    chosen     plain   /plain  first token ms, ratio  drafted a step")
         for place, phase in enumerate(phases):
             print(line_of(phase, [found[place] for found in done[CHOSEN]], [found[place] for found in done[PLAIN]]))
+        if save is not None:
+            device, name = save
+            gate = await check_exactness(
+                client, prompts[0][:2], max_tokens=32, num_speculative_tokens=None,
+                tie_tolerance=exact_within(device, "auto"),
+            )  # fmt: skip
+            where = find_pair(None, None, address)
+            facts = {"pair": where.pair(info), **where.weights(info)}
+            for place, phase in enumerate(phases):
+                runs_of = {arm: tuple(found[place] for found in done[arm]) for arm in arms}
+                outcome = Outcome(info, gate, info.num_speculative_tokens, runs_of)
+                named = f"{name}-{place + 1}-{phase.name}"
+                save_result(to_result(outcome, plans[place], name=named, device=device, configuration=facts))
         if metrics is not None:
             print(f"changes of mode in a run of the chosen arm: {changes / runs:g}")
 
@@ -125,11 +153,14 @@ def main(
     output_len: Annotated[int, typer.Option(min=2)] = 256,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each arm, in turn.")] = 2,
     metrics: Annotated[str | None, typer.Option(help="URL of the coordinator's metrics.")] = None,
+    device: Annotated[str, typer.Option(help="Where the models run, for --save.")] = "cuda",
+    save: Annotated[str | None, typer.Option(help="Write benchmarks/results/NAME-PHASE.json.")] = None,
 ) -> None:
     """Print the table."""
     decoding = Decoding(max_tokens=output_len)
     phases = list(map(parse_phase, phase))
-    asyncio.run(compare(address, phases, decoding, input_len=input_len, runs=runs, metrics=metrics))
+    saving = None if save is None else (device, save)
+    asyncio.run(compare(address, phases, decoding, input_len=input_len, runs=runs, metrics=metrics, save=saving))
 
 
 if __name__ == "__main__":

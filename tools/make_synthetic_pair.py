@@ -31,7 +31,7 @@ from synthetic_pair.shapes import SHAPES, Shape, find_shape
 
 from outrider.errors import ConfigError
 from outrider.model_executor.device_setup import prepare_device
-from outrider.model_executor.synthetic.cycle import PairMap, build_map
+from outrider.model_executor.synthetic.cycle import PairMap
 from outrider.model_executor.synthetic.recipe import Recipe
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -49,6 +49,7 @@ def make_pair(
     *,
     acceptance: float,
     foreseen: float = 0.0,
+    later_acceptance: float | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
@@ -61,8 +62,11 @@ def make_pair(
     """
     if target.vocab_size != draft.vocab_size:
         raise ValueError(f"the target has {target.vocab_size} tokens and the draft {draft.vocab_size}: no pair")
-    pair = build_map(target.vocab_size, acceptance=acceptance, foreseen=foreseen, seed=seed)
-    recipes = {role: Recipe(role, acceptance, foreseen, seed) for role in ("target", "draft")}
+    recipes = {
+        role: Recipe(role, acceptance, foreseen, seed, later_acceptance=later_acceptance)
+        for role in ("target", "draft")
+    }
+    pair = recipes["target"].map_of(target.vocab_size)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns) as bars:
         for role, shape in (("target", target), ("draft", draft)):
@@ -72,7 +76,8 @@ def make_pair(
                 prepare_device(device, "auto", None)
                 maker = recipes[role].maker(shape, dtype, torch.device(device))
                 write_shards(out / role, maker, shard_bytes=shard_bytes, progress=partial(bars.advance, bar))
-    _describe(out, target, draft, pair, {"acceptance": acceptance, "foreseen": foreseen, "seed": seed})
+    asked = {"acceptance": acceptance, "later_acceptance": later_acceptance, "foreseen": foreseen, "seed": seed}
+    _describe(out, target, draft, pair, asked)
     return pair
 
 
@@ -115,7 +120,7 @@ def make_head(
     return pair
 
 
-def _describe(out: Path, target: Shape, draft: Shape, pair: PairMap, asked: dict[str, float]) -> None:
+def _describe(out: Path, target: Shape, draft: Shape, pair: PairMap, asked: dict[str, float | None]) -> None:
     wrong = ~pair.agrees
     description = {
         "synthetic": "random weights; the next token is a function of the last one",
@@ -142,6 +147,10 @@ def main(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    later_acceptance: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Acceptance in the second half of the cycle, of a draft model."),
+    ] = None,
     foreseen: Annotated[
         float,
         typer.Option(min=0.0, max=1.0, help="Of the others, the share where the true token is the second choice."),
@@ -177,6 +186,7 @@ def main(
             find_shape(draft_shape),
             acceptance=acceptance,
             foreseen=foreseen,
+            later_acceptance=later_acceptance,
             seed=seed,
             dtype=_DTYPES[dtype],
             device=device,

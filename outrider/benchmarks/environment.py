@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,16 +22,28 @@ _ROOT = Path(__file__).parents[2]
 
 def describe_environment(device: str) -> Environment:
     """The environment of this process; `device` is where the models run, as the caller knows it."""
+    commit, has_local_changes = measured_commit()
     return Environment(
-        commit=_git("rev-parse", "HEAD"),
-        # Results that are being written do not change what was measured.
-        has_local_changes=bool(_git("status", "--porcelain", "--", ".", ":!benchmarks/results")),
+        commit=commit,
+        has_local_changes=has_local_changes,
         device=device_name(device),
         cpu=_cpu(),
         num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         platform=f"{platform.system()} {platform.machine()}",
         versions={"python": platform.python_version(), **_versions()},
     )
+
+
+def measured_commit(environ: Mapping[str, str] = os.environ) -> tuple[str, bool]:
+    """Commit of the code, and whether files of it were changed: ``GIT_COMMIT``'s, else the checkout's.
+
+    The variable is for copies without git, as ``git describe --always --abbrev=40 --dirty --exclude='*'`` prints it.
+    """
+    told = environ.get("GIT_COMMIT", "")
+    if told:
+        return told.removesuffix("-dirty"), told.endswith("-dirty")
+    # Results that are being written do not change what was measured.
+    return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--", ".", ":!benchmarks/results"))
 
 
 def now() -> str:

@@ -142,3 +142,16 @@ def test_the_device_is_measured() -> None:
     device = measure_device(torch.device("cpu"), torch.float32)
     assert device.bytes_per_second > 0
     assert device.operations_per_second > 0
+
+
+def test_one_row_may_be_longer_and_states_may_be_handed_out(runner: ModelRunner) -> None:
+    plan = Plan((2,), (2,), (8,), draft_lengths=(), longest_contexts=(24,), layers=(1, 2), num_samples=1, num_warmups=0)
+    found = run_plan(runner, plan)[2:]
+    assert [(item.name, item.labels.get("longest_context")) for item in found] == [
+        ("forward", None), ("forward", 24), ("forward_with_states", None), ("forward_with_states", 24)
+    ]  # fmt: skip
+    device = Device(1.0, 1e12)
+    even, uneven = (floor_seconds(runner, device, "forward", Case(2, 2, 8, longest_context=n)) for n in (None, 24))
+    config = runner.config
+    kv_values = 2 * config.num_kv_heads * config.head_dim * config.num_layers
+    assert uneven - even == (24 - 8) * kv_values * runner.dtype.itemsize

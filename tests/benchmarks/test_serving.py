@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from outrider.benchmarks.serving.load import Decoding, run_load
 from outrider.benchmarks.serving.records import Record, Run
 from outrider.benchmarks.serving.run import BASELINE, SPECULATION, Plan, run_plan, texts, to_result, to_vllm_json
 from outrider.benchmarks.serving.workload import Traffic, arrival_times, code_prompts, random_prompts
+from outrider.benchmarks.tables import render
+from outrider.benchmarks.tables.cells import best_fixed
 from outrider.errors import ConfigError, UnavailableError
 from outrider.generation import GenerationResult, SpeculationStats, StageTimes, Timing, Usage
-from outrider.types import FinishReason
+from outrider.types import FinishReason, SamplingParams
 from tests.benchmarks.scripted_client import DRAFT_LENGTH, ScriptedClient
 from tests.support.tiny_models import cached_tiny_model
 
@@ -265,6 +268,24 @@ async def test_a_run_in_which_everything_failed_is_an_error() -> None:
     client = ScriptedClient(fail_prompts=frozenset(range(100)))
     with pytest.raises(UnavailableError, match="CapacityError: no room"):
         await run_plan(client, plan_of(num_gate_prompts=0))
+
+
+async def test_further_arms_have_fixed_lengths_or_other_sampling_and_are_tabled() -> None:
+    hot = SamplingParams(temperature=0.6, top_p=0.9)
+    plan = dataclasses.replace(plan_of(with_baseline=True), fixed_lengths=(2, 5), samplings=(hot,))
+    client, fixed = ScriptedClient(), ScriptedClient()
+    outcome = await run_plan(client, plan, load_fixed=partial(run_load, fixed))
+    assert list(outcome.runs) == ["speculation", "baseline", "K=2", "K=5", "T=0.6 p=0.9 k=0"]
+    assert {options.get("num_speculative_tokens") for options in fixed.requests} == {2, 5}, "another coordinator's"
+    assert {options.get("num_speculative_tokens") for options in client.requests} == {DRAFT_LENGTH, 0}
+    assert 0.6 in {options.get("temperature") for options in client.requests}
+    result = to_result(
+        outcome, plan, name="arms", device="cpu", configuration={"pair": "a / b", "synthetic": False}, gpus=2
+    )
+    assert result.configuration["num_gpus"] == 2
+    arm, rate = best_fixed(result) or ("", 0.0)
+    assert arm in {"K=2", "K=5"}
+    assert f"{rate / 2:.1f} ({arm})" in render([result])
 
 
 async def test_the_result_holds_raw_samples_of_both_arms(tmp_path: Path) -> None:

@@ -70,3 +70,10 @@ def test_the_target_depends_on_the_seed_and_not_on_the_draft() -> None:
 def test_shares_outside_zero_to_one_are_refused(acceptance: float, foreseen: float) -> None:
     with pytest.raises(ValueError, match="must be from 0 to 1"):
         build_map(1024, acceptance=acceptance, foreseen=foreseen)
+
+
+def test_the_acceptance_may_change_in_the_middle_of_the_cycle() -> None:
+    pair, even = (build_map(128256, acceptance=0.9, later_acceptance=later) for later in (0.3, None))
+    first, second = np.split(pair.agrees[pair.order], 2)
+    assert (first.mean(), second.mean()) == (pytest.approx(0.9, abs=1e-3), pytest.approx(0.3, abs=1e-3))
+    assert np.array_equal(pair.target_next, even.target_next), "the target's text stays"

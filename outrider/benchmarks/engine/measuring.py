@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -49,6 +50,15 @@ class Case:
     """Tokens of each sequence after the forward, or before the draft loop."""
     sampling: SamplingParams = GREEDY
     """Of a draft loop."""
+    longest_context: int | None = None
+    """Of a forward's first row, if it is another one than the others'."""
+    layers: tuple[int, ...] = ()
+    """Whose hidden states a forward hands out."""
+
+    @property
+    def contexts(self) -> list[int]:
+        """[B] of the rows."""
+        return [self.longest_context or self.context, *[self.context] * (self.batch_size - 1)]
 
 
 def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> float:
@@ -57,7 +67,7 @@ def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = GATE_T
     `GateError` when it is past the dtype's tolerance.
     """
     tokens = _token_ids(runner, num_tokens, row=0)
-    with _sequences(runner, 2, num_tokens) as (whole, single):
+    with _sequences(runner, [num_tokens] * 2) as (whole, single):
         at_once = runner.forward([ForwardRow(whole, tokens, num_tokens)])
         one_by_one = torch.cat([runner.forward([ForwardRow(single, [token], 1)]) for token in tokens])
     difference = float((at_once - one_by_one).abs().max() / one_by_one.abs().max())
@@ -75,8 +85,8 @@ def check_draft_loop(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> f
     `GateError` when it is past the dtype's tolerance.
     """
     prompt = _token_ids(runner, num_tokens, row=0)
-    with _sequences(runner, 2, 2 * num_tokens) as (drafting, scored):
-        _fill(runner, [drafting], num_tokens - 1)
+    with _sequences(runner, [2 * num_tokens] * 2) as (drafting, scored):
+        _fill(runner, [drafting], [num_tokens - 1])
         drafted = [tokens[0] for tokens in draft(runner, [drafting], prompt[-1:], num_tokens)]
         logits = runner.forward([ForwardRow(scored, prompt + drafted[:-1], num_tokens)])  # [T, V]
     chosen = logits[torch.arange(num_tokens), drafted]
@@ -90,38 +100,37 @@ def check_draft_loop(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> f
 
 
 def time_forward(runner: ModelRunner, case: Case, *, num_samples: int, num_warmups: int) -> list[float]:
-    """Seconds of a forward that ends at `case.context`, logits after every token, of the type in which a target takes
-    them.
+    """Seconds of a forward that ends at the case's contexts, logits after every token, of the type in which a target
+    takes them.
     """
-    if case.num_tokens > case.context:
-        raise ConfigError("context", f"must be at least the {case.num_tokens} tokens of a forward, not {case.context}")
-    before = case.context - case.num_tokens
-    with _sequences(runner, case.batch_size, case.context) as sequences:
-        _fill(runner, sequences, before)
-        tokens = _token_ids(runner, case.num_tokens, row=1)
-        rows = [ForwardRow(sequence, tokens, case.num_tokens) for sequence in sequences]
-        return timed_samples(
-            lambda: runner.forward(rows, as_computed=True),
-            runner.device,
-            num_samples=num_samples,
-            num_warmups=num_warmups,
-            undo=lambda: _truncate(runner, sequences, before),
-        )
+    with _forward(runner, case) as (forward, undo):
+        return timed_samples(forward, runner.device, num_samples=num_samples, num_warmups=num_warmups, undo=undo)
 
 
 def time_forward_on_device(runner: ModelRunner, case: Case, *, num_samples: int) -> list[float]:
     """Seconds that a GPU is busy with the forward of `time_forward`: several in a row, by the device's own clock."""
-    before = case.context - case.num_tokens
-    with _sequences(runner, case.batch_size, case.context) as sequences:
+    with _forward(runner, case) as (forward, undo):
+
+        def forward_and_undo() -> None:
+            forward()
+            undo()
+
+        return [_device_seconds(forward_and_undo) for _ in range(num_samples)]
+
+
+@contextmanager
+def _forward(runner: ModelRunner, case: Case) -> Iterator[tuple[Callable[[], object], Callable[[], None]]]:
+    """The case's forward, its sequences filled, and what undoes it."""
+    if case.num_tokens > case.context:
+        raise ConfigError("context", f"must be at least the {case.num_tokens} tokens of a forward, not {case.context}")
+    before = [context - case.num_tokens for context in case.contexts]
+    with _sequences(runner, case.contexts) as sequences:
         _fill(runner, sequences, before)
         tokens = _token_ids(runner, case.num_tokens, row=1)
         rows = [ForwardRow(sequence, tokens, case.num_tokens) for sequence in sequences]
-
-        def forward() -> None:
-            runner.forward(rows, as_computed=True)
-            _truncate(runner, sequences, before)
-
-        return [_device_seconds(forward) for _ in range(num_samples)]
+        plain = partial(runner.forward, rows, as_computed=True)
+        with_states = partial(runner.forward_with_states, rows, case.layers)
+        yield with_states if case.layers else plain, lambda: _truncate(runner, sequences, before)
 
 
 def _device_seconds(work: Callable[[], object]) -> float:
@@ -140,15 +149,16 @@ def time_draft_loop(runner: ModelRunner, case: Case, *, num_samples: int, num_wa
     """Seconds of a proposal of `case.num_tokens`, from one committed token to the last draft token, with what it was
     drawn from.
     """
-    with _sequences(runner, case.batch_size, case.context + case.num_tokens) as sequences:
-        _fill(runner, sequences, case.context - 1)
+    before = [case.context - 1] * case.batch_size
+    with _sequences(runner, [case.context + case.num_tokens] * case.batch_size) as sequences:
+        _fill(runner, sequences, before)
         last = _token_ids(runner, case.batch_size, row=2)
         return timed_samples(
             lambda: draft(runner, sequences, last, case.num_tokens, case.sampling),
             runner.device,
             num_samples=num_samples,
             num_warmups=num_warmups,
-            undo=lambda: _truncate(runner, sequences, case.context - 1),
+            undo=lambda: _truncate(runner, sequences, before),
         )
 
 
@@ -198,31 +208,35 @@ def _draft_in_loops(
 
 
 @contextmanager
-def _sequences(runner: ModelRunner, count: int, max_length: int) -> Iterator[list[KVSequence]]:
+def _sequences(runner: ModelRunner, max_lengths: list[int]) -> Iterator[list[KVSequence]]:
     """Sequences that are released at the end, whatever happens; `OutOfPagesError` when the cache is too small."""
     opened: list[KVSequence] = []
     try:
-        for _ in range(count):
-            opened.append(runner.sequences.open(max_length))
+        for length in max_lengths:
+            opened.append(runner.sequences.open(length))
         yield opened
     finally:
         for sequence in opened:
             runner.sequences.release(sequence)
 
 
-def _fill(runner: ModelRunner, sequences: list[KVSequence], length: int) -> None:
-    """Prefill each sequence to a length with tokens of its own, several in one forward."""
-    step = max(1, min(length, _FILLED_AT_ONCE))
-    texts = [_token_ids(runner, length, row=row) for row in range(len(sequences))]
-    group = max(1, _FILLED_AT_ONCE // step)
-    for start in range(0, len(sequences), group):
-        for begin in range(0, length, step):
-            pairs = zip(sequences[start : start + group], texts[start : start + group], strict=True)
-            runner.forward([ForwardRow(sequence, text[begin : begin + step], 0) for sequence, text in pairs])
+def _fill(runner: ModelRunner, sequences: list[KVSequence], lengths: list[int]) -> None:
+    """Prefill each sequence to its length with tokens of its own, several in one forward."""
+    left = [(sequence, _token_ids(runner, length, row=row)) for row, (sequence, length) in
+            enumerate(zip(sequences, lengths, strict=True)) if length]  # fmt: skip
+    while left:
+        rows, room = [], _FILLED_AT_ONCE
+        for sequence, text in left:
+            count = min(room, len(text) - sequence.length)
+            if count:
+                rows.append(ForwardRow(sequence, text[sequence.length : sequence.length + count], 0))
+                room -= count
+        runner.forward(rows)
+        left = [(sequence, text) for sequence, text in left if sequence.length < len(text)]
 
 
-def _truncate(runner: ModelRunner, sequences: list[KVSequence], length: int) -> None:
-    for sequence in sequences:
+def _truncate(runner: ModelRunner, sequences: list[KVSequence], lengths: list[int]) -> None:
+    for sequence, length in zip(sequences, lengths, strict=True):
         runner.sequences.truncate(sequence, length)
 
 

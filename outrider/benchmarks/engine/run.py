@@ -32,6 +32,7 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.types import SamplingParams
 
 FORWARD, ON_DEVICE, DRAFT_LOOP = "forward", "forward_on_device", "draft_loop"
+WITH_STATES, WITH_STATES_ON_DEVICE = "forward_with_states", "forward_with_states_on_device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,10 @@ class Plan:
     draft_lengths: tuple[int, ...] = (4,)
     samplings: tuple[SamplingParams, ...] = (GREEDY,)
     """Of the draft loops."""
+    longest_contexts: tuple[int, ...] = ()
+    """Of the first row of further forwards, whose other rows have the contexts of the grid."""
+    layers: tuple[int, ...] = ()
+    """Whose hidden states each forward is timed with, too."""
     most_tokens: int | None = None
     """Of all rows of a forward together; larger ones are left out."""
     num_samples: int = 20
@@ -54,9 +59,12 @@ class Plan:
     def forwards(self) -> tuple[Case, ...]:
         """The grid of forwards."""
         most = self.most_tokens
-        return tuple(
+        even = [
             case for case in self._grid(self.num_tokens) if most is None or case.batch_size * case.num_tokens <= most
-        )
+        ]
+        uneven = [replace(case, longest_context=longest) for longest in self.longest_contexts for case in even]
+        with_states = [replace(case, layers=self.layers) for case in (*even, *uneven) if self.layers]
+        return (*even, *uneven, *with_states)
 
     @property
     def draft_loops(self) -> tuple[Case, ...]:
@@ -69,7 +77,7 @@ class Plan:
     def pages_for(self) -> int:
         """Tokens of KV cache that the largest case needs, over all its sequences."""
         longest = max(*self.contexts, 2 * GATE_TOKENS) + max((*self.draft_lengths, 0))
-        return max(2, *self.batch_sizes) * longest
+        return max(2, *self.batch_sizes) * longest + max((*self.longest_contexts, 0))
 
     def _grid(self, counts: tuple[int, ...]) -> tuple[Case, ...]:
         return tuple(
@@ -92,10 +100,10 @@ def run_plan(runner: ModelRunner, plan: Plan, *, on_done: Callable[[], None] = l
             timer = time_forward if name == FORWARD else time_draft_loop
             seconds = timer(runner, case, num_samples=plan.num_samples, num_warmups=plan.num_warmups)
             floor = floor_seconds(runner, device, name, case)
-            series.append(_in_ms(name, seconds, case, floor))
+            series.append(_in_ms(WITH_STATES if case.layers else name, seconds, case, floor))
             if name == FORWARD and runner.device.type == "cuda":
                 busy = time_forward_on_device(runner, case, num_samples=plan.num_samples)
-                series.append(_in_ms(ON_DEVICE, busy, case, floor))
+                series.append(_in_ms(WITH_STATES_ON_DEVICE if case.layers else ON_DEVICE, busy, case, floor))
             on_done()
     return tuple(series)
 
@@ -107,11 +115,23 @@ def _in_ms(name: str, seconds: list[float], case: Case, floor: float) -> Series:
 def floor_seconds(runner: ModelRunner, device: Device, name: str, case: Case) -> float:
     """The floor of a case; of a draft loop, the sum over its forwards. Ranks that share a model do a part each."""
     if name == FORWARD:
-        alone = device.floor_seconds(_work(runner, case.batch_size, case.num_tokens, case.context))
+        alone = device.floor_seconds(_forward_work(runner, case))
     else:
         works = (_work(runner, case.batch_size, 1, case.context + step) for step in range(case.num_tokens))
         alone = sum(map(device.floor_seconds, works))
     return alone / runner.tensor_parallel_size
+
+
+def _forward_work(runner: ModelRunner, case: Case) -> Work:
+    """Of all rows; a longer first row adds what one row of its context reads beyond one of the others'."""
+    work = _work(runner, case.batch_size, case.num_tokens, case.context)
+    if case.longest_context is None:
+        return work
+    longer, shorter = (_work(runner, 1, case.num_tokens, length) for length in (case.longest_context, case.context))
+    return Work(
+        work.num_bytes + longer.num_bytes - shorter.num_bytes,
+        work.num_operations + longer.num_operations - shorter.num_operations,
+    )
 
 
 def _work(runner: ModelRunner, batch_size: int, num_tokens: int, context: int) -> Work:
@@ -133,6 +153,7 @@ def _labels(case: Case, floor: float) -> dict[str, str | int | float | bool]:
         "batch_size": case.batch_size,
         "num_tokens": case.num_tokens,
         "context": case.context,
+        **({} if case.longest_context is None else {"longest_context": case.longest_context}),
         "floor_ms": 1e3 * floor,
     }
 
@@ -142,7 +163,7 @@ def to_rows(series: tuple[Series, ...]) -> list[tuple[str, int, int, int, float,
     rows = []
     for item in series:
         milliseconds = median(item.samples)
-        if item.name in {FORWARD, ON_DEVICE, DRAFT_LOOP} and milliseconds is not None:
+        if "floor_ms" in item.labels and milliseconds is not None:
             labels: dict[str, Any] = item.labels
             floor = float(labels["floor_ms"])
             over = ratio(milliseconds, floor) or 0.0
@@ -153,6 +174,8 @@ def to_rows(series: tuple[Series, ...]) -> list[tuple[str, int, int, int, float,
 
 def _what(item: Series) -> str:
     name = item.name.replace("_", " ")
+    if "longest_context" in item.labels:
+        name += f", one row of {item.labels['longest_context']}"
     if "temperature" not in item.labels:
         return name
     return f"{name}, T={item.labels['temperature']:g} p={item.labels['top_p']:g} k={item.labels['top_k']}"
@@ -203,11 +226,13 @@ def load(
             num_pages=num_pages,
             load_format=load_format,
             drafting=DraftingRules() if plan.draft_lengths else None,
+            hidden_state_layers=plan.layers,
         )
     else:
         settings = {"device": device, "dtype": dtype, "page_size": page_size, "num_pages": num_pages}
         sharing = {"tensor_parallel_size": tensor_parallel_size, "one_shot_all_reduce": one_shot_all_reduce}
         rest = {"model": str(folder), "load_format": load_format, "num_threads": num_threads}
+        rest["hidden_state_layers"] = ",".join(map(str, plan.layers)) or None
         runner = open_runner(TargetSettings.model_validate({**settings, **sharing, **rest}))
     runner.warm_up()
     return runner

@@ -10,18 +10,20 @@ from outrider.benchmarks.peers.engines import ENGINES, Pair
 
 
 def main() -> None:
-    """Load, warm up with the first prompt, then time every prompt: one new token, and all of them."""
+    """Load, warm up, then time the prompts, as many at a time as there are users: one new token, and all of them."""
     job = json.load(sys.stdin)
-    generate = ENGINES[job["engine"]](Pair(**job["pair"]))
+    pair = Pair(**job["pair"])
+    generate = ENGINES[job["engine"]](pair)
     num_tokens = job["num_tokens"]
+    groups = [job["prompts"][start : start + pair.num_users] for start in range(0, len(job["prompts"]), pair.num_users)]
     for _ in range(job["num_warmups"]):
-        generate(job["prompts"][0], num_tokens)
+        generate(groups[0], num_tokens)
     answers = []
-    for prompt in job["prompts"]:
+    for group in groups:
         began = time.perf_counter()
-        generate(prompt, 1)
+        generate(group, 1)
         first = time.perf_counter()
-        tokens = generate(prompt, num_tokens)
+        tokens = generate(group, num_tokens)
         ended = time.perf_counter()
         answers.append({"tokens": tokens, "first_s": first - began, "whole_s": ended - first})
     sys.stdout.write("\n" + json.dumps(answers) + "\n")

@@ -13,8 +13,8 @@ from typing import Any
 
 from outrider.errors import ConfigError
 
-Generate = Callable[[Sequence[int], int], list[int]]
-"""(prompt, new tokens) to exactly so many new tokens."""
+Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
+"""(prompts of one length, new tokens) to exactly so many new tokens of each, all generated at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,10 @@ class Pair:
     draft_length: int
     max_length: int
     """Prompt and output of the longest request."""
+    tensor_parallel_size: int = 1
+    """GPUs of the engines that can divide a model."""
+    num_users: int = 1
+    """Requests at the same time."""
 
 
 def plain(pair: Pair) -> Generate:
@@ -42,6 +46,8 @@ def compiled(pair: Pair) -> Generate:
 
 def assisted(pair: Pair) -> Generate:
     """Assisted generation: a constant draft length, no confidence threshold, set where they count: on the draft."""
+    if pair.num_users > 1:
+        raise ConfigError("--max-concurrency", "must be 1 for transformers-assisted, which takes one prompt at a time")
     draft = _load(_required(pair.draft), pair)
     draft.generation_config.num_assistant_tokens = pair.draft_length
     draft.generation_config.num_assistant_tokens_schedule = "constant"
@@ -56,10 +62,8 @@ def vllm_plain(pair: Pair) -> Generate:
 
 def vllm_speculative(pair: Pair) -> Generate:
     """The offline engine of vLLM with the draft model."""
-    return _vllm(
-        pair,
-        {"method": "draft_model", "model": _required(pair.draft), "num_speculative_tokens": pair.draft_length},
-    )
+    speculative = {"method": "draft_model", "model": _required(pair.draft), "num_speculative_tokens": pair.draft_length}
+    return _vllm(pair, {**speculative, "draft_tensor_parallel_size": pair.tensor_parallel_size})
 
 
 ENGINES: dict[str, Callable[[Pair], Generate]] = {
@@ -94,11 +98,11 @@ def _generating(pair: Pair, options: dict[str, Any]) -> Generate:
     model = _load(pair.target, pair)
 
     @torch.inference_mode()
-    def generate(prompt: Sequence[int], num_tokens: int) -> list[int]:
-        ids = torch.tensor([list(prompt)], device=pair.device)
+    def generate(prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        ids = torch.tensor([list(prompt) for prompt in prompts], device=pair.device)
         lengths = {"min_new_tokens": num_tokens, "max_new_tokens": num_tokens}
         out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **lengths, **options)
-        new: list[int] = out[0, len(prompt) :].tolist()
+        new: list[list[int]] = out[:, ids.shape[1] :].tolist()
         return new
 
     return generate
@@ -113,13 +117,16 @@ def _vllm(pair: Pair, speculative: dict[str, Any] | None) -> Generate:
         model=pair.target,
         dtype=pair.dtype,
         max_model_len=pair.max_length,
+        max_num_seqs=pair.num_users,
+        tensor_parallel_size=pair.tensor_parallel_size,
         speculative_config=speculative,
         enable_prefix_caching=False,
+        skip_tokenizer_init=True,
     )
 
-    def generate(prompt: Sequence[int], num_tokens: int) -> list[int]:
-        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-        (answer,) = engine.generate([{"prompt_token_ids": list(prompt)}], sampling, use_tqdm=False)
-        return list(answer.outputs[0].token_ids)
+    def generate(prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        return [list(answer.outputs[0].token_ids) for answer in engine.generate(asked, sampling, use_tqdm=False)]
 
     return generate

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from typing import Any
 
 from outrider.benchmarks.environment import describe_environment, now
@@ -33,6 +35,8 @@ class Plan:
     prompts: tuple[Prompt, ...]
     num_tokens: int = 128
     num_warmups: int = 1
+    packages: str | None = None
+    """Folder of packages that the peers alone see, such as an unpacked vLLM with the versions that it needs."""
 
     def __post_init__(self) -> None:
         for name in self.engines:
@@ -50,14 +54,22 @@ class Outcome:
 
     engine: str
     ms_per_token: tuple[float, ...]
-    """Of each prompt, the first token left out."""
+    """Of the prompts that go together, the first token left out."""
     first_ms: tuple[float, ...]
     tokens: tuple[tuple[int, ...], ...]
+    """Of each prompt."""
+    all_ms: tuple[float, ...] = ()
+    """A token until all that go together have finished, prefill included."""
 
 
-def installed() -> tuple[str, ...]:
-    """Peers whose package is there."""
-    return tuple(name for name, package in NEEDS.items() if importlib.util.find_spec(package) is not None)
+def installed(packages: str | None = None) -> tuple[str, ...]:
+    """Peers whose package is there, or in a folder of packages."""
+    return tuple(name for name, package in NEEDS.items() if _is_found(package, packages))
+
+
+def _is_found(package: str, folder: str | None) -> bool:
+    in_folder = folder is not None and PathFinder.find_spec(package, [folder]) is not None
+    return in_folder or importlib.util.find_spec(package) is not None
 
 
 def run_plan(plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> list[Outcome]:
@@ -83,6 +95,7 @@ def _run_one(plan: Plan, engine: str) -> Outcome:
         capture_output=True,
         text=True,
         check=False,
+        env=_environment(plan.packages),
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
@@ -90,12 +103,20 @@ def _run_one(plan: Plan, engine: str) -> Outcome:
     return _read(engine, json.loads(done.stdout.strip().splitlines()[-1]), plan.num_tokens)
 
 
+def _environment(packages: str | None) -> dict[str, str]:
+    """Of a peer's process, in which the folder of packages comes before all others."""
+    if packages is None:
+        return dict(os.environ)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))}
+
+
 def _read(engine: str, answers: Sequence[dict[str, Any]], num_tokens: int) -> Outcome:
     return Outcome(
         engine,
         tuple(1e3 * (one["whole_s"] - one["first_s"]) / (num_tokens - 1) for one in answers),
         tuple(1e3 * one["first_s"] for one in answers),
-        tuple(tuple(one["tokens"]) for one in answers),
+        tuple(tuple(tokens) for one in answers for tokens in one["tokens"]),
+        tuple(1e3 * one["whole_s"] / num_tokens for one in answers),
     )
 
 
@@ -123,6 +144,7 @@ def to_result(outcomes: Sequence[Outcome], plan: Plan, *, name: str, configurati
     for outcome in outcomes:
         series.append(Series("ttft", "ms", outcome.first_ms, {"engine": outcome.engine}))
         series.append(Series("tpot", "ms", outcome.ms_per_token, {"engine": outcome.engine}))
+        series.append(Series("until_all_finished", "ms", outcome.all_ms, {"engine": outcome.engine}))
     pair = {key: value for key, value in dataclasses.asdict(plan.pair).items() if key not in {"target", "draft"}}
     return Result(
         kind="peers",

@@ -26,10 +26,21 @@ from outrider.benchmarks.serving.workload import Prompt, Traffic, require_room
 from outrider.client import AsyncClient
 from outrider.errors import ConfigError, UnavailableError
 from outrider.generation import ModelInfo
+from outrider.types import SamplingParams
 
 SPECULATION, BASELINE = "speculation", "baseline"
 _MOST_SAMPLES = 256
 """Of one series in a result's file."""
+
+
+def fixed_arm(length: int) -> str:
+    """Name of an arm with a fixed draft length."""
+    return f"K={length}"
+
+
+def sampled_arm(params: SamplingParams) -> str:
+    """Name of an arm with other sampling parameters."""
+    return f"T={params.temperature:g} p={params.top_p:g} k={params.top_k}"
 
 
 class RunLoad(Protocol):
@@ -53,6 +64,10 @@ class Plan:
     """Requests of each arm before anything is measured."""
     with_baseline: bool = False
     """The same requests without speculation, in turn with the others."""
+    fixed_lengths: tuple[int, ...] = ()
+    """Draft lengths of further arms, for a coordinator with ``draft_length: fixed``."""
+    samplings: tuple[SamplingParams, ...] = ()
+    """Temperature, top-p and top-k of further arms, with the speculation of the first."""
     num_gate_prompts: int = 2
     """0 leaves the gate out, and the result says so."""
     num_gate_tokens: int = 32
@@ -61,7 +76,22 @@ class Plan:
     @property
     def num_requests(self) -> int:
         """That are measured, over all runs and arms."""
-        return len(self.prompts) * self.num_runs * (2 if self.with_baseline else 1)
+        num_arms = 1 + self.with_baseline + len(self.fixed_lengths) + len(self.samplings)
+        return len(self.prompts) * self.num_runs * num_arms
+
+    def arms(self, draft_length: int) -> dict[str, Decoding]:
+        """Decoding of each arm, in order."""
+        speculation = dataclasses.replace(self.decoding, num_speculative_tokens=draft_length)
+        arms = {SPECULATION: speculation}
+        if self.with_baseline:
+            arms[BASELINE] = dataclasses.replace(speculation, num_speculative_tokens=0)
+        for length in self.fixed_lengths:
+            arms[fixed_arm(length)] = dataclasses.replace(speculation, num_speculative_tokens=length)
+        for params in self.samplings:
+            arms[sampled_arm(params)] = dataclasses.replace(
+                speculation, temperature=params.temperature, top_p=params.top_p, top_k=params.top_k
+            )
+        return arms
 
     def with_prompts(self, prompts: Sequence[Prompt]) -> Plan:
         """The same with other prompts."""
@@ -100,11 +130,17 @@ class Outcome:
 
 
 async def run_plan(
-    client: AsyncClient, plan: Plan, *, on_done: Callable[[], None] = lambda: None, load: RunLoad | None = None
+    client: AsyncClient,
+    plan: Plan,
+    *,
+    on_done: Callable[[], None] = lambda: None,
+    load: RunLoad | None = None,
+    load_fixed: RunLoad | None = None,
 ) -> Outcome:
     """Run it all; `GateError` when speculation changes greedy output, `UnavailableError` when requests failed.
 
-    ``load`` sends the measured requests; by default the client does.
+    ``load`` sends the measured requests, by default the client does; ``load_fixed`` those of fixed draft lengths, to
+    another coordinator of the same services.
     """
     load = load or partial(run_load, client)
     info = await client.model_info()
@@ -115,17 +151,17 @@ async def run_plan(
         raise ConfigError("num_runs", f"must be at least 1, not {plan.num_runs}")
     require_room(plan.prompts, plan.decoding.max_tokens, info.max_model_len)
     gate = await _gate(client, plan, draft_length)
-    arms = {SPECULATION: dataclasses.replace(plan.decoding, num_speculative_tokens=draft_length)}
-    if plan.with_baseline:
-        arms[BASELINE] = dataclasses.replace(plan.decoding, num_speculative_tokens=0)
-    for decoding in arms.values():
+    arms = plan.arms(draft_length)
+    fixed = {fixed_arm(length) for length in plan.fixed_lengths}
+    loads = {arm: (load_fixed or load) if arm in fixed else load for arm in arms}
+    for arm, decoding in arms.items():
         if plan.num_warmups:
-            await load(plan.prompts[: plan.num_warmups], Traffic(), decoding)
+            await loads[arm](plan.prompts[: plan.num_warmups], Traffic(), decoding)
     runs: dict[str, list[Run]] = {arm: [] for arm in arms}
     for index in range(plan.num_runs):
         for arm in list(arms)[:: 1 if index % 2 == 0 else -1]:
             decoding = dataclasses.replace(arms[arm], cache_salt=_fresh_salt())
-            runs[arm].append(_whole(await load(plan.prompts, plan.traffic, decoding, on_done=on_done)))
+            runs[arm].append(_whole(await loads[arm](plan.prompts, plan.traffic, decoding, on_done=on_done)))
     return Outcome(info, gate, draft_length, {arm: tuple(done) for arm, done in runs.items()})
 
 
@@ -170,8 +206,10 @@ def _title(arm: str, outcome: Outcome) -> str:
     return "Serving Benchmark Result" if BASELINE not in outcome.runs else f"Serving Benchmark Result: {arm}"
 
 
-def to_result(outcome: Outcome, plan: Plan, *, name: str, device: str, configuration: Mapping[str, Any]) -> Result:
-    """The result to save."""
+def to_result(
+    outcome: Outcome, plan: Plan, *, name: str, device: str, configuration: Mapping[str, Any], gpus: int | None = None
+) -> Result:
+    """The result to save; ``gpus`` where further replicas make more of them than the placement tells."""
     series = tuple(item for arm, runs in outcome.runs.items() for item in measured_series(runs, arm))
     if outcome.speedups:
         series += (Series("speedup", "times", outcome.speedups),)
@@ -180,7 +218,11 @@ def to_result(outcome: Outcome, plan: Plan, *, name: str, device: str, configura
         name=name,
         created_at=now(),
         environment=describe_environment(device),
-        configuration={**configuration, **_configuration(outcome, plan)},
+        configuration={
+            **configuration,
+            **_configuration(outcome, plan),
+            **({} if gpus is None else {"num_gpus": gpus}),
+        },
         series=tuple(dataclasses.replace(item, samples=thinned(item.samples, _MOST_SAMPLES)) for item in series),
         figures={arm: vllm_keys(runs) for arm, runs in outcome.runs.items()}
         | ({"requests_that_differ": outcome.num_different()} if plan.decoding.temperature == 0 else {}),

@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from outrider.benchmarks.schema import Result
 from outrider.benchmarks.tables.cells import commit, table
-from outrider.benchmarks.tables.parts import engine_table, kernels_table, rpc_table, step_table, tracing_table
+from outrider.benchmarks.tables.parts import (
+    engine_table,
+    kernels_table,
+    planes_table,
+    rpc_table,
+    step_table,
+    tracing_table,
+)
 from outrider.benchmarks.tables.serving import interference_table, peers_table, serve_tables
 
 _NOTHING = "No results are committed yet.\n"
@@ -21,6 +28,7 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "rpc": rpc_table,
     "step": step_table,
     "tracing": tracing_table,
+    "planes": planes_table,
     "peers": peers_table,
     "interference": interference_table,
 }

@@ -57,6 +57,17 @@ def device(result: Result) -> str:
     return f"{environment.cpu}, {environment.num_cpus} cores" if environment.device == "cpu" else environment.device
 
 
+def arms_of(result: Result) -> list[str]:
+    """Names of a serving result's arms, in order: speculation, baseline, K=4 and so on."""
+    return list(dict.fromkeys(str(series.labels["arm"]) for series in result.series if "arm" in series.labels))
+
+
+def best_fixed(result: Result) -> tuple[str, float] | None:
+    """(arm, tokens/s) of the fastest fixed draft length; None where none was measured."""
+    rates = [(arm, median_of(result, "output_throughput", arm=arm) or 0.0) for arm in arms_of(result)]
+    return max((found for found in rates if found[0].startswith("K=")), key=lambda found: found[1], default=None)
+
+
 def median_of(result: Result, name: str, **labels: str) -> float | None:
     """Statistic of the first such series; None if there is none."""
     found = result.find(name, **labels)

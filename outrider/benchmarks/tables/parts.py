@@ -49,12 +49,17 @@ def _engine_rows(result: Result) -> Iterable[Row]:
                 f"`{result.name}`",
                 device(result),
                 f"{facts['model']} {facts['dtype']}{_sharing(facts)}{mark(facts)}",
-                series.name.replace("_", " "),
+                series.name.replace("_", " ") + _longest(series),
                 *(str(labels[key]) for key in ("batch_size", "num_tokens", "context")),
                 number(milliseconds, 3),
                 number(floor, 3),
                 number(ratio(milliseconds, floor), 2),
             ]
+
+
+def _longest(series: Series) -> str:
+    longest = series.labels.get("longest_context")
+    return "" if longest is None else f", one row of {longest}"
 
 
 def _sharing(facts: dict[str, Any]) -> str:
@@ -124,3 +129,24 @@ def tracing_table(results: Sequence[Result]) -> str:
     makings = [f"{number(median_of(result, MAKING, arm=SAMPLED), 0)} us (`{result.name}`)" for result in results]
     note = f"In threads of their own all three make and encode a sampled step's spans: {', '.join(makings)}."
     return table("What tracing adds to a step's loop, us", heads, rows, [note]) if rows else ""
+
+
+def planes_table(results: Sequence[Result]) -> str:
+    """Hidden states between two processes."""
+    heads = ["run", "device", "plane", "bytes", "from", "to", "step without, us", "more with states, us"]
+    rows = [
+        [
+            f"`{result.name}`",
+            device(result),
+            str(series.labels["plane"]),
+            str(series.labels["num_bytes"]),
+            str(result.configuration["from"]),
+            str(result.configuration["to"]),
+            number(median_of(result, "without", plane=str(series.labels["plane"])), 0),
+            number(median(series.samples), 0),
+        ]
+        for result in results
+        for series in result.series
+        if series.name == "added"
+    ]
+    return table("Hidden states from the target's process to the draft's", heads, rows, []) if rows else ""

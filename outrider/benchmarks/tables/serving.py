@@ -10,6 +10,7 @@ from outrider.benchmarks.schema import Result
 from outrider.benchmarks.tables.cells import (
     Row,
     acceptance_rate,
+    best_fixed,
     device,
     mean_of,
     median_of,
@@ -29,13 +30,16 @@ def _serve_table(results: Sequence[Result]) -> str:
         "follows. Until all finished: the time of the whole load by the tokens of one user, prefill included.",
     ]
     rows = [_serve_row(result) for result in results]
+    if any(map(best_fixed, results)):
+        heads.append("best fixed K: tok/s per GPU")
+        rows = [[*row, _best_fixed_of(result)] for row, result in zip(rows, results, strict=True)]
     return table("Serving, three processes", heads, rows, [*explained, *notes(results)])
 
 
 def _serve_row(result: Result) -> Row:
     configuration, figures = result.configuration, result.figures["speculation"]
     users, decoding = configuration["traffic"]["max_concurrency"], configuration["decoding"]
-    gpus = configuration.get("num_gpus", 0 if result.environment.device == "cpu" else 1)
+    gpus = _num_gpus(result)
     return [
         f"`{result.name}`",
         device(result),
@@ -53,6 +57,16 @@ def _serve_row(result: Result) -> Row:
         _pair_of(result, lambda one, arm: mean_of(one, "tpot", {"arm": arm}), 2),
         _pair_of(result, lambda one, arm: median_of(one, "until_all_finished", arm=arm), 2),
     ]
+
+
+def _num_gpus(result: Result) -> int:
+    """0 on a CPU; older results do not name the number."""
+    return int(result.configuration.get("num_gpus", 0 if result.environment.device == "cpu" else 1))
+
+
+def _best_fixed_of(result: Result) -> str:
+    found = best_fixed(result)
+    return "" if found is None else f"{number(found[1] / (_num_gpus(result) or 1), 1)} ({found[0]})"
 
 
 def tokens_per_user(result: Result, arm: str) -> float | None:
@@ -125,9 +139,10 @@ def interference_table(results: Sequence[Result]) -> str:
 
 def peers_table(results: Sequence[Result]) -> str:
     """Other engines."""
-    heads = ["run", "device", "pair", "engine", "K", "tokens in", "out", "TTFT ms", "TPOT ms", "prompts that differ"]
+    heads = ["run", "device", "pair", "engine", "GPUs", "K", "tokens in", "out", "users", "TTFT ms", "TPOT ms",
+             "until all finished, ms", "prompts that differ"]  # fmt: skip
     rows = [row for result in results for row in _peer_rows(result)]
-    return table("Other engines, one request at a time", heads, rows, notes(results)) if rows else ""
+    return table("Other engines", heads, rows, notes(results)) if rows else ""
 
 
 def _peer_rows(result: Result) -> Iterable[Row]:
@@ -139,10 +154,13 @@ def _peer_rows(result: Result) -> Iterable[Row]:
             device(result),
             pair(facts),
             engine,
+            str(facts.get("tensor_parallel_size", 1)),
             str(facts["draft_length"]) if speculates else "0",
             ", ".join(map(str, facts["input_lens"])),
             str(facts["output_len"]),
+            str(facts.get("num_users", 1)),
             number(median_of(result, "ttft", engine=engine), 1),
             number(median_of(result, "tpot", engine=engine), 2),
+            number(median_of(result, "until_all_finished", engine=engine), 2),
             f"{num_different}/{facts['num_prompts']}",
         ]

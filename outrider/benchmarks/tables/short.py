@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from outrider.benchmarks.samples import median, ratio
 from outrider.benchmarks.schema import Result
-from outrider.benchmarks.tables.cells import acceptance_rate, median_of, number
+from outrider.benchmarks.tables.cells import acceptance_rate, arms_of, median_of, number
 from outrider.benchmarks.tracing.run import NOT_SAMPLED, PLACES, SAMPLED, added_us
 from outrider.benchmarks.wire.run import plane_ratios
 
@@ -22,17 +22,13 @@ def short_lines(results: Sequence[Result]) -> list[str]:
 
 
 def _serve(result: Result) -> Iterable[Line]:
-    arms = [_medians(result, name) for name in ("tpot", "output_throughput")]
-    yield "ms a token, and with speculation off", " / ".join(number(value, 2) for value in arms[0])
-    yield "tokens/s, and with speculation off", " / ".join(number(value, 1) for value in arms[1])
+    for arm in arms_of(result):
+        per_token, rate = (median_of(result, name, arm=arm) for name in ("tpot", "output_throughput"))
+        yield f"{arm}: ms a token, tokens/s", f"{number(per_token, 2)}, {number(rate, 1)}"
     total, *forwards = (median_of(result, f"decode_{name}", arm="speculation") for name in ("total", "draft", "target"))
     if total is not None:
         yield "ms of a decode step outside draft and target", number(total - sum(value or 0.0 for value in forwards), 2)
     yield "acceptance rate", number(acceptance_rate(result.figures["speculation"]), 3)
-
-
-def _medians(result: Result, name: str) -> list[float | None]:
-    return [median_of(result, name, arm=arm) for arm in ("speculation", "baseline")]
 
 
 def _interference(result: Result) -> Iterable[Line]:
@@ -44,6 +40,7 @@ def _engine(result: Result) -> Iterable[Line]:
         if "floor_ms" in series.labels:
             labels, found = series.labels, median(series.samples)
             what = f"{series.name.replace('_', ' ')}, {labels['num_tokens']} tokens, batch {labels['batch_size']}"
+            what += f", one row of {labels['longest_context']}" if "longest_context" in labels else ""
             over = number(ratio(found, float(labels["floor_ms"])), 2)
             yield what, f"{number(found, 3)} ms, {over} times the floor"
 
@@ -71,6 +68,13 @@ def _step(result: Result) -> Iterable[Line]:
             yield what, f"{number(median(series.samples), 3)} ms"
 
 
+def _planes(result: Result) -> Iterable[Line]:
+    for series in result.series:
+        if series.name == "added":
+            what = f"{series.labels['plane']}, {series.labels['num_bytes']} bytes: more a step"
+            yield what, f"{number(median(series.samples), 0)} us"
+
+
 def _tracing(result: Result) -> Iterable[Line]:
     for place in PLACES:
         added = [number(added_us(result.series, place, arm), 1) for arm in (SAMPLED, NOT_SAMPLED)]
@@ -79,7 +83,8 @@ def _tracing(result: Result) -> Iterable[Line]:
 
 def _peers(result: Result) -> Iterable[Line]:
     for engine in result.figures["prompts_that_differ"]:
-        yield f"{engine}, ms a token", number(median_of(result, "tpot", engine=engine), 2)
+        values = (median_of(result, name, engine=engine) for name in ("tpot", "until_all_finished"))
+        yield f"{engine}, ms a token, and until all finished", " / ".join(number(value, 2) for value in values)
 
 
 _LINES: dict[str, Callable[[Result], Iterable[Line]]] = {
@@ -90,5 +95,6 @@ _LINES: dict[str, Callable[[Result], Iterable[Line]]] = {
     "rpc": _rpc,
     "step": _step,
     "tracing": _tracing,
+    "planes": _planes,
     "peers": _peers,
 }

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Samples, Save, Warmups
+from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Samples, Save, Warmups, parse_sampling
 from outrider.cli.bench.harness import bar, benchmark, is_synthetic, model_name, save, say_weights, table
 from outrider.cli.options import output
 from outrider.demo import TARGET
-from outrider.errors import ConfigError
-from outrider.types import SamplingParams
 
 _HEADS = ("what", "batch", "tokens", "context", "median ms", "floor ms", "times the floor")
 
@@ -54,6 +51,14 @@ def engine(
     batch_size: BatchSizes = None,
     num_tokens: NumTokens = None,
     context: Contexts = None,
+    longest_context: Annotated[
+        list[int] | None,
+        typer.Option(min=2, help="Also time forwards whose first row has this context; may be repeated."),
+    ] = None,
+    hidden_state_layer: Annotated[
+        list[int] | None,
+        typer.Option(help="Also time forwards that hand out the states of this layer; may be repeated."),
+    ] = None,
     draft_length: DraftLengths = None,
     sampling: Samplings = None,
     most_tokens: MostTokens = None,
@@ -77,7 +82,9 @@ def engine(
         num_tokens=tuple(num_tokens or (1, 5)),
         contexts=tuple(context or (256,)),
         draft_lengths=tuple(length for length in draft_length or (4,) if length),
-        samplings=tuple(map(_parse_sampling, sampling or ['{"temperature": 0}'])),
+        samplings=tuple(map(parse_sampling, sampling or ['{"temperature": 0}'])),
+        longest_contexts=tuple(longest_context or ()),
+        layers=tuple(sorted(hidden_state_layer or ())),
         most_tokens=most_tokens,
         num_samples=samples,
         num_warmups=warmups,
@@ -108,10 +115,3 @@ def engine(
     say_weights(facts)
     if save_as is not None:
         save(bench.to_result(series, runner, name=save_as, configuration=facts))
-
-
-def _parse_sampling(text: str) -> SamplingParams:
-    try:
-        return SamplingParams(**json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise ConfigError("--sampling", f"{text!r} is no JSON object of sampling parameters: {error}") from error

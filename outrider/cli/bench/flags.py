@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, get_args
 
@@ -9,6 +10,8 @@ import typer
 
 from outrider.cli.stack.gpus import find_gpus
 from outrider.config import fields
+from outrider.errors import ConfigError
+from outrider.types import SamplingParams
 
 
 def _plain_name(name: str | None) -> str | None:
@@ -51,3 +54,11 @@ LoadFormat = Annotated[
     ),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+
+
+def parse_sampling(text: str) -> SamplingParams:
+    """Sampling parameters from a JSON object; ``ConfigError`` for anything else."""
+    try:
+        return SamplingParams(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ConfigError("--sampling", f"{text!r} is no JSON object of sampling parameters: {error}") from error

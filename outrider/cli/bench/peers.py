@@ -35,15 +35,23 @@ def peers(
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of requests in a run.")] = 4,
     input_len: Annotated[int, typer.Option("--input-len", min=1, help="Prompt tokens.")] = 64,
     output_len: Annotated[int, typer.Option("--output-len", min=2, help="New tokens.")] = 64,
+    max_concurrency: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 1,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs of vLLM's models.")] = 1,
+    packages: Annotated[
+        Path | None, typer.Option(help="Folder of packages that the engines alone see, such as an unpacked vLLM.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the prompts.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
     save_as: Save = None,
 ) -> None:
-    """Measure other engines on the same pair: greedy, one request at a time, each engine in a process of its own."""
+    """Measure other engines on the same pair: greedy, each engine in a process of its own."""
     bench, engines = benchmark("peers.run"), benchmark("peers.engines")
     folders = (TARGET, DRAFT) if target is None else (target, draft_model)
-    names = tuple(peer or bench.installed())
+    if packages is not None and not packages.is_dir():
+        raise ConfigError("--packages", f"{packages} is not a folder")
+    folder = None if packages is None else str(packages.absolute())
+    names = tuple(peer or bench.installed(folder))
     if draft_model is None and target is not None:
         names = tuple(peer or (name for name in names if name in {"transformers", "transformers-compiled", "vllm"}))
     made = benchmark("serving.workload").random_prompts(num_prompts, input_len, _vocab_size(folders[0]), seed)
@@ -54,8 +62,10 @@ def peers(
         dtype="float32" if dtype == "auto" and device == "cpu" else dtype,
         draft_length=num_speculative_tokens,
         max_length=input_len + output_len + num_speculative_tokens + 1,
+        tensor_parallel_size=tensor_parallel_size,
+        num_users=max_concurrency,
     )
-    plan = bench.Plan(engines=names, pair=pair, prompts=tuple(made), num_tokens=output_len)
+    plan = bench.Plan(engines=names, pair=pair, prompts=tuple(made), num_tokens=output_len, packages=folder)
     with bar("engines", len(names)) as advance:
         outcomes = bench.run_plan(plan, on_done=advance)
     output.print(table(_HEADS, bench.to_rows(outcomes)))

@@ -6,14 +6,14 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
+from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save, parse_sampling
 from outrider.cli.bench.harness import bar, benchmark, save, say_weights
 from outrider.cli.bench.pairs import exact_within, find_pair, plan_pair
 from outrider.cli.options import Verbose, output
@@ -32,6 +32,19 @@ class _Prompts:
     count: int
     length: int
     seed: int
+    last_token: int | None
+    """Of every prompt; a synthetic pair's text follows from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    """Who sends the requests, and where to."""
+
+    address: str
+    num_processes: int
+    tls: bool | None = None
+    fixed_address: str | None = None
+    """Of a coordinator of the same services for the arms of fixed draft lengths."""
 
 
 def serve(
@@ -50,6 +63,21 @@ def serve(
     num_speculative_tokens: Annotated[
         int | None, typer.Option("--num-speculative-tokens", "-k", min=0, help="Maximum draft length.")
     ] = None,
+    fixed_length: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Also alternate with this fixed draft length; may be repeated."),
+    ] = None,
+    fixed_address: Annotated[
+        str | None,
+        typer.Option(help="Coordinator of the same services with draft_length: fixed, for --fixed-length."),
+    ] = None,
+    also_sampling: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='Also alternate with these sampling parameters, as JSON: {"temperature": 0.6, "top_p": 0.9}; may be'
+            " repeated."
+        ),
+    ] = None,
     acceptance_method: Annotated[str | None, typer.Option(help="rejection, coupled or typical.")] = None,
     dataset_name: Annotated[
         str | None,
@@ -61,6 +89,9 @@ def serve(
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of requests in a run.")] = 8,
     input_len: Annotated[int, typer.Option("--input-len", "--random-input-len", min=1, help="Prompt tokens.")] = 64,
     output_len: Annotated[int, typer.Option("--output-len", "--random-output-len", min=1, help="New tokens.")] = 64,
+    last_token: Annotated[
+        int | None, typer.Option(min=0, help="Id of every prompt's last token, from which synthetic text follows.")
+    ] = None,
     request_rate: Annotated[float, typer.Option(help="Requests per second; inf: all at once.")] = math.inf,
     burstiness: Annotated[float, typer.Option(help="1: Poisson arrivals; smaller values are burstier.")] = 1.0,
     max_concurrency: Annotated[
@@ -93,6 +124,12 @@ def serve(
     draft_device: Annotated[str | None, typer.Option(help="Device of the draft, if different.")] = None,
     dtype: Dtype = "auto",
     load_format: LoadFormat = "safetensors",
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--num-gpus", min=1, help="GPUs in all, for tokens/s per GPU.", show_default="those of the first replicas"
+        ),
+    ] = None,
     save_as: Save = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write the keys of `vllm bench serve --save-detailed`.")
@@ -113,7 +150,10 @@ def serve(
         num_prompts,
         input_len,
         seed,
+        last_token,
     )
+    if fixed_length and (address is None or fixed_address is None):
+        raise ConfigError("--fixed-length", "needs --address and --fixed-address, coordinators of the same services")
     plan = bench.Plan(
         prompts=(),
         traffic=workload.Traffic(request_rate, burstiness, max_concurrency or None),
@@ -130,18 +170,21 @@ def serve(
         num_runs=runs or (3 if baseline else 1),
         num_warmups=num_warmups,
         with_baseline=baseline,
+        fixed_lengths=tuple(fixed_length or ()),
+        samplings=tuple(map(parse_sampling, also_sampling or ())),
         num_gate_prompts=min(gate_prompts, num_prompts),
         tie_tolerance=exact_within(device, dtype) if tie_tolerance is None else tie_tolerance,
     )
     devices = {"device": device, "draft_device": draft_device or device, "dtype": dtype, "load_format": load_format}
     if where.address is not None:
-        plan, outcome = asyncio.run(_with_running(where.address, plan, prompts, client_processes))
+        clients = _Clients(where.address, client_processes, fixed_address=fixed_address)
+        plan, outcome = asyncio.run(_with_running(clients, plan, prompts))
     else:
         stack = plan_pair(where, devices, num_speculative_tokens, set_options)
         plan, outcome = asyncio.run(
             run_with_client(
                 stack,
-                lambda client: _measure(client, plan, prompts, (stack.address, client_processes, False)),
+                lambda client: _measure(client, plan, prompts, _Clients(stack.address, client_processes, tls=False)),
                 verbose=verbose,
             )
         )
@@ -158,29 +201,26 @@ def serve(
     }
     say_weights(facts)
     if save_as is not None:
-        save(bench.to_result(outcome, plan, name=save_as, device=device, configuration=facts))
+        save(bench.to_result(outcome, plan, name=save_as, device=device, configuration=facts, gpus=gpus))
 
 
-async def _with_running(address: str, plan: Any, prompts: _Prompts, num_processes: int) -> tuple[Any, Any]:  # noqa: ANN401
-    async with AsyncClient(address) as client:
-        return await _measure(client, plan, prompts, (address, num_processes, None))
+async def _with_running(clients: _Clients, plan: Any, prompts: _Prompts) -> tuple[Any, Any]:  # noqa: ANN401
+    async with AsyncClient(clients.address) as client:
+        return await _measure(client, plan, prompts, clients)
 
 
-async def _measure(
-    client: AsyncClient,
-    plan: Any,  # noqa: ANN401
-    prompts: _Prompts,
-    clients: tuple[str, int, bool | None],
-) -> tuple[Any, Any]:
-    """The plan with its prompts, and its outcome; ``clients`` are address, number of processes and TLS."""
+async def _measure(client: AsyncClient, plan: Any, prompts: _Prompts, clients: _Clients) -> tuple[Any, Any]:  # noqa: ANN401
+    """The plan with its prompts, and its outcome."""
     whole = plan.with_prompts(await _make(client, prompts))
-    address, num_processes, tls = clients
-    with bar("requests", whole.num_requests) as advance:
-        run_plan = partial(benchmark("serving.run").run_plan, client, whole, on_done=advance)
-        if num_processes == 1:
-            return whole, await run_plan()
-        async with benchmark("serving.client_processes").ClientProcesses(address, num_processes, tls=tls) as processes:
-            return whole, await run_plan(load=processes.run_load)
+    async with AsyncExitStack() as stack:
+        loads: dict[str, Any] = {}
+        for name, address in (("load", clients.address), ("load_fixed", clients.fixed_address)):
+            if address is not None and (clients.num_processes > 1 or name == "load_fixed"):
+                processes = benchmark("serving.client_processes").ClientProcesses
+                sending = processes(address, clients.num_processes, tls=clients.tls)
+                loads[name] = (await stack.enter_async_context(sending)).run_load
+        with bar("requests", whole.num_requests) as advance:
+            return whole, await benchmark("serving.run").run_plan(client, whole, on_done=advance, **loads)
 
 
 async def _make(client: AsyncClient, prompts: _Prompts) -> Sequence[tuple[int, ...]]:
@@ -194,4 +234,6 @@ async def _make(client: AsyncClient, prompts: _Prompts) -> Sequence[tuple[int, .
         raise ConfigError("--tokenizer", "is needed for code: with --address nothing else says which it is")
     else:
         made = workload.code_prompts(prompts.count, prompts.length, prompts.tokenizer, prompts.seed)
-    return list(made)
+    if prompts.last_token is None:
+        return list(made)
+    return [(*prompt[:-1], prompts.last_token) for prompt in made]

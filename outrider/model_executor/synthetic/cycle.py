@@ -41,14 +41,22 @@ class PairMap:
 
 
 def build_map(
-    vocab_size: int, *, acceptance: float, foreseen: float = 0.0, seed: int = 0, cycle_size: int | None = None
+    vocab_size: int,
+    *,
+    acceptance: float,
+    foreseen: float = 0.0,
+    seed: int = 0,
+    cycle_size: int | None = None,
+    later_acceptance: float | None = None,
 ) -> PairMap:
-    """The map of a pair; `foreseen` is the share of disagreements where the true token is the draft's second choice.
+    """The map of a pair; `foreseen` is the share of disagreements where the true token is the draft's second choice,
+    and `later_acceptance` the acceptance in the second half of the cycle.
 
     The target's part depends on vocabulary, seed and `cycle_size` alone: of so many tokens, all by default, is the
     cycle, which is what a draft with a reduced vocabulary needs; each other token leads into it.
     """
-    _check(vocab_size, acceptance, foreseen)
+    later = acceptance if later_acceptance is None else later_acceptance
+    _check(vocab_size, acceptance, later, foreseen)
     size = vocab_size if cycle_size is None else cycle_size
     if not 2 <= size <= vocab_size:
         raise ValueError(f"a cycle has 2 to {vocab_size} tokens, not {size}")
@@ -56,7 +64,13 @@ def build_map(
     cycle = order[:size]
     target_next = np.empty_like(order)
     target_next[order] = cycle[(np.arange(vocab_size) + 1) % size]
-    wrong_at = _choose(_hash(cycle, seed, 2), 1.0 - acceptance)
+    keys = _hash(cycle, seed, 2)
+    if later == acceptance:
+        wrong_at = _choose(keys, 1.0 - acceptance)
+    else:
+        half = size // 2
+        halves = _choose(keys[:half], 1.0 - acceptance), half + _choose(keys[half:], 1.0 - later)
+        wrong_at = np.concatenate(halves)
     if len(wrong_at) == 1:  # a single token has none to change places with
         wrong_at = wrong_at[:0]
     wrong = cycle[wrong_at]
@@ -67,10 +81,10 @@ def build_map(
     return PairMap(order, target_next, draft_next, is_foreseen)
 
 
-def _check(vocab_size: int, acceptance: float, foreseen: float) -> None:
+def _check(vocab_size: int, acceptance: float, later: float, foreseen: float) -> None:
     if vocab_size < 2:
         raise ValueError(f"a vocabulary of {vocab_size} has no cycle")
-    for name, share in (("acceptance", acceptance), ("foreseen", foreseen)):
+    for name, share in (("acceptance", acceptance), ("later_acceptance", later), ("foreseen", foreseen)):
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"{name}: must be from 0 to 1, not {share}")
 

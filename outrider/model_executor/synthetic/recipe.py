@@ -37,6 +37,8 @@ class Recipe:
     seed: int = 0
     cycle_size: int | None = None
     """Tokens that decoding walks; None: all."""
+    later_acceptance: float | None = None
+    """Acceptance in the second half of the cycle, if it is another one."""
 
     def successors(self, vocab_size: int) -> Successors:
         """Next token of the model for every token; ``ValueError`` for invalid shares."""
@@ -49,7 +51,12 @@ class Recipe:
     def map_of(self, vocab_size: int) -> PairMap:
         """Next tokens of both models of the pair; ``ValueError`` for invalid shares."""
         return build_map(
-            vocab_size, acceptance=self.acceptance, foreseen=self.foreseen, seed=self.seed, cycle_size=self.cycle_size
+            vocab_size,
+            acceptance=self.acceptance,
+            foreseen=self.foreseen,
+            seed=self.seed,
+            cycle_size=self.cycle_size,
+            later_acceptance=self.later_acceptance,
         )
 
     def maker(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> WeightMaker:
@@ -78,6 +85,7 @@ def read_recipe(folder: Path) -> Recipe:
             foreseen=float(content["foreseen"]),
             seed=int(content["seed"]),
             cycle_size=None if content.get("cycle_size") is None else int(content["cycle_size"]),
+            later_acceptance=None if content.get("later_acceptance") is None else float(content["later_acceptance"]),
         )
     except FileNotFoundError:
         raise ModelError(
