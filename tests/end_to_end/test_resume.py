@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from outrider import AsyncClient
 from outrider.generation import Delta, GenerationResult
 from tests.faults.processes import Process, ServiceProcess
 from tests.faults.stack import Layout, Stack, run_stack
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = "# Größe: überprüft\nnames = {'é': 1, '漢': 2}\nfor name in names:\n"
 PATIENT = {"target_timeout_s": 600, "draft_timeout_ms": 10_000}
@@ -72,18 +72,18 @@ def comparable(result: GenerationResult) -> dict[str, Any]:
     }
 
 
-@asynccontextmanager
-async def running(num_coordinators: int) -> AsyncIterator[tuple[Stack, AsyncClient]]:
-    layout = Layout(num_coordinators=num_coordinators, coordinator=PATIENT)
-    async with (
-        run_stack(layout) as stack,
-        AsyncClient([coordinator.address for coordinator in stack.coordinators]) as client,
-    ):
-        yield stack, client
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack() -> AsyncIterator[Stack]:
+    """Two coordinators of one target and draft; the last test ends the first of them for good."""
+    async with run_stack(Layout(num_coordinators=2, coordinator=PATIENT)) as stack:
+        yield stack
 
 
-async def twins(client: AsyncClient) -> list[dict[str, Any]]:
-    return [comparable(await client.generate(**{**request, "num_speculative_tokens": 0})) for request in REQUESTS]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(stack: Stack) -> list[dict[str, Any]]:
+    """What each request gives undisturbed and without a draft."""
+    async with AsyncClient(stack.coordinators[0].address) as client:
+        return [comparable(await client.generate(**{**request, "num_speculative_tokens": 0})) for request in REQUESTS]
 
 
 async def check_all_are_twins(stack: Stack, readers: list[Reader], expected: list[dict[str, Any]]) -> None:
@@ -105,9 +105,10 @@ async def kill_and_wait(process: Process) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_coordinator_killed_three_times_restarts_on_its_port_and_every_stream_goes_on() -> None:
-    async with running(1) as (stack, client):
-        expected = await twins(client)
+async def test_a_coordinator_killed_three_times_restarts_on_its_port_and_every_stream_goes_on(
+    stack: Stack, expected: list[dict[str, Any]]
+) -> None:
+    async with AsyncClient(stack.coordinators[0].address) as client:
         readers = [Reader(client, request) for request in REQUESTS]
         for num_tokens in (10, 40, 80):
             await asyncio.gather(*(reader.until(num_tokens) for reader in readers))
@@ -115,12 +116,13 @@ async def test_a_coordinator_killed_three_times_restarts_on_its_port_and_every_s
         await check_all_are_twins(stack, readers, expected)
 
 
-async def test_streams_of_a_coordinator_that_is_gone_go_on_at_another() -> None:
-    async with running(2) as (stack, client):
-        expected = await twins(client)
+async def test_streams_of_a_coordinator_that_is_gone_go_on_at_another(
+    stack: Stack, expected: list[dict[str, Any]]
+) -> None:
+    gone, other = stack.coordinators
+    async with AsyncClient([gone.address, other.address]) as client:
         readers = [Reader(client, request) for request in REQUESTS]
         await asyncio.gather(*(reader.until(20) for reader in readers))
-        gone, other = stack.coordinators
         served_before = await num_ended(other)
         assert isinstance(gone, ServiceProcess)
         await gone.stop()
