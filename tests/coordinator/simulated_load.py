@@ -50,6 +50,26 @@ class H200:
 
 
 @dataclass(frozen=True)
+class TargetOverTwoCards(H200):
+    """The target over two cards and the draft on one of them, as `--optimize latency` arranges them. Plain rounds and
+    one user's stages are measured; scoring of more rows is interpolated from the engine's forwards.
+    """
+
+    num_cards: int = 2
+
+    def target(self, rows: int, tokens: int) -> float:
+        plain = ((1, 3.12), (8, 3.35), (32, 4.06), (64, 5.55))
+        scoring = ((2, 3.35), (5, 3.43), (40, 3.85), (80, 4.4), (160, 5.72), (320, 8.5))
+        return _interpolate(plain, rows) if tokens == rows else _interpolate(scoring, tokens)
+
+    def between(self, rows: int) -> float:
+        return _interpolate(((1, 1.15), (8, 2.05), (32, 3.0), (64, 4.5)), rows)
+
+    def plain_between(self, rows: int) -> float:
+        return 0.7 + 0.01 * rows
+
+
+@dataclass(frozen=True)
 class BusyCoordinator(H200):
     """The same as measured under load: each session of a speculative step costs the coordinator 0.16 ms."""
 

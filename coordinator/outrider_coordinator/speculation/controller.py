@@ -19,9 +19,9 @@ from outrider_coordinator.speculation.session_state import ControlledSession, Se
 _LONGEST_INTERVAL_S = 0.25
 """Longest interval between two messages of a target that is busy."""
 _ROUNDS_BETWEEN_CHOICES = {Mode.PLAIN: 16, Mode.SPECULATIVE: 4}
-LONGEST_PROMPT_AT_ONCE, _PROMPTS_AT_ONCE = 512, 2
-"""Prompts that a draft computes beside the target: longer ones and more of them would hold up first tokens where both
-share a device.
+LONGEST_PROMPT_AT_ONCE = 512
+"""Longest prompt that a draft computes beside the target: a longer one would hold up first tokens where both share a
+device.
 """
 _NEWEST_REQUEST = 0.1
 """Weight of the request that ended last in the seconds that requests usually take."""
@@ -257,7 +257,8 @@ class DraftLengthController:
 
     def will_draft(self, num_tokens: int) -> bool:
         """Whether a session with a prompt of so many tokens that has just entered will draft soon after it, so that its
-        draft is to compute the prompt too: under a load that speculates already, and while few prompts wait.
+        draft is to compute the prompt too: under a load that speculates already, and while no other prompt waits, whose
+        first token would come later.
         """
         is_known = self.mode is Mode.SPECULATIVE and not self._choice.lengths.is_starting and not self._has_grown
-        return is_known and num_tokens <= LONGEST_PROMPT_AT_ONCE and self._num_prompts <= _PROMPTS_AT_ONCE
+        return is_known and num_tokens <= LONGEST_PROMPT_AT_ONCE and self._num_prompts <= 1
