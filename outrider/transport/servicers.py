@@ -39,7 +39,12 @@ from outrider.transport.convert.generation import (
     tokenizer_to_proto,
 )
 from outrider.transport.link.counts import LinkCounts
-from outrider.transport.link.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
+from outrider.transport.link.heartbeats import (
+    DEFAULT_COORDINATOR_TIMEOUT_S,
+    UNANNOUNCED_TIMEOUT_S,
+    sends_heartbeats,
+    with_heartbeats,
+)
 from outrider.transport.link.pump import LinkPump, reads_shared_memory, with_planes
 from outrider.transport.long_requests import LongRequest, parsing
 from outrider.transport.tokenizer_answers import TokenizerAnswers
@@ -254,9 +259,9 @@ class GenerationServicer(GenerationServiceServicer):
         return await run_in_slices(request_reading(request, limits, read_prompt=reading_long))
 
 
-def _silence_timeout_s(context: Context, timeout_s: float) -> float | None:
-    """After how long a silence the caller is gone; None for one that sends no heartbeats."""
-    return timeout_s if sends_heartbeats(context.invocation_metadata()) else None
+def _silence_timeout_s(context: Context, timeout_s: float) -> float:
+    """After how long a silence the caller is gone."""
+    return timeout_s if sends_heartbeats(context.invocation_metadata()) else max(timeout_s, UNANNOUNCED_TIMEOUT_S)
 
 
 def over_links(description: ModelDescription) -> ModelDescription:

@@ -20,6 +20,10 @@ DEFAULT_LINK_TIMEOUT_S = 3.0
 """Of a coordinator, for its services."""
 DEFAULT_COORDINATOR_TIMEOUT_S = 15.0
 """Of a service, for its coordinators. Longer: to release sessions too early costs their rebuild."""
+UNANNOUNCED_TIMEOUT_S = 60.0
+"""Of a service, at least, for callers that announce no heartbeats. gRPC holds what has come of a message, up to the
+largest there may be, and a link whose message never ends would hold it for good.
+"""
 MIN_INTERVALS = 3
 """A timeout is at least so many of the peer's intervals: one late heartbeat is no silence."""
 LOOKS = 12

@@ -63,7 +63,7 @@ class LinkPump:
         ``columns``: whether the other end reads answers of many sessions as columns.
         ``shares_memory``: whether the other end would read such a file. ``beat`` writes a heartbeat with the number of
         messages read; None: none are sent. ``silence_timeout_s``: after how long a silence the other end is gone;
-        None: it sends no heartbeats.
+        None: it is not watched.
         """
         self._link = link
         self._decode, self._encode, self._offer = decode, encode, offer
