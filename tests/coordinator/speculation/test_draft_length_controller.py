@@ -11,7 +11,7 @@ from outrider_coordinator.speculation import ControlledSession, DraftLengthContr
 from outrider_coordinator.speculation.draft_length import Choice, best_choice
 from outrider_coordinator.speculation.exploration.trials import ModeTrial
 from outrider_coordinator.speculation.mode_choice import ModeChoice
-from tests.coordinator.simulated_load import (
+from tests.coordinator.speculation.simulated_load import (
     H200,
     Bursts,
     BusyCoordinator,

@@ -8,7 +8,7 @@ import pytest
 
 from outrider_coordinator.speculation import Mode
 from outrider_coordinator.speculation.exploration.trial_allowance import TrialAllowance, expected_loss_s
-from tests.coordinator.simulated_load import H200, Bursts, BusyCoordinator, Controlled, Load
+from tests.coordinator.speculation.simulated_load import H200, Bursts, BusyCoordinator, Controlled, Load
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Record what a controller hears of the embedded pair on this machine:
 
-    python -m tests.coordinator.recorded FILE
+    python -m tests.coordinator.speculation.recorded FILE
 
 One user, then four, then one again, in one process; a line of JSON an event, times in microseconds.
 """

@@ -117,7 +117,7 @@ def test_greedy_and_coupled_tokens_are_those_of_an_undisturbed_session(
     method: AcceptanceMethod, temperature: float
 ) -> None:
     if temperature and method is not COUPLED:
-        pytest.skip("exact in distribution: tests/coordinator/test_resumed_distribution.py")
+        pytest.skip("exact in distribution: tests/coordinator/session/test_resumed_distribution.py")
     plan = plan_of(method=method, temperature=temperature, seed=5)
     whole = own_tokens(plan)
     for cut in range(1, len(whole)):

@@ -16,9 +16,17 @@ import pytest
 from outrider.types import AcceptanceMethod
 from outrider_coordinator.session.engine_request import EngineRequest
 from tests.coordinator import blocks
+from tests.coordinator.acceptance.test_joint_distribution import (
+    BAD,
+    BLOCK,
+    DRAFT_LENGTH,
+    GOOD,
+    LANGUAGE,
+    REJECTION,
+    VOCAB_SIZE,
+)
 from tests.coordinator.blocks import BlockDraft, BlockTarget, LookupDraft
 from tests.coordinator.driving import Bench, Core, Driven, make_plan
-from tests.coordinator.test_joint_distribution import BAD, BLOCK, DRAFT_LENGTH, GOOD, LANGUAGE, REJECTION, VOCAB_SIZE
 from tests.support.statistics import chi_square_p
 
 NUM_TOKENS = 2 * BLOCK

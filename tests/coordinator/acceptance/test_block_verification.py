@@ -17,7 +17,7 @@ from outrider_coordinator.acceptance.block_verification import (
     sparse_ratios,
     sparse_residuals,
 )
-from tests.coordinator import test_joint_distribution as joint
+from tests.coordinator.acceptance import test_joint_distribution as joint
 from tests.coordinator.blocks import BlockDraft, LookupDraft
 from tests.coordinator.driving import make_plan
 

@@ -6,8 +6,8 @@ import pytest
 
 from outrider_coordinator.speculation import Mode
 from outrider_coordinator.speculation.estimates.strangers import Strangers
-from tests.coordinator.simulated_crowd import Crowd, TakingTurns
-from tests.coordinator.simulated_load import H200, Load, expected_rate
+from tests.coordinator.speculation.simulated_crowd import Crowd, TakingTurns
+from tests.coordinator.speculation.simulated_load import H200, Load, expected_rate
 
 ACCEPTANCE = 0.8
 

@@ -19,10 +19,10 @@ from outrider_coordinator.requests.admission import Admission
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.state import SessionStatus
+from tests.coordinator.acceptance.test_joint_distribution import BAD, BLOCK, DRAFT_LENGTH, LANGUAGE, VOCAB_SIZE
 from tests.coordinator.blocks import BlockDraft, BlockTarget
 from tests.coordinator.driving import Bench, Driven, make_plan
 from tests.coordinator.setting import OTHER_ROWS, Setting, own_tokens, plan_of
-from tests.coordinator.test_joint_distribution import BAD, BLOCK, DRAFT_LENGTH, LANGUAGE, VOCAB_SIZE
 from tests.coordinator.test_service import Stack, ask, complete, eventually, settings_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget
 from tests.support.statistics import chi_square_p

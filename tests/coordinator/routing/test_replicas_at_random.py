@@ -10,7 +10,7 @@ import pytest
 
 from outrider.generation import GenerationRequest
 from outrider.types import AcceptanceMethod
-from tests.coordinator.fleet import Fleet, Found, ask, draft, eventually, fleet, own_tokens, target
+from tests.coordinator.routing.fleet import Fleet, Found, ask, draft, eventually, fleet, own_tokens, target
 
 NUM_REQUESTS = 12
 NUM_EVENTS = 60

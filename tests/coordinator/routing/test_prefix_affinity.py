@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider_coordinator.routing.prefix_affinity import PrefixAffinity
 from outrider_coordinator.session.committed_tokens import CommittedTokens
-from tests.coordinator.fleet import Found, ask, draft, eventually, fleet, num_held, target
+from tests.coordinator.routing.fleet import Found, ask, draft, eventually, fleet, num_held, target
 
 TEXT = tuple(position % 8 for position in range(600))
 

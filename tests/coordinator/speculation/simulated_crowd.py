@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController
-from tests.coordinator.simulated_load import Load
+from tests.coordinator.speculation.simulated_load import Load
 
 _PROMPT, _MOST_INLINE = 128, 16
 
