@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -85,6 +85,8 @@ _ARRANGEMENTS = {
     "throughput": ("--optimize", "throughput"),
     "tp2": ("--device", "cuda:0", "--draft-device", "cuda:0", "--tensor-parallel-size", "2"),
 }
+_FOUR_DRAFT_TOKENS = ("--num-speculative-tokens", "4", "--set", "coordinator.draft_length=fixed")
+"""So that a step is as long for sampled requests as for greedy ones."""
 _SAMPLED = ('{"temperature": 0.6, "top_p": 0.9}', '{"temperature": 0.7, "top_p": 0.8, "top_k": 20}')
 
 
@@ -121,9 +123,9 @@ PARTS = (
         Row("context16k-users8", Services(max_model_len=20_000, with_fixed=False), 8, input_len=16_000,
             wanted_over_plain=0.98),
     )),
-    Part("sampled", "sampled requests beside greedy ones", (
-        Row("sampled-users1", Services(with_fixed=False), 1, samplings=_SAMPLED),
-        Row("sampled-users32", Services(with_fixed=False), 32, samplings=_SAMPLED),
+    Part("sampled", "sampled requests beside greedy ones, K = 4", (
+        Row("sampled-users1", Services(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 1, samplings=_SAMPLED),
+        Row("sampled-users32", Services(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 32, samplings=_SAMPLED),
     )),
     Part("first-token", "the first token of 8,000", (
         Row("first-token-8000", Services(with_fixed=False), 1, input_len=8000, output_len=4),
@@ -188,14 +190,14 @@ class Session:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started."""
+    """End a process, and all that it started and left behind."""
     if process.poll() is None:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _free_port() -> int:
