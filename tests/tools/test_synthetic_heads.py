@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def test_acceptance_is_what_was_asked_for(
 @pytest.mark.parametrize("method", ["dflash", "mtp"])
 def test_bfloat16_beside_a_target_made_where_it_is_used(tmp_path: Path, method: str) -> None:
     check(tmp_path, method, 0.7, None, dtype=torch.bfloat16, with_weights=False)
+
+
+def test_blocks_are_as_long_as_the_heads_of_a_small_target_allow(tmp_path: Path) -> None:
+    make_head(
+        tmp_path, "dflash", find_shape("tiny"), acceptance=0.8, dtype=torch.float32, draft_vocab_size=None,
+        with_weights=False,
+    )  # fmt: skip
+    config = json.loads((tmp_path / "draft" / "config.json").read_text(encoding="utf-8"))
+    assert config["block_size"] == find_shape("tiny").num_heads + 1 == 5
 
 
 def check(

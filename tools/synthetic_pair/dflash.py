@@ -37,11 +37,13 @@ _NOISE = 0.05
 
 def write_dflash(
     folder: Path, target: Shape, recipe: Recipe, dtype: torch.dtype, device: torch.device, *,
-    num_layers: int = NUM_LAYERS, block_size: int = BLOCK_SIZE,
+    num_layers: int = NUM_LAYERS, block_size: int | None = None,
 ) -> None:  # fmt: skip
     """Write config and weights of a drafter for ``target``, with embedding and last product of its own; its vocabulary
-    is the recipe's cycle. ``ValueError`` for blocks longer than there are heads.
+    is the recipe's cycle. ``ValueError`` for blocks longer than there are heads; if none is given, they are
+    ``BLOCK_SIZE`` long, or as long as the heads allow.
     """
+    block_size = min(BLOCK_SIZE, target.num_heads + 1) if block_size is None else block_size
     if not 2 <= block_size <= target.num_heads + 1:
         raise ValueError(f"block_size: must be from 2 to {target.num_heads + 1}, one more than the heads")
     folder.mkdir(parents=True, exist_ok=True)
