@@ -394,6 +394,7 @@ def main(
         if name not in known:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint="PART")
     chosen = [known[name] for name in names] if names else [part for part in PARTS if part.num_cards <= cards or tiny]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that services are stopped
     (out / "logs").mkdir(parents=True, exist_ok=True)
     session = Session(out.absolute(), "tiny" if tiny else gpu_name, tiny, {})
     for part in chosen:

@@ -52,10 +52,14 @@ class Arrivals:
                 reading.cancel()
 
     async def _slow(self, reading: asyncio.Future[Message], held: HeldBytes, peer: str) -> Message:
+        if reading.done():  # it came as its turn ended
+            held.take(_size(message := reading.result()))
+            return message
         held.take(MAX_REQUEST_BYTES)
         with self._slow_ones.entered(peer):
             try:
-                message = await asyncio.wait_for(reading, ARRIVAL_TIMEOUT_S)
+                async with asyncio.timeout(ARRIVAL_TIMEOUT_S):  # wait_for of 3.11 swallows a cancellation
+                    message = await reading
             except TimeoutError:
                 raise InvalidRequestError("request", f"has not arrived within {ARRIVAL_TIMEOUT_S:g} s") from None
         held.keep(_size(message))

@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 _LINKS = "/Attach"
 _REFLECTION = "/grpc.reflection."
 _HEALTH = "/grpc.health.v1.Health/Check"
+_OWN = f"/{generation_pb2.DESCRIPTOR.package}."
 _PUBLIC = f"/{generation_pb2.DESCRIPTOR.services_by_name['GenerationService'].full_name}/"
 _WARNING_INTERVAL_S = 10.0
 MAX_CALLS = 4096
@@ -54,6 +55,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self._warnings = RateLimit(_WARNING_INTERVAL_S)
         self._calls = LinkCounts(max_calls_per_host, "calls")
         self._short_messages = ShortMessages()
+        self._own_messages = ShortMessages()
+        """Of our services, which may ask for a token: strangers that ask for health take none of their turns."""
 
     async def intercept_service(
         self,
@@ -80,7 +83,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         async def receive(requests: Any, context: Context) -> Any:  # noqa: ANN401
             if is_of_one:
-                return await self._short_messages.only(requests, context.peer())
+                messages = self._own_messages if method.startswith(_OWN) else self._short_messages
+                return await messages.only(requests, context.peer())
             if method.startswith(_REFLECTION):
                 return self._short_messages.each(requests, context.peer())
             return well_formed(requests)

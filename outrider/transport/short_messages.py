@@ -25,7 +25,7 @@ class ShortMessages:
     """Reads the messages of a server's short methods. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._turns = Turns(MAX_READ_AT_ONCE, busy_s=BUSY_S, longest_s=ARRIVAL_TIMEOUT_S)
+        self._turns = Turns(MAX_READ_AT_ONCE, busy_s=BUSY_S, longest_s=ARRIVAL_TIMEOUT_S, demotes_silent=True)
 
     async def only(self, requests: AsyncIterator[Any], peer: str) -> Any:  # noqa: ANN401 - messages share no base
         """The message of a call of ``peer``. ``CapacityError`` if it has not arrived when its turn is over,

@@ -15,6 +15,11 @@ from outrider.transport.link.counts import host_of
 LAST_CHANCE_S = 0.02
 """Between the end of a turn's time and its end: an event loop that was held up reads first what has come meanwhile."""
 
+_SHARE_OF_SILENT = 4
+"""Silent connections have one turn of so many while others wait."""
+_MOST_SILENT = 4096
+"""Connections that are remembered as silent, the newest."""
+
 Waiter = asyncio.Future[None]
 
 
@@ -25,12 +30,20 @@ class Turns:
     the others, and its own other connections, for one turn.
     """
 
-    def __init__(self, most: int, *, busy_s: float, longest_s: float) -> None:
+    def __init__(self, most: int, *, busy_s: float, longest_s: float, demotes_silent: bool = False) -> None:
         """``most`` turns at a time. One lasts ``busy_s``, and while no call waits up to ``longest_s``: calls that send
-        nothing would hold up all others.
+        nothing would hold up all others. ``demotes_silent``: connections whose last turn was over before their message
+        came wait behind the others, so that hundreds of silent ones hold up a newcomer once.
         """
         self._num_free, self._busy_s, self._longest_s = most, busy_s, longest_s
+        self._demotes_silent = demotes_silent
         self._waiting = _Waiting()
+        self._waiting_silent = _Waiting()
+        """Calls of connections in ``_silent``."""
+        self._silent: dict[str, None] = {}
+        """Connections whose last turn was over before their message came, oldest first."""
+        self._num_given = 0
+        """Turns that were given to calls that had waited."""
         self._long: dict[_Turn, None] = {}
         """Turns that last until another call waits, oldest first."""
 
@@ -41,23 +54,36 @@ class Turns:
         try:
             async with asyncio.timeout(None) as limit:
                 turn = _Turn(limit)
-                turn.end_after(self._busy_s if self._waiting else self._longest_s)
-                if not self._waiting:
+                is_busy = bool(self._waiting or self._waiting_silent)
+                turn.end_after(self._busy_s if is_busy else self._longest_s)
+                if not is_busy:
                     self._long[turn] = None
                 try:
                     yield
                 finally:
                     turn.stop()
                     self._long.pop(turn, None)
+        except TimeoutError:
+            if self._demotes_silent:
+                self._note_silent(peer)
+            raise
+        else:
+            self._silent.pop(peer, None)
         finally:
             self._end()
+
+    def _note_silent(self, peer: str) -> None:
+        self._silent[peer] = None
+        if len(self._silent) > _MOST_SILENT:
+            del self._silent[next(iter(self._silent))]
 
     async def _begin(self, peer: str) -> None:
         if self._num_free:
             self._num_free -= 1
             return
         waiter = asyncio.get_running_loop().create_future()
-        self._waiting.put(peer, waiter)
+        waiting = self._waiting_silent if peer in self._silent else self._waiting
+        waiting.put(peer, waiter)
         if self._long:
             oldest = next(iter(self._long))
             del self._long[oldest]
@@ -66,18 +92,24 @@ class Turns:
             await waiter
         except asyncio.CancelledError:
             if waiter.cancelled():
-                self._waiting.remove(peer, waiter)
+                waiting.remove(peer, waiter)
             else:  # it got its turn and was cancelled at the same time
                 self._end()
             raise
 
     def _end(self) -> None:
-        while self._waiting:
-            waiter = self._waiting.pop()
+        while self._waiting or self._waiting_silent:
+            waiter = self._next_waiting().pop()
             if not waiter.done():  # one that was cancelled has not left yet
                 waiter.set_result(None)
                 return
         self._num_free += 1
+
+    def _next_waiting(self) -> _Waiting:
+        if not (self._waiting and self._waiting_silent):
+            return self._waiting or self._waiting_silent
+        self._num_given += 1
+        return self._waiting if self._num_given % _SHARE_OF_SILENT else self._waiting_silent
 
 
 class _Turn:

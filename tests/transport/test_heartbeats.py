@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
@@ -15,7 +16,8 @@ from outrider.errors import UnavailableError
 from outrider.ports import Extend, Release, Score
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.transport import remote, servicers
-from outrider.transport.convert.commands import target_commands_to_proto
+from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
+from outrider.transport.convert.events import target_events_to_proto
 from outrider.transport.link import heartbeats, pump, remote_link
 from outrider.transport.link.heartbeats import LOOKS, SilenceDetector, SilenceWatch
 from outrider.transport.remote import RemoteDraft, RemoteTarget
@@ -241,6 +243,34 @@ async def test_a_service_that_announces_no_heartbeats_may_be_silent(
     assert (await hearing).events[0].generation == 3
     for each in (talk, control):
         await each.link.close()
+
+
+async def test_a_silent_call_that_takes_no_message_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pump, "LAST_WRITE_S", INTERVAL_S)
+    target = ToyTarget(ROWS, V, num_pages=8)
+    link_pump = pump.LinkPump(
+        await target.attach(),
+        target_commands_from_proto,
+        target_events_to_proto,
+        offer=lambda name: None,
+        shares_memory=False,
+        max_message_bytes=1 << 20,
+        silence_timeout_s=TIMEOUT_S,
+    )
+
+    async def incoming() -> AsyncIterator[Any]:
+        yield target_commands_to_proto([opening(1), Score(1, 2, 0, EMPTY_PREFIX, PROMPT)])
+        await asyncio.Event().wait()
+
+    async def call() -> None:
+        async with contextlib.aclosing(link_pump.run(incoming())) as messages:
+            async for _ in messages:
+                await asyncio.Event().wait()  # as gRPC does while the caller takes no byte
+
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.create_task(call())
+    assert target.num_pages_free == 8
 
 
 async def test_a_coordinator_that_announces_no_heartbeats_may_be_silent_for_longer(

@@ -160,6 +160,28 @@ async def test_a_slow_message_gives_its_turn_away_and_counts_as_the_largest(monk
     assert all_bytes.num_bytes == 0
 
 
+@pytest.mark.parametrize("num_steps", range(6))
+async def test_a_call_cancelled_as_its_slow_message_arrives_stays_cancelled(
+    monkeypatch: pytest.MonkeyPatch, num_steps: int
+) -> None:
+    """``asyncio.wait_for`` of Python 3.11 returns the message instead."""
+    monkeypatch.setattr("outrider.transport.arrivals.SLOW_S", 0.01)
+    arrivals, all_bytes, calls = Arrivals(), OpenRequests(), Calls()
+
+    async def receive() -> None:
+        with all_bytes.entered() as held:
+            await arrivals.receive(calls.requests(50), held, PEER)
+
+    receiving = asyncio.create_task(receive())
+    await _when_slow(calls, all_bytes)
+    for _ in range(num_steps):
+        await asyncio.sleep(0)
+    was_open = receiving.cancel()
+    await asyncio.wait([receiving])
+    assert receiving.cancelled() == was_open
+    assert all_bytes.num_bytes == 0
+
+
 async def test_calls_that_send_nothing_hold_others_up_for_a_short_time_each() -> None:
     arrivals, all_bytes, mute, prompt = Arrivals(), OpenRequests(), Calls(), Calls()
     prompt.may_arrive.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import time
@@ -106,3 +107,25 @@ async def test_no_turn_is_lost_to_calls_that_are_cancelled_at_any_moment(
     assert caller.num_now == 3
     caller.may_end.set()
     await asyncio.gather(*calls)
+
+
+async def test_silent_connections_wait_behind_the_others() -> None:
+    turns = Turns(1, busy_s=0, longest_s=0, demotes_silent=True)
+    began: list[str] = []
+
+    async def stay_silent(peer: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with turns.taken(peer):
+                began.append(peer)
+                await asyncio.Event().wait()
+
+    silent = [f"{HOSTS[0]}:{port}" for port in range(10)]
+    await asyncio.gather(*map(stay_silent, silent))
+    began.clear()
+    again = [asyncio.create_task(stay_silent(peer)) for peer in silent]
+    await settle()
+    async with turns.taken(f"{HOSTS[0]}:probe"):
+        began.append("probe")
+    await asyncio.gather(*again)
+    assert began.index("probe") <= 2  # one has the turn, and one of four is theirs
+    assert sorted(began) == sorted([*silent, "probe"])

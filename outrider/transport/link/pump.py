@@ -76,11 +76,15 @@ class LinkPump:
         """A stream takes one message at a time."""
         self._silence: UnavailableError | None = None
         self._closing: asyncio.Future[None] | None = None
+        self._call: asyncio.Task[Any] | None = None
+        self._ending: asyncio.TimerHandle | None = None
+        """Of the call, when its caller is silent."""
         self._watch = None if silence_timeout_s is None else SilenceWatch(silence_timeout_s, self._on_silent)
 
     async def run(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         """The messages to send; the first side to end or fail ends both."""
         events = self._link.events()
+        self._call = asyncio.current_task()
         reading = asyncio.create_task(self._read(requests))
         beating = asyncio.create_task(self._send_heartbeats())
         try:
@@ -95,6 +99,8 @@ class LinkPump:
                 raise self._silence
             await reading
         finally:
+            if self._ending is not None:
+                self._ending.cancel()
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 # A command that cannot be read is the caller's to hear of, not this clean-up's.
@@ -161,3 +167,6 @@ class LinkPump:
         self._silence = UnavailableError(f"nothing was received from the coordinator for {timeout_s:g} s")
         _log.warning("%s: its sessions are released", self._silence)
         self._closing = asyncio.ensure_future(self._link.close())
+        if self._call is not None:
+            # A message that the caller takes no byte of would keep the call open, and what has come on it.
+            self._ending = asyncio.get_running_loop().call_later(LAST_WRITE_S, self._call.cancel)
