@@ -25,7 +25,7 @@ from typing import Annotated
 import typer
 
 from outrider.benchmarks.schema import Result, load
-from outrider.benchmarks.tables.cells import best_fixed, median_of
+from outrider.benchmarks.tables.cells import arms_of, best_fixed, median_of
 
 ROOT = Path(__file__).parents[1]
 app = typer.Typer(add_completion=False)
@@ -332,7 +332,7 @@ def line_of(row: Row, result: Result) -> str:
     over_plain = rates[0] / rates[1] if rates[0] and rates[1] else None
     over_best = rates[0] / max(best[1], rates[1] or 0.0) if rates[0] and best else None
     best_name = "" if best is None else f", best {best[0]} {best[1]:.0f} tok/s"
-    steps = {name: median_of(result, "decode_total", arm=name) for name in _sampled_arms(result)}
+    steps = {name: median_of(result, "decode_total", arm=name) for name in arms_of(result) if name.startswith("T=")}
     alone = median_of(result, "decode_total", arm="speculation")
     sampled = "".join(f", {name} step over greedy's {taken / alone:.3f} (1.06)"
                       for name, taken in steps.items() if taken and alone)  # fmt: skip
@@ -340,12 +340,6 @@ def line_of(row: Row, result: Result) -> str:
         f"{row.name:<26} {_figure(until[0], row.wanted_ms, 2)} / {_figure(until[1], None, 2)} ms, "
         f"first {first or 0:.1f} ms, over plain {_figure(over_plain, row.wanted_over_plain, 3)}, "
         f"over best {_figure(over_best, row.wanted_over_best, 3)}{best_name}{sampled}"
-    )
-
-
-def _sampled_arms(result: Result) -> list[str]:
-    return list(
-        dict.fromkeys(str(s.labels["arm"]) for s in result.series if str(s.labels.get("arm", "")).startswith("T="))
     )
 
 
