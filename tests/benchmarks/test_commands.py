@@ -94,6 +94,7 @@ def test_engine_measures_a_model_that_processes_share(runner: CliRunner, tmp_pat
         (["serve", "--address", "127.0.0.1:1", "--draft-model", "x"], "--draft-model"),
         (["serve", "--save", "x", "--gate-prompts", "0"], "gate"),
         (["serve", "--request-rate", "0"], "--request-rate"),
+        (["serve", "--also-sampling", "warm"], "--also-sampling"),
     ],
 )
 def test_what_cannot_be_measured_is_one_clear_line(runner: CliRunner, arguments: list[str], said: str) -> None:

@@ -82,7 +82,7 @@ def engine(
         num_tokens=tuple(num_tokens or (1, 5)),
         contexts=tuple(context or (256,)),
         draft_lengths=tuple(length for length in draft_length or (4,) if length),
-        samplings=tuple(map(parse_sampling, sampling or ['{"temperature": 0}'])),
+        samplings=tuple(parse_sampling(text, "--sampling") for text in sampling or ['{"temperature": 0}']),
         longest_contexts=tuple(longest_context or ()),
         layers=tuple(sorted(hidden_state_layer or ())),
         most_tokens=most_tokens,

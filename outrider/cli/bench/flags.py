@@ -56,9 +56,9 @@ LoadFormat = Annotated[
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
 
 
-def parse_sampling(text: str) -> SamplingParams:
-    """Sampling parameters from a JSON object; ``ConfigError`` for anything else."""
+def parse_sampling(text: str, flag: str) -> SamplingParams:
+    """Sampling parameters from a JSON object; for anything else ``ConfigError``, which names the flag."""
     try:
         return SamplingParams(**json.loads(text))
     except (ValueError, TypeError) as error:
-        raise ConfigError("--sampling", f"{text!r} is no JSON object of sampling parameters: {error}") from error
+        raise ConfigError(flag, f"{text!r} is no JSON object of sampling parameters: {error}") from error

@@ -171,7 +171,7 @@ def serve(
         num_warmups=num_warmups,
         with_baseline=baseline,
         fixed_lengths=tuple(fixed_length or ()),
-        samplings=tuple(map(parse_sampling, also_sampling or ())),
+        samplings=tuple(parse_sampling(text, "--also-sampling") for text in also_sampling or ()),
         num_gate_prompts=min(gate_prompts, num_prompts),
         tie_tolerance=exact_within(device, dtype) if tie_tolerance is None else tie_tolerance,
     )
