@@ -60,6 +60,10 @@ _OPTIONS: Options = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Calls that have arrived and that the event loop has not taken in yet. By default gRPC cancels some from 1,000 on,
+    # which their callers see as CANCELLED; here they wait, and those beyond the bounds on calls are RESOURCE_EXHAUSTED.
+    ("grpc.server.max_pending_requests", MAX_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_CALLS),
 ]
 _LINK_LIMITS = message_limits(MAX_LINK_MESSAGE_BYTES, max_received_bytes=MAX_COMMANDS_BYTES)
 

@@ -134,6 +134,17 @@ async def test_calls_that_stay_open_are_bounded_in_number(serve: Serve, monkeypa
         assert (await client.generate(prompt="x", max_tokens=1, timeout=20)).text == "<0>"
 
 
+async def test_a_burst_of_calls_waits_and_none_is_cancelled(serve: Serve) -> None:
+    """1,500 arrive before the event loop, which the caller shares, takes in the first."""
+    server = await serve("generation", ScriptedGenerator())
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        await channel.channel_ready()
+        ask = GenerationServiceStub(channel).GetModelInfo
+        calls = [ask(generation_pb2.GetModelInfoRequest()) for _ in range(1500)]
+        codes = await asyncio.gather(*(call.code() for call in calls))
+    assert set(codes) == {grpc.StatusCode.OK}
+
+
 async def test_one_host_cannot_take_all_calls_and_is_told_its_health(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
