@@ -38,13 +38,16 @@ class PageBudget:
         """``preempt`` ends a session and tells its coordinator so."""
         self._sessions, self._executor, self._queue = sessions, executor, queue
         self._lookahead, self._preempt = lookahead, preempt
+        self._num_promised = self._num_puts = 0
+        """Pages for all that was due when so many requests had been put: no fewer than it needs now."""
 
     def admits(self, session: Session[Any], job: Job) -> bool:
         """Whether a session that begins would find pages for all of its job."""
         needed = self._executor.num_pages_needed(job, job.num_left)
         num_free = self._executor.num_pages_free
-        if not needed:
+        if not needed or self._has_room_for_all(needed, num_free):
             return True
+        self._num_promised = self._num_puts = 0  # counted anew for the next one
         others = [other for other in self._sessions.sessions() if other is not session]
         older = [other for other in others if other.age < session.age]
         reserved = num_free // _WATERMARK if older else 0
@@ -55,6 +58,12 @@ class PageBudget:
         )
         of_younger = sum(self._sessions.num_pages(other) for other in others if other.age > session.age)
         return needed + promised + reserved <= num_free + of_younger
+
+    def _has_room_for_all(self, needed: int, num_free: int) -> bool:
+        """Whether there is room whatever the ages: of many sessions that begin together, each is counted once."""
+        put, self._num_puts = self._queue.put_since(self._num_puts), self._queue.num_puts
+        self._num_promised += sum(self._executor.num_pages_needed(each.job, each.job.num_left) for each in put)
+        return needed + self._num_promised + num_free // _WATERMARK <= num_free
 
     def make_room(self, scheduled: ScheduledTokens) -> ScheduledTokens:
         """Part of a batch that can be served after the youngest sessions were preempted to make room.

@@ -6,8 +6,9 @@ Owns the status and the stage times of a request. The order of service is the sc
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias
 
@@ -146,11 +147,17 @@ class RequestQueue:
     def __init__(self) -> None:
         self._due: dict[SessionKey, AnyRequest] = {}
         self._prepared: dict[SessionKey, deque[AnyRequest]] = {}
+        self.num_puts = 0
+        """Requests that were put so far; those that are due yet are the last of ``due``, in this order."""
 
     @property
     def due(self) -> Collection[AnyRequest]:
         """Requests that wait or run, in the order in which they were last served, longest ago first."""
         return self._due.values()
+
+    def put_since(self, num_puts: int) -> Iterator[AnyRequest]:
+        """At least the requests that are due and were put since so many had been put; of old, all that are due."""
+        return itertools.islice(reversed(self._due.values()), self.num_puts - num_puts)
 
     @property
     def is_empty(self) -> bool:
@@ -160,6 +167,7 @@ class RequestQueue:
     def put(self, request: AnyRequest) -> None:
         """Append a request that is to be computed."""
         self._due[request.session.key] = request
+        self.num_puts += 1
 
     def remove(self, request: AnyRequest) -> None:
         """Take a request that is due out of the queue."""
