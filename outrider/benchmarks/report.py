@@ -16,7 +16,9 @@ from pathlib import Path
 from outrider.benchmarks.schema import RESULTS, Result, load, save
 from outrider.benchmarks.tables import TABLES, render, runs_table
 from outrider.benchmarks.tables.plot import plot
+from outrider.benchmarks.tables.serving import interference_table
 from outrider.benchmarks.tables.short import short_lines
+from outrider.benchmarks.tables.users import user_tables
 from outrider.errors import ConfigError
 
 BEGIN, END = "<!-- benchmarks: begin (python -m outrider.benchmarks.report) -->", "<!-- benchmarks: end -->"
@@ -113,8 +115,13 @@ def _contents(root: Path) -> Iterable[tuple[Path, str]]:
     if BEGIN in text:
         path = f"{RESULTS}/{_PLOT}"
         is_above = f"]({path})" in text.partition(BEGIN)[0]  # placed by hand, on the first screen
-        parts = [_when(results), "" if is_above else _link(path, drawing), render(results, _IN_README)]
+        parts = [_when(results), "" if is_above else _link(path, drawing), *_felt_by_users(results)]
         yield readme, _between_marks(text, "\n".join(filter(None, parts)))
+
+
+def _felt_by_users(results: Sequence[Result]) -> Iterable[str]:
+    serving, interference = ([result for result in results if result.kind == kind] for kind in _IN_README)
+    return user_tables(serving), interference_table(interference, explains_marks=not serving)
 
 
 def _link(path: str, drawing: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from outrider.benchmarks.report import BEGIN, END, main
 from outrider.benchmarks.schema import Result, Series, save
 from outrider.benchmarks.tables.plot import lines_of, plot
+from outrider.benchmarks.tables.users import user_tables
 from tests.benchmarks.test_schema import make_result
 
 
@@ -45,6 +46,19 @@ def test_points_are_per_gpu_and_from_the_mean_over_streams() -> None:
 def test_a_line_needs_three_numbers_of_users_and_gpus() -> None:
     assert lines_of([serve_result(users) for users in (1, 8)]) == []
     assert plot([serve_result(users, num_gpus=0) for users in (1, 8, 32)]) == ""
+
+
+def test_each_arrangement_has_a_table_of_its_own_with_a_row_for_each_number_of_users() -> None:
+    text = user_tables([serve_result(1), serve_result(8), serve_result(4, num_gpus=3)])
+    two, three = text.split("**2 x ")[1].split("**3 x ")
+    assert two.partition("\n")[0].endswith(
+        ", target on 1 GPU, draft on 1 more, a / b, up to 8 draft tokens** (`users*`)"
+    )
+    assert "| 1 | 0 | 128 | 400 / 200 | 200 / 100 |" in two
+    assert "| 8 | 0 | 128 | 400 / 200 | 1600 / 800 |" in two
+    assert "| 4 | 0 | 128 |" in three
+    assert "(`users4`)" in three
+    assert not user_tables([])
 
 
 def test_the_plot_is_a_file_that_the_report_keeps_fresh(tmp_path: Path) -> None:

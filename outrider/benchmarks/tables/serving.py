@@ -39,7 +39,7 @@ def _serve_table(results: Sequence[Result]) -> str:
 def _serve_row(result: Result) -> Row:
     configuration, figures = result.configuration, result.figures["speculation"]
     users, decoding = configuration["traffic"]["max_concurrency"], configuration["decoding"]
-    gpus = _num_gpus(result)
+    gpus = num_gpus(result)
     return [
         f"`{result.name}`",
         device(result),
@@ -49,24 +49,24 @@ def _serve_row(result: Result) -> Row:
         f"{'' if configuration.get('draft_length') != 'auto' else '≤ '}{configuration['num_speculative_tokens']}",
         "all" if users is None else str(users),
         str(gpus or ""),
-        _pair_of(result, tokens_per_user, 1),
-        _pair_of(result, lambda one, arm: ratio(median_of(one, "output_throughput", arm=arm), gpus), 1),
+        pair_of(result, tokens_per_user, 1),
+        pair_of(result, lambda one, arm: ratio(median_of(one, "output_throughput", arm=arm), gpus), 1),
         number(median_of(result, "speedup"), 2),
         number(acceptance_rate(figures), 2),
-        _pair_of(result, lambda one, arm: median_of(one, "ttft", arm=arm), 1),
-        _pair_of(result, lambda one, arm: mean_of(one, "tpot", {"arm": arm}), 2),
-        _pair_of(result, lambda one, arm: median_of(one, "until_all_finished", arm=arm), 2),
+        pair_of(result, lambda one, arm: median_of(one, "ttft", arm=arm), 1),
+        pair_of(result, lambda one, arm: mean_of(one, "tpot", {"arm": arm}), 2),
+        pair_of(result, lambda one, arm: median_of(one, "until_all_finished", arm=arm), 2),
     ]
 
 
-def _num_gpus(result: Result) -> int:
-    """0 on a CPU; older results do not name the number."""
+def num_gpus(result: Result) -> int:
+    """GPUs of both models, 0 on a CPU; older results do not name the number."""
     return int(result.configuration.get("num_gpus", 0 if result.environment.device == "cpu" else 1))
 
 
 def _best_fixed_of(result: Result) -> str:
     found = best_fixed(result)
-    return "" if found is None else f"{number(found[1] / (_num_gpus(result) or 1), 1)} ({found[0]})"
+    return "" if found is None else f"{number(found[1] / (num_gpus(result) or 1), 1)} ({found[0]})"
 
 
 def tokens_per_user(result: Result, arm: str) -> float | None:
@@ -84,8 +84,8 @@ def sampling(decoding: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _pair_of(result: Result, figure: Callable[[Result, str], float | None], digits: int) -> str:
-    """A figure with speculation, and without if that was measured."""
+def pair_of(result: Result, figure: Callable[[Result, str], float | None], digits: int) -> str:
+    """Cell of a figure with speculation, and without if that was measured."""
     both = [number(figure(result, arm), digits) for arm in ("speculation", "baseline")]
     return " / ".join(filter(None, both))
 
@@ -115,8 +115,8 @@ def serve_tables(results: Sequence[Result]) -> str:
     return "\n".join(filter(None, [_serve_table(results), _steps_table(results)])) if results else ""
 
 
-def interference_table(results: Sequence[Result]) -> str:
-    """Gaps of running requests, alone and beside a prefill."""
+def interference_table(results: Sequence[Result], *, explains_marks: bool = True) -> str:
+    """Gaps of running requests, alone and beside a prefill. ``explains_marks``: with a note for each mark."""
     heads = ["run", "device", "pair", "K", "running", "prefill tokens", "p99 without, ms", "p99 with, ms", "ratio"]
     rows = []
     for result in results:
@@ -134,7 +134,7 @@ def interference_table(results: Sequence[Result]) -> str:
             ]
         )
     title = "Gaps between messages of running requests while a long prompt is prefilled"
-    return table(title, heads, rows, notes(results)) if rows else ""
+    return table(title, heads, rows, notes(results) if explains_marks else []) if rows else ""
 
 
 def peers_table(results: Sequence[Result]) -> str:

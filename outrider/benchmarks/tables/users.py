@@ -1,0 +1,60 @@
+"""Serving results as a user reads them: a table for each arrangement of the models, a row for each number of users."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Sequence
+
+from outrider.benchmarks.samples import ratio
+from outrider.benchmarks.schema import Result
+from outrider.benchmarks.tables.cells import Row, acceptance_rate, device, median_of, notes, number, pair, table
+from outrider.benchmarks.tables.serving import num_gpus, pair_of, sampling, tokens_per_user
+
+_HEADS = ["users", "T", "tokens in", "tok/s per user", "tok/s per GPU", "speedup", "acceptance rate", "TTFT ms"]
+_EXPLAINED = (
+    "Medians; a / b is with speculation / without. tok/s per user: while its tokens come. tok/s per GPU: of all users, "
+    "prefill included, by the number of GPUs. Speedup: of the latter, with over without. Acceptance rate: accepted / "
+    "drafted tokens; empty where nothing was drafted."
+)
+
+
+def user_tables(results: Sequence[Result]) -> str:
+    """A table for each device, arrangement and pair; empty without results."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(_title(result), []).append(result)
+    tables = [
+        table(title, _HEADS, [_row(result) for result in group], [], of=f" ({_files(group)})")
+        for title, group in groups.items()
+    ]
+    explained = [_EXPLAINED, *notes(results)]
+    return "\n".join([*tables, "\n\n".join(explained), ""]) if results else ""
+
+
+def _files(results: Sequence[Result]) -> str:
+    """Their names as a pattern."""
+    names = [result.name for result in results]
+    return f"`{names[0]}`" if len(names) == 1 else f"`{os.path.commonprefix(names)}*`"  # noqa: RUF071 - names, not paths
+
+
+def _title(result: Result) -> str:
+    facts, gpus = result.configuration, num_gpus(result)
+    where = f"{gpus} x {device(result)}" if gpus else device(result)
+    drafts = "up to " if facts.get("draft_length") == "auto" else ""
+    parts = [where, facts.get("placement"), pair(facts), f"{drafts}{facts['num_speculative_tokens']} draft tokens"]
+    return ", ".join(filter(None, parts))
+
+
+def _row(result: Result) -> Row:
+    facts, gpus = result.configuration, num_gpus(result)
+    users = facts["traffic"]["max_concurrency"]
+    return [
+        "all" if users is None else str(users),
+        sampling(facts["decoding"]),
+        ", ".join(map(str, facts["input_lens"])),
+        pair_of(result, tokens_per_user, 0),
+        pair_of(result, lambda one, arm: ratio(median_of(one, "output_throughput", arm=arm), gpus), 0),
+        number(median_of(result, "speedup"), 2),
+        number(acceptance_rate(result.figures["speculation"]), 2),
+        pair_of(result, lambda one, arm: median_of(one, "ttft", arm=arm), 0),
+    ]
