@@ -1,6 +1,6 @@
 """The kernels of ``few_tokens`` and ``embedding`` against their references, what they must write poisoned first.
 
-Run by ``test_triton.py`` in a process of its own, as ``triton_cases.py`` is.
+Collected and run as ``triton_cases.py`` is.
 """
 
 from __future__ import annotations

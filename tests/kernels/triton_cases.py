@@ -1,7 +1,7 @@
 """Every Triton kernel against its contract at awkward shapes, what it must write poisoned first.
 
-Not collected by name: ``test_triton.py`` runs it in a process of its own, in Triton's interpreter on a CPU (chosen
-before Triton is imported) or natively on a GPU.
+``conftest.py`` collects it where there is a GPU. On a CPU, ``test_triton.py`` runs it in Triton's interpreter,
+in a process of its own: the interpreter is chosen before Triton is imported.
 """
 
 from __future__ import annotations
