@@ -272,6 +272,38 @@ def test_wrong_tensors_are_refused(tmp_path: Path, target: Path, change: Any, sa
         served(head, target)
 
 
+def widen(head: Path, size: int = 48) -> None:
+    """Make a head of another width than the target's, with no embedding of its own."""
+    config = json.loads((head / "config.json").read_text())
+    tensors = load_file(head / "model.safetensors")
+    shapes = {
+        name: [size if length == 32 else 2 * size if length == 64 else length for length in tensor.shape]
+        for name, tensor in tensors.items()
+    }
+    shapes |= {"fc.weight": [size, 3 * 32], "d2t": [96], "t2d": [272]}
+    random = {name: torch.randn(*shape).to(tensors[name].dtype) for name, shape in shapes.items()}
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+        random[f"midlayer.{name}.weight"] = torch.randn(tensors[f"midlayer.{name}.weight"].shape[0], 2 * size)
+    random["midlayer.self_attn.o_proj.weight"] = torch.randn(size, 32)
+    save_file({**random, "d2t": tensors["d2t"], "t2d": tensors["t2d"]}, head / "model.safetensors")
+    (head / "config.json").write_text(json.dumps({**config, "hidden_size": size, "target_hidden_size": 32}))
+
+
+def test_a_wide_head_without_an_embedding_is_refused_by_the_key_that_it_lacks(tmp_path: Path, target: Path) -> None:
+    head = build_eagle3(tmp_path)
+    widen(head)
+    with pytest.raises(ModelError) as caught:
+        served(head, target)
+    said = str(caught.value)
+    assert said.startswith(f"{head}: tensor embed_tokens.weight [272, 48] is missing")
+    assert "the target's model.embed_tokens.weight [272, 32] cannot take its place" in said
+    tensors = load_file(head / "model.safetensors")
+    save_file({**tensors, "embed_tokens.weight": torch.randn(272, 48)}, head / "model.safetensors")
+    rig = ServiceRig(target, served(head, target), max_model_len=LENGTH, num_speculative_tokens=3)
+    assert rig.generate(REQUESTS[:2]) == plain(target, REQUESTS[:2])
+    assert rig.num_draft_tokens > 0
+
+
 def test_a_pickle_is_not_read(tmp_path: Path, target: Path) -> None:
     head = build_eagle3(tmp_path)
     (head / "model.safetensors").rename(head / "pytorch_model.bin")

@@ -107,8 +107,12 @@ class DFlashReference:
         """The states [count, H] of the masks after the text."""
         found = self.target(torch.tensor([text]), output_hidden_states=True).hidden_states
         context = torch.cat([found[layer + 1][0][:-1] for layer in TARGET_LAYER_IDS], dim=-1)
+        return self.block_over(context, text[-1], count)
+
+    def block_over(self, context: Tensor, last_token_id: int, count: int) -> Tensor:
+        """The same after a text that ends so; ``context`` [n, F] are the target's states before that token."""
         context = self.norm(F.linear(context, self.w["fc.weight"]), "hidden_norm")
-        x = self.embedding[torch.tensor([text[-1], *[MASK] * count])]
+        x = self.embedding[torch.tensor([last_token_id, *[MASK] * count])]
         for layer in range(LAYERS):
             prefix = f"layers.{layer}."
             x = x + self.attention(self.norm(x, f"{prefix}input_layernorm"), context, layer)

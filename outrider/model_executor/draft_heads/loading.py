@@ -43,7 +43,10 @@ def find_tensors(head: DraftHead, folder: Path, target_folder: Path) -> list[Fou
     wanted = dict(head.weights())
     found: list[Found] = []
     for name, target in wanted.items():
-        tensor = named.get(name) or (_of_target(name, target_folder) if name in head.borrowed else None)
+        tensor = named.get(name)
+        if tensor is None and name in head.borrowed:
+            tensor = _of_target(name, target_folder)
+            _check_borrowed(folder, name, tensor, target)
         if tensor is None:
             raise ModelError(f"{folder}: tensor {name} is missing; {head.kind} has {', '.join(sorted(wanted))}")
         check_tensor(tensor, target)
@@ -52,6 +55,15 @@ def find_tensors(head: DraftHead, folder: Path, target_folder: Path) -> list[Fou
     if unknown:
         raise ModelError(f"{folder}: tensor {unknown[0][:100]} is not part of {head.kind} as config.json has it")
     return found
+
+
+def _check_borrowed(folder: Path, name: str, tensor: StoredTensor | None, target: WeightTarget) -> None:
+    """Raise ``ModelError`` where the target's tensor is of another shape: a head as wide as that has its own."""
+    if tensor is not None and tensor.shape != target.shape:
+        raise ModelError(
+            f"{folder}: tensor {name} {list(target.shape)} is missing, and the target's {tensor.name}"
+            f" {list(tensor.shape)} cannot take its place"
+        )
 
 
 def _of_target(name: str, target_folder: Path) -> StoredTensor | None:
