@@ -36,6 +36,7 @@ from typing import Any
 
 import uvloop
 
+from outrider.benchmarks.child_process import child_process
 from outrider.demo import TARGET
 
 CHUNK_TOKENS = 4096
@@ -256,25 +257,14 @@ async def _first_token(client: Any, prompt: Any, moments: Moments, given: argpar
 @contextlib.asynccontextmanager
 async def _stack(given: argparse.Namespace, folder: Path) -> AsyncIterator[str]:
     async with contextlib.AsyncExitStack() as stack:
-        start = functools.partial(_process, folder=folder, given=given)
-        target = await stack.enter_async_context(start("target"))
-        yield await stack.enter_async_context(start("coordinator", "--target", target))
 
+        async def start(role: str, *arguments: str) -> str:
+            same = [f"--us-a-token={given.us_a_token}", f"--least-us={given.least_us}"]
+            noted = ("--role", role, "--notes", str(folder / role))
+            address, _ = await stack.enter_async_context(child_process(__file__, *noted, *same, *arguments))
+            return address
 
-@contextlib.asynccontextmanager
-async def _process(role: str, *arguments: str, folder: Path, given: argparse.Namespace) -> AsyncIterator[str]:
-    same = [f"--us-a-token={given.us_a_token}", f"--least-us={given.least_us}"]
-    command = [sys.executable, __file__, "--role", role, "--notes", str(folder / role), *same, *arguments]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("a process without pipes")
-    address = (await process.stdout.readline()).decode().strip()
-    try:
-        yield address
-    finally:
-        process.stdin.close()
-        await process.wait()
+        yield await start("coordinator", "--target", await start("target"))
 
 
 # The tables.

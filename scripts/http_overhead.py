@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import uvloop
 
+from outrider.benchmarks.child_process import child_process
 from outrider.cli.stack.preflight import free_port
 from outrider.client import AsyncClient
 from outrider.demo import TARGET
@@ -134,10 +135,8 @@ async def stack(given: argparse.Namespace, folder: str) -> AsyncIterator[tuple[s
 
         async def service(role: str, *arguments: str) -> str:
             module = ("outrider.benchmarks.step.service", role, "127.0.0.1:0", "--stamps", f"{folder}/{role}")
-            process = await running.enter_async_context(child(*module, *arguments))
-            if process.stdout is None:
-                raise RuntimeError("the service has no output")
-            return (await process.stdout.readline()).decode().strip()
+            address, _ = await running.enter_async_context(child_process("-m", *module, *arguments))
+            return address
 
         target = await service("target", "--busy-ms", str(given.target_ms))
         draft = await service("draft", "--busy-ms", str(given.draft_ms))
@@ -153,12 +152,11 @@ async def stack(given: argparse.Namespace, folder: str) -> AsyncIterator[tuple[s
 
 
 @contextlib.asynccontextmanager
-async def child(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def child(*arguments: str) -> AsyncIterator[None]:
     """A process of a module, ended at the end."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments, stdin=pipe, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments)
     try:
-        yield process
+        yield
     finally:
         process.terminate()
         await process.wait()

@@ -22,6 +22,7 @@ from typing import Any
 
 import uvloop
 
+from outrider.benchmarks.child_process import child_process
 from outrider.benchmarks.step.stand_in import VOCAB_SIZE, make_draft, make_target
 from outrider.client import AsyncClient
 from outrider.config import CoordinatorSettings
@@ -111,24 +112,13 @@ def _longest(pauses: list[Pause], start: float, end: float) -> Pause:
 @contextlib.asynccontextmanager
 async def _stack(folder: Path) -> AsyncIterator[str]:
     async with contextlib.AsyncExitStack() as stack:
-        draft = await stack.enter_async_context(_process("draft", folder))
-        target = await stack.enter_async_context(_process("target", folder))
-        yield await stack.enter_async_context(_process("coordinator", folder, "--draft", draft, "--target", target))
 
+        async def start(role: str, *arguments: str) -> str:
+            noted = ("--role", role, "--notes", str(folder / role))
+            address, _ = await stack.enter_async_context(child_process(__file__, *noted, *arguments))
+            return address
 
-@contextlib.asynccontextmanager
-async def _process(role: str, folder: Path, *arguments: str) -> AsyncIterator[str]:
-    command = [sys.executable, __file__, "--role", role, "--notes", str(folder / role), *arguments]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("a process without pipes")
-    address = (await process.stdout.readline()).decode().strip()
-    try:
-        yield address
-    finally:
-        process.stdin.close()
-        await process.wait()
+        yield await start("coordinator", "--draft", await start("draft"), "--target", await start("target"))
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,19 +20,20 @@ from typing import Any
 
 import uvloop
 
+from outrider.benchmarks.child_process import child_process
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.schema import Label, Result, Series
 from outrider.benchmarks.step.stamps import PARTS, SIDES, TURN, Moments
 from outrider.benchmarks.step.stand_in import follow
 from outrider.client import AsyncClient
 from outrider.demo import TARGET
-from outrider.errors import ConfigError, ProtocolError, UnavailableError
+from outrider.errors import ConfigError, ProtocolError
 from outrider.generation import GenerationResult
 
 TCP, UNIX = "tcp", "unix"
 STAGES = ("draft", "target", "accept", "wire")
 """Of `Timing`, in which a step's time is told to users."""
-_START_TIMEOUT_S = 60.0
+_SERVICE = "outrider.benchmarks.step.service"
 _PROMPT = (11, 7, 5, 3)
 
 
@@ -181,8 +181,8 @@ async def _stack(plan: Plan, folder: Path) -> AsyncIterator[_Stack]:
 
     def service(role: str, *arguments: str) -> contextlib.AbstractAsyncContextManager[tuple[str, Any]]:
         address = "127.0.0.1:0" if plan.over == TCP else f"unix:{folder}/{role}"
-        noted = ("--stamps", f"{folder}/{role}.json")
-        return _process(role, address, *awake, "--acceptance", str(plan.acceptance), *noted, *arguments)
+        shared = (*awake, "--acceptance", str(plan.acceptance), "--stamps", f"{folder}/{role}.json")
+        return child_process("-P", "-m", _SERVICE, role, address, *shared, *arguments, is_quiet=True)
 
     async with (
         service("draft", "--busy-ms", str(plan.draft_ms)) as (draft, _),
@@ -193,32 +193,6 @@ async def _stack(plan: Plan, folder: Path) -> AsyncIterator[_Stack]:
         ),
     ):
         yield _Stack(address, process, tuple(folder.joinpath(f"{role}.json") for role in (*SIDES, "coordinator")))
-
-
-@contextlib.asynccontextmanager
-async def _process(*arguments: str) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
-    """One process, and the address it listens at."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        "-m",
-        "outrider.benchmarks.step.service",
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    stdin, stdout = process.stdin, process.stdout
-    if stdin is None or stdout is None:
-        raise UnavailableError("a process has no pipes")
-    try:
-        line = await asyncio.wait_for(stdout.readline(), _START_TIMEOUT_S)
-        if not line:
-            raise UnavailableError(f"the {arguments[0]} process ended at once")
-        yield line.decode().strip(), process
-    finally:
-        stdin.close()
-        await process.wait()
 
 
 def to_rows(series: tuple[Series, ...]) -> list[tuple[Label, ...]]:

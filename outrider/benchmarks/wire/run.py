@@ -6,10 +6,8 @@ compared. Every reply is checked against what it must be before anything is time
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,16 +17,17 @@ from typing import Any
 import grpc
 import uvloop
 
+from outrider.benchmarks.child_process import child_process
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.schema import Label, Result, Series
 from outrider.benchmarks.wire.payloads import HEADER_BYTES, SERVICE, make_request, reply_to
 from outrider.benchmarks.wire.tensors import INLINE, SHARED, measure
-from outrider.errors import ConfigError, ProtocolError, UnavailableError
+from outrider.errors import ConfigError, ProtocolError
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
 
 UNARY, STREAM = "unary", "stream"
 TCP, UNIX = "tcp", "unix"
-_START_TIMEOUT_S = 30.0
+_ECHO = "outrider.benchmarks.wire.echo"
 
 Call = Callable[[bytes], Awaitable[bytes]]
 
@@ -72,7 +71,8 @@ async def _run(plan: Plan, on_done: Callable[[], None]) -> tuple[Series, ...]:
     series: list[Series] = []
     with tempfile.TemporaryDirectory() as folder:
         for over in plan.over:
-            async with _echo("127.0.0.1:0" if over == TCP else f"unix:{folder}/echo") as address:
+            listening = "127.0.0.1:0" if over == TCP else f"unix:{folder}/echo"
+            async with child_process("-P", "-m", _ECHO, listening) as (address, _):
                 for call in plan.calls:
                     for num_bytes in plan.num_bytes:
                         series.append(await _measure(address, plan, call, over, num_bytes))
@@ -133,31 +133,6 @@ _OPENERS: dict[str, Callable[[grpc.aio.Channel], contextlib.AbstractAsyncContext
     UNARY: _unary,
     STREAM: _stream,
 }
-
-
-@contextlib.asynccontextmanager
-async def _echo(address: str) -> AsyncIterator[str]:
-    """The echo process; gives the address it listens at."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        "-m",
-        "outrider.benchmarks.wire.echo",
-        address,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    stdin, stdout = process.stdin, process.stdout
-    if stdin is None or stdout is None:
-        raise UnavailableError("the echo process has no pipes")
-    try:
-        line = await asyncio.wait_for(stdout.readline(), _START_TIMEOUT_S)
-        if not line:
-            raise UnavailableError(f"the echo process ended at once, at {address}")
-        yield line.decode().strip()
-    finally:
-        stdin.close()
-        await process.wait()
 
 
 def to_rows(series: tuple[Series, ...]) -> list[tuple[Label, Label, Label, Label, float, float]]:

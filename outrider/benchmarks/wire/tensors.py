@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from outrider import __version__
+from outrider.benchmarks.child_process import child_process
 from outrider.benchmarks.schema import Label, Series
 from outrider.errors import ProtocolError
 from outrider.ports import EventBatch, Score, Scores
@@ -27,7 +28,6 @@ from outrider.types import DenseScores, FloatArray, ModelDescription
 
 INLINE, SHARED = "inline", "shared_memory"
 _PAGE_VALUES = 1024
-_START_TIMEOUT_S = 30.0
 
 
 class _RowsLink:
@@ -77,19 +77,7 @@ async def measure(
     num_bytes: Sequence[int], *, num_samples: int, num_warmups: int, planes: Sequence[str] = (INLINE, SHARED)
 ) -> tuple[Series, ...]:
     """Milliseconds from asking until the last page was read; one series a size and plane."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        "-m",
-        "outrider.benchmarks.wire.tensors",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    stdin, stdout = process.stdin, process.stdout
-    if stdin is None or stdout is None:
-        raise ProtocolError("the process of rows has no pipes")
-    try:
-        address = (await asyncio.wait_for(stdout.readline(), _START_TIMEOUT_S)).decode().strip()
+    async with child_process("-P", "-m", "outrider.benchmarks.wire.tensors") as (address, _):
         return tuple(
             [
                 await _measure(address, size, plane, num_samples=num_samples, num_warmups=num_warmups)
@@ -97,9 +85,6 @@ async def measure(
                 for plane in planes
             ]
         )
-    finally:
-        stdin.close()
-        await process.wait()
 
 
 async def _measure(address: str, num_bytes: int, plane: str, *, num_samples: int, num_warmups: int) -> Series:
