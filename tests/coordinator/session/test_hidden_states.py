@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.ports import DraftEvent, Prepare, Proposal, Score, Scores, SessionLost, TargetEvent
+from outrider.ports import DraftEvent, Open, Prepare, Proposal, Score, Scores, SessionLost, TargetEvent
 from outrider.types import HiddenStates
 from outrider_coordinator.session import hidden_states, service_state
 from outrider_coordinator.session.hidden_states import HiddenStateBuffer
@@ -193,6 +193,31 @@ def test_plain_decoding_hands_over_nothing_and_drafting_goes_on_from_what_the_dr
     assert first.num_kept_tokens <= held - 1
     assert driven.loop.spec_stats.num_draft_tokens > drafted
     assert driven.token_ids == own_tokens(plan_of(temperature=0.0, max_tokens=60))
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 1}, {"prompt": [index % 7 for index in range(90)]}])
+def test_a_head_that_is_not_used_costs_no_command(fields: dict[str, Any]) -> None:
+    """Where nothing is to be drafted the target is asked just what it is asked without a draft, in the same rounds."""
+    plain, reading = Setting(has_draft=False), ReadingDraft()
+    policy = reading.setting.bench.policy = Switched()
+    policy.is_speculating = False
+    plan = plan_of(**{"temperature": 0.0, "max_tokens": 60, **fields})
+    rounds: list[int] = []
+    for setting in (plain, reading.setting):
+        setting.bench.add(plan)
+        count = 0
+        while setting.bench.to_draft or setting.bench.to_target:
+            setting.bench.round()
+            count += 1
+        rounds.append(count)
+    assert reading.setting.bench.sent_to_draft == []
+    found = [
+        replace(command, hidden_state_layers=()) if isinstance(command, Open) else command
+        for command in reading.setting.bench.sent_to_target
+    ]
+    assert found == plain.bench.sent_to_target
+    assert rounds[0] == rounds[1]
+    assert any(isinstance(command, Prepare) for command in found) == (plan.max_tokens > 1)
 
 
 class LongPrompt(ReadingDraft):
