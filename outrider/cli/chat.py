@@ -10,21 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.options import (
-    Address,
-    AllowPlaintextToken,
-    TlsCaFile,
-    TlsCertFile,
-    TlsKeyFile,
-    TlsServerName,
-    TokenFilePath,
-    UseTls,
-    connect,
-    progress,
-)
+from outrider.cli.options import progress
+from outrider.cli.server_flags import ServerFlags, with_server_flags
 from outrider.cli.statistics import print_statistics
 from outrider.client import Client
-from outrider.config.client import DEFAULT_ADDRESS
 from outrider.errors import DeadlineError, ModelError, OutriderError
 from outrider.generation import Delta, GenerationResult
 
@@ -43,17 +32,11 @@ _conversation, _sampling, _speculation = (
 )
 
 
+@with_server_flags
 def chat(
     message: Annotated[str | None, typer.Argument(help="The first message.", show_default=False)] = None,
     *,
-    address: Address = DEFAULT_ADDRESS,
-    tls: UseTls = False,
-    tls_ca_file: TlsCaFile = None,
-    tls_cert_file: TlsCertFile = None,
-    tls_key_file: TlsKeyFile = None,
-    tls_server_name: TlsServerName = None,
-    token_file: TokenFilePath = None,
-    allow_plaintext_token: AllowPlaintextToken = False,
+    server: ServerFlags,
     system: Annotated[str | None, _conversation("System message.", "--system", "-s")] = None,
     max_tokens: Annotated[int | None, _conversation("Maximum number of tokens of an answer.")] = None,
     temperature: Annotated[
@@ -85,18 +68,7 @@ def chat(
         "num_speculative_tokens": num_speculative_tokens,
         "acceptance_method": acceptance_method,
     }
-    with (
-        connect(
-            address,
-            tls=tls,
-            tls_ca_file=tls_ca_file,
-            tls_cert_file=tls_cert_file,
-            tls_key_file=tls_key_file,
-            tls_server_name=tls_server_name,
-            token_file=token_file,
-            allow_plaintext_token=allow_plaintext_token,
-        ) as client,
-    ):
+    with server.connect() as client:
         conversation = Conversation(
             client, system, {name: value for name, value in options.items() if value is not None}
         )

@@ -11,21 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.options import (
-    Address,
-    AllowPlaintextToken,
-    TlsCaFile,
-    TlsCertFile,
-    TlsKeyFile,
-    TlsServerName,
-    TokenFilePath,
-    UseTls,
-    connect,
-    progress,
-)
+from outrider.cli.options import progress
+from outrider.cli.server_flags import ServerFlags, with_server_flags
 from outrider.cli.statistics import acceptance_rate, print_statistics
 from outrider.client.requests import DEFAULT_RESUME_TIMEOUT_S
-from outrider.config.client import DEFAULT_ADDRESS
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationResult
 
@@ -46,19 +35,13 @@ _input, _sampling, _length, _request, _output = (
 )
 
 
+@with_server_flags
 def generate(
     prompt: Prompt = None,
     *,
     file: Annotated[Path | None, _input("Read the prompt from a file.", "--file", "-f")] = None,
     as_json: Annotated[bool, _output("Print one JSON object instead of a stream.", "--json")] = False,
-    address: Address = DEFAULT_ADDRESS,
-    tls: UseTls = False,
-    tls_ca_file: TlsCaFile = None,
-    tls_cert_file: TlsCertFile = None,
-    tls_key_file: TlsKeyFile = None,
-    tls_server_name: TlsServerName = None,
-    token_file: TokenFilePath = None,
-    allow_plaintext_token: AllowPlaintextToken = False,
+    server: ServerFlags,
     max_tokens: Annotated[
         int | None,
         _option(
@@ -131,18 +114,7 @@ def generate(
     stats: Annotated[bool, _output("Print statistics afterwards.", "--stats")] = False,
 ) -> None:
     """Generate text and stream it to the terminal."""
-    with (
-        connect(
-            address,
-            tls=tls,
-            tls_ca_file=tls_ca_file,
-            tls_cert_file=tls_cert_file,
-            tls_key_file=tls_key_file,
-            tls_server_name=tls_server_name,
-            token_file=token_file,
-            allow_plaintext_token=allow_plaintext_token,
-        ) as client,
-    ):
+    with server.connect() as client:
         text = read_prompt(prompt, file)
         if echo and not as_json:
             _write(text)

@@ -10,47 +10,19 @@ import typer
 from rich.table import Table
 
 from outrider.cli.facts import draft_length_text, placement_text
-from outrider.cli.options import (
-    Address,
-    AllowPlaintextToken,
-    TlsCaFile,
-    TlsCertFile,
-    TlsKeyFile,
-    TlsServerName,
-    TokenFilePath,
-    UseTls,
-    connect,
-    output,
-)
-from outrider.config.client import DEFAULT_ADDRESS
+from outrider.cli.options import output
+from outrider.cli.server_flags import ServerFlags, with_server_flags
 from outrider.generation import ModelInfo, ModelPlacement
 
 
+@with_server_flags
 def info(
     *,
-    address: Address = DEFAULT_ADDRESS,
+    server: ServerFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    tls: UseTls = False,
-    tls_ca_file: TlsCaFile = None,
-    tls_cert_file: TlsCertFile = None,
-    tls_key_file: TlsKeyFile = None,
-    tls_server_name: TlsServerName = None,
-    token_file: TokenFilePath = None,
-    allow_plaintext_token: AllowPlaintextToken = False,
 ) -> None:
     """Show the served models, their devices, limits and load."""
-    with (
-        connect(
-            address,
-            tls=tls,
-            tls_ca_file=tls_ca_file,
-            tls_cert_file=tls_cert_file,
-            tls_key_file=tls_key_file,
-            tls_server_name=tls_server_name,
-            token_file=token_file,
-            allow_plaintext_token=allow_plaintext_token,
-        ) as client,
-    ):
+    with server.connect() as client:
         facts = client.model_info()
     if as_json:
         print(json.dumps(dataclasses.asdict(facts)))  # noqa: T201 - a console would fold it

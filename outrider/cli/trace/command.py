@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from outrider.cli.options import (
-    Address,
-    AllowPlaintextToken,
-    TlsCaFile,
-    TlsCertFile,
-    TlsKeyFile,
-    TlsServerName,
-    TokenFilePath,
-    UseTls,
-    Verbose,
-    connect,
-    output,
-    progress,
-)
+from outrider.cli.options import Verbose, output, progress
+from outrider.cli.server_flags import ServerFlags, with_server_flags
 from outrider.cli.trace.asking import Asked, Collected, trace_demo, trace_files, trace_received
 from outrider.cli.trace.page import render_page
 from outrider.cli.trace.reading import read_spans
 from outrider.cli.trace.stages import milliseconds
 from outrider.cli.trace.tree import build_tree, choose_trace, requests_of, what_is_missing
 from outrider.cli.trace.waterfall import show_waterfall
-from outrider.config.client import DEFAULT_ADDRESS
 from outrider.demo.prompts import PROMPTS
 from outrider.errors import ConfigError
 from outrider.telemetry.tracing import names
@@ -48,19 +34,13 @@ Files = Annotated[
 ]
 
 
+@with_server_flags
 def trace(
     files: Files = None,
     *,
     demo: Annotated[bool, typer.Option("--demo", help="Start the embedded pair and trace a request.")] = False,
     prompt: Annotated[str | None, typer.Option(help="Send a request with this prompt and trace it.")] = None,
-    address: Address = DEFAULT_ADDRESS,
-    tls: UseTls = False,
-    tls_ca_file: TlsCaFile = None,
-    tls_cert_file: TlsCertFile = None,
-    tls_key_file: TlsKeyFile = None,
-    tls_server_name: TlsServerName = None,
-    token_file: TokenFilePath = None,
-    allow_plaintext_token: AllowPlaintextToken = False,
+    server: ServerFlags,
     listen: Annotated[
         str,
         typer.Option(
@@ -90,25 +70,14 @@ def trace(
         return
     _check_writable(html)
     asked = Asked(prompt or PROMPTS[1], max_tokens, temperature, seed)
-    open_client = partial(
-        connect,
-        address,
-        tls=tls,
-        tls_ca_file=tls_ca_file,
-        tls_cert_file=tls_cert_file,
-        tls_key_file=tls_key_file,
-        tls_server_name=tls_server_name,
-        token_file=token_file,
-        allow_plaintext_token=allow_plaintext_token,
-    )
     if demo:
         found = trace_demo(asked, verbose=verbose)
     elif prompt is None:
         found = _read(paths, trace_id)
     elif paths:
-        found = asyncio.run(trace_files(open_client, asked, paths, wait_s=wait))
+        found = asyncio.run(trace_files(server.connect, asked, paths, wait_s=wait))
     else:
-        found = asyncio.run(trace_received(open_client, asked, listen=listen, wait_s=wait))
+        found = asyncio.run(trace_received(server.connect, asked, listen=listen, wait_s=wait))
     _draw(*found, html, max_steps)
 
 
