@@ -241,7 +241,8 @@ class PlaneWriters:
     def withdraw(self, offer: PlaneOffer) -> None:
         """End the connection of an offer, or accept none for it."""
         self._listener.forget(offer)
-        found = self._writers.pop(offer.offer_id, None)
+        with self._lock:
+            found = self._writers.pop(offer.offer_id, None)
         if found is not None:
             found.close()
 
@@ -249,5 +250,7 @@ class PlaneWriters:
         """End all connections; idempotent."""
         atexit.unregister(self.close)
         self._listener.close()
-        for writer in self._writers.values():
+        with self._lock:  # others may be withdrawn meanwhile
+            writers = list(self._writers.values())
+        for writer in writers:
             writer.close()

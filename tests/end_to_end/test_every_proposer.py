@@ -1,5 +1,6 @@
 """What holds for each proposer of the registry: pools that are too small, prompts in chunks, cached prefixes, links
-that break under sessions, draft lengths by request, and a target of two processes change no token.
+that break under sessions, a draft that ends, draft lengths by request or by a controller, and a target of two processes
+change no token.
 """
 
 from __future__ import annotations
@@ -112,12 +113,12 @@ def settings_of(method: DraftMethod, folders: Path, **more: Any) -> dict[str, An
 
 @asynccontextmanager
 async def stack_of(
-    folders: Path, method: DraftMethod, *, target: dict[str, Any], draft: dict[str, Any]
+    folders: Path, method: DraftMethod, *, target: dict[str, Any], draft: dict[str, Any], **coordinator: Any
 ) -> AsyncIterator[Stack]:
     of_draft = settings_of(method, folders, **(draft if method in KEEPS_KV else {}))
     async with run_stack(
         folders / "target", str(method), wire=False, draft_settings=of_draft, num_speculative_tokens=5,
-        draft_timeout_ms=60_000, target_settings={"page_size": PAGE, **target},
+        draft_timeout_ms=60_000, target_settings={"page_size": PAGE, **target}, **coordinator,
     ) as stack:  # fmt: skip
         yield stack
 
@@ -177,6 +178,34 @@ async def test_links_that_break_and_sessions_that_are_rebuilt(
         assert stats.num_failed == 0
         assert min(stats.spec_stats.num_draft_rebuilds, stats.spec_stats.num_target_rebuilds) >= 4
         await all_free(stack)
+
+
+@METHODS
+async def test_a_controller_chooses_the_lengths(
+    folders: Path, expected: list[tuple[int, ...]], method: DraftMethod
+) -> None:
+    """It begins with drafts, and soon finds that random ones do not pay."""
+    async with stack_of(folders, method, target={}, draft={"page_size": PAGE}, draft_length="auto") as stack:
+        results = await all_of(stack)
+        assert [result.token_ids for result in results] == expected
+        check_lengths(results)
+        assert stack.coordinator._policy.is_controlled
+        await all_free(stack)
+
+
+@METHODS
+async def test_a_draft_that_is_gone_for_good(
+    folders: Path, expected: list[tuple[int, ...]], method: DraftMethod
+) -> None:
+    async with stack_of(folders, method, target={}, draft={"page_size": PAGE}) as stack:
+        readers = [Reader(stack, **request) for request in REQUESTS]
+        await asyncio.gather(*(reader.read(6) for reader in readers))
+        assert stack.draft is not None
+        await stack.draft.close()
+        results = [(await reader.finish()).result for reader in readers]
+        assert [reader.token_ids for reader in readers] == expected
+        check_lengths([result for result in results if result is not None])
+        assert stack.coordinator.stats().num_failed == 0
 
 
 async def test_a_target_of_two_processes(folders: Path, expected: list[tuple[int, ...]]) -> None:

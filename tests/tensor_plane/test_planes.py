@@ -253,6 +253,24 @@ def test_a_closed_connection_gives_back_all_at_once(pair: Pair, kind: PlaneKind)
         gc.enable()
 
 
+def test_a_connection_may_be_withdrawn_while_all_are_closed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the thread that ends those of a link, when a service with several drafts stops."""
+    writers = pair.writers(PlaneKind.SHARED_MEMORY)
+    offers = [writers.offer() for _ in range(3)]
+    made = [writers.writer(offer.offer_id) for offer in offers]
+    first = made[0]
+    assert first is not None
+    close = first.close
+
+    def closing() -> None:
+        writers.withdraw(offers[1])
+        close()
+
+    monkeypatch.setattr(first, "close", closing)
+    writers.close()
+    assert all(each is not None and each.is_closed for each in made)
+
+
 def test_which_planes_two_processes_can_use() -> None:
     cpu = PeerFacts("a", "cpu", "", "2")
     gpu = PeerFacts("a", "cuda", "GPU-1", "2")
