@@ -6,6 +6,7 @@ Owns the choices that are made before anything is loaded. Refuses to know models
 from __future__ import annotations
 
 import os
+from typing import TypedDict
 
 import torch
 
@@ -19,6 +20,24 @@ _CPU_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "
 """Compiled products that oneDNN, and torch's layer above it, keep: one of some 0.7 MiB for each number of rows and each
 shape of a weight. By default they keep 1,024 each, and a service grows by hundreds of MiB as it meets batch sizes. 128
 are those of some 25 batch sizes; a further one costs some milliseconds."""
+
+
+class DeviceFacts(TypedDict):
+    """What a ``ModelDescription`` says of the device that a service computes on."""
+
+    device: str
+    device_id: str
+    """A GPU's UUID, by which a coordinator finds that two services share it; empty for a CPU."""
+    device_name: str
+    """The GPU's; empty for a CPU."""
+
+
+def device_facts(device: torch.device) -> DeviceFacts:
+    """Facts of a device for the description of any service that computes on it."""
+    if device.type != "cuda":
+        return DeviceFacts(device=str(device), device_id="", device_name="")
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return DeviceFacts(device=str(device), device_id=uuid, device_name=torch.cuda.get_device_name(device))
 
 
 def resolve_device(device: str, num_ranks: int = 1) -> str:

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 from outrider.config import DraftSettings
 from outrider.errors import ModelError
+from outrider.model_executor.device_setup import device_facts
 from outrider_draft.proposers.base import UNLIMITED_LENGTH
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, without_kv
 from outrider_draft.proposers.state_heads import StateHeadProposer, Weights, number, take
@@ -31,7 +32,8 @@ _METHOD = "medusa"
 
 def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
     """Medusa heads, served."""
-    return without_kv(MedusaProposer.load(settings), settings, name=Path(settings.model or "").resolve().name)
+    proposer, name = MedusaProposer.load(settings), Path(settings.model or "").resolve().name
+    return without_kv(proposer, settings, name, device=device_facts(proposer.device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from outrider.config import DraftSettings
+from outrider.model_executor.device_setup import device_facts
 from outrider_draft.proposers.base import UNLIMITED_LENGTH
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, without_kv
 from outrider_draft.proposers.state_heads import StateHeadProposer, Weights, number, take
@@ -28,7 +29,8 @@ _EPSILON = 1e-6
 
 def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
     """An MLP speculator, served."""
-    return without_kv(MlpSpeculatorProposer.load(settings), settings, name=Path(settings.model or "").resolve().name)
+    proposer, name = MlpSpeculatorProposer.load(settings), Path(settings.model or "").resolve().name
+    return without_kv(proposer, settings, name, device=device_facts(proposer.device))
 
 
 @dataclass(frozen=True, slots=True)

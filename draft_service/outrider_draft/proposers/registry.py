@@ -27,6 +27,7 @@ from outrider_draft.texts import PlainSequences
 
 if TYPE_CHECKING:
     from outrider.model_executor.cuda_graphs import CaptureProgress
+    from outrider.model_executor.device_setup import DeviceFacts
     from outrider.model_executor.loader.weights import Progress
     from outrider.model_executor.model_runner import ModelRunner
 
@@ -87,8 +88,13 @@ def load_proposer(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
     return load(settings, hooks)
 
 
-def without_kv(proposer: Proposer, settings: DraftSettings | None = None, name: str = "") -> ServedProposer:
-    """A proposer that keeps no KV, served; ``name`` is what it is called in the description."""
+def without_kv(
+    proposer: Proposer, settings: DraftSettings | None = None, name: str = "", *, device: DeviceFacts | None = None
+) -> ServedProposer:
+    """A proposer that keeps no KV, served; ``name`` is what it is called in the description. ``device`` is where it
+    computes, if that is a device that others may share.
+    """
+    facts: DeviceFacts = device or {"device": "", "device_id": "", "device_name": ""}
     description = ModelDescription(
         role="draft",
         model_name=(settings.served_model_name if settings else None) or name,
@@ -97,6 +103,7 @@ def without_kv(proposer: Proposer, settings: DraftSettings | None = None, name: 
         num_token_ids=proposer.vocab_size,
         max_model_len=proposer.max_model_len,
         version=__version__,
+        **facts,
         hidden_size=proposer.hidden_size,
         hidden_state_layers=proposer.hidden_state_layers,
     )

@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from outrider import __version__
+from outrider.model_executor.device_setup import device_facts
 from outrider.model_executor.loader.tokenizer_files import check_tokenizer, read_tokenizer
 from outrider.model_executor.synthetic.recipe import FILE
 from outrider.types import NOISE_MARK, SYNTHETIC_MARK, ModelDescription
@@ -45,9 +44,7 @@ def describe_model(
         eos_token_ids=config.eos_token_ids,
         bos_token_id=tokenizer.bos_token_id,
         dtype=str(runner.dtype).removeprefix("torch."),
-        device=str(runner.device),
-        device_id=_device_id(runner.device),
-        device_name=torch.cuda.get_device_name(runner.device) if runner.device.type == "cuda" else "",
+        **device_facts(runner.device),
         page_size=runner.page_size,
         num_pages=runner.sequences.pool.num_pages,
         tokenizer_files=tokenizer.files,
@@ -57,10 +54,6 @@ def describe_model(
         hidden_size=config.hidden_size if role == "target" else 0,
         num_layers=config.num_layers if role == "target" else 0,
     )
-
-
-def _device_id(device: torch.device) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def _mark(folder: Path, load_format: LoadFormat) -> str:

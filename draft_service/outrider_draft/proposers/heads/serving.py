@@ -11,7 +11,7 @@ import torch
 from outrider import __version__
 from outrider.config import DraftSettings
 from outrider.kv_cache.sizing import KVCacheRequest
-from outrider.model_executor.device_setup import prepare_device, resolve_device
+from outrider.model_executor.device_setup import device_facts, prepare_device, resolve_device
 from outrider.model_executor.distributed.runner import drafting_rules, graph_limits
 from outrider.model_executor.draft_heads.contract import DraftHead, HeadConfig
 from outrider.model_executor.draft_heads.loading import load_head
@@ -83,7 +83,7 @@ def _served(executor: HeadExecutor, name: str, target_folder: Path, architecture
         num_token_ids=tokenizer.num_token_ids or config.layer.vocab_size,
         max_model_len=runner.max_model_len,
         dtype=str(runner.head.dtype).removeprefix("torch."),
-        device=str(runner.device),
+        **device_facts(runner.device),
         page_size=runner.page_size,
         num_pages=pool.num_pages,
         tokenizer_files=tokenizer.files,
