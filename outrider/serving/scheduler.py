@@ -213,11 +213,17 @@ class Scheduler:
         shares = share_tokens(
             [request.job for request in due],
             self._budget.max_batched_tokens,
-            max_beside=self._chunk_size.tokens,
+            max_beside=self._max_beside(due),
             is_beside=is_beside,
             rebuilds=_rebuilds(due),
         )
         return [(request, share) for request, share in zip(due, shares, strict=True) if share]
+
+    def _max_beside(self, due: Sequence[AnyRequest]) -> int:
+        if not self._budget.adapts_chunks:
+            return self._budget.max_prefill_beside
+        num_prompts = sum(not is_running(request.job) for request in due)
+        return self._chunk_size.tokens(len(self._running), num_prompts)
 
     def _all_that_run(self, due: Sequence[AnyRequest]) -> list[int] | None:
         """The tokens of all requests, where sessions run and fit into one forward; as nearly always."""
@@ -236,7 +242,7 @@ class Scheduler:
         if batch.num_running:
             self._ran_ns = ended_ns
             if self._budget.adapts_chunks:
-                self._chunk_size.note_forward(duration_ns, batch.num_prefill_tokens)
+                self._chunk_size.note_forward(duration_ns, batch.num_prefill_tokens, batch.num_running)
         if batch.num_prefill_tokens:
             self._delay.note_chunk(duration_ns)
             if 2 * batch.num_prefill_tokens >= self._budget.max_batched_tokens:

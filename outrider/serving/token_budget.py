@@ -2,7 +2,8 @@
 
 A forward's time grows with its tokens, so a budget bounds how long a running session waits for a neighbour's prefill:
 beside running sessions a smaller one than alone, also while these are away for a moment. An eighth of the whole is kept
-for prefills whenever there are any, so that running sessions cannot starve them either.
+for prefills whenever there are any, so that running sessions cannot starve them either. Of prompts the shortest goes
+first: equal shares would end all of them at the end of the last.
 
 Plain Python over lengths and times: knows no sequences, no devices and no clock.
 """
@@ -21,7 +22,7 @@ DEFAULT_PREFILL_BESIDE = 256
 _FEW_TOKENS = 8
 """A job with fewer tokens than this besides its last ones is running rather than prefilling."""
 _MIN_CHUNK = 16
-"""Prefills are not cut smaller than this to serve more of them in one forward."""
+"""Prefills are not cut smaller than this to serve one more of them in a forward."""
 _PREFILL_SHARE = 8
 
 _CHUNK_WEIGHT = 0.25
@@ -32,6 +33,11 @@ _LEAST_CHUNK = 4
 """A chunk is never smaller than the largest by more than this factor: prompts get on, however long."""
 _CHUNK_STEP = 16
 """Chunk sizes are multiples of it."""
+_PROMPT_WEIGHT = 4
+"""A prompt that waits behind another counts as so many running sessions: its user has seen nothing yet."""
+_MOST_OF_MANY = 4
+"""Where many prompts wait, chunks are larger by at most this factor: on an H200 forwards of more than 1,024 tokens
+compute prompts no faster."""
 
 _DELAY_WEIGHT = 0.2
 """The weight of the newest absence, and of the newest chunk, in the figures that delays follow from."""
@@ -112,13 +118,18 @@ def share_tokens(
 
 
 def _share_among_prefills(jobs: Sequence[Job], prefills: Sequence[int], left: int, shares: list[int]) -> None:
-    """Equal shares; what a short prefill leaves goes to the longer ones."""
-    if left < 1:
+    """The shortest first; an eighth is kept for the one that was served longest ago, so that none starves."""
+    if left < 1 or not prefills:
         return
-    served = sorted(prefills[: max(1, left // _MIN_CHUNK)], key=lambda index: jobs[index].num_left)
-    for rank, index in enumerate(served):
-        shares[index] = _chunk(jobs[index], left // (len(served) - rank))
-        left -= shares[index]
+    oldest = prefills[0]
+    shares[oldest] = _chunk(jobs[oldest], min(left, max(_MIN_CHUNK, left // _PREFILL_SHARE)))
+    left -= shares[oldest]
+    for index in sorted(prefills, key=lambda index: jobs[index].num_left):
+        if not shares[index] and left < min(_MIN_CHUNK, jobs[index].num_left):
+            continue
+        share = _chunk(jobs[index], shares[index] + left)
+        left -= share - shares[index]
+        shares[index] = share
 
 
 def _chunk(job: Job, share: int) -> int:
@@ -130,35 +141,49 @@ class PrefillChunkSize:
 
     A chunk's time grows with its tokens and, through attention, with all that stands before them, so no fixed size is
     right for short prompts and long ones. What forwards without and with a chunk took tells how many tokens keep the
-    wait within bounds. Times are in nanoseconds of one clock.
+    wait within bounds. Where more prompts wait than sessions run, more users gain by larger chunks than lose. Times are
+    in nanoseconds of one clock.
     """
 
     def __init__(self, most: int) -> None:
-        """``most`` tokens, where forwards bear it."""
+        """``most`` tokens, where forwards bear it and few prompts wait."""
         self._most = most
         self._least = max(1, most // _LEAST_CHUNK)
-        self._without_ns: float | None = None
+        self._without_ns: dict[int, float] = {}
+        """What a forward without a chunk took lately, by the bit length of its running sessions' number: while prompts
+        wait there is none, and sessions become many."""
         self._a_token_ns: float | None = None
 
-    def note_forward(self, duration_ns: int, num_chunk_tokens: int) -> None:
+    def note_forward(self, duration_ns: int, num_chunk_tokens: int, num_running: int) -> None:
         """A forward that served running sessions took so long, with so many tokens of prompts beside them."""
         if not num_chunk_tokens:
-            self._without_ns = moving_mean(self._without_ns, duration_ns, _CHUNK_WEIGHT)
-        elif self._without_ns is not None:
-            more_ns = max(0.0, duration_ns - self._without_ns)
+            size = num_running.bit_length()
+            self._without_ns[size] = moving_mean(self._without_ns.get(size), duration_ns, _CHUNK_WEIGHT)
+        elif (without_ns := self._without(num_running)) is not None:
+            more_ns = max(0.0, duration_ns - without_ns)
             self._a_token_ns = moving_mean(self._a_token_ns, more_ns / num_chunk_tokens, _CHUNK_WEIGHT)
 
     def note_end_of_prompts(self) -> None:
         """The next one begins at its beginning, where tokens cost least."""
         self._a_token_ns = None
 
-    @property
-    def tokens(self) -> int:
-        """The most that the next chunk should have."""
-        if self._without_ns is None or not self._a_token_ns:
+    def tokens(self, num_running: int, num_prompts: int) -> int:
+        """The most that the next chunk should have, beside so many running sessions and of so many prompts."""
+        scale = _PROMPT_WEIGHT * (num_prompts - 1) / max(num_running, 1)
+        return int(self._of_few(num_running) * min(max(1.0, scale), _MOST_OF_MANY))
+
+    def _of_few(self, num_running: int) -> int:
+        without_ns = self._without(num_running)
+        if without_ns is None or not self._a_token_ns:
             return self._most
-        fitting = int(_MOST_MORE * self._without_ns / self._a_token_ns)
+        fitting = int(_MOST_MORE * without_ns / self._a_token_ns)
         return min(self._most, max(self._least, fitting // _CHUNK_STEP * _CHUNK_STEP))
+
+    def _without(self, num_running: int) -> float | None:
+        """What a forward of so many sessions takes without a chunk, or of the nearest number that is known."""
+        size = num_running.bit_length()
+        nearest = min(self._without_ns, key=lambda known: abs(known - size), default=None)
+        return None if nearest is None else self._without_ns[nearest]
 
 
 class PrefillDelayPolicy:

@@ -25,20 +25,40 @@ def test_running_rows_all_go_and_a_prefill_gets_what_is_left() -> None:
 
 def test_beside_running_rows_prefills_get_less_than_alone() -> None:
     prefills = [FakeJob(4000), FakeJob(3000)]
-    assert share_tokens([*prefills, FakeJob(5, 5)], 512, max_beside=128) == [64, 64, 5]
-    assert share_tokens(prefills, 512, max_beside=128) == [256, 256]
-    assert share_tokens(prefills, 512, max_beside=128, is_beside=True) == [64, 64]
+    assert share_tokens([*prefills, FakeJob(5, 5)], 512, max_beside=128) == [16, 112, 5]
+    assert share_tokens(prefills, 512, max_beside=128) == [64, 448]
+    assert share_tokens(prefills, 512, max_beside=128, is_beside=True) == [16, 112]
     assert share_tokens([FakeJob(20, 1), FakeJob(5, 5)], 512, max_beside=4) == [4, 5]
 
 
-def test_prefills_share_equally_and_a_short_one_leaves_its_rest_to_the_others() -> None:
-    assert share_tokens([FakeJob(4000), FakeJob(4000)], 512) == [256, 256]
-    assert share_tokens([FakeJob(4000), FakeJob(100), FakeJob(3000)], 512) == [206, 100, 206]
+def test_the_shortest_prefill_goes_first_and_the_one_served_longest_ago_gets_an_eighth() -> None:
+    assert share_tokens([FakeJob(4000), FakeJob(4000)], 512) == [512, 0]
+    assert share_tokens([FakeJob(4000), FakeJob(100), FakeJob(3000)], 512) == [64, 100, 348]
+    assert share_tokens([FakeJob(3000), FakeJob(4000), FakeJob(100)], 512) == [412, 0, 100]
+
+
+def test_of_equal_prompts_one_ends_after_the_other() -> None:
+    jobs = [FakeJob(128) for _ in range(8)]
+    ended = []
+    while jobs:
+        shares = share_tokens(jobs, 256)
+        served = [job for job, share in zip(jobs, shares, strict=True) if share]
+        for job, share in zip(jobs, shares, strict=True):
+            job.num_left -= share
+        ended.append(sum(not job.num_left for job in served))
+        jobs = [job for job in jobs if job not in served] + [job for job in served if job.num_left]
+    assert ended == [2, 2, 2, 2]
+
+
+def test_a_piece_is_not_smaller_than_worth_it_unless_it_is_the_last() -> None:
+    assert share_tokens([FakeJob(100), FakeJob(30)], 120) == [90, 30]
+    assert share_tokens([FakeJob(100), FakeJob(110)], 110) == [100, 0]
+    assert share_tokens([FakeJob(100), FakeJob(10)], 18) == [18, 0]
 
 
 def test_rebuilds_come_one_after_the_other_before_new_prompts() -> None:
     jobs = [FakeJob(4000), FakeJob(300), FakeJob(400), FakeJob(100)]
-    assert share_tokens(jobs, 512, rebuilds=[2, 1]) == [32, 48, 400, 32]
+    assert share_tokens(jobs, 512, rebuilds=[2, 1]) == [16, 48, 400, 48]
     assert share_tokens(jobs[1:3], 512, rebuilds=[1, 0]) == [112, 400]
     assert share_tokens(jobs, 1024, rebuilds=[2, 1]) == [224, 300, 400, 100]
     assert share_tokens([*jobs, FakeJob(5, 5)], 512, max_beside=128, rebuilds=[1]) == [16, 112, 0, 0, 5]

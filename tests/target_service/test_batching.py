@@ -90,7 +90,7 @@ def test_a_long_prefill_does_not_starve_short_ones(long_runner: ModelRunner) -> 
     while 1 not in answered:
         num_forwards += 1
         answered += [event.session for event in driver.step()]
-    assert num_forwards == 3  # half of each forward
+    assert num_forwards == 2  # the short one goes first
     assert 99 not in answered
 
 

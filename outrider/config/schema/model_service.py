@@ -94,7 +94,7 @@ class ModelServiceSettings(Section):
     max_prefill_beside: Positive = Field(
         256,
         description="Maximum number of prompt tokens in a forward that also decodes running sessions, which wait for"
-        " it.",
+        " it; on a GPU up to four times as many where more prompts wait than sessions run.",
     )
     max_running_requests: Positive = Field(
         256,
