@@ -62,7 +62,11 @@ class PageBudget:
     def _has_room_for_all(self, needed: int, num_free: int) -> bool:
         """Whether there is room whatever the ages: of many sessions that begin together, each is counted once."""
         put, self._num_puts = self._queue.put_since(self._num_puts), self._queue.num_puts
-        self._num_promised += sum(self._executor.num_pages_needed(each.job, each.job.num_left) for each in put)
+        self._num_promised += sum(
+            self._executor.num_pages_needed(each.job, each.job.num_left)
+            for each in put
+            if each.job.num_left  # one that runs has its pages
+        )
         return needed + self._num_promised + num_free // _WATERMARK <= num_free
 
     def make_room(self, scheduled: ScheduledTokens) -> ScheduledTokens:
