@@ -43,13 +43,23 @@ class _Worker:
         """Send a message and wait for its answer; ``UnavailableError`` if the process ended or its client failed."""
         try:
             self.connection.send(message)
+        except OSError as error:
+            raise self._ended() from error
+        return self.answer()
+
+    def answer(self) -> object:
+        """Wait for what it says next; raises as ``ask`` does."""
+        try:
             answer = self.connection.recv()
         except (EOFError, OSError) as error:
-            self.process.join(_END_WITHIN_S)
-            raise UnavailableError(f"a client process ended with exit code {self.process.exitcode}") from error
+            raise self._ended() from error
         if isinstance(answer, OutriderError):
             raise answer
         return answer
+
+    def _ended(self) -> UnavailableError:
+        self.process.join(_END_WITHIN_S)
+        return UnavailableError(f"a client process ended with exit code {self.process.exitcode}")
 
 
 class ClientProcesses:
@@ -74,6 +84,7 @@ class ClientProcesses:
             process.start()
             there.close()
             self._workers.append(_Worker(process, here))
+        await asyncio.gather(*map(self._wait_for_start, self._workers))
         return self
 
     async def __aexit__(
@@ -116,6 +127,10 @@ class ClientProcesses:
         parts = [(share, *answer) for share, answer in zip(shares, answers, strict=True)]
         return join(parts, users_of(prompts, traffic))
 
+    async def _wait_for_start(self, worker: _Worker) -> None:
+        """Processes that start take the processors from the services: nothing is to be measured meanwhile."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, worker.answer)
+
     async def _ask(self, worker: _Worker, message: object) -> object:
         return await asyncio.get_running_loop().run_in_executor(self._threads, worker.ask, message)
 
@@ -128,6 +143,7 @@ def _run_worker(connection: Connection, address: str, tls: bool | None) -> None:
 
 async def _serve(connection: Connection, address: str, *, tls: bool | None) -> None:
     async with AsyncClient(address, tls=tls) as client:
+        connection.send(None)
         while True:
             try:
                 share: Share = connection.recv()
