@@ -14,7 +14,7 @@ def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_part_and_row_has_a_name_of_its_own() -> None:
-    from measure_figures import PARTS
+    from figures.parts import PARTS
 
     rows = [row.name for part in PARTS for row in part.rows]
     assert len(set(rows)) == len(rows)

@@ -1,0 +1,106 @@
+"""Rows of the tables: what is measured, on what, and which values are wanted. Plain data; ``parts`` fills it in."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """A target, a draft and two coordinators on them, of chosen and of fixed draft lengths."""
+
+    target: str = "8B"
+    draft: str = "1B"
+    """A shape, or a head: eagle3, mtp, dflash."""
+    acceptance: float = 0.81
+    later_acceptance: float | None = None
+    """In the second half of the cycle that decoding walks, if it is another one."""
+    flags: tuple[str, ...] = ()
+    """Of ``outrider serve``."""
+    with_fixed: bool = True
+    pages: int = 12_000
+    max_model_len: int = 12_288
+
+    @property
+    def has_head(self) -> bool:
+        """The draft reads the target's hidden states."""
+        return self.draft in {"eagle3", "mtp", "dflash"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One load on services."""
+
+    name: str
+    services: Services
+    users: int
+    input_len: int = 128
+    output_len: int = 256
+    fixed: tuple[int, ...] = ()
+    samplings: tuple[str, ...] = ()
+    num_gpus: int | None = None
+    acceptance_falls: bool = False
+    """Prompts end so that the later acceptance begins in the middle of the output."""
+    wanted_ms: float | None = None
+    """A token until all have finished, chosen: at most."""
+    wanted_between_ms: float | None = None
+    """Of a decode step outside draft and target, chosen: at most."""
+    wanted_over_plain: float | None = None
+    """Tokens/s, chosen over plain: at least."""
+    wanted_over_best: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One forward of a result of ``outrider bench engine``, over another one or over its floor."""
+
+    about: str
+    labels: dict[str, int]
+    over: dict[str, int] | None = None
+    """None: over the floor, the larger of bytes and arithmetic at the measured rates."""
+    is_long: bool = False
+    """The first row of the forward has the longest context."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRow:
+    """One benchmark command that saves its results itself.
+
+    ``{pair}``, ``{address}``, ``{device}`` and ``{dtype}`` in its words are replaced; ``{address}`` starts services.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    """Of ``outrider bench``, or a script of the checkout and its arguments."""
+    full: tuple[str, ...] = ()
+    """Further words of a real measurement."""
+    tiny: tuple[str, ...] = ()
+    """In their place with tiny models."""
+    services: Services = Services()
+    comparisons: tuple[Comparison, ...] = ()
+    wanted: str = ""
+
+    def reads(self, place: str) -> bool:
+        """A word of a real measurement has this place to fill in."""
+        return any(place in word for word in (*self.words, *self.full))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """Another engine, measured by the command that ``--vllm`` names."""
+
+    name: str
+    services: Services = Services()
+    """Whose pair it may read."""
+
+
+AnyRow = Row | CommandRow | PeerRow
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one table."""
+
+    name: str
+    about: str
+    rows: tuple[AnyRow, ...]
+    num_cards: int = 1
+    limit_s: int = 1200

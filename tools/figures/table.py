@@ -1,0 +1,124 @@
+"""The table: a line or a few for each row; in brackets what is wanted."""
+
+from figures.rows import AnyRow, CommandRow, Comparison, Part, PeerRow, Row
+from figures.session import Session
+from outrider.benchmarks.samples import median, ratio
+from outrider.benchmarks.schema import Result, Series, load
+from outrider.benchmarks.tables.cells import arms_of, best_fixed, median_of
+from outrider.benchmarks.tables.short import short_lines
+
+_HEADS = "ms a token until all have finished, chosen / plain; wanted values in brackets"
+
+
+def table(session: Session, parts: list[Part]) -> str:
+    """All rows of these parts, in order."""
+    return "\n".join([_HEADS, *(line for part in parts for row in part.rows for line in lines_of(session, row))])
+
+
+def lines_of(session: Session, row: AnyRow) -> list[str]:
+    """The row's figures, each line under the row's name."""
+    failure = session.failures.get(row.name)
+    if failure:
+        return [_line(row.name, f"FAILED: {failure}")]
+    if isinstance(row, PeerRow):
+        return _peer_lines(session, row)
+    if isinstance(row, Row):
+        return [load_line(row, _result(session, row.name))]
+    return _command_lines(session, row)
+
+
+def _line(name: str, told: str) -> str:
+    return f"{name:<26} {told}"
+
+
+def _result(session: Session, name: str) -> Result:
+    return load(session.results / f"{session.name}-{name}.json")
+
+
+def load_line(row: Row, result: Result) -> str:
+    """Figures of one load."""
+    until = [median_of(result, "until_all_finished", arm=arm) for arm in ("speculation", "baseline")]
+    rates = [median_of(result, "output_throughput", arm=arm) for arm in ("speculation", "baseline")]
+    first = median_of(result, "ttft", arm="speculation")
+    best = best_fixed(result)
+    over_best = rates[0] / max(best[1], rates[1] or 0.0) if rates[0] and best else None
+    best_name = "" if best is None else f", best {best[0]} {best[1]:.0f} tok/s"
+    return _line(
+        row.name,
+        f"{_figure(until[0], row.wanted_ms, 2)} / {_figure(until[1], None, 2)} ms, first {first or 0:.1f} ms, "
+        f"between {_figure(outside_services_ms(result), row.wanted_between_ms, 2)} ms, "
+        f"over plain {_figure(ratio(*rates), row.wanted_over_plain, 3)}, "
+        f"over best {_figure(over_best, row.wanted_over_best, 3)}{best_name}{_sampled(result)}",
+    )
+
+
+def outside_services_ms(result: Result) -> float | None:
+    """Milliseconds of a chosen decode step that are neither the draft's nor the target's: medians, subtracted."""
+    total, *own = (median_of(result, f"decode_{name}", arm="speculation") for name in ("total", "draft", "target"))
+    return None if total is None else total - sum(value or 0.0 for value in own)
+
+
+def _sampled(result: Result) -> str:
+    steps = {name: median_of(result, "decode_total", arm=name) for name in arms_of(result) if name.startswith("T=")}
+    alone = median_of(result, "decode_total", arm="speculation")
+    return "".join(
+        f", {name} step over greedy's {taken / alone:.3f} (1.06)" for name, taken in steps.items() if taken and alone
+    )
+
+
+def _figure(value: float | None, wanted: float | None, digits: int) -> str:
+    told = "-" if value is None else f"{value:.{digits}f}"
+    return told if wanted is None else f"{told} ({wanted:g})"
+
+
+def _command_lines(session: Session, row: CommandRow) -> list[str]:
+    """Comparisons, or else all that its results are looked at for; of some commands one result for each phase."""
+    paths = [session.results / f"{session.name}-{row.name}.json"]
+    if not paths[0].exists():
+        paths = sorted(session.results.glob(f"{session.name}-{row.name}-[0-9]-*.json"))
+    results = [load(path) for path in paths]
+    if not results:
+        return [_line(row.name, "FAILED: no result was saved")]
+    if row.comparisons:
+        return [_line(row.name, _compared(results[0], comparison)) for comparison in row.comparisons]
+    if results[0].kind == "serve":
+        return [load_line(Row(result.name, row.services, 0), result) for result in results]
+    told = [line.removeprefix(result.name).strip() for result in results for line in short_lines([result])]
+    return [_line(row.name, line) for line in (*told, *([f"wanted: {row.wanted}"] if row.wanted else []))]
+
+
+def _compared(result: Result, comparison: Comparison) -> str:
+    """The comparison by each clock: of the whole call, and on a GPU of the device alone."""
+    found = (f"{name} {told}" for name in ("forward", "forward_on_device") if (told := _over(result, name, comparison)))
+    return f"{comparison.about}: {', '.join(found) or 'not measured'}"
+
+
+def _over(result: Result, name: str, comparison: Comparison) -> str:
+    series = _find(result, name, comparison.labels, is_long=comparison.is_long)
+    if series is None:
+        return ""
+    above, below = median(series.samples), float(series.labels["floor_ms"])
+    if comparison.over is not None:
+        other = _find(result, name, comparison.over, is_long=False)
+        below = (other and median(other.samples)) or 0.0
+    over = ratio(above, below)
+    return "" if over is None else f"{over:.3f} ({above:.3f} over {below:.3f} ms)"
+
+
+def _find(result: Result, name: str, labels: dict[str, int], *, is_long: bool) -> Series | None:
+    """The series with these labels, with a longest context or without: tiny models have a shorter one."""
+    for series in result.series:
+        is_wanted = series.name == name and labels.items() <= series.labels.items()
+        if is_wanted and ("longest_context" in series.labels) == is_long:
+            return series
+    return None
+
+
+def _peer_lines(session: Session, row: PeerRow) -> list[str]:
+    """Our chosen and plain lines of the same folder, and what the command printed."""
+    path = session.log(row.name)
+    if session.vllm is None or not path.exists():
+        return [_line(row.name, "skipped: no --vllm COMMAND")]
+    ours = sorted(session.results.glob(f"{session.name}-users*.json"), key=lambda found: (len(found.name), found.name))
+    told = [_line(row.name, line) for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return [*(load_line(Row(found.stem, row.services, 0), load(found)) for found in ours), *told]
