@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from outrider.model_executor.synthetic.recipe import Recipe, write_recipe
+
 TOOL = Path(__file__).parents[2] / "tools" / "measure_figures.py"
 
 
@@ -25,6 +27,36 @@ def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
     refused = measure(str(tmp_path), "pigeon")
     assert refused.returncode == 2
     assert "pigeon" in refused.stderr
+
+
+@pytest.mark.parametrize(("flags", "told"), [
+    ((), "skipped: no --vllm COMMAND"),
+    (("--vllm", "echo 8 users: 3.21 ms a token"), "8 users: 3.21 ms a token"),
+])  # fmt: skip
+def test_the_lines_of_a_peer_are_in_the_table(tmp_path: Path, flags: tuple[str, ...], told: str) -> None:
+    done = measure(str(tmp_path), "vllm", "--tiny", *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].split(maxsplit=1) == ["vllm", told]
+
+
+def test_a_peer_that_fails_is_a_failure(tmp_path: Path) -> None:
+    done = measure(str(tmp_path), "vllm", "--tiny", "--vllm", "sh -c 'echo broken >&2; exit 3'")
+    assert done.returncode == 1
+    assert "FAILED: exit 3: broken" in done.stdout
+
+
+def test_acceptance_falls_in_the_middle_of_the_output(tmp_path: Path) -> None:
+    from figures.services import token_before_fall
+
+    recipe = Recipe("target", 1.0, later_acceptance=0.0)
+    write_recipe(tmp_path, recipe)
+    (tmp_path / "config.json").write_text('{"vocab_size": 512}')
+    pair, token = recipe.map_of(512), token_before_fall(tmp_path, 8)
+    agrees = []
+    for _ in range(16):
+        agrees.append(bool(pair.agrees[token]))
+        token = pair.target_next[token]
+    assert agrees == [True] * 8 + [False] * 8
 
 
 @pytest.mark.timeout(300)
