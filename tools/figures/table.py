@@ -46,6 +46,7 @@ def load_line(row: Row, result: Result) -> str:
     return _line(
         row.name,
         f"{_figure(until[0], row.wanted_ms, 2)} / {_figure(until[1], None, 2)} ms, first {first or 0:.1f} ms, "
+        f"drafts of {_figure(_drafted(result), None, 2)}, "
         f"between {_figure(outside_services_ms(result), row.wanted_between_ms, 2)} ms, "
         f"over plain {_figure(ratio(*rates), row.wanted_over_plain, 3)}, "
         f"over best {_figure(over_best, row.wanted_over_best, 3)}{best_name}{_sampled(result)}",
@@ -56,6 +57,12 @@ def outside_services_ms(result: Result) -> float | None:
     """Milliseconds of a chosen decode step that are neither the draft's nor the target's: medians, subtracted."""
     total, *own = (median_of(result, f"decode_{name}", arm="speculation") for name in ("total", "draft", "target"))
     return None if total is None else total - sum(value or 0.0 for value in own)
+
+
+def _drafted(result: Result) -> float | None:
+    """Tokens of a draft, chosen."""
+    figures = result.figures["speculation"]
+    return ratio(*(figures.get(f"spec_decode_{name}") for name in ("draft_tokens", "num_drafts")))
 
 
 def _sampled(result: Result) -> str:
