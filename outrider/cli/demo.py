@@ -48,7 +48,7 @@ _FLAGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class DemoOptions:
     """How much is shown."""
 
     draft_length: int
@@ -75,7 +75,7 @@ def demo(
     verbose: Verbose = 0,
 ) -> None:
     """Start three services with the embedded pair, stream code, check that greedy output is exact, and measure."""
-    course = Course(num_speculative_tokens, max_tokens, runs)
+    options = DemoOptions(num_speculative_tokens, max_tokens, runs)
     more = {
         ("target", "device"): device,
         ("draft", "device"): device,
@@ -87,7 +87,7 @@ def demo(
     if method not in DRAFTS:
         raise ConfigError("method", f"{method} has no draft in the demonstration; such are {', '.join(DRAFTS)}")
     plan = plan_demo(more, target=target, draft=draft or DRAFTS[method])
-    is_exact = asyncio.run(run_with_client(plan, lambda client: _show(client, course), verbose=verbose))
+    is_exact = asyncio.run(run_with_client(plan, lambda client: _show(client, options), verbose=verbose))
     if not is_exact:
         raise typer.Exit(1)
 
@@ -116,40 +116,42 @@ def plan_demo(more: Mapping[Place, object], *, target: Path = TARGET, draft: Pat
     return prepare_stack(effective)
 
 
-async def _show(client: AsyncClient, course: Course) -> bool:
-    await _show_streams(client, course)
-    is_exact = await _show_exactness(client, course)
-    await _show_figures(client, course)
+async def _show(client: AsyncClient, options: DemoOptions) -> bool:
+    await _show_streams(client, options)
+    is_exact = await _show_exactness(client, options)
+    await _show_figures(client, options)
     return is_exact
 
 
-async def _show_streams(client: AsyncClient, course: Course) -> None:
+async def _show_streams(client: AsyncClient, options: DemoOptions) -> None:
     for temperature in TEMPERATURES:
         for prompt in PROMPTS[:_SHOWN_PROMPTS]:
             _heading(f"temperature {temperature:g}")
             output.print(prompt, end="", style="bold", markup=False)
             async for delta in client.stream(
-                prompt=prompt, max_tokens=course.max_tokens, temperature=temperature, seed=1
+                prompt=prompt, max_tokens=options.max_tokens, temperature=temperature, seed=1
             ):
                 output.print(delta.text, end="", markup=False)
             output.print()
 
 
-async def _show_exactness(client: AsyncClient, course: Course) -> bool:
+async def _show_exactness(client: AsyncClient, options: DemoOptions) -> bool:
     _heading("greedy output, with speculation and without, token by token")
-    results = [await _greedy_pair(client, prompt, course) for prompt in PROMPTS]
+    results = [await _greedy_pair(client, prompt, options) for prompt in PROMPTS]
     for prompt, (ours, alone) in zip(PROMPTS, results, strict=True):
         verdict = f"{len(ours)} tokens, equal" if ours == alone else f"differ at token {_first_difference(ours, alone)}"
         output.print(f"  {prompt.splitlines()[0]!r}: {verdict}", markup=False)
     return all(ours == alone for ours, alone in results)
 
 
-async def _greedy_pair(client: AsyncClient, prompt: str, course: Course) -> tuple[tuple[int, ...], tuple[int, ...]]:
+async def _greedy_pair(
+    client: AsyncClient, prompt: str, options: DemoOptions
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     with_draft, alone = [
         await client.generate(
-            prompt=prompt, max_tokens=course.max_tokens, temperature=0.0, num_speculative_tokens=length
+            prompt=prompt, max_tokens=options.max_tokens, temperature=0.0, num_speculative_tokens=length
         )
-        for length in (course.draft_length, 0)
+        for length in (options.draft_length, 0)
     ]
     return with_draft.token_ids, alone.token_ids
 
@@ -159,22 +161,22 @@ def _first_difference(ours: Sequence[int], alone: Sequence[int]) -> int:
     return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(ours), len(alone)))
 
 
-async def _show_figures(client: AsyncClient, course: Course) -> None:
+async def _show_figures(client: AsyncClient, options: DemoOptions) -> None:
     with Progress(console=progress, transient=True) as bar:
-        task = bar.add_task("measuring", total=len(TEMPERATURES) * course.num_runs * 2)
+        task = bar.add_task("measuring", total=len(TEMPERATURES) * options.num_runs * 2)
         comparisons = [
             await compare(
                 client,
-                Workload(PROMPTS[:_SHOWN_PROMPTS], temperature, course.max_tokens),
-                draft_length=course.draft_length,
-                num_runs=course.num_runs,
+                Workload(PROMPTS[:_SHOWN_PROMPTS], temperature, options.max_tokens),
+                draft_length=options.draft_length,
+                num_runs=options.num_runs,
                 on_run=lambda: bar.advance(task),
             )
             for temperature in TEMPERATURES
         ]
     _heading(
-        f"{course.draft_length} draft tokens against none on the same server: "
-        f"medians of {course.num_runs} interleaved runs of {_SHOWN_PROMPTS} x {course.max_tokens} tokens"
+        f"{options.draft_length} draft tokens against none on the same server: "
+        f"medians of {options.num_runs} interleaved runs of {_SHOWN_PROMPTS} x {options.max_tokens} tokens"
     )
     output.print(figures_table(comparisons))
 

@@ -28,8 +28,8 @@ from outrider.transport.security.tokens import NO_TOKEN
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 _GIVE_TOKEN = "--token-file FILE, the variable OUTRIDER_API_TOKEN, or token= of the client"
-_OUT = 2
-"""Number of strikes after which the client does not wait for an address."""
+_MAX_FAILURES = 2
+"""Failures of an address that waiting does not help, after which the client gives it up."""
 MAX_FRUITLESS = 30
 """Maximum number of attempts in a row that were accepted without new output, so that a request is not sent forever."""
 
@@ -80,8 +80,8 @@ class Attempts:
         self._has_heard = False
         self._is_answered = False
         """Whether the current call was accepted."""
-        self._strikes: Counter[str] = Counter()
-        """Strikes of addresses that waiting does not help."""
+        self._num_failures: Counter[str] = Counter()
+        """Failures of addresses that waiting does not help."""
         self._num_fruitless = 0
         """Accepted attempts since the last output."""
 
@@ -103,7 +103,7 @@ class Attempts:
             self._addresses.note_up(self._address)
         self._has_heard = self._is_answered = True
         self._failing_since = None
-        self._strikes.clear()
+        self._num_failures.clear()
         if is_output:
             self._untried, self._num_rounds, self._num_fruitless = [], 0, 0
         else:
@@ -115,7 +115,7 @@ class Attempts:
         if self._may_retry(error):
             self._num_retries_left -= 1
             return self._pause_for_room(error)
-        self._note_strikes(error)
+        self._count_failure(error)
         if self._is_closed() or not (self._may_pass(error) or self._is_elsewhere(error)):
             raise error
         if not isinstance(error, CapacityError):
@@ -124,20 +124,20 @@ class Attempts:
             if self._has_heard or not self._untried:
                 raise error
             return 0.0
-        if all(self._strikes[name] >= _OUT for name in self._addresses.names):
+        if all(self._num_failures[name] >= _MAX_FAILURES for name in self._addresses.names):
             raise error
         return self._pause_or_raise(error, self._resume_timeout_s)
 
-    def _note_strikes(self, error: OutriderError) -> None:
-        """Count one strike for an address without coordinator, two for TLS, because a server that is ending may look
-        like it.
+    def _count_failure(self, error: OutriderError) -> None:
+        """Count an address without coordinator as failed, and one whose TLS fails at the second time, because a server
+        that is ending may look like it.
         """
         if self._is_elsewhere(error):
-            self._strikes[self._address] += _OUT
+            self._num_failures[self._address] += _MAX_FAILURES
         elif isinstance(error, TlsError):
-            self._strikes[self._address] += 1
+            self._num_failures[self._address] += 1
         else:
-            self._strikes[self._address] = 0
+            self._num_failures[self._address] = 0
 
     def _is_elsewhere(self, error: OutriderError) -> bool:
         """Whether the address is no coordinator, or one that cannot serve the request."""

@@ -51,7 +51,7 @@ def choose_num_pages(request: KVCacheRequest, device: torch.device, *, kept_byte
 
 
 @contextlib.contextmanager
-def naming_what_lacks(device: torch.device) -> Iterator[None]:
+def explaining_out_of_memory(device: torch.device) -> Iterator[None]:
     """Turn the device's refusal of memory into a ``ConfigError`` that says what to set."""
     try:
         yield

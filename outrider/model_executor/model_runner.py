@@ -33,7 +33,7 @@ from outrider.model_executor.input_batch import (
     plan_checked,
     restoring_lengths,
 )
-from outrider.model_executor.kv_cache_sizing import naming_what_lacks
+from outrider.model_executor.kv_cache_sizing import explaining_out_of_memory
 from outrider.model_executor.loader.model import LoadOptions, Ranks
 from outrider.model_executor.worker import Worker
 from outrider.model_executor.worker_commands import WorkerCommand, capture_command, copy_command, forward_command
@@ -241,6 +241,6 @@ class ModelRunner:
         """On a GPU, capture forwards and draft loops as CUDA graphs; ``progress(done, total)`` counts them."""
         if self.worker.is_on_gpu:
             self.worker.take_device()
-            with torch.inference_mode(), naming_what_lacks(self.device):
+            with torch.inference_mode(), explaining_out_of_memory(self.device):
                 self._broadcast(capture_command())
                 self.worker.capture(progress)

@@ -28,7 +28,7 @@ from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of
 from outrider.model_executor.graph_coverage import describe_coverage
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
-from outrider.model_executor.kv_cache_sizing import graph_bytes, naming_what_lacks
+from outrider.model_executor.kv_cache_sizing import explaining_out_of_memory, graph_bytes
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.model_executor.loader.model import LoadedModel, LoadOptions, load_model
@@ -94,7 +94,7 @@ class Worker:
         loaded = load_model(
             Path(folder), max_sequences=graphs.max_sequences, graph_memory_bytes=graphs.memory_bytes, **options
         )
-        with torch.inference_mode(), naming_what_lacks(loaded.model.device):
+        with torch.inference_mode(), explaining_out_of_memory(loaded.model.device):
             return cls(loaded, drafting=drafting, graphs=graphs, hidden_state_layers=hidden_state_layers)
 
     @property

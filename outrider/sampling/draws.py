@@ -27,34 +27,35 @@ def stream_rows(rows: Sequence[LogitRow], stream: Stream, device: torch.device) 
     return StreamRows.of([row.open.seed for row in rows], stream, bases, [row.length for row in rows], device)
 
 
-def race(log_weights: Tensor, noise: StreamRows) -> Tensor:  # [N, V] float32 -> [N] int64
+def gumbel_argmax(log_weights: Tensor, noise: StreamRows) -> Tensor:  # [N, V] float32 -> [N] int64
     """Gumbel argmax over all tokens; the lowest id wins ties."""
     return row_gumbel(noise, log_weights.shape[-1]).add_(log_weights).argmax(-1)
 
 
-def race_by_groups(log_weights: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V] float32 -> [N] int64
+def gumbel_argmax_by_groups(log_weights: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V] float32 -> [N] int64
     """Draw in two stages: a group of neighbouring ids by its total weight, then a token of that group.
 
-    The distribution is that of ``race`` over all tokens, with less noise to compute. A row without weight gives any id.
+    The distribution is that of ``gumbel_argmax`` over all tokens, with less noise to compute. A row without weight
+    gives any id.
     """
     noise = stream_rows(rows, Stream.OUTSIDE, log_weights.device)
     if log_weights.shape[-1] <= GROUP_SIZE:
-        return race(log_weights, noise)
+        return gumbel_argmax(log_weights, noise)
     padding = -log_weights.shape[-1] % GROUP_SIZE
     groups = F.pad(log_weights, (0, padding), value=float("-inf")).view(len(rows), -1, GROUP_SIZE)  # [N, G, 1024]
-    chosen = race(groups.logsumexp(-1), stream_rows(rows, Stream.OUTSIDE_GROUP, log_weights.device))  # [N]
+    chosen = gumbel_argmax(groups.logsumexp(-1), stream_rows(rows, Stream.OUTSIDE_GROUP, log_weights.device))  # [N]
     inside = groups[torch.arange(len(rows), device=chosen.device), chosen]  # [N, 1024]
     ids = chosen.unsqueeze(-1) * GROUP_SIZE + torch.arange(GROUP_SIZE, device=chosen.device)
-    return race_among(inside, ids, noise, log_weights.shape[-1] + padding)
+    return gumbel_argmax_among(inside, ids, noise, log_weights.shape[-1] + padding)
 
 
-def race_among(
+def gumbel_argmax_among(
     log_weights: Tensor,  # [N, S] float32, -inf where a row has fewer
     token_ids: Tensor,  # [N, S] int64
     noise: StreamRows,
     vocab_size: int,
 ) -> Tensor:  # [N] int64
-    """Gumbel argmax among the given tokens; equals ``race`` with all other tokens at -inf."""
+    """Gumbel argmax among the given tokens; equals ``gumbel_argmax`` with all other tokens at -inf."""
     times = _noise_of(token_ids, noise, vocab_size).add_(log_weights)
     best = times.amax(-1, keepdim=True)
     return token_ids.masked_fill(times < best, vocab_size).amin(-1)

@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.errors import OutriderError
 from outrider.randomness.streams import Stream
 from outrider.sampling.checks import row_errors
-from outrider.sampling.draws import race, race_among, stream_rows
+from outrider.sampling.draws import gumbel_argmax, gumbel_argmax_among, stream_rows
 from outrider.sampling.logits_processors.process import process_logits
 from outrider.sampling.parameters import is_coupled, is_greedy
 from outrider.sampling.rows import LogitRow
@@ -97,13 +97,13 @@ def _put(drawn: list[Drawn], places: Sequence[int], values: Sequence[Drawn]) -> 
 
 
 def _draw_coupled(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [N, V]
-    winners = race(logits, stream_rows(rows, Stream.COUPLED, logits.device))
+    winners = gumbel_argmax(logits, stream_rows(rows, Stream.COUPLED, logits.device))
     return [Drawn(token_id) for token_id in winners.tolist()]
 
 
 def _draw_dense(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [N, V]
     probs = logits.softmax(-1)
-    winners = race(probs.log(), stream_rows(rows, Stream.PROPOSAL, logits.device))
+    winners = gumbel_argmax(probs.log(), stream_rows(rows, Stream.PROPOSAL, logits.device))
     reported = probs.cpu().numpy()
     return [
         Drawn(token_id, dense_probs=reported[i].copy() if rows[i].open.judging_rule.needs_evidence else None)
@@ -115,7 +115,7 @@ def _draw_sparse(logits: Tensor, rows: Sequence[LogitRow], rules: DraftingRules)
     vocab_size = logits.shape[-1]
     probs, token_ids, widths = choose_support(logits.softmax(-1), rules.support_mass, rules.support_limit)
     noise = stream_rows(rows, Stream.PROPOSAL, logits.device)
-    winners: list[int] = race_among(probs.log(), token_ids, noise, vocab_size).tolist()
+    winners: list[int] = gumbel_argmax_among(probs.log(), token_ids, noise, vocab_size).tolist()
     reported_ids, reported_probs = token_ids.to(torch.int32).cpu().numpy(), probs.cpu().numpy()
     return [
         Drawn(winner, reported_ids[i, :width].copy(), reported_probs[i, :width].copy())

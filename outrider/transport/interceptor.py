@@ -143,7 +143,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             _log.exception("%s failed", method, exc_info=error)
         elif isinstance(error, InvalidRequestError) and method.endswith(_LINKS):
             self._warn_of_link(error, context)
-        _let_frames_go(error)
+        _drop_tracebacks(error)
         if not isinstance(error, OutriderError):
             error = OutriderError("an internal error; the server's log says more")
         status = rpc_status.to_status(to_status(error))
@@ -193,7 +193,7 @@ def _check_size(data: bytes) -> None:
     NAME_MESSAGE.check("message", len(data))
 
 
-def _let_frames_go(error: BaseException | None) -> None:
+def _drop_tracebacks(error: BaseException | None) -> None:
     """Forget where an error and those behind it were raised, and those behind it: gRPC keeps the error, the frames hold
     the request, and an error of JSON holds the whole text.
     """

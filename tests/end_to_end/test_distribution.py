@@ -204,7 +204,7 @@ def draw_with(monkeypatch: pytest.MonkeyPatch, stream: Stream) -> None:
         return draw_among(log_weights, token_ids, coins, 0)
 
     monkeypatch.setattr(proposing, "stream_rows", coins_of)
-    monkeypatch.setattr(proposing, "race_among", draw_among)
+    monkeypatch.setattr(proposing, "gumbel_argmax_among", draw_among)
     monkeypatch.setattr(proposing, "race", draw)
 
 

@@ -18,7 +18,7 @@ from outrider.kernels.draft_sampling.layout import ALWAYS, NUM_FIELDS, Field, Me
 from outrider.kernels.draft_sampling.reference import ReferenceSampler
 from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import Stream
-from outrider.sampling.draws import race, race_among
+from outrider.sampling.draws import gumbel_argmax, gumbel_argmax_among
 from outrider.sampling.logits_processors.process import process_logits
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
@@ -192,7 +192,7 @@ def test_cuts_are_those_of_the_processing_of_logits() -> None:
         missing = left[0].softmax(0)[sorted(set(expected) - set(found))].sum()
         assert set(found) <= set(expected)
         assert missing < 1e-5
-        assert coupled.next_ids[index] == race(left, noise_of(row(Method.CUT_COUPLED)))[0]
+        assert coupled.next_ids[index] == gumbel_argmax(left, noise_of(row(Method.CUT_COUPLED)))[0]
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -206,8 +206,8 @@ def test_a_token_is_drawn_again_from_what_is_reported(kernel: bool) -> None:
         ids, bits = sink.supports[0, index, :, :width].cpu()
         probs, noise = bits.contiguous().view(torch.float32), noise_of(rows[index])
         assert probs.double().sum().item() == pytest.approx(1, abs=1e-6)
-        again.append(int(race_among(probs.log()[None], ids.long()[None], noise, SMALL_VOCAB)[0]))
-        others.append(int(race_among(0.3 * probs.log()[None], ids.long()[None], noise, SMALL_VOCAB)[0]))
+        again.append(int(gumbel_argmax_among(probs.log()[None], ids.long()[None], noise, SMALL_VOCAB)[0]))
+        others.append(int(gumbel_argmax_among(0.3 * probs.log()[None], ids.long()[None], noise, SMALL_VOCAB)[0]))
     assert sink.next_ids.tolist() == again
     assert again != others
 

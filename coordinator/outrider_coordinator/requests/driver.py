@@ -103,7 +103,7 @@ class Driver:
         self._request_manager.set_num_targets(num_targets)
         if num_targets == 1:
             self._on_target(True)
-        self._runner.fail_what_outgrew(self.services.require_target())
+        self._runner.fail_too_long_requests(self.services.require_target())
         self._failover.find_targets(self._request_manager.running())
         self._runner.unblock()
 

@@ -92,7 +92,7 @@ class RequestRunner:
         # In a later turn: this may be in the middle of an event for every session.
         asyncio.get_running_loop().call_soon(self._admit)
 
-    def fail_what_outgrew(self, target: ModelDescription) -> None:
+    def fail_too_long_requests(self, target: ModelDescription) -> None:
         """Fail requests that the targets can no longer hold, because they came back smaller."""
         for request in self._request_manager.all():
             engine_request = request.loop.engine_request

@@ -73,7 +73,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _TimedResult:
     """Output that one caller received."""
 
     result: GenerationResult
@@ -150,7 +150,7 @@ async def _measure(
     return [Series(name, "ms", tuple(values), labels) for name, values in samples.items()]
 
 
-async def _generate(client: AsyncClient, plan: Plan, temperature: float, seed: int) -> _Heard:
+async def _generate(client: AsyncClient, plan: Plan, temperature: float, seed: int) -> _TimedResult:
     # Two more than are timed: the first step is a prefill, the last may draft less.
     num_steps = plan.num_warmups + plan.num_samples + 2
     times: list[float] = []
@@ -171,7 +171,7 @@ async def _generate(client: AsyncClient, plan: Plan, temperature: float, seed: i
     if result is None or (temperature == 0 and result.token_ids != follow(_PROMPT[-1], len(result.token_ids))):
         raise ProtocolError("the generation is not what the stand-in target says")
     timed = times[plan.num_warmups : plan.num_warmups + plan.num_samples + 1]
-    return _Heard(result, tuple(later - earlier for earlier, later in itertools.pairwise(timed)))
+    return _TimedResult(result, tuple(later - earlier for earlier, later in itertools.pairwise(timed)))
 
 
 @contextlib.asynccontextmanager

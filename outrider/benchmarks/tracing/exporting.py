@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from outrider.telemetry.tracing.pipeline import Pipeline, resource_of
 
 
-class Nowhere(SpanExporter):
+class DiscardingExporter(SpanExporter):
     """Counts what it drops."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Nowhere(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-def make_pipeline(exporter: Nowhere) -> Pipeline:
+def make_pipeline(exporter: DiscardingExporter) -> Pipeline:
     """A pipeline of the usual size."""
     provider = TracerProvider(resource=resource_of("benchmark", {}), shutdown_on_exit=False)
     return Pipeline(provider, [exporter], {})

@@ -54,7 +54,7 @@ def run_plan(plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> tuple
 
 
 def _round(num_steps: int) -> dict[tuple[str, str], float]:
-    with _held_pipeline() as (pipeline, let_go, num_spans):
+    with _held_pipeline() as (pipeline, release, num_spans):
         tracings = Tracings(pipeline, ServiceRecorder(pipeline, "target"), ServiceRecorder(pipeline, "draft"))
         rigs = {
             arm: Rig(
@@ -65,7 +65,7 @@ def _round(num_steps: int) -> dict[tuple[str, str], float]:
         costs = _time_steps(rigs, num_steps)
         rigs[SAMPLED].end()
         began = time.process_time()
-        let_go()
+        release()
         making = time.process_time() - began
         _require_spans(num_spans(), num_steps)
     found = {
@@ -97,7 +97,7 @@ def _time_steps(rigs: dict[str, Rig], num_steps: int) -> dict[str, list[StepCost
 def _held_pipeline() -> Iterator[tuple[Pipeline, Callable[[], None], Callable[[], Mapping[str, int]]]]:
     """A process's own way out for spans, whose thread waits until it is let go; then all are exported and counted."""
     try:
-        from outrider.benchmarks.tracing.exporting import Nowhere, make_pipeline
+        from outrider.benchmarks.tracing.exporting import DiscardingExporter, make_pipeline
     except ModuleNotFoundError as error:
         raise ConfigError("", f"this benchmark needs OpenTelemetry: {install_command('telemetry')}") from error
     gate = threading.Event()
@@ -106,17 +106,17 @@ def _held_pipeline() -> Iterator[tuple[Pipeline, Callable[[], None], Callable[[]
         gate.wait()
         return ()
 
-    def let_go() -> None:
+    def release() -> None:
         gate.set()
         pipeline.close()
 
-    exporter = Nowhere()
+    exporter = DiscardingExporter()
     pipeline = make_pipeline(exporter)
     pipeline.emit(wait)
     try:
-        yield pipeline, let_go, lambda: exporter.num_spans
+        yield pipeline, release, lambda: exporter.num_spans
     finally:
-        let_go()
+        release()
 
 
 def _caller(*, is_sampled: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Samples, Save, Warmups, parse_sampling
-from outrider.cli.bench.harness import bar, benchmark, is_synthetic, model_name, save, say_weights, table
+from outrider.cli.bench.harness import bar, benchmark, is_synthetic, model_name, print_weights_notes, save, table
 from outrider.cli.options import output
 from outrider.demo import TARGET
 
@@ -112,6 +112,6 @@ def engine(
         "page_size": page_size,
         **({"one_shot_all_reduce": one_shot_all_reduce} if tensor_parallel_size > 1 else {}),
     }
-    say_weights(facts)
+    print_weights_notes(facts)
     if save_as is not None:
         save(bench.to_result(series, runner, name=save_as, configuration=facts))

@@ -50,7 +50,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     return shown
 
 
-def say_weights(facts: Mapping[str, Any]) -> None:
+def print_weights_notes(facts: Mapping[str, Any]) -> None:
     """Say of a result's configuration that its weights are not a real model's, where that is so."""
     for _, words in benchmark("tables.cells").marks([facts]):
         output.print(words, markup=False)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
-from outrider.cli.bench.harness import benchmark, save, say_weights, table
+from outrider.cli.bench.harness import benchmark, print_weights_notes, save, table
 from outrider.cli.bench.pairs import exact_within, find_pair, plan_pair
 from outrider.cli.options import Verbose, output
 from outrider.cli.settings_flags import SetOptions
@@ -75,7 +75,7 @@ def interference(
         plan, outcome, facts = asyncio.run(run_with_client(stack, measure, verbose=verbose))
     _show(outcome)
     facts = {**where.told(**devices), **facts}
-    say_weights(facts)
+    print_weights_notes(facts)
     if save_as is not None:
         save(
             benchmark("serving.interference").to_result(outcome, plan, name=save_as, device=device, configuration=facts)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, Save
-from outrider.cli.bench.harness import bar, benchmark, is_synthetic, pair_name, save, say_weights, table
+from outrider.cli.bench.harness import bar, benchmark, is_synthetic, pair_name, print_weights_notes, save, table
 from outrider.cli.options import output
 from outrider.demo import DRAFT, TARGET
 from outrider.errors import ConfigError
@@ -70,7 +70,7 @@ def peers(
         outcomes = bench.run_plan(plan, on_done=advance)
     output.print(table(_HEADS, bench.to_rows(outcomes)))
     facts = {"pair": pair_name(*folders), "synthetic": is_synthetic(folders[0])}
-    say_weights(facts)
+    print_weights_notes(facts)
     if save_as is not None:
         save(bench.to_result(outcomes, plan, name=save_as, configuration=facts))
 

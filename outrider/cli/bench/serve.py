@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save, parse_sampling
-from outrider.cli.bench.harness import bar, benchmark, save, say_weights
+from outrider.cli.bench.harness import bar, benchmark, print_weights_notes, save
 from outrider.cli.bench.pairs import exact_within, find_pair, plan_pair
 from outrider.cli.options import Verbose, output
 from outrider.cli.settings_flags import SetOptions
@@ -199,7 +199,7 @@ def serve(
         **where.told(settings=sorted(set_options or ()), **devices),
         **where.weights(outcome.info),
     }
-    say_weights(facts)
+    print_weights_notes(facts)
     if save_as is not None:
         save(bench.to_result(outcome, plan, name=save_as, device=device, configuration=facts, gpus=gpus))
 

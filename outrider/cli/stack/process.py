@@ -24,7 +24,7 @@ _KEPT_LINES = 100
 _CHUNK_BYTES = 64 << 10
 _LINE_LIMIT_BYTES = 1 << 20
 """A longer line is cut into pieces."""
-_LAST_WORDS_S = 1.0
+_LAST_OUTPUT_TIMEOUT_S = 1.0
 """How long the pipe is read after the process's end: a process that it started may hold the other end."""
 
 
@@ -67,7 +67,7 @@ class ChildProcess:
         """Wait for its end and describe it."""
         await self._process.wait()
         # The reading goes on when it takes longer, or when this call is cancelled.
-        await asyncio.wait([self._reader], timeout=_LAST_WORDS_S)
+        await asyncio.wait([self._reader], timeout=_LAST_OUTPUT_TIMEOUT_S)
         return self._ending()
 
     async def stop(self) -> None:

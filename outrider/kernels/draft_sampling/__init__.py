@@ -3,17 +3,17 @@
 Contract: ``logits [B, V]``, of any floating type, are those of one step of every row; ``parameters [B, NUM_COLUMNS]``
 say how each row draws (``layout.RowParameters``); rows with no tokens left to draw draw nothing. Logits count as
 float32, divided by the row's temperature, with the tokens the row never draws at minus infinity. Greedy takes the
-largest; coupled adds the shared noise of the row's position first; sparse draws by race among the smallest set of
-likeliest tokens with at least ``mass``, ``limit`` of them at most, scaled to 1, and reports that set. Of equals the
+largest; coupled adds the shared noise of the row's position first; sparse draws by Gumbel argmax among the smallest set
+of likeliest tokens with at least ``mass``, ``limit`` of them at most, scaled to 1, and reports that set. Of equals the
 lowest id goes first, in every choice. A row with logits that are not finite, or with nothing to draw, draws -1 and
 hurts no other.
 
 Min-p, top-k and top-p cut a row first, in this order and as ``logits_processors.truncation`` of ``outrider.sampling``
 does, as far as the ``limit`` likeliest tokens go: a set that would reach further ends there, and the mass of what
 min-p and top-k leave counts as all of it where they cut beyond. What a target cuts off decides what is emitted; what a
-draft cuts off decides only what it proposes. Cut coupled rows race among what is left, ``limit`` tokens at most.
+draft cuts off decides only what it proposes. Cut coupled rows draw among what is left, ``limit`` tokens at most.
 
-Promised of sparse: what is reported is what was drawn from, bit for bit (the race runs over the logarithms of the
+Promised of sparse: what is reported is what was drawn from, bit for bit (the argmax is over the logarithms of the
 float32 numbers that are reported). The set is the reference's but where float32 decides: probabilities are within 4
 units in the last place of exact ones and their sum within 1e-6 of 1, so tokens whose probabilities are that close may
 change places, at the edge of the set too, and a token may be in or out where the mass before it is that close to

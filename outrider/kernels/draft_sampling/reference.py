@@ -8,7 +8,7 @@ from outrider.kernels.draft_sampling.layout import MAX_BANNED, Column, DraftSink
 from outrider.kernels.ordering import largest
 from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import MASK, Stream
-from outrider.sampling.draws import race, race_among
+from outrider.sampling.draws import gumbel_argmax, gumbel_argmax_among
 from outrider.sampling.support import choose_support
 
 _MASKED = float("-inf")
@@ -47,13 +47,13 @@ class ReferenceSampler:
             return 0
         noise = _noise(numbers, logits.device)
         if numbers[Column.METHOD] == Method.COUPLED:
-            token = race(processed, noise)
+            token = gumbel_argmax(processed, noise)
         elif numbers[Column.METHOD] == Method.CUT_COUPLED:
             probs, ids, _ = choose_support(self._cut(processed, numbers), 1.0, self._limit)
-            token = race_among(probs.log(), ids, noise, logits.shape[-1])
+            token = gumbel_argmax_among(probs.log(), ids, noise, logits.shape[-1])
         elif numbers[Column.METHOD] == Method.SPARSE:
             probs, ids, (width,) = choose_support(self._cut(processed, numbers), self._mass, self._limit)
-            token = race_among(probs.log(), ids, noise, logits.shape[-1])
+            token = gumbel_argmax_among(probs.log(), ids, noise, logits.shape[-1])
             support[0, :width] = ids[0, :width].to(torch.int32)
             support[1, :width] = probs[0, :width].view(torch.int32)
             record[1] = width

@@ -10,15 +10,15 @@ token that probabilities put on the edge may fall to either side if rounding of 
 * ``STATUS``: whether a logit is NaN or infinite, and whether the row's cuts could not be found, because more stays than
   was looked at; all else means nothing then. Where ``wide``, more is looked at. ``LARGEST``: the largest logit.
 * ``ARGMAX``, where neither ``COUPLED`` nor ``DRAWS``: the likeliest token, lowest id of equals.
-* ``GUMBEL_ARGMAX``, where ``COUPLED``: the winner of the Gumbel race of stream ``COUPLED``, base 0.
+* ``GUMBEL_ARGMAX``, where ``COUPLED``: the Gumbel argmax with the noise of stream ``COUPLED``, base 0.
 * ``MASS``, where ``DRAWS``: of all ids, less those of the support where ``EXCLUDES``; summed directly, never as one
   minus the rest. What is under float32's smallest normal number, relative to the likeliest token, is 0.
-* ``OUTSIDE``, where ``DRAWS``: a token drawn from that mass by ``race_by_groups``, -1 where it is 0.
+* ``OUTSIDE``, where ``DRAWS``: a token drawn from that mass by ``gumbel_argmax_by_groups``, -1 where it is 0.
 * ``ENTROPY``, where asked for: nats, with ln(p + 1e-5).
 * ``support_probs``: of every id of every support, one row after the other; ids of a row need not be distinct.
 
-The truth is ``outrider/sampling`` (``process.py``, ``forms.py``) on the CPU. Uniforms are bit-equal. Scores of a race
-differ from the reference's in the last places, so the winner may where the best two are within about 1e-5.
+The truth is ``outrider/sampling`` (``process.py``, ``forms.py``) on the CPU. Uniforms are bit-equal. Scores of a Gumbel
+argmax differ from the reference's in the last places, so the winner may where the best two are within about 1e-5.
 A probability p agrees within (1 + |ln p|) / 2,000,000 of its size. Temperatures below 1e-7 count as 1e-7. Nothing
 depends on a row's place, its neighbours or how many there are.
 """

@@ -44,7 +44,7 @@ def drawn_group(masses, gumbel, FAST: tl.constexpr):
 
 @triton.jit
 def drawn_token(scores, group):  # [128, 8]
-    """The second stage: the winner of a group's race."""
+    """The second stage: the Gumbel argmax within a group."""
     # One number for each run first, which moves nothing. (Not by a reshape: Triton takes it for one that may reorder.)
     best, places = tl.max(scores, 1, return_indices=True)
     return lowest_at(best, tl.max(best, 0), group_runs(group) * RUN + places)

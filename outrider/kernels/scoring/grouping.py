@@ -103,7 +103,7 @@ def _sum(values):  # [128, 8]
 
 @triton.jit
 def _bound(raw, scale, keys, group, FAST: tl.constexpr):
-    """At least the best score of the group in the coupled race."""
+    """At least the best score of the group in the coupled Gumbel argmax."""
     bits = bits_of(keys, group_runs(group), 0, _STREAM_COUPLED)
     return tl.max(raw * scale + noise_bound(bits, FAST)) + 32.0
 
@@ -136,7 +136,7 @@ def _group_kernel(
     scale = scale_of(rows_ptr, row)
     keys = keys_of(rows_ptr, row)
     weighs = (flags & (_DRAWS | _ENTROPY | _CUTS)) != 0
-    races = (flags & (_COUPLED | _CUTS)) == _COUPLED
+    is_coupled = (flags & (_COUPLED | _CUTS)) == _COUPLED
     own_groups_ptr = groups_ptr + row * num_groups * FIELDS
     own_tops_ptr = tops_ptr + row.to(tl.int64) * num_groups * RUNS_PER_GROUP
     present = 0
@@ -169,6 +169,6 @@ def _group_kernel(
                     marks = group_marks(rows_ptr, num_rows, start, stop, first_ids, group, IDS)
                     mass = _sum(outside_only(weights, marks, 0.0))
         if HAS_COUPLED:
-            if races:
+            if is_coupled:
                 bound = _bound(raw, scale, keys, group, FAST)
         store_partials(own_groups_ptr, group, largest, total, mass, bound, is_not_finite)

@@ -4,7 +4,7 @@
 """What is kept of each group: four numbers next to each other, written by one store and read by one load.
 
 They are the largest logit; the sum of all weights beside it, its sign set where a logit is not finite; that of the
-weights outside the support; and a bound on the best score of the coupled race.
+weights outside the support; and a bound on the best score of the coupled Gumbel argmax.
 """
 
 from __future__ import annotations

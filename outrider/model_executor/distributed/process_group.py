@@ -29,7 +29,7 @@ from outrider.model_executor.distributed.communicator import Communicator
 from outrider.model_executor.distributed.device_communicators import CpuCommunicator, open_gpu_communicator
 from outrider.model_executor.distributed.heartbeats import ENDED, Heartbeats
 from outrider.model_executor.distributed.local_ranks import LocalRanks
-from outrider.model_executor.distributed.rank_connections import Listener, Meeting, Purpose, connect
+from outrider.model_executor.distributed.rank_connections import Listener, Purpose, RankZeroAddress, connect
 from outrider.model_executor.distributed.rank_info import Place, hold_lifeline
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.worker_commands import Operation, WorkerCommand
@@ -37,14 +37,14 @@ from outrider.model_executor.worker_commands import Operation, WorkerCommand
 _log = logging.getLogger(__name__)
 
 _HERE = "127.0.0.1"
-_MEETING_KEY = "outrider/meeting"
-_MEET_WITHIN_S = 300.0
+_RENDEZVOUS_KEY = "outrider/rendezvous"
+_RENDEZVOUS_TIMEOUT_S = 300.0
 _NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 """Multicast between GPUs gains nothing for sums this small, and not every host bears it."""
 _END_WITHIN_S = 10.0
-_LAST_MOMENTS_S = 2.0
+_FAILURE_GRACE_S = 2.0
 """How long a service whose rank is lost may take to say so to its users before its process ends regardless."""
-_EXIT_WORD_S = 0.5
+_EXIT_STATUS_TIMEOUT_S = 0.5
 _SPIN_S = 0.005
 
 OnFailure = Callable[[BaseException], None]
@@ -101,9 +101,9 @@ class Leader(Member):
         else:
             store = own = TCPStore(_HERE, 0, place.size, is_master=True, wait_for_workers=False)
             self._local = LocalRanks(command, place.size, own.port, self._note_exit)
-        store.set(_MEETING_KEY, listener.meeting.encode())
+        store.set(_RENDEZVOUS_KEY, listener.address.encode())
         try:
-            sockets = listener.accept(place.size, _MEET_WITHIN_S, self._check_starting)
+            sockets = listener.accept(place.size, _RENDEZVOUS_TIMEOUT_S, self._check_starting)
         except BaseException:
             self._kill()
             raise
@@ -171,11 +171,11 @@ class Leader(Member):
         self._kill()
         if self._on_failure is not None:
             self._on_failure(UnavailableError(reason))
-            time.sleep(_LAST_MOMENTS_S)
+            time.sleep(_FAILURE_GRACE_S)
         os._exit(1)  # a thread in a collective would wait forever
 
     def _how_it_ended(self, rank: int) -> str:
-        until = time.monotonic() + _EXIT_WORD_S
+        until = time.monotonic() + _EXIT_STATUS_TIMEOUT_S
         while self._local is not None and rank not in self._exits and time.monotonic() < until:
             time.sleep(0.01)
         return self._exits.get(rank, "has ended")
@@ -194,8 +194,8 @@ class Follower(Member):
         if place.has_lifeline:
             hold_lifeline(self._end)
         store = _given_store(place)
-        meeting = Meeting.decode(store.get(_MEETING_KEY))
-        steps, beats = (connect(meeting, place.rank, purpose, _MEET_WITHIN_S) for purpose in Purpose)
+        address = RankZeroAddress.decode(store.get(_RENDEZVOUS_KEY))
+        steps, beats = (connect(address, place.rank, purpose, _RENDEZVOUS_TIMEOUT_S) for purpose in Purpose)
         for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 drains, then ends the others
             signal.signal(number, signal.SIG_IGN)
         self._receiver = CommandReceiver(steps, spin_s=_SPIN_S if device.type == "cuda" else 0.0)
@@ -241,11 +241,11 @@ def form_group(store: Store, place: Place, device: torch.device) -> None:
         store=PrefixStore("torch", store),
         rank=place.rank,
         world_size=place.size,
-        timeout=datetime.timedelta(seconds=_MEET_WITHIN_S),
+        timeout=datetime.timedelta(seconds=_RENDEZVOUS_TIMEOUT_S),
     )
 
 
 def _given_store(place: Place) -> Store:
-    found = rendezvous("env://", place.rank, place.size, timeout=datetime.timedelta(seconds=_MEET_WITHIN_S))
+    found = rendezvous("env://", place.rank, place.size, timeout=datetime.timedelta(seconds=_RENDEZVOUS_TIMEOUT_S))
     store: Store = next(found)[0]
     return store

@@ -1,7 +1,7 @@
 """Sockets between rank 0 and each of the others, found through the store that the ranks share.
 
 Owns how they are opened: two for each rank, one for steps and one for heartbeats, so that neither waits for the other.
-A word that only the store gives tells our ranks from strangers. Refuses to know what is said on them.
+A secret that only the store gives tells our ranks from strangers. Refuses to know what is said on them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from outrider.errors import UnavailableError
 
-_WORD_BYTES = 16
-_HELLO = struct.Struct(f"!{_WORD_BYTES}sII")
+_SECRET_BYTES = 16
+_HELLO = struct.Struct(f"!{_SECRET_BYTES}sII")
 _POLL_S = 0.2
 
 
@@ -29,22 +29,22 @@ class Purpose(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class RankZeroAddress:
     """Listener of rank 0, which waits for the other ranks."""
 
     host: str
     port: int
-    word: bytes
+    secret: bytes
 
     def encode(self) -> str:
         """As it is put into the store."""
-        return f"{self.host} {self.port} {self.word.hex()}"
+        return f"{self.host} {self.port} {self.secret.hex()}"
 
     @classmethod
-    def decode(cls, text: bytes) -> Meeting:
+    def decode(cls, text: bytes) -> RankZeroAddress:
         """As it was put into the store."""
-        host, port, word = text.decode().split()
-        return cls(host, int(port), bytes.fromhex(word))
+        host, port, secret = text.decode().split()
+        return cls(host, int(port), bytes.fromhex(secret))
 
 
 class Listener:
@@ -54,7 +54,7 @@ class Listener:
         is_local = host in {"127.0.0.1", "localhost"}
         self._socket = socket.create_server(("127.0.0.1" if is_local else "", 0))
         self._socket.settimeout(_POLL_S)
-        self.meeting = Meeting(host, self._socket.getsockname()[1], secrets.token_bytes(_WORD_BYTES))
+        self.address = RankZeroAddress(host, self._socket.getsockname()[1], secrets.token_bytes(_SECRET_BYTES))
 
     def accept(
         self, size: int, deadline_s: float, check: Callable[[], None]
@@ -78,8 +78,8 @@ class Listener:
     def _take_in(self, connection: socket.socket, size: int, found: dict[tuple[int, Purpose], socket.socket]) -> None:
         connection.settimeout(_POLL_S * 10)
         try:
-            word, rank, purpose = _HELLO.unpack(receive(connection, _HELLO.size))
-            known = secrets.compare_digest(word, self.meeting.word) and 0 < rank < size
+            secret, rank, purpose = _HELLO.unpack(receive(connection, _HELLO.size))
+            known = secrets.compare_digest(secret, self.address.secret) and 0 < rank < size
             key = (rank, Purpose(purpose))
         except (OSError, ValueError):
             known, key = False, (0, Purpose.COMMANDS)
@@ -89,10 +89,10 @@ class Listener:
         found[key] = _prepared(connection)
 
 
-def connect(meeting: Meeting, rank: int, purpose: Purpose, deadline_s: float) -> socket.socket:
+def connect(address: RankZeroAddress, rank: int, purpose: Purpose, deadline_s: float) -> socket.socket:
     """A rank's side of one socket."""
-    connection = socket.create_connection((meeting.host, meeting.port), timeout=deadline_s)
-    connection.sendall(_HELLO.pack(meeting.word, rank, purpose))
+    connection = socket.create_connection((address.host, address.port), timeout=deadline_s)
+    connection.sendall(_HELLO.pack(address.secret, rank, purpose))
     return _prepared(connection)
 
 

@@ -15,7 +15,12 @@ import torch
 from outrider.errors import ConfigError
 from outrider.kv_cache.sizing import DEFAULT_MAX_SEQUENCES, KVCacheRequest
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
-from outrider.model_executor.kv_cache_sizing import check_weights_fit, choose_num_pages, graph_bytes, naming_what_lacks
+from outrider.model_executor.kv_cache_sizing import (
+    check_weights_fit,
+    choose_num_pages,
+    explaining_out_of_memory,
+    graph_bytes,
+)
 from outrider.model_executor.loader.checkpoint import read_checkpoint
 from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
 from outrider.model_executor.models import AttentionWindow, Decoder, ModelConfig, read_model_config
@@ -108,7 +113,7 @@ def load_model(
         read_checkpoint(folder, config)  # before memory is taken for what config.json promises
     length = choose_length(config, max_model_len)
     chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
-    with torch.inference_mode(), naming_what_lacks(chosen_device):
+    with torch.inference_mode(), explaining_out_of_memory(chosen_device):
         communicator = SINGLE_RANK if ranks is None else ranks.open_communicator(chosen_device, chosen_dtype)
         communicator.shard.check(config)
         check_weights_fit(config, chosen_dtype, chosen_device, communicator.shard.size)

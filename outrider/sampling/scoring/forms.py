@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.ports import Open
 from outrider.randomness.streams import Stream
-from outrider.sampling.draws import race, race_by_groups, stream_rows
+from outrider.sampling.draws import gumbel_argmax, gumbel_argmax_by_groups, stream_rows
 from outrider.sampling.rows import LogitRow, ScoreRequest
 from outrider.sampling.scoring.sums import row_sums
 from outrider.types import DenseScores, JudgingRule, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
@@ -67,7 +67,7 @@ def greedy_form(group: Group) -> list[Scored]:
 
 def coupled_form(group: Group) -> list[Scored]:
     """Coupled: the Gumbel argmax with the noise that draft and target share, at each position."""
-    return _tokens(group, race(group.logits, stream_rows(group.rows, Stream.COUPLED, group.logits.device)))
+    return _tokens(group, gumbel_argmax(group.logits, stream_rows(group.rows, Stream.COUPLED, group.logits.device)))
 
 
 def _tokens(group: Group, token_ids: Tensor) -> list[Scored]:  # [R]
@@ -87,7 +87,7 @@ def sparse_form(group: Group) -> list[Scored]:
     inside = outside[places]  # [M]
     outside[places] = 0.0
     mass = row_sums(outside)
-    drawn = race_by_groups(outside.log(), group.rows)
+    drawn = gumbel_argmax_by_groups(outside.log(), group.rows)
     drawn = torch.where(mass > 0, drawn, -1)
     support_probs, outside_mass = inside.cpu().numpy(), mass.cpu().numpy()
     outside_ids = drawn.to(torch.int32).cpu().numpy()
@@ -138,7 +138,7 @@ def typical_form(group: Group) -> list[Scored]:
     entropies = -row_sums(probs * (probs + ENTROPY_OFFSET).log())
     last = [span.stop - 1 for _, span in group.spans()]
     log_weights = probs[torch.tensor(last, device=device)].log()
-    bonus_ids: list[int] = race_by_groups(log_weights, [group.rows[i] for i in last]).tolist()
+    bonus_ids: list[int] = gumbel_argmax_by_groups(log_weights, [group.rows[i] for i in last]).tolist()
     # The last position has no draft token; any id fills its place.
     draft_ids = [i for request in group.requests for i in (*request.draft_token_ids, 0)]
     drafted = probs.gather(-1, torch.tensor(draft_ids, device=device).unsqueeze(-1)).squeeze(-1)

@@ -62,7 +62,7 @@ class Scoring:
         self._fused = [i for i, metadata in enumerate(self._metadata) if fused and metadata.is_fused]
         self._outcomes: dict[int, ScoreOutcome] = {}
         if not keep_contract([requests[i] for i in self._fused], logits.shape[-1]):
-            self._fail_those_who_break_it()
+            self._fail_invalid_requests()
         sound = [i for i in self._fused if i not in self._outcomes]
         self._adjusted = [i for i in sound if self._metadata[i].is_adjusted]
         self._first = self._launch([i for i in sound if not self._metadata[i].is_adjusted])
@@ -151,7 +151,7 @@ class Scoring:
         layout = lay_out(self._requests, self._starts, chosen, self._logits.shape[-1])
         return _Part(layout, launch(self._logits, layout.rows, wide=wide), None)
 
-    def _fail_those_who_break_it(self) -> None:
+    def _fail_invalid_requests(self) -> None:
         for i in self._fused:
             if (error := broken_contract(self._requests[i], self._logits.shape[-1])) is not None:
                 self._outcomes[i] = ScoreOutcome(None, error=error)
@@ -220,7 +220,7 @@ class _Answers:
         if metadata.rule is JudgingRule.GREEDY:
             return TokenScores(tuple(self._likeliest[span]))
         if metadata.rule is JudgingRule.COUPLED:
-            return TokenScores(tuple(self._raced[span]))
+            return TokenScores(tuple(self._gumbel_argmax[span]))
         if metadata.rule is JudgingRule.TYPICAL:
             drafts = slice(span.start, span.stop - 1)
             return TypicalScores(
@@ -240,7 +240,7 @@ class _Answers:
         return tokens
 
     @functools.cached_property
-    def _raced(self) -> list[int]:
+    def _gumbel_argmax(self) -> list[int]:
         tokens: list[int] = self._findings.of(Found.GUMBEL_ARGMAX).tolist()
         return tokens
 

@@ -56,13 +56,13 @@ def metrics_served(
 def read_on(loop: asyncio.AbstractEventLoop, read: Read) -> Read:
     """Read on the event loop from another thread, and wait for the result."""
 
-    async def read_there() -> list[Reading]:
+    async def read_in_loop() -> list[Reading]:
         return list(read())
 
-    def read_from_elsewhere() -> list[Reading]:
-        return asyncio.run_coroutine_threadsafe(read_there(), loop).result(SCRAPE_TIMEOUT_S)
+    def read_from_other_thread() -> list[Reading]:
+        return asyncio.run_coroutine_threadsafe(read_in_loop(), loop).result(SCRAPE_TIMEOUT_S)
 
-    return read_from_elsewhere
+    return read_from_other_thread
 
 
 def build_info(model: str, version: str) -> Reading:

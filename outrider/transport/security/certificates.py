@@ -27,8 +27,8 @@ def read_authority(setting: str, path: str) -> bytes:
     if not CAN_CHECK:
         return _require_pem(setting, path, content, "CERTIFICATE")
     certificates = _certificates(setting, path, content)
-    if all(_untimely(certificate) for certificate in certificates):
-        raise ConfigError(setting, f"{path}: {_untimely(certificates[0])}; a valid authority is needed")
+    if all(_validity_problem(certificate) for certificate in certificates):
+        raise ConfigError(setting, f"{path}: {_validity_problem(certificates[0])}; a valid authority is needed")
     return content
 
 
@@ -43,7 +43,7 @@ def read_pair(cert_setting: str, cert_path: str, key_setting: str, key_path: str
         raise ConfigError(
             key_setting, f"{key_path} does not belong to the certificate in {cert_path}; both should be of one pair"
         )
-    if problem := _untimely(leaf):
+    if problem := _validity_problem(leaf):
         raise ConfigError(cert_setting, f"{cert_path}: {problem}; a valid certificate is needed")
     return key, chain
 
@@ -75,7 +75,7 @@ def _public_bytes(key: object) -> bytes:
     return content
 
 
-def _untimely(certificate: x509.Certificate) -> str:
+def _validity_problem(certificate: x509.Certificate) -> str:
     """Why it is not valid now; empty when it is."""
     now = datetime.now(UTC)
     if now > certificate.not_valid_after_utc:

@@ -28,7 +28,7 @@ def explain(details: str, address: str, tls: Tls | None, *, probe: Callable[[str
     for found, message in (
         ("certificate has expired", f"the certificate of {_ADDRESS} has expired; it needs a new one"),
         ("certificate is not yet valid", f"the certificate of {_ADDRESS} is not valid yet; are the clocks right?"),
-        ("CERTIFICATE_VERIFY_FAILED", _distrusted(tls)),
+        ("CERTIFICATE_VERIFY_FAILED", _untrusted(tls)),
         ("Hostname Verification Check failed", _misnamed(tls)),
         ("WRONG_VERSION_NUMBER", _plain_server(tls)),
     ):
@@ -61,7 +61,7 @@ def _is_closed_at_once(details: str) -> bool:
     return "failed to connect" in details and any(text in details for text in _CLOSED)
 
 
-def _distrusted(tls: Tls) -> str:
+def _untrusted(tls: Tls) -> str:
     trusted = tls.ca_file or "the public list"
     return (
         f"{_ADDRESS} shows a certificate that no authority in {trusted} has signed; {tls.prefix}ca_file should hold"

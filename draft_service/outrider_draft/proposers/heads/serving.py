@@ -16,7 +16,7 @@ from outrider.model_executor.distributed.runner import drafting_rules, graph_lim
 from outrider.model_executor.draft_heads.contract import DraftHead, HeadConfig
 from outrider.model_executor.draft_heads.loading import load_head
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
-from outrider.model_executor.kv_cache_sizing import choose_num_pages, naming_what_lacks
+from outrider.model_executor.kv_cache_sizing import choose_num_pages, explaining_out_of_memory
 from outrider.model_executor.loader.model import choose_length
 from outrider.model_executor.loader.tokenizer_files import read_tokenizer
 from outrider.types import ModelDescription
@@ -41,7 +41,7 @@ def load_served(
     target_folder = Path(settings.target_model or "")
     device, dtype = _placed(settings, config)
     length = choose_length(config.layer, settings.max_model_len)
-    with torch.inference_mode(), naming_what_lacks(device):
+    with torch.inference_mode(), explaining_out_of_memory(device):
         head = make(config, dtype=dtype, device=device)
         load_head(head, folder, target_folder, hooks.progress)
         bytes_per_token = head.kv_cache_layout.bytes_per_token(dtype.itemsize)
