@@ -10,9 +10,9 @@ from figures.services import Addresses, make_pair, serving, token_before_fall
 from figures.session import ROOT, Session, stop
 
 
-def measure_part(session: Session, part: Part) -> None:
+def measure_part(session: Session, part: Part, limit_s: float) -> None:
     """All rows; those with the same services share them. A row that fails leaves the others alone."""
-    session.deadline = time.monotonic() + part.limit_s
+    session.deadline = time.monotonic() + limit_s
     rows = list(part.rows)
     while rows:
         services = _services_of(rows[0])
@@ -47,6 +47,8 @@ def _measure_rows(session: Session, rows: list[AnyRow], addresses: Addresses | N
                 command = bench_command(session, row, None if addresses is None else addresses[0])
             if command is not None:
                 session.run(command, row.name)
+            if not session.results_of(row.name):
+                raise RuntimeError("no result was saved")
             print(f"{row.name}: done", flush=True)
         except RuntimeError as error:
             session.failures[row.name] = str(error)

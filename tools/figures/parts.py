@@ -1,5 +1,7 @@
 """All parts: the figures that the project is judged by."""
 
+from dataclasses import replace
+
 from figures.rows import CommandRow, Comparison, Part, PeerRow, Row, Services
 
 _ALL_USERS = {1: 2.45, 8: 3.3, 32: 4.3, 64: 5.3, 128: 7.0, 256: 10.5}
@@ -187,3 +189,13 @@ PARTS = (
     Part("vllm", "vLLM on the same pair, by the command of --vllm", (PeerRow("vllm"),)),
 )  # fmt: skip
 """In the order in which they are measured."""
+
+
+def find_parts(names: list[str], *, most_cards: int) -> list[Part]:
+    """Those of these names, without any all that so many cards allow; a row's name is its part with that row alone.
+
+    ``KeyError`` of a name that is neither a part's nor a row's.
+    """
+    known = {row.name: replace(part, rows=(row,)) for part in PARTS for row in part.rows}
+    known |= {part.name: part for part in PARTS}
+    return [known[name] for name in names] if names else [part for part in PARTS if part.num_cards <= most_cards]

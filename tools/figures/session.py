@@ -45,6 +45,11 @@ class Session:
         """Folder of the results."""
         return self.out / "benchmarks/results"
 
+    def results_of(self, row: str) -> list[Path]:
+        """Of one row; of some commands one for each phase."""
+        path = self.results / f"{self.name}-{row}.json"
+        return [path] if path.exists() else sorted(self.results.glob(f"{path.stem}-[0-9]-*.json"))
+
     def log(self, name: str) -> Path:
         """A log's path."""
         return self.out / "logs" / f"{name}.log"

@@ -22,17 +22,14 @@ def lines_of(session: Session, row: AnyRow) -> list[str]:
         return [_line(row.name, f"FAILED: {failure}")]
     if isinstance(row, PeerRow):
         return _peer_lines(session, row)
-    if isinstance(row, Row):
-        return [load_line(row, _result(session, row.name))]
-    return _command_lines(session, row)
+    results = [load(path) for path in session.results_of(row.name)]
+    if not results:
+        return [_line(row.name, "not measured")]
+    return [load_line(row, results[0])] if isinstance(row, Row) else _command_lines(row, results)
 
 
 def _line(name: str, told: str) -> str:
     return f"{name:<26} {told}"
-
-
-def _result(session: Session, name: str) -> Result:
-    return load(session.results / f"{session.name}-{name}.json")
 
 
 def load_line(row: Row, result: Result) -> str:
@@ -78,14 +75,8 @@ def _figure(value: float | None, wanted: float | None, digits: int) -> str:
     return told if wanted is None else f"{told} ({wanted:g})"
 
 
-def _command_lines(session: Session, row: CommandRow) -> list[str]:
-    """Comparisons, or else all that its results are looked at for; of some commands one result for each phase."""
-    paths = [session.results / f"{session.name}-{row.name}.json"]
-    if not paths[0].exists():
-        paths = sorted(session.results.glob(f"{session.name}-{row.name}-[0-9]-*.json"))
-    results = [load(path) for path in paths]
-    if not results:
-        return [_line(row.name, "FAILED: no result was saved")]
+def _command_lines(row: CommandRow, results: list[Result]) -> list[str]:
+    """Comparisons, or else all that its results are looked at for."""
     if row.comparisons:
         return [_line(row.name, _compared(results[0], comparison)) for comparison in row.comparisons]
     if results[0].kind == "serve":
@@ -124,7 +115,7 @@ def _find(result: Result, name: str, labels: dict[str, int], *, is_long: bool) -
 def _peer_lines(session: Session, row: PeerRow) -> list[str]:
     """Our chosen and plain lines of the same folder, and what the command printed."""
     path = session.log(row.name)
-    if session.vllm is None or not path.exists():
+    if not path.exists():
         return [_line(row.name, "skipped: no --vllm COMMAND")]
     ours = sorted(session.results.glob(f"{session.name}-users*.json"), key=lambda found: (len(found.name), found.name))
     told = [_line(row.name, line) for line in path.read_text(errors="replace").splitlines() if line.strip()]
