@@ -44,7 +44,9 @@ class StateColumns:
     offsets_bytes: Column  # [B] uint64, in the plane's ring
     sequences: Column  # [B] uint64, as in ``PlaneReference``
     tensor: Any = None
-    """[sum(counts), F] on the reader's device, once it has fetched them. Never travels."""
+    """[M, F] on the reader's device, once it has fetched them. Never travels."""
+    firsts: Column | None = None  # [B] int64
+    """First row of each in ``tensor``; None: they are all of it, one after the other."""
 
     @property
     def row_bytes(self) -> int:
@@ -54,13 +56,19 @@ class StateColumns:
     def hidden_states(self) -> Iterator[HiddenStates]:
         """Of each session."""
         lists = self.starts.tolist(), self.counts.tolist(), self.offsets_bytes.tolist(), self.sequences.tolist()
-        first = 0
-        for start, count, offset, sequence in zip(*lists, strict=True):
+        firsts = (self.counts.cumsum() - self.counts if self.firsts is None else self.firsts).tolist()
+        for first, start, count, offset, sequence in zip(firsts, *lists, strict=True):
             reference = PlaneReference(self.plane_id, offset, count * self.row_bytes, sequence)
             own = None if self.tensor is None else self.tensor[first : first + count]
             references = (reference,) if own is None else ()
             yield HiddenStates(start, count, self.width, self.dtype, b"", references, own)
-            first += count
+
+    def places(self) -> Column | None:  # [sum(counts)]
+        """Row of ``tensor`` for each position, one session after the other; None: they lie so."""
+        if self.firsts is None:
+            return None
+        ends = self.counts.cumsum()
+        return np.repeat(self.firsts - (ends - self.counts), self.counts) + np.arange(int(ends[-1]))
 
     @staticmethod
     def form_of(states: HiddenStates) -> tuple[object, ...] | None:

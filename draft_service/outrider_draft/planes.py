@@ -101,10 +101,11 @@ class DraftPlanes:
         states = columns.states
         if states is None or not np.array_equal(states.counts, columns.counts):
             return columns
-        content = self._readers.read_rows(states)
-        if content is None:
+        found = self._readers.read_rows(states)
+        if found is None:
             return columns
-        return replace(columns, states=replace(states, tensor=content.view(_DTYPES[states.dtype])))
+        tensor = found.rows.view(_DTYPES[states.dtype])
+        return replace(columns, states=replace(states, tensor=tensor, firsts=found.firsts))
 
     def drop_link(self, link_id: int) -> None:
         """End the connections of a link."""

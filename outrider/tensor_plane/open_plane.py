@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from outrider.columns import StateColumns
 from outrider.errors import StaleReferenceError
-from outrider.kernels.device_stream import to_device
 from outrider.planes import PlaneKind, PlaneReference
 from outrider.tensor_plane.endpoints import ReaderEnd, current_stream
 
@@ -84,9 +83,9 @@ class OpenPlane:
 
     def read_rows(
         self, states: StateColumns, device: torch.device, deadline_s: float
-    ) -> tuple[torch.Tensor | None, list[int]]:
-        """Fetch the states of many sessions by one copy: [sum(counts), row_bytes] uint8; and which places the writer is
-        to be told of. None, and nothing read, where one of them is not there, or they do not lie side by side.
+    ) -> tuple[FetchedRows | None, list[int]]:
+        """Fetch the states of many sessions by one copy; and which places the writer is to be told of. None, and
+        nothing read, where one of them is not there, or they do not lie side by side.
         """
         rows = _Rows.of(states, self.end.capacity)
         sequences: list[int] = states.sequences.tolist()
@@ -101,8 +100,8 @@ class OpenPlane:
                     return None, []
                 span = torch.empty(rows.num_bytes, dtype=torch.uint8, device=device)
                 self._copy(span, rows.begin)
-                found = rows.taken_from(span.view(-1, states.row_bytes))
-                return found, self._note(sequences, found.numel(), current_stream(device))
+                found = FetchedRows(span.view(-1, states.row_bytes), rows.gaps())
+                return found, self._note(sequences, rows.num_wanted_bytes, current_stream(device))
         except (StaleReferenceError, torch.OutOfMemoryError):
             return None, []
 
@@ -173,12 +172,22 @@ class OpenPlane:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchedRows:
+    """States of many sessions as they lay in the ring, those between them too."""
+
+    rows: torch.Tensor  # [M, row_bytes] uint8
+    firsts: NDArray[np.int64] | None  # [B]
+    """First row of each session; None: one follows the other, with nothing between."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Rows:
     """Rows of one size in a span of the ring."""
 
     begin: int
     num_bytes: int
     """Of the span."""
+    num_wanted_bytes: int
     firsts: NDArray[np.int64]  # [B] of each session, counted from the span's begin
     counts: NDArray[np.int64]  # [B]
 
@@ -194,15 +203,12 @@ class _Rows:
         firsts, rest = np.divmod(offsets - begin, row_bytes)
         if end > capacity or asked > capacity or rest.any() or end - begin > _WIDEST_SHARE * asked:
             return None
-        return cls(begin, end - begin, firsts, counts)
+        return cls(begin, end - begin, asked, firsts, counts)
 
-    def taken_from(self, span: torch.Tensor) -> torch.Tensor:  # [N, row_bytes] -> [sum(counts), row_bytes]
-        """The sessions' rows, one session after the other."""
-        ends = self.counts.cumsum()
-        if np.array_equal(self.firsts, ends - self.counts):
-            return span
-        places = np.repeat(self.firsts - (ends - self.counts), self.counts) + np.arange(int(ends[-1]))
-        return span.index_select(0, to_device(places.astype(np.int32), span.device))
+    def gaps(self) -> NDArray[np.int64] | None:  # [B]
+        """``FetchedRows.firsts``."""
+        follows = np.array_equal(self.firsts, self.counts.cumsum() - self.counts)
+        return None if follows else self.firsts
 
 
 def _spans(

@@ -22,7 +22,7 @@ from outrider.planes import PlaneKind, PlaneOffer, PlaneReference, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, Message, connect
 from outrider.tensor_plane.endpoints import PeerFacts, current_stream
 from outrider.tensor_plane.limits import PlaneLimits
-from outrider.tensor_plane.open_plane import OpenPlane
+from outrider.tensor_plane.open_plane import FetchedRows, OpenPlane
 from outrider.tensor_plane.opening import OPENING_ERRORS, open_reader
 
 _log = logging.getLogger(__name__)
@@ -100,9 +100,9 @@ class PlaneReader:
                 found[index] = content
         return found
 
-    def read_rows(self, states: StateColumns) -> torch.Tensor | None:
-        """The states of many sessions, [sum(counts), row_bytes] uint8 on this end's device, fetched by one copy; None,
-        and nothing read, where they cannot be read so.
+    def read_rows(self, states: StateColumns) -> FetchedRows | None:
+        """The states of many sessions on this end's device, fetched by one copy; None, and nothing read, where they
+        cannot be read so.
         """
         plane = self._planes.get(states.plane_id)
         if plane is None:
@@ -264,7 +264,7 @@ class PlaneReaders:
                     found[index] = content
         return found
 
-    def read_rows(self, states: StateColumns) -> torch.Tensor | None:
+    def read_rows(self, states: StateColumns) -> FetchedRows | None:
         """The states of many sessions, of whichever writer; as ``PlaneReader.read_rows``."""
         for reader in list(self._readers.values()):
             if reader.has(states.plane_id):

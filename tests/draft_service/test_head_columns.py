@@ -12,6 +12,7 @@ import torch
 
 from outrider.kernels.draft_sampling.layout import NUM_FIELDS, Field
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
+from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
 from outrider.ports import Open
 from outrider.types import JudgingRule, SamplingParams
@@ -65,13 +66,13 @@ def opening(session: int) -> Open:
 def test_the_rest_is_done_while_the_last_loop_runs(runner: DraftHeadRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(runner, "_loop", IdleLoop(said.append))
-    monkeypatch.setattr(runner, "_put_states", lambda states: said.append(f"states {len(states)}"))
+    monkeypatch.setattr(runner, "_put_states", lambda states, begin, end: said.append(f"states {begin} to {end}"))
     sequences = [runner.sequences.open(30) for _ in range(3)]
     rows = [
         DraftRow(DraftMetadata.of(opening(number), 272), sequence, [3, 4], 3, 3, 1)
         for number, sequence in enumerate(sequences)
     ]
-    states = torch.zeros(6, 96)
+    states = StateRows([torch.zeros(6, 96)])
 
     def meanwhile() -> None:
         said.append("meanwhile")
@@ -81,6 +82,20 @@ def test_the_rest_is_done_while_the_last_loop_runs(runner: DraftHeadRunner, monk
 
     drawn = runner.draft(rows, states, meanwhile)
     assert [one.token_ids for one in drawn] == [(7, 7, 7)] * 3
-    assert said == ["states 4", "plan 2", "run", "wait", "states 2", "plan 1", "run", "meanwhile", "wait"]
+    assert said == ["states 0 to 4", "plan 2", "run", "wait", "states 4 to 6", "plan 1", "run", "meanwhile", "wait"]
     assert [sequence.length for sequence in sequences] == [2, 2, 2]
     runner.sequences.check_integrity()
+
+
+@pytest.mark.parametrize("sizes", [[9], [2, 3, 4], [1] * 9])
+def test_states_come_to_the_loop_by_one_copy_wherever_they_lie(sizes: list[int]) -> None:
+    states = torch.randn(9, 96)
+    places = torch.randperm(20)[:9].int()
+    scattered = torch.full((20, 96), torch.nan)
+    scattered[places] = states
+    parts = states.split(sizes)  # type: ignore[no-untyped-call]
+    for rows in (StateRows(parts), StateRows([scattered], places)):
+        for first, last in ((0, 9), (0, 4), (3, 8), (8, 9), (5, 5)):
+            out = torch.full((last - first, 96), torch.nan)
+            rows.copy_to(out, first)
+            assert torch.equal(out, states[first:last])

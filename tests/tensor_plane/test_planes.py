@@ -332,8 +332,14 @@ def test_rows_of_many_sessions_come_by_one_copy(pair: Pair, kind: PlaneKind, mon
     rows = torch.randn(12, 10).bfloat16()
     for counts, places in (([3, 4, 5], range(12)), ([1, 4, 2], (0, 3, 4, 5, 6, 7, 8))):
         copies.clear()
-        found = reader.read_rows(columns_of(put(writer, rows, 3, 4, 5), counts))
-        assert found is not None and torch.equal(found.view(torch.bfloat16), rows[list(places)])
+        columns = columns_of(put(writer, rows, 3, 4, 5), counts)
+        found = reader.read_rows(columns)
+        assert found is not None
+        columns = replace(columns, tensor=found.rows.view(torch.bfloat16), firsts=found.firsts)
+        wanted = columns.places()
+        assert (wanted is None) == (len(places) == 12)
+        assert torch.equal(columns.tensor if wanted is None else columns.tensor[wanted], rows[list(places)])
+        assert torch.equal(torch.cat([one.tensor for one in columns.hidden_states()]), rows[list(places)])
         assert len(copies) == 1
     assert_soon(lambda: writer.num_unread == 0)
 

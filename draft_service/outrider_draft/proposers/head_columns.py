@@ -9,15 +9,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from outrider.columns import StateColumns
+from outrider.kernels.device_stream import to_device
 from outrider.model_executor.draft_heads.runner import PAIR_LAG
+from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import DraftRow
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.ports import Proposal
 from outrider.serving.executor import ExecutorOutput
 from outrider_draft.columns_forward import output_of
-from outrider_draft.proposers.head_state import last_of_each
 
 if TYPE_CHECKING:
     from outrider.serving.steady.step import SteadyStep
@@ -27,12 +30,13 @@ if TYPE_CHECKING:
 class HeadColumnsForward:
     """A step that is computed when it is finished."""
 
-    def __init__(self, executor: HeadExecutor, step: SteadyStep, states: torch.Tensor) -> None:
-        """``states`` [sum(counts), F] are those of the pairs, session after session."""
-        self._executor, self._step, self._states = executor, step, states
+    def __init__(self, executor: HeadExecutor, step: SteadyStep, states: StateColumns) -> None:
+        """``states`` were fetched, and are those of the pairs."""
+        self._executor, self._step = executor, step
         self._rows: list[DraftRow] = []
         if executor.runner.max_catch_up:
             self._lay_out()
+            self._states, self._last_places = _rows_of(states, executor.runner.head.dtype)
 
     def is_done(self) -> bool:
         """Always true: ``finish`` waits."""
@@ -64,7 +68,7 @@ class HeadColumnsForward:
         is done while the loop runs.
         """
         sequences = self._executor.sequences
-        last_states = last_of_each(self._states, [len(row.token_ids) for row in self._rows])
+        last_states = self._states.parts[0].index_select(0, self._last_places).split(1)  # type: ignore[no-untyped-call]
         heads = zip(self._step.sessions, self._rows, last_states, self._step.bases.tolist(), strict=True)
         for session, row, last_state, base in heads:
             state: Any = session.executor_state
@@ -82,3 +86,12 @@ class HeadColumnsForward:
         drawn = [Draws(answer.token_ids, answer.evidence) for answer in answers]
         found = output_of(self._step, drawn, output.computed_ns)
         return output if found.columns is None else found
+
+
+def _rows_of(states: StateColumns, dtype: torch.dtype) -> tuple[StateRows, torch.Tensor]:
+    """The states as a loop takes them, and the row [B] int32 of each session's last in their one part."""
+    tensor, ends, places = states.tensor.to(dtype), states.counts.cumsum() - 1, states.places()
+    if places is None:
+        return StateRows([tensor]), to_device(ends.astype(np.int32), tensor.device)
+    on_device = to_device(np.concatenate([places, places[ends]]).astype(np.int32), tensor.device)
+    return StateRows([tensor], on_device[: len(places)]), on_device[len(places) :]

@@ -17,6 +17,7 @@ from outrider.columns import ExtendColumns, StateColumns
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.draft_heads.runner import PAIR_LAG, DraftHeadRunner
+from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftMetadata, DraftRow, fits_loop
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
@@ -185,7 +186,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         columns = step.columns
         if not isinstance(columns, ExtendColumns) or columns.states is None:
             raise TypeError("a head reads states")
-        return HeadColumnsForward(self, step, columns.states.tensor.to(self.runner.head.dtype))
+        return HeadColumnsForward(self, step, columns.states)
 
     def lengths(self, step: SteadyStep) -> Ints:  # [B]
         """``proposal_length`` of each."""
@@ -214,9 +215,8 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             assert job.metadata is not None  # noqa: S101 - else it does not fit
             rows.append(DraftRow(job.metadata, job.kv, token_ids, job.draft_length, job.base, PAIR_LAG))
             states.append(own)
-        joined_states = states[0] if len(states) == 1 else torch.cat(states)
-        drawn = self.runner.draft(rows, joined_states)
-        last_states = last_of_each(joined_states, [len(own) for own in states])
+        drawn = self.runner.draft(rows, StateRows(states))
+        last_states = last_of_each(states)
         for job, row, last, draws in zip(jobs, rows, last_states, drawn, strict=True):
             job.sequence.text.extend(row.token_ids)
             job.state.last_state = last

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from outrider.kernels.device_stream import to_device
 from outrider.model_executor.draft_loop import DraftMetadata
 from outrider.sampling.session import SessionSampling
 
@@ -33,10 +31,8 @@ def last_of(states: torch.Tensor) -> torch.Tensor:
     return last if states.untyped_storage().nbytes() <= _MAX_KEPT_BYTES else last.clone()
 
 
-def last_of_each(states: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
-    """The last row of each part of states [sum(counts), F], in one copy where one is needed."""
-    if len(counts) == 1:
-        return [last_of(states)]
-    ends = np.cumsum(counts, dtype=np.int32) - 1
-    last = states.index_select(0, to_device(ends, states.device))
-    return list(last.split(1))  # type: ignore[no-untyped-call]
+def last_of_each(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The last row of each part [n, F], in one copy where one is needed."""
+    if len(parts) == 1:
+        return [last_of(parts[0])]
+    return list(torch.cat([part[-1:] for part in parts]).split(1))  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from outrider.model_executor.cuda_graphs import CaptureProgress, Graphs, capture
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, pack, unpack
 from outrider.model_executor.draft_heads.contract import DraftHead
 from outrider.model_executor.draft_heads.loop_model import HeadLoopModel
+from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftRow, check_draft_rows
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of, plan_draft
@@ -124,9 +125,9 @@ class DraftHeadRunner:
         return self.forward(rows, self.head.fuse(torch.cat(list(states))))
 
     def draft(
-        self, rows: Sequence[DraftRow], states: torch.Tensor, meanwhile: Callable[[], None] = _nothing
+        self, rows: Sequence[DraftRow], states: StateRows, meanwhile: Callable[[], None] = _nothing
     ) -> list[Draws]:
-        """Append each row's tokens, paired with the target's ``states`` [T, F], row by row, and draw what follows, in
+        """Append each row's tokens, paired with the target's ``states``, row by row, and draw what follows, in
         loops of as many rows as the graphs are for. ``meanwhile`` is called once all of them are queued, and before the
         last is waited for; it may cut what is drafted.
 
@@ -142,17 +143,15 @@ class DraftHeadRunner:
             own = rows[start : start + most]
             end = begin + sum([len(row.token_ids) for row in own])
             is_last = start + most >= len(rows)
-            found += self._draft(self._loop, own, states[begin:end], meanwhile if is_last else _nothing)
+            self._put_states(states, begin, end)
+            found += self._draft(self._loop, own, meanwhile if is_last else _nothing)
             begin = end
         return found
 
-    def _draft(
-        self, loop: DraftLoop, rows: Sequence[DraftRow], states: torch.Tensor, meanwhile: Callable[[], None]
-    ) -> list[Draws]:
+    def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow], meanwhile: Callable[[], None]) -> list[Draws]:
         with restoring_lengths(self.sequences, rows), torch.inference_mode():
             plan = plan_draft(self.sequences, rows)
             self._copy_pages(plan.page_copies)
-            self._put_states(states)
             command = loop.command_for(plan)
             loop.run(loop_of(command), command.numbers)
             meanwhile()
@@ -160,9 +159,11 @@ class DraftHeadRunner:
             found = loop.results(loop_of(command), with_supports=with_supports)
         return read_draws(rows, *found)
 
-    def _put_states(self, states: torch.Tensor) -> None:
+    def _put_states(self, states: StateRows, begin: int, end: int) -> None:
+        """Those of pairs ``begin`` to ``end`` - 1, to where the next loop's first step reads them."""
         assert self._loop_model is not None  # noqa: S101 - made with the loop
-        self._loop_model.states[: states.shape[0]].copy_(states, non_blocking=True)
+        with torch.inference_mode():
+            states.copy_to(self._loop_model.states[: end - begin], begin)
 
     def _take_device(self) -> None:
         if self.device.type == "cuda":

@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from outrider.columns import CommandColumns, ExtendColumns
@@ -44,7 +45,16 @@ class ReadStates:
         if len(set(sequences)) < len(sequences) or any(map(self._is_stale, sequences)):
             return columns
         parts = [self._read(own) for own in states.hidden_states()]
-        return replace(columns, states=replace(states, tensor=torch.cat(parts)))
+        if sequences[0] % 2:
+            return replace(columns, states=replace(states, tensor=torch.cat(parts)))
+        # As they lie in a ring where drafts were rejected: in any order, and with others' between them.
+        order = torch.randperm(len(parts), generator=torch.Generator().manual_seed(sequences[0])).tolist()
+        firsts, laid, length = np.zeros(len(parts), dtype=np.int64), list[torch.Tensor](), 0
+        for place in order:
+            firsts[place] = length
+            laid += [parts[place], torch.full_like(parts[place][:1], torch.nan)]
+            length += len(parts[place]) + 1
+        return replace(columns, states=replace(states, tensor=torch.cat(laid), firsts=firsts))
 
     def fetch(self, item: Extend) -> Extend:
         states = item.hidden_states

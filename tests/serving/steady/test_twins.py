@@ -14,6 +14,7 @@ import torch
 from outrider.benchmarks.step.stand_in import VOCAB_SIZE, StandInExecutor, new_session_table, propose
 from outrider.errors import NonFiniteLogitsError
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
+from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import DraftRow
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
@@ -151,13 +152,15 @@ def test_a_draft_says_and_holds_the_same(seed: int, samplings: Samplings) -> Non
 
 
 def pairs_drawn_by_forwards(
-    runner: DraftHeadRunner, rows: Sequence[DraftRow], states: torch.Tensor, meanwhile: Callable[[], None] | None = None
+    runner: DraftHeadRunner, rows: Sequence[DraftRow], states: StateRows, meanwhile: Callable[[], None] | None = None
 ) -> list[Draws]:
     """What a loop of a head draws for greedy rows, by one forward a token; now and then a row draws nothing."""
     found, first = [], 0
     for row in rows:
         ids, drawn = list(row.token_ids), list[int]()
-        hidden, normed = runner.feed([ForwardRow(row.sequence, ids, 0)], [states[first : first + len(ids)]])
+        own = torch.empty(len(ids), states.parts[0].shape[1])
+        states.copy_to(own, first)
+        hidden, normed = runner.feed([ForwardRow(row.sequence, ids, 0)], [own])
         first += len(ids)
         for number in range(row.num_drafts):
             drawn.append(int(runner.head.logits(normed[-1:])[0, :NUM_TOKEN_IDS].argmax()))
