@@ -178,7 +178,8 @@ class DraftLengthController:
             length = self._choice.lengths.base_length
             strangers = self._choice.timer.strangers
             strangers.note(rows, tokens - rows, batch.num_rows, batch.num_drafted, usual_length=length)
-        is_settled = batch.drafting.num_rows > 0 and self._is_settled
+        # In a probe's rounds a few sessions draft beside the others: they say nothing of speculation by all.
+        is_settled = batch.drafting.num_rows > 0 and self._choice.is_speculating and self._is_settled
         if self._choice.timer.note(batch, num_begun, rows=rows, tokens=tokens, seconds=seconds, is_settled=is_settled):
             self._choice.lengths.note_round()
         self._choice.note_round(batch, self._busy_s, batch.num_rows / max(num_begun, 1))

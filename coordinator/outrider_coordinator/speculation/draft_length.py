@@ -123,6 +123,16 @@ def choice_of(useful: np.ndarray, draft_length: int, times: Times, share: float 
     return found
 
 
+def relative_error(useful: np.ndarray, choice: Choice, error: float) -> float:  # useful [B, K]
+    """Error of a choice's tokens, as a share of them, where the acceptance is uncertain by the share ``error`` of it.
+
+    A token at position k is of use with the k-th power of the acceptance, so its error is k times that.
+    """
+    positions = np.arange(1, choice.draft_length + 1)
+    drafts = positions[None, :] <= np.array(choice.lengths)[:, None]
+    return error * float((positions * useful[:, : choice.draft_length] * drafts).sum()) / choice.tokens
+
+
 def _expected(useful: np.ndarray, drafts: np.ndarray, price: RoundPrice, share: float) -> Choice:  # both [B, K]
     rows = len(useful)
     lengths = drafts.sum(axis=1).tolist()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_coordinator.speculation.draft_length import Choice, best_choice, usefulness
+from outrider_coordinator.speculation.draft_length import Choice, best_choice, relative_error, usefulness
 from outrider_coordinator.speculation.estimates.acceptance_estimate import HIGHEST, AcceptanceEstimate
 from outrider_coordinator.speculation.estimates.round_timer import RoundTimer, VerdictBatch
 from outrider_coordinator.speculation.exploration.acceptance_probe import AcceptanceProbe
@@ -161,7 +161,7 @@ class ModeChoice:
             return False
         rate = best.rate / (1.0 + imbalance(self._num_all(sessions)))
         self.rates = {Mode.PLAIN: len(sessions) / plain_seconds, Mode.SPECULATIVE: rate}
-        has_changed = self._select_mode(load, plain_seconds, best.seconds)
+        has_changed = self._select_mode(load, expected)
         if self.is_speculating:
             self.lengths.set_lengths(sessions, expected.useful, best, self.timer.times, expected.share)
         elif not self.probe.is_active:
@@ -211,13 +211,15 @@ class ModeChoice:
             Mode.SPECULATIVE: speculative * self.rates[Mode.SPECULATIVE] / doubt,
         }
 
-    def _select_mode(self, load: Load, plain_seconds: float, speculative_seconds: float) -> bool:
-        other = self.selector.mode.other
+    def _select_mode(self, load: Load, expected: _Expected) -> bool:
+        other, plain_seconds = self.selector.mode.other, expected.plain_seconds
         rates = self._sure_rates(load.sessions)
         price_s = self._switch_price_s(other, plain_seconds, load.sessions)
         is_worth = load.is_new and price_s < load.request_s * _saved_share(rates[self.selector.mode], rates[other])
         # What a new session's first few drafts came to is no reason to switch: too little was judged.
-        is_free = self.has_tried or (is_worth and not (other is Mode.PLAIN and load.has_drafted))
+        is_free = (self.has_tried and self._is_sure(rates, expected)) or (
+            is_worth and not (other is Mode.PLAIN and load.has_drafted)
+        )
         self.has_tried = False
         if load.has_prompts:
             self.selector.pause(load.now)
@@ -231,8 +233,21 @@ class ModeChoice:
                 self.probe.restart()
             return True
         if load.is_steady and not self.probe.is_active and not self.timer.strangers.num_sessions:
+            speculative_seconds = 0.0 if expected.best is None else expected.best.seconds
             self._begin_trial_if_due(load, self._trials[other], plain_seconds, speculative_seconds, price_s)
         return False
+
+    def _is_sure(self, rates: dict[Mode, float], expected: _Expected) -> bool:
+        """Whether the modes differ by more than the acceptance is uncertain.
+
+        Within that, the mode goes on until its loss exceeds the price of a switch; what is judged meanwhile tells more.
+        """
+        error = 0.0 if expected.best is None else relative_error(expected.useful, expected.best, self._acceptance_error)
+        return abs(rates[Mode.PLAIN] - rates[Mode.SPECULATIVE]) > error * rates[Mode.SPECULATIVE]
+
+    @property
+    def _acceptance_error(self) -> float:
+        return self.acceptance.error / self.acceptance.mean
 
     def _switch_price_s(self, mode: Mode, plain_seconds: float, sessions: tuple[ControlledSession, ...]) -> float:
         """Of a switch to ``mode``. What a draft lacks that reads hidden states is computed by the target too."""

@@ -21,6 +21,10 @@ _DRAFT_STEP = ((1, 0.825), (8, 1.03), (32, 1.285), (64, 1.6), (128, 2.3), (256, 
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Between the measured points, and past the last one by the slope before it."""
+    (near, at_near), (last, at_last) = points[-2:]
+    if x > last:
+        return at_last + (x - last) * (at_last - at_near) / (last - near)
     return float(np.interp(x, [point[0] for point in points], [point[1] for point in points]))
 
 
@@ -52,7 +56,8 @@ class H200:
 @dataclass(frozen=True)
 class TargetOverTwoCards(H200):
     """The target over two cards and the draft on one of them, as `--optimize latency` arranges them. Plain rounds and
-    one user's stages are measured; scoring of more rows is interpolated from the engine's forwards.
+    one user's stages are measured; scoring of more rows is interpolated from the engine's forwards, and what lies past
+    the measured points is extrapolated.
     """
 
     num_cards: int = 2
@@ -255,16 +260,26 @@ class Controlled:
         lengths = [self.controller.length(session) for session in self.sessions]
         drafting = [session for session, length in zip(self.sessions, lengths, strict=True) if length]
         draft, target, whole = self.load.round_ms(len(self.sessions), lengths)
-        whole += self.load.pair.prefill(sum(self._lags[session] for session in drafting if self._lags[session] > 16))
-        whole += self._bring_text()
+        whole += self._take_text(self._num_tokens_lacked(drafting))
+        whole += self._take_text(self._num_text_tokens())
         self._tell(self.sessions, lengths, draft, target, self.load.now + whole / 1e3)
 
-    def _bring_text(self) -> float:
-        """Milliseconds for the text of drafts that catch up."""
+    def _num_tokens_lacked(self, drafting: list[ControlledSession]) -> int:
+        return sum(self._lags[session] for session in drafting if self._lags[session] > 16)
+
+    def _num_text_tokens(self) -> int:
+        """Tokens of the text of drafts that catch up now."""
         fed = [session for session in self.sessions if self.controller.is_catching_up(session)]
         num_tokens = sum(self._lags[session] for session in fed)
         self._lags.update(dict.fromkeys(fed, -1))  # this step's token makes it 0
-        return self.load.pair.prefill(num_tokens)
+        return num_tokens
+
+    def _take_text(self, num_tokens: int) -> float:
+        """Milliseconds by which the draft's prefill of so many tokens delays the target."""
+        milliseconds = self.load.pair.prefill(num_tokens)
+        if num_tokens:
+            self.controller.note_draft_text(num_tokens, milliseconds / 1e3)
+        return milliseconds
 
     def _tell(
         self, sessions: list[ControlledSession], lengths: list[int], draft: float, target: float, now: float
@@ -328,6 +343,7 @@ class InTwoGroups(Controlled):
 
     def __init__(self, load: Load, *, max_length: int = 8) -> None:
         super().__init__(load, max_length=max_length)
+        self._group_of: dict[ControlledSession, int] = {}
         self._ready = [0.0, 0.0]
         self._draft_free = self._target_free = 0.0
 
@@ -335,15 +351,55 @@ class InTwoGroups(Controlled):
         if not any(self.controller.length(session) for session in self.sessions):
             super().round()  # plain steps wait for each other
             self._ready = [self.load.now, self.load.now]
-            self._draft_free = self._target_free = self.load.now
+            self._draft_free = max(self._draft_free, self.load.now)
+            self._target_free = self.load.now
+            self._group_of.clear()
             return
-        group = self._ready.index(min(self._ready))
-        members = self.sessions[group::2]
+        groups = self._groups()
+        group = min(groups, key=self._ready.__getitem__)
+        members = groups[group]
         lengths = [self.controller.length(session) for session in members]
         draft, target, _ = self.load.round_ms(len(members), lengths)
+        drafting = [session for session, length in zip(members, lengths, strict=True) if length]
+        self._take_text(self._num_tokens_lacked(drafting))
         drafted = max(self._ready[group], self._draft_free if max(lengths) else 0.0) + draft / 1e3
         self._draft_free = max(self._draft_free, drafted)
         scored = max(drafted, self._target_free) + target / 1e3
         self._target_free = scored
         self._ready[group] = scored + self.load.pair.between(len(members)) / 1e3
         self._tell(members, lengths, draft, target, max(self._ready[group], self.load.now))
+
+    def _take_text(self, num_tokens: int) -> float:
+        if num_tokens:
+            self._draft_free = max(self._draft_free, self.load.now) + super()._take_text(num_tokens) / 1e3
+        return 0.0
+
+    def _groups(self) -> dict[int, list[ControlledSession]]:
+        groups: dict[int, list[ControlledSession]] = {}
+        for number, session in enumerate(self.sessions):
+            groups.setdefault(self._group_of.setdefault(session, number % 2), []).append(session)
+        return groups
+
+
+class FixedLength(DraftLengthController):
+    """All sessions draft equally much in every step."""
+
+    def __init__(self, draft_length: int) -> None:
+        super().__init__(max(draft_length, 1))
+        self._draft_length = draft_length
+
+    def length(self, session: ControlledSession) -> int:
+        return self._draft_length
+
+    def is_catching_up(self, session: ControlledSession) -> bool:
+        return False
+
+    def choose(self) -> bool:
+        return False
+
+
+def fixed_rate(kind: type[Controlled], pair: H200, num_users: int, length: int, acceptance: float) -> float:
+    """Tokens a second of so many users with one fixed draft length, as simulated."""
+    users = kind(Load(pair, lambda now, number: acceptance, seed=7))
+    users.controller = FixedLength(length)
+    return users.run(num_users, 8.0 / num_users**0.5).rate(since=0.5)

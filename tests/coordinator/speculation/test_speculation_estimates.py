@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from outrider_coordinator.speculation.draft_length import best_choice, choice_of, usefulness
+from outrider_coordinator.speculation.draft_length import best_choice, choice_of, relative_error, usefulness
 from outrider_coordinator.speculation.estimates.acceptance_estimate import PRIOR, AcceptanceEstimate, SessionAcceptance
 from outrider_coordinator.speculation.estimates.linear_fit import LinearFit
+from outrider_coordinator.speculation.estimates.round_timer import RoundTimer, VerdictBatch
 from outrider_coordinator.speculation.estimates.step_times import RoundPrice, StepTimes
 from outrider_coordinator.speculation.mode_selector import Mode, SwitchPrice
 
@@ -142,3 +143,45 @@ def test_a_switch_costs_what_bringing_text_to_drafts_was_seen_to_take() -> None:
     price.note_text(1024, 1024 * 6e-6)
     assert price.seconds(Mode.SPECULATIVE, 6e-3, 60_000) == pytest.approx(10 * 6e-3 + 60_000 * 3e-6)
     assert price.seconds(Mode.PLAIN, 6e-3, 60_000) == pytest.approx(6 * 6e-3)
+
+
+def speculate(timer: RoundTimer, num_rows: int, num_sessions: int) -> None:
+    """One timed message of so many sessions that drafted."""
+    batch = VerdictBatch(1.0)
+    for _ in range(num_rows):
+        batch.note(0.99, 4, 2)
+    timer.note(batch, num_sessions, rows=num_rows, tokens=5 * num_rows, seconds=5e-3, is_settled=True)
+
+
+def test_groups_that_take_turns_are_known_from_the_first_rounds() -> None:
+    timer = RoundTimer()
+    for _ in range(timer.num_cold_rounds + 1):
+        speculate(timer, 16, 32)
+    assert timer.share == pytest.approx(0.5)
+
+
+def test_rounds_of_one_session_say_nothing_of_groups() -> None:
+    timer = RoundTimer()
+    for _ in range(100):
+        speculate(timer, 1, 1)
+    speculate(timer, 4, 8)
+    assert timer.share == pytest.approx(0.5)
+
+
+def test_few_judged_tokens_leave_a_large_error() -> None:
+    errors = []
+    for num_verdicts in (2, 20):
+        acceptance = AcceptanceEstimate(8)
+        for _ in range(num_verdicts):
+            acceptance.note(4, 2, acceptance.mean)
+            acceptance.fold()
+        errors.append(acceptance.error)
+    assert 0.15 > errors[0] > 2.0 * errors[1] > 0.0
+
+
+def test_the_error_of_tokens_is_that_of_the_acceptance_times_the_position() -> None:
+    useful = usefulness(np.ones(3), np.array([0.8, 0.5]), np.array([3, 3]), highest=0.98)
+    more = usefulness(np.ones(3), np.array([0.8, 0.5]) * 1.001, np.array([3, 3]), highest=0.98)
+    choice = choice_of(useful, 3, Linear(5.0, 0.0, 0.0))
+    gained = (choice_of(more, 3, Linear(5.0, 0.0, 0.0)).tokens - choice.tokens) / choice.tokens
+    assert relative_error(useful, choice, 0.001) == pytest.approx(gained, rel=0.01)

@@ -98,6 +98,12 @@ class AcceptanceEstimate:
         """Accepted of judged tokens, at all positions."""
         return (self._accepted + PRIOR * _PRIOR_TOKENS) / (self._judged + _PRIOR_TOKENS)
 
+    @property
+    def error(self) -> float:
+        """Standard error of the mean, as far as it is known from the number of judged tokens."""
+        mean = self.mean
+        return math.sqrt(mean * (1.0 - mean) / (self._judged + _PRIOR_TOKENS))
+
     def by_position(self) -> np.ndarray:  # -> [max_length]
         """Acceptance of each position, when it is judged, over what its session is known for."""
         prior = _POSITION_TOKENS * self.mean

@@ -98,10 +98,11 @@ class RoundTimer:
         self.times = StepTimes()
         self.share = 1.0
         """Of a speculative round: 1 unless sessions stand in groups that take turns, as where the draft has a device of
-        its own. Plain steps wait for each other.
+        its own. Plain steps wait for each other. The first rounds count in full: taken for 1 until many were seen, it
+        would make speculation seem slower than it is.
         """
         self.strangers = Strangers()
-        self._num_plain_rounds = self._num_speculative_rounds = 0
+        self._num_plain_rounds = self._num_speculative_rounds = self._num_shares = 0
 
     def note(
         self, batch: VerdictBatch, num_sessions: int, *, rows: int, tokens: int, seconds: float, is_settled: bool
@@ -150,8 +151,11 @@ class RoundTimer:
         self._num_plain_rounds = 0
 
     def _note_share(self, batch: VerdictBatch, num_sessions: int) -> None:
-        share = min(1.0, batch.num_rows / max(num_sessions, 1))
-        self.share += _NEWEST * (share - self.share)
+        if num_sessions < 2:
+            return  # it has no other to stand in a group with
+        share = min(1.0, batch.num_rows / num_sessions)
+        self._num_shares += 1
+        self.share += max(_NEWEST, 1.0 / self._num_shares) * (share - self.share)
 
     def knows(self, mode: Mode, num_sessions: int) -> bool:
         """Whether rounds of this mode and of about so many sessions were timed."""
