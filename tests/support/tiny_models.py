@@ -11,29 +11,18 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+
+if TYPE_CHECKING:  # it takes seconds of a processor to import, and child processes find their models made
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 EOS_TOKEN = "<|end|>"
 DEFAULT_VOCAB_SIZE = 272
 
-_CONFIGS: dict[str, type[PreTrainedConfig]] = {
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-}
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 _DEFAULTS: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -48,7 +37,6 @@ _DEFAULTS: dict[str, Any] = {
     "bos_token_id": None,
     "pad_token_id": None,
 }
-ARCHITECTURES = tuple(_CONFIGS)
 
 
 def build_tiny_model(
@@ -69,7 +57,7 @@ def build_tiny_model(
     folder = Path(folder)
     end_id = min(256, vocab_size - 1)
     settings = {**_DEFAULTS, "vocab_size": vocab_size, "eos_token_id": end_id, **config}
-    model = _random_model(_CONFIGS[architecture](**settings), seed)
+    model = _random_model(_config(architecture, settings), seed)
     torch.nn.Module.to(model, dtype)  # in place; transformers' own wrapper of it is not typed
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
@@ -97,13 +85,24 @@ def cached_tiny_model(architecture: str = "llama", **arguments: Any) -> Path:
 
 def load_reference(folder: Path) -> PreTrainedModel:
     """The transformers model of a folder in float32: the truth that the engine is held against."""
+    from transformers import AutoModelForCausalLM
+
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     return model
 
 
+def _config(architecture: str, settings: dict[str, Any]) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    config: PreTrainedConfig = AutoConfig.for_model(architecture, **settings)
+    return config
+
+
 def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]

@@ -23,7 +23,7 @@ _NUM_BESIDE = 4
 _LEAVES = Manner(leaves_after=3)
 _HURRIES = Manner(timeout_s=2.0)
 _NUM_LATE = 4
-"""Of the readers that do not read, those that do once all are paused."""
+"""Of the readers that do not read, those that do once all are paused: half of them at most."""
 _OUTPUT_TOKENS, _TOP = 400, 20
 _SHORT_TOKENS, _SHORT_TOP = 160, 100
 """In the short form: more bytes a token fill the windows and buffers on the way with fewer of them."""
@@ -61,7 +61,7 @@ async def deaf_readers(run: Run) -> None:
             await traffic.progress()
             address = run.stack.coordinators[0].address
             channels = [await deaf.enter_async_context(_channel(address)) for _ in range(min(20, run.count))]
-            num_late = min(_NUM_LATE, run.count)
+            num_late = min(_NUM_LATE, run.count // 2)
             twins = await asyncio.gather(*(_read(_unread(run, channels[number], number)) for number in range(num_late)))
             began = time.monotonic()
             calls = [_unread(run, channels[number % len(channels)], number) for number in range(run.count)]
