@@ -1,8 +1,8 @@
 """Session table: which sessions are open on which link, the newest generation of each, and how sessions end.
 
-A session that was released, refused or has failed leaves a tombstone, and items for it are ignored, because they
+A session that was released, refused or has failed is remembered as ended, and items for it are ignored, because they
 crossed the answer on the wire. Only ``Open`` with a higher generation brings it back. A session for which nothing comes
-for too long ends without one: what comes for it later is answered with ``SessionLost``, so its coordinator opens it
+for too long is not remembered: what comes for it later is answered with ``SessionLost``, so its coordinator opens it
 again.
 """
 
@@ -18,18 +18,19 @@ from outrider.ports import Open, Opened, Preempted, Refused, Release, SessionFai
 from outrider.prefix_hash import PrefixHash
 from outrider.serving.session import Limits, SequenceStore, SequenceT, Session, check_open
 
-MAX_TOMBSTONES = 65_536
-"""Tombstones kept for one link, the latest: an item can cross an answer only for a short while."""
+MAX_ENDED_SESSIONS = 65_536
+"""Ended sessions that are remembered of one link, the latest: an item can cross an answer only for a short while."""
 
 
 @dataclass(slots=True)
 class _LinkSessions(Generic[SequenceT]):
     open: dict[int, Session[SequenceT]] = field(default_factory=dict)
-    tombstones: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    ended: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    """Last generation of sessions that have ended, oldest first."""
 
     def newest_generation(self, session: int) -> int:
         known = self.open.get(session)
-        return known.generation if known is not None else self.tombstones.get(session, -1)
+        return known.generation if known is not None else self.ended.get(session, -1)
 
 
 class SessionTable(Generic[SequenceT]):
@@ -91,7 +92,7 @@ class SessionTable(Generic[SequenceT]):
             sequence = self._store.open(reserved, command.cache_salt, command.prefix_hash_key)
         except InvalidRequestError as error:
             return self.fail(link_id, command.session, command.generation, error)
-        of_link.tombstones.pop(command.session, None)
+        of_link.ended.pop(command.session, None)
         of_link.open[command.session] = Session(link_id, command, sequence, reserved, command.generation)
         return None
 
@@ -100,7 +101,7 @@ class SessionTable(Generic[SequenceT]):
         of_link = self._sessions_of(link_id)
         found = of_link.open.get(session)
         if found is None:
-            has_ended = session in of_link.tombstones
+            has_ended = session in of_link.ended
             return None if has_ended else SessionLost(session, generation, "the session is not open on this link")
         if generation < found.generation:
             return None
@@ -160,14 +161,14 @@ class SessionTable(Generic[SequenceT]):
         if command.generation < of_link.newest_generation(command.session):
             return False
         self._end(of_link, command.session)
-        self._leave_tombstone(of_link, command.session, command.generation)
+        self._note_ended(of_link, command.session, command.generation)
         return True
 
     def fail(self, link_id: int, session: int, generation: int, error: OutriderError) -> SessionFailed:
         """End a session that cannot go on; its pages are free."""
         of_link = self._sessions_of(link_id)
         self._end(of_link, session)
-        self._leave_tombstone(of_link, session, generation)
+        self._note_ended(of_link, session, generation)
         return SessionFailed(session, generation, type(error).__name__, str(error), error.field)
 
     def sessions(self) -> list[Session[SequenceT]]:
@@ -175,11 +176,11 @@ class SessionTable(Generic[SequenceT]):
         return [session for of_link in self._links.values() for session in of_link.open.values()]
 
     def expire(self, link_id: int, session: int) -> None:
-        """End a session without a tombstone: what comes for it later is answered with ``SessionLost``."""
+        """End a session and do not remember it: what comes for it later is answered with ``SessionLost``."""
         self._end(self._sessions_of(link_id), session)
 
     def drop_link(self, link_id: int) -> None:
-        """End all sessions of a link and forget its tombstones."""
+        """End all sessions of a link and forget those that ended before."""
         of_link = self._links.pop(link_id, None)
         if of_link is not None:
             for session in list(of_link.open):
@@ -205,11 +206,11 @@ class SessionTable(Generic[SequenceT]):
         """End a session whose pages are needed for others."""
         of_link, number = self._sessions_of(session.link_id), session.open.session
         self._end(of_link, number)
-        self._leave_tombstone(of_link, number, session.generation)
+        self._note_ended(of_link, number, session.generation)
         return Preempted(number, session.generation, self._limits.retry_after_ms)
 
     def _refuse(self, of_link: _LinkSessions[SequenceT], session: int, generation: int, reason: str) -> Refused:
-        self._leave_tombstone(of_link, session, generation)
+        self._note_ended(of_link, session, generation)
         return Refused(session, generation, self._limits.retry_after_ms, reason)
 
     def _open_twice(self, link_id: int, of_link: _LinkSessions[SequenceT], command: Open) -> SessionFailed | None:
@@ -225,8 +226,8 @@ class SessionTable(Generic[SequenceT]):
             self._store.release(known.sequence)
 
     @staticmethod
-    def _leave_tombstone(of_link: _LinkSessions[SequenceT], session: int, generation: int) -> None:
-        of_link.tombstones[session] = generation
-        of_link.tombstones.move_to_end(session)
-        if len(of_link.tombstones) > MAX_TOMBSTONES:
-            of_link.tombstones.popitem(last=False)
+    def _note_ended(of_link: _LinkSessions[SequenceT], session: int, generation: int) -> None:
+        of_link.ended[session] = generation
+        of_link.ended.move_to_end(session)
+        if len(of_link.ended) > MAX_ENDED_SESSIONS:
+            of_link.ended.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Generations, tombstones, base lengths and reservations."""
+"""Generations, ended sessions, base lengths and reservations."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_session_cut_to_tokens_that_attend_to_pages_given_back_is_lost() -> No
 
 
 @pytest.mark.parametrize("end", ["refuse", "preempt"])
-def test_a_session_without_pages_leaves_a_tombstone_until_it_is_opened_anew(
+def test_a_session_without_pages_is_remembered_as_ended_until_it_is_opened_anew(
     session_table: SessionTable[KVSequence], table: KVCacheManager, end: str
 ) -> None:
     session_table.open(0, OPEN)
@@ -172,8 +172,10 @@ def test_dropping_a_link_frees_its_sessions_alone(
     assert isinstance(session_table.find(0, 7, 2), SessionLost)
 
 
-def test_tombstones_are_bounded(session_table: SessionTable[KVSequence], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_table_module, "MAX_TOMBSTONES", 3)
+def test_ended_sessions_that_are_remembered_are_bounded(
+    session_table: SessionTable[KVSequence], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_table_module, "MAX_ENDED_SESSIONS", 3)
     for session in range(5):
         session_table.open(0, replace(OPEN, session=session))
         session_table.release(0, Release(session, 2))

@@ -84,7 +84,7 @@ class ToyCore(Generic[EventT]):
         self.books = books
         self.sessions: dict[int, ToySession] = {}
         self.newest: dict[int, int] = {}
-        """Newest generation of every session ever seen: a tombstone once it is not in ``sessions``."""
+        """Newest generation of every session ever seen: it has ended once it is not in ``sessions``."""
         self._vocab_size = vocab_size
 
     def handle(self, commands: Sequence[Any]) -> EventBatch[EventT]:

@@ -170,7 +170,7 @@ class SteadyDriver:
             self._touched |= dict.fromkeys(requests)
         if self._touched:
             touched, self._touched = self._touched, {}
-            self._put_down(touched)
+            self._group_waiting(touched)
         return ended
 
     def _confirm_proposals(self, sent: _Sent, taken: AnsweredProposals, requests: Sequence[RequestState]) -> None:
@@ -213,7 +213,7 @@ class SteadyDriver:
             elif loop.actions:  # a ``Prepare``
                 self._act_on(request)
 
-    def _put_down(self, requests: Iterable[RequestState]) -> None:
+    def _group_waiting(self, requests: Iterable[RequestState]) -> None:
         groups = defaultdict[Any, list[RequestState]](list)
         for request in requests:
             target, draft = request.place.target, request.place.draft
