@@ -273,3 +273,5 @@ class ModelInfo:
     tensor_planes: tuple[str, ...] = ()
     """How hidden states reach the drafts that read them: a line for each target and draft, with the reasons against
     other planes. Empty where none are read."""
+    no_draft_reason: str = ""
+    """Why no running request drafts at present; empty while some do, while none runs, or where there is no draft."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import subprocess
@@ -17,9 +18,11 @@ from typer.testing import CliRunner
 import outrider
 from outrider import __version__
 from outrider.cli.app import app, main
+from outrider.cli.info import info_lines
 from outrider.config import CoordinatorSettings
 from outrider.generation import TO_THE_END
 from tests.client.conftest import Service
+from tests.support.scripted_generator import INFO
 
 runner = CliRunner()
 
@@ -184,6 +187,14 @@ def test_info_for_people_and_for_programs(service: Service) -> None:
     assert "4,096 tokens, prompt and output together" in shown
     facts = json.loads(runner.invoke(app, ["info", "--json", "-a", service.address]).stdout)
     assert (facts["target_model"], facts["max_model_len"]) == ("scripted", 4096)
+
+
+def test_info_says_why_nothing_is_drafted() -> None:
+    reason = "drafting does not pay: expected 0.93 of plain at K=3 with 32 sessions"
+    facts = dataclasses.replace(INFO, draft_model="small", draft_length_mode="auto", num_running=32)
+    lines = dict(info_lines(dataclasses.replace(facts, draft_length=0.0, no_draft_reason=reason)))
+    assert lines["drafts"].endswith(f"; 0 now ({reason})")
+    assert dict(info_lines(dataclasses.replace(facts, draft_length=3.5)))["drafts"].endswith("; 3.5 now")
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["info"], ["bench"], ["bench", "serve"], ["demo"]])

@@ -332,4 +332,6 @@ infos = st.builds(
     draft_length=st.floats(0.0, 128.0),
     target_placement=placements,
     draft_placement=placements,
+    tensor_planes=st.lists(text, max_size=2).map(tuple),
+    no_draft_reason=text,
 )

@@ -58,6 +58,16 @@ class DraftLengthController:
         return self._choice.rates
 
     @property
+    def expected_length(self) -> int:
+        """Longest draft length of the speculation that ``rates`` are of; 0 before the first choice."""
+        return self._choice.expected_length
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether any session's request allows drafts."""
+        return any(session.limit for session in self._sessions)
+
+    @property
     def num_switches(self) -> int:
         """Number of changes of the mode."""
         return self._choice.selector.num_switches
@@ -129,7 +139,7 @@ class DraftLengthController:
 
     def begin(self, now: float) -> None:
         """A message of the target has come; ``now`` is in seconds."""
-        if any(session.limit for session in self._sessions):  # others' time is not to pay for exploration
+        if self.may_draft:  # others' time is not to pay for exploration
             self._busy_s += min(now - self._batch.now, _LONGEST_INTERVAL_S)
         self._batch = VerdictBatch(now)
 

@@ -106,6 +106,8 @@ class ModeChoice:
     def __init__(self, max_length: int) -> None:
         self.rates = {Mode.PLAIN: 0.0, Mode.SPECULATIVE: 0.0}
         """Tokens a second that each mode is expected to give, by the last choice."""
+        self.expected_length = 0
+        """Longest draft length of what speculation is expected to give."""
         self.selector = ModeSelector()
         self.timer = RoundTimer()
         self.acceptance = AcceptanceEstimate(max_length)
@@ -161,6 +163,7 @@ class ModeChoice:
             return False
         rate = best.rate / (1.0 + imbalance(self._num_all(sessions)))
         self.rates = {Mode.PLAIN: len(sessions) / plain_seconds, Mode.SPECULATIVE: rate}
+        self.expected_length = best.draft_length
         has_changed = self._select_mode(load, expected)
         if self.is_speculating:
             self.lengths.set_lengths(sessions, expected.useful, best, self.timer.times, expected.share)

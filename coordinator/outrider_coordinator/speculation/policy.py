@@ -56,6 +56,11 @@ class DraftLengthPolicy:
         self._num_requests = num_requests
 
     @property
+    def num_requests(self) -> int:
+        """Running and waiting requests."""
+        return self._num_requests
+
+    @property
     def is_off_by_load(self) -> bool:
         """Whether the load keeps every session from drafting."""
         return 0 < self._disable_by_batch_size <= self._num_requests

@@ -1,0 +1,65 @@
+"""Why nothing is drafted at present, as ``outrider info`` says it."""
+
+from __future__ import annotations
+
+import re
+
+from outrider_coordinator.speculation import DraftLengthPolicy, Mode
+from outrider_coordinator.speculation.explanation import why_not_drafting
+from tests.coordinator.speculation.simulated_load import H200, Controlled, Load
+
+TARGET = "target"
+
+
+def policy_of(num_users: int, acceptance: float, seconds: float, *, max_length: int = 8) -> DraftLengthPolicy:
+    """A policy whose controller serves these users for so long."""
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    users = Controlled(Load(H200(), lambda now, number: acceptance, seed=1), max_length=max_length)
+    policy._controllers[TARGET] = users.controller
+    users.run(num_users, seconds)
+    return policy
+
+
+def test_drafts_that_do_not_pay_are_explained_by_what_is_expected_of_them() -> None:
+    policy = policy_of(32, 0.5, 3.0)
+    controller = policy.controller(TARGET)
+    assert controller is not None
+    assert controller.mode is Mode.PLAIN
+    found = re.fullmatch(
+        r"drafting does not pay: expected (0\.\d\d) of plain at K=(\d) with 32 sessions",
+        why_not_drafting(policy, is_draft_up=True),
+    )
+    assert found is not None
+    ratio = controller.rates[Mode.SPECULATIVE] / controller.rates[Mode.PLAIN]
+    assert abs(float(found[1]) - ratio) < 0.006
+    assert int(found[2]) == controller.expected_length
+
+
+def test_sessions_that_draft_need_no_explanation() -> None:
+    policy = policy_of(1, 0.9, 2.0)
+    assert why_not_drafting(policy, is_draft_up=True) == ""
+
+
+def test_a_server_that_begins_plainly_says_that_drafting_was_not_tried() -> None:
+    policy = policy_of(64, 0.9, 0.01)
+    assert why_not_drafting(policy, is_draft_up=True) == "drafting has not been tried yet with 64 sessions"
+
+
+def test_requests_that_ask_for_no_drafts_are_named() -> None:
+    policy = policy_of(2, 0.9, 0.5, max_length=0)
+    assert why_not_drafting(policy, is_draft_up=True) == "no request asks for drafts"
+
+
+def test_an_idle_server_has_nothing_to_explain_unless_its_draft_is_gone() -> None:
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    assert why_not_drafting(policy, is_draft_up=True) == ""
+    assert why_not_drafting(policy, is_draft_up=False) == "draft unavailable"
+
+
+def test_the_switch_by_load_is_named() -> None:
+    for is_controlled in (True, False):
+        policy = DraftLengthPolicy(8, disable_by_batch_size=4, is_controlled=is_controlled)
+        policy.set_load(5)
+        assert why_not_drafting(policy, is_draft_up=True) == "disabled by batch size: 5 requests run or wait"
+        policy.set_load(3)
+        assert why_not_drafting(policy, is_draft_up=True) == ""
