@@ -186,8 +186,8 @@ class DraftLengthController:
         num_begun = len(self._sessions) - self._num_prompts
         if rows and not self._num_prompts:
             length = self._choice.lengths.base_length
-            strangers = self._choice.timer.strangers
-            strangers.note(rows, tokens - rows, batch.num_rows, batch.num_drafted, usual_length=length)
+            foreign = self._choice.timer.foreign
+            foreign.note(rows, tokens - rows, batch.num_rows, batch.num_drafted, usual_length=length)
         # In a probe's rounds a few sessions draft beside the others: they say nothing of speculation by all.
         is_settled = batch.drafting.num_rows > 0 and self._choice.is_speculating and self._is_settled
         if self._choice.timer.note(batch, num_begun, rows=rows, tokens=tokens, seconds=seconds, is_settled=is_settled):
@@ -202,12 +202,12 @@ class DraftLengthController:
 
     def note_draft(self, draft_length: int, tokens: int, seconds: float, *, share: float = 1.0) -> None:
         """Proposals that were drawn together: the longest one's length, the draft tokens of all, their time. ``share``:
-        of these sessions in the forward, where there are strangers.
+        of these sessions in the forward, where there are foreign sessions.
         """
-        strangers = self._choice.timer.strangers
-        if strangers.num_sessions:
+        foreign = self._choice.timer.foreign
+        if foreign.num_sessions:
             tokens = round(tokens / share)
-            draft_length = draft_length if self._choice.lengths.is_starting else strangers.longest(draft_length)
+            draft_length = draft_length if self._choice.lengths.is_starting else foreign.longest(draft_length)
         if draft_length and seconds > 0.0:
             self._choice.note_drafts()
             self._choice.timer.times.note_draft(draft_length, tokens, seconds)

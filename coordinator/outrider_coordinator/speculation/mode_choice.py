@@ -25,7 +25,7 @@ _IMBALANCE, _MAX_IMBALANCE = 0.016, 0.08
 _HOPE_OF_ACCEPTANCE = 0.6
 """Probes are made where speculation would pay with so much of the rejections."""
 _STEADY_S = 0.3
-_DOUBT = 1.2
+_UNCERTAINTY = 1.2
 """So many times slower than expected speculation may turn out for each doubling of the sessions past those with which
 it is known.
 """
@@ -171,8 +171,8 @@ class ModeChoice:
             for session in sessions:
                 session.length = 0
         if not self.is_speculating and not load.has_prompts and self._may_pay(expected):
-            crowd = self.timer.strangers.crowd(len(sessions))
-            self.probe.begin_if_due(load.now, sessions, self.acceptance.mean, crowd=crowd)
+            load_ratio = self.timer.foreign.load_ratio(len(sessions))
+            self.probe.begin_if_due(load.now, sessions, self.acceptance.mean, load_ratio=load_ratio)
         return has_changed
 
     def _expect(self, sessions: tuple[ControlledSession, ...], plain_seconds: float) -> _Expected:
@@ -203,15 +203,15 @@ class ModeChoice:
 
     def _sure_rates(self, sessions: tuple[ControlledSession, ...]) -> dict[Mode, float]:
         """The rates, speculation's less what may be wrong where it was timed with fewer sessions only, and that of a
-        mode that strangers are not in less what mixed forwards cost.
+        mode that foreign sessions are not in less what mixed forwards cost.
         """
         past_few = _doublings_past_few(self._num_all(sessions))
         past_known = self.timer.doublings_past_known(len(sessions))
-        doubt = 1.0 if past_few <= 0 else math.inf if past_known is None else _DOUBT ** max(past_known, 0)
-        plain, speculative = (self.timer.strangers.worth(drafting=drafting) for drafting in (False, True))
+        uncertainty = 1.0 if past_few <= 0 else math.inf if past_known is None else _UNCERTAINTY ** max(past_known, 0)
+        plain, speculative = (self.timer.foreign.worth(drafting=drafting) for drafting in (False, True))
         return {
             Mode.PLAIN: plain * self.rates[Mode.PLAIN],
-            Mode.SPECULATIVE: speculative * self.rates[Mode.SPECULATIVE] / doubt,
+            Mode.SPECULATIVE: speculative * self.rates[Mode.SPECULATIVE] / uncertainty,
         }
 
     def _select_mode(self, load: Load, expected: _Expected) -> bool:
@@ -235,7 +235,7 @@ class ModeChoice:
                 self.note_drafts()
                 self.probe.restart()
             return True
-        if load.is_steady and not self.probe.is_active and not self.timer.strangers.num_sessions:
+        if load.is_steady and not self.probe.is_active and not self.timer.foreign.num_sessions:
             speculative_seconds = 0.0 if expected.best is None else expected.best.seconds
             self._begin_trial_if_due(load, self._trials[other], plain_seconds, speculative_seconds, price_s)
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider_coordinator.speculation import Mode
-from outrider_coordinator.speculation.estimates.strangers import Strangers
+from outrider_coordinator.speculation.estimates.foreign_sessions import ForeignSessions
 from tests.coordinator.speculation.simulated_crowd import Crowd, TakingTurns
 from tests.coordinator.speculation.simulated_load import H200, Load, expected_rate
 
@@ -46,25 +46,25 @@ def test_users_that_come_and_go_are_served_in_one_mode_by_all(num_coordinators: 
     assert crowd.load.num_changes() <= 4
 
 
-def test_rows_that_nobody_asked_for_are_no_strangers() -> None:
+def test_rows_that_nobody_asked_for_are_no_foreign_sessions() -> None:
     """A session that ended may be in two more forwards."""
-    strangers = Strangers()
+    foreign = ForeignSessions()
     for rows in (1, 1, 1, 64, 64, 1, 1):
-        strangers.note(rows, 0, 1, 0, usual_length=4)
-        assert strangers.num_sessions == 0
-    assert strangers.crowd(1) == 1.0
+        foreign.note(rows, 0, 1, 0, usual_length=4)
+        assert foreign.num_sessions == 0
+    assert foreign.load_ratio(1) == 1.0
 
 
-def test_a_mode_is_worth_less_while_the_strangers_are_in_the_other() -> None:
-    strangers = Strangers()
-    assert [strangers.worth(drafting=drafting) for drafting in (False, True)] == [1.0, 1.0]
+def test_a_mode_is_worth_less_while_foreign_sessions_are_in_the_other() -> None:
+    foreign = ForeignSessions()
+    assert [foreign.worth(drafting=drafting) for drafting in (False, True)] == [1.0, 1.0]
     for _ in range(10):
-        strangers.note(16, 0, 4, 0, usual_length=4)
-    assert strangers.num_sessions == 12
-    assert strangers.worth(drafting=False) == 1.0 > strangers.worth(drafting=True)
+        foreign.note(16, 0, 4, 0, usual_length=4)
+    assert foreign.num_sessions == 12
+    assert foreign.worth(drafting=False) == 1.0 > foreign.worth(drafting=True)
     for _ in range(30):
-        strangers.note(16, 64, 4, 16, usual_length=4)
-    assert strangers.worth(drafting=True) == 1.0 > strangers.worth(drafting=False)
+        foreign.note(16, 64, 4, 16, usual_length=4)
+    assert foreign.worth(drafting=True) == 1.0 > foreign.worth(drafting=False)
     for _ in range(30):  # a third of them does not draft any more: then none should
-        strangers.note(16, 48, 4, 16, usual_length=4)
-    assert strangers.worth(drafting=False) == 1.0 > strangers.worth(drafting=True)
+        foreign.note(16, 48, 4, 16, usual_length=4)
+    assert foreign.worth(drafting=False) == 1.0 > foreign.worth(drafting=True)

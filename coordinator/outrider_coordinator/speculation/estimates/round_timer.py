@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outrider.limits import MAX_DRAFT_LENGTH
+from outrider_coordinator.speculation.estimates.foreign_sessions import ForeignSessions
 from outrider_coordinator.speculation.estimates.step_times import StepTimes
-from outrider_coordinator.speculation.estimates.strangers import Strangers
 from outrider_coordinator.speculation.mode_selector import Mode
 
 ROUNDS_NOT_AHEAD = 2
@@ -16,7 +16,7 @@ ROUNDS_NOT_AHEAD = 2
 _KNOWN_ROUNDS = 4
 """Rounds of about so many rows after which their duration is known."""
 _MOST = 0.5
-"""Draft tokens of each stranger's row, or share of all rows, from which on strangers decode in the same mode."""
+"""Draft tokens of each foreign row, or share of all rows, from which on foreign sessions decode in the same mode."""
 _WHOLE = 0.8
 """Share of the sessions above which a message is of all of them, but for some that come or go."""
 _COLD_ROUNDS = 4
@@ -101,14 +101,14 @@ class RoundTimer:
         its own. Plain steps wait for each other. The first rounds count in full: taken for 1 until many were seen, it
         would make speculation seem slower than it is.
         """
-        self.strangers = Strangers()
+        self.foreign = ForeignSessions()
         self._num_plain_rounds = self._num_speculative_rounds = self._num_shares = 0
 
     def note(
         self, batch: VerdictBatch, num_sessions: int, *, rows: int, tokens: int, seconds: float, is_settled: bool
     ) -> bool:
         """Time one message; returns whether it was a speculative round of known duration. Rounds count as those of all
-        sessions, strangers' too, and only while these decode in the same mode.
+        sessions, foreign ones too, and only while these decode in the same mode.
 
         ``num_sessions`` are those whose prompts are computed; ``rows``, ``tokens`` and ``seconds`` are the forward's;
         ``is_settled``: nearly all sessions that are to draft do.
@@ -117,7 +117,7 @@ class RoundTimer:
             self._note_plain(batch, num_sessions, rows, tokens)
             return False
         self._num_plain_rounds = 0
-        others = rows - batch.num_rows if self.strangers.num_sessions else 0
+        others = rows - batch.num_rows if self.foreign.num_sessions else 0
         others_drafted = tokens - rows - batch.num_drafted
         is_decode = rows == batch.num_rows + others and 0 <= others_drafted <= MAX_DRAFT_LENGTH * others
         if is_decode and seconds > 0.0:
@@ -129,11 +129,11 @@ class RoundTimer:
         if self._num_speculative_rounds <= _COLD_ROUNDS:
             return False
         self._note_share(batch, num_sessions)
-        crowd = self.strangers.crowd(num_sessions)
+        load_ratio = self.foreign.load_ratio(num_sessions)
         theirs = others_drafted / others if others else batch.num_drafted / batch.num_rows
-        drafted = batch.num_drafted + round(theirs * (crowd - 1.0) * batch.num_rows)
+        drafted = batch.num_drafted + round(theirs * (load_ratio - 1.0) * batch.num_rows)
         longest = max(batch.draft_length, round(theirs))
-        self.times.note_speculative(round(crowd * batch.num_rows), longest, drafted, duration)
+        self.times.note_speculative(round(load_ratio * batch.num_rows), longest, drafted, duration)
         return True
 
     def _note_plain(self, batch: VerdictBatch, num_sessions: int, rows: int, tokens: int) -> None:
@@ -142,9 +142,9 @@ class RoundTimer:
             self._num_plain_rounds = 0  # sessions stand in groups, as after a probe, and will merge
         if self._num_plain_rounds <= ROUNDS_NOT_AHEAD or not batch.plain.seconds:
             return
-        crowd = self.strangers.crowd(num_sessions)
-        if crowd == 1.0 or rows == tokens >= _MOST * crowd * batch.num_rows:
-            self.times.note_plain(round(crowd * batch.num_rows), batch.plain.seconds)
+        load_ratio = self.foreign.load_ratio(num_sessions)
+        if load_ratio == 1.0 or rows == tokens >= _MOST * load_ratio * batch.num_rows:
+            self.times.note_plain(round(load_ratio * batch.num_rows), batch.plain.seconds)
 
     def interrupt(self) -> None:
         """Prompts are computed meanwhile: a target begins anew to compute ahead."""
@@ -183,9 +183,9 @@ class RoundTimer:
         return self.times.plain(self.num_all(num_sessions))
 
     def num_all(self, num_sessions: int) -> float:
-        """So many own sessions, and the strangers."""
-        return num_sessions + self.strangers.num_sessions
+        """So many own sessions, and the foreign ones."""
+        return num_sessions + self.foreign.num_sessions
 
     def share_of_all(self, num_sessions: int) -> float:
-        """Rows of a speculative round over the own sessions: ``share``, with the strangers' rows above 1."""
-        return self.share * self.strangers.crowd(num_sessions)
+        """Rows of a speculative round over the own sessions: ``share``, with foreign rows above 1."""
+        return self.share * self.foreign.load_ratio(num_sessions)

@@ -17,7 +17,7 @@ _NUM_KEPT = 9
 """Rounds of a kind that are kept."""
 _NUM_TRIMMED = 4
 """One in so many of those, at either end, is left out of the mean: a few rounds are held up by something else."""
-_DOUBT_ROUNDS = 2.0
+_PRIOR_ROUNDS = 2.0
 """Rounds that count for the linear models where those and what was seen of one length differ."""
 
 
@@ -134,7 +134,7 @@ class StepTimes:
         if nearest is None:
             return 0.0
         seen = lengths[nearest]
-        trust = seen.count / (seen.count + _DOUBT_ROUNDS)
+        trust = seen.count / (seen.count + _PRIOR_ROUNDS)
         return trust * (seen.seconds - self._linear(seen.rows, nearest, seen.drafted))
 
     @property

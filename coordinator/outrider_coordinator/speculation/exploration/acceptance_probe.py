@@ -33,7 +33,7 @@ class AcceptanceProbe:
         self._rounds_after = 0
         self._num_judged = self._num_accepted = self._num_follow_ups = 0
         self._expected = self._price_s = 0.0
-        self._crowd = 1.0
+        self._load_ratio = 1.0
 
     @property
     def is_active(self) -> bool:
@@ -41,9 +41,9 @@ class AcceptanceProbe:
         return self._excursion is not None
 
     def begin_if_due(
-        self, now: float, sessions: Sequence[ControlledSession], acceptance: float, *, crowd: float = 1.0
+        self, now: float, sessions: Sequence[ControlledSession], acceptance: float, *, load_ratio: float = 1.0
     ) -> None:
-        """Let a few sessions draft, if it is time to; ``acceptance`` is what is expected of them. ``crowd``: all
+        """Let a few sessions draft, if it is time to; ``acceptance`` is what is expected of them. ``load_ratio``: all
         sessions of the target over these, which a probe costs time too, and which are probed by others.
         """
         if self._excursion is not None:
@@ -55,7 +55,7 @@ class AcceptanceProbe:
         self.num_probes += 1
         self._excursion, self._sessions = Excursion(now), set(chosen)
         self._num_judged = self._num_accepted = self._rounds_after = 0
-        self._expected, self._crowd = acceptance, crowd
+        self._expected, self._load_ratio = acceptance, load_ratio
         for session in chosen:
             session.num_probes += 1
             session.probe_steps, session.length = _STEPS, min(_LENGTH, session.limit)
@@ -102,7 +102,7 @@ class AcceptanceProbe:
 
     def _end(self, excursion: Excursion, now: float, plain_rate: float) -> None:
         self._excursion = None
-        self._price_s += self._crowd * excursion.price(now, plain_rate)
+        self._price_s += self._load_ratio * excursion.price(now, plain_rate)
         self._num_follow_ups += 1
         is_surprising = self._num_accepted > (self._expected + _SURPRISE) * self._num_judged
         if is_surprising and self._num_follow_ups < _MAX_FOLLOW_UPS:
