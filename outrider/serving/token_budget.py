@@ -33,7 +33,7 @@ _LEAST_CHUNK = 4
 """A chunk is never smaller than the largest by more than this factor: prompts get on, however long."""
 _CHUNK_STEP = 16
 """Chunk sizes are multiples of it."""
-_PROMPT_WEIGHT = 4
+_PROMPT_WEIGHT = 8
 """A prompt that waits behind another counts as so many running sessions: its user has seen nothing yet."""
 _MOST_OF_MANY = 4
 """Where many prompts wait, chunks are larger by at most this factor: on an H200 forwards of more than 1,024 tokens
