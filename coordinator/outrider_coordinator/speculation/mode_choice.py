@@ -234,6 +234,7 @@ class ModeChoice:
                 self.acceptance.lighten()
                 self.note_drafts()
                 self.probe.restart()
+                self._trials[Mode.SPECULATIVE].give_up(load.now)
             return True
         if load.is_steady and not self.probe.is_active and not self.timer.foreign.num_sessions:
             speculative_seconds = 0.0 if expected.best is None else expected.best.seconds
@@ -265,7 +266,8 @@ class ModeChoice:
     ) -> None:
         num_sessions = len(load.sessions)
         num_rounds = trial.num_rounds(self.timer.num_cold_rounds)
-        is_check = trial.may_check and self.timer.is_young and _doublings_past_few(num_sessions) <= 0
+        is_few = _doublings_past_few(num_sessions) <= 0
+        is_check = is_few and trial.may_check(load.now, is_young=self.timer.is_young)
         has_begun = trial.begin_if_due(
             load.now,
             load.steady_s,

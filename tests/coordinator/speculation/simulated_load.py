@@ -217,6 +217,17 @@ class WakingLoad(Load):
         return draft + late, target, whole + late
 
 
+class DisturbedLoad(Load):
+    """The same where something else takes the processors for a while: all stages take longer until ``slow_until``."""
+
+    slow_until, slowness = 0.0, 2.5
+
+    def round_ms(self, rows: int, lengths: Sequence[int]) -> tuple[float, float, float]:
+        slowness = self.slowness if self.now < self.slow_until else 1.0
+        draft, target, whole = super().round_ms(rows, lengths)
+        return slowness * draft, slowness * target, slowness * whole
+
+
 def run_fixed(load: Load, num_users: int, length: int, seconds: float) -> Load:
     """All sessions with one draft length."""
     end = load.now + seconds

@@ -16,6 +16,7 @@ from tests.coordinator.speculation.simulated_load import (
     Bursts,
     BusyCoordinator,
     Controlled,
+    DisturbedLoad,
     FewAreCheap,
     InTwoGroups,
     Load,
@@ -76,6 +77,20 @@ def test_what_the_first_rounds_said_of_a_draft_that_wakes_is_checked_soon(num_us
     load = Controlled(WakingLoad(pair, lambda now, number: 0.81, seed=1)).run(num_users, 8.0)
     assert load.rate(since=4.0) > 0.93 * best_rate(pair, num_users, 0.81)
     assert load.num_changes(since=4.0) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_disturbance_does_not_end_speculation_for_the_loads_after_it(seed: int) -> None:
+    """One user is served while processes start beside the services; eight users come when that is over."""
+    load = DisturbedLoad(H200(), lambda now, number: 0.81, seed=seed)
+    users = Bursts(load)
+    for _ in range(3):
+        users.burst(1)
+    load.slow_until = load.now + 0.7
+    users.burst(1)
+    users.burst(8)  # may begin plainly
+    plain_seconds = users.num_tokens * 8 / expected_rate(load.pair, 8, 0, 0.81)
+    assert sum(users.burst(8) for _ in range(3)) < 0.9 * 3 * plain_seconds
 
 
 @pytest.mark.parametrize("num_users", [1, 4])

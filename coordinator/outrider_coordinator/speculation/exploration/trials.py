@@ -7,6 +7,8 @@ their text, so it is made only where speculation may well be better.
 
 from __future__ import annotations
 
+import math
+
 from outrider_coordinator.speculation.estimates.round_timer import ROUNDS_NOT_AHEAD
 from outrider_coordinator.speculation.exploration.budget import Excursion, ExplorationBudget
 from outrider_coordinator.speculation.exploration.trial_allowance import TrialAllowance
@@ -26,6 +28,8 @@ rather underestimated.
 """
 _PAID_OF_CHECK = 0.2
 """Share of a check's expected loss that has to be paid for beforehand: there is one, and its loss is overrated."""
+_CHECK_AFTER_S, _BETWEEN_CHECKS_S = 0.5, 10.0
+"""A mode that was given up is checked so much later, when what slowed its rounds may be over, and so seldom."""
 _SHORTEST_PAUSE_S = {Mode.PLAIN: 4.0, Mode.SPECULATIVE: 30.0}
 _LONGEST_PAUSE_S = 60.0
 
@@ -37,10 +41,11 @@ class ModeTrial:
         self.mode = mode
         self.allowance = TrialAllowance()
         """For trials of speculation; those of plain decoding cost next to nothing."""
-        self.may_check = mode is Mode.SPECULATIVE
-        """Whether the choice against the mode that the first rounds of a process led to may still be checked, once:
-        devices that wake take many times as long, and decoding must not stay plain for that.
-        """
+        self._check_from_s = 0.0 if mode is Mode.SPECULATIVE else math.inf
+        """When the choice against the mode may be checked."""
+        self._check_while_young = True
+        """Whether the first rounds of a process led to the choice: devices that wake take many times as long."""
+        self._last_check_s = -math.inf
         self._num_rounds = self.num_rounds(0)
         self._budget = ExplorationBudget(shortest_pause_s=_SHORTEST_PAUSE_S[mode], longest_pause_s=_LONGEST_PAUSE_S)
         self._excursion: Excursion | None = None
@@ -52,6 +57,17 @@ class ModeTrial:
     def num_rounds(self, num_cold: int) -> int:
         """Rounds of a trial of which so many say nothing yet."""
         return _NUM_ROUNDS[self.mode] + (num_cold if self.mode is Mode.SPECULATIVE else 0)
+
+    def give_up(self, now: float) -> None:
+        """The mode was in effect and is not any more. If something else held up its rounds, decoding must not stay in
+        the other mode for that, so the choice may be checked once.
+        """
+        if now - self._last_check_s >= _BETWEEN_CHECKS_S:
+            self._check_from_s, self._check_while_young = now + _CHECK_AFTER_S, False
+
+    def may_check(self, now: float, *, is_young: bool) -> bool:
+        """Whether the choice against the mode may be checked now; ``is_young``: little is known of the mode."""
+        return now >= self._check_from_s and (is_young or not self._check_while_young)
 
     @property
     def is_active(self) -> bool:
@@ -88,7 +104,8 @@ class ModeTrial:
         if self.mode is Mode.SPECULATIVE and paid_s > self.allowance.left_s(num_sessions, ahead_s=ahead_s):
             return False
         self._tried.add(num_sessions.bit_length())
-        self.may_check = self.may_check and not is_check
+        if is_check:
+            self._check_from_s, self._last_check_s = math.inf, now
         self._excursion, self._num_sessions, self._num_rounds = Excursion(now), num_sessions, num_rounds
         self._limit_s = _OVERRUN * loss_s
         return True
