@@ -26,7 +26,7 @@ _FREE_TO_NAME_A_MODEL = (DraftMethod.NONE, DraftMethod.CUSTOM_CLASS)
 
 
 class DraftSettings(ModelServiceSettings):
-    """``outrider draft``: the small model, or the n-gram proposer."""
+    """``outrider draft``: proposes tokens: a small model, a head over hidden states, or a lookup."""
 
     name: ClassVar[str] = "draft"
 
