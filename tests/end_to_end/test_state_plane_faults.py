@@ -46,6 +46,7 @@ NUM_KILLS = [
     pytest.param(2, id="short"),
     pytest.param(100, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
 ]
+GPU_KILLS = [pytest.param(5, id="short"), NUM_KILLS[1]]
 pytestmark = pytest.mark.timeout(300)
 
 _context = mp.get_context("forkserver")
@@ -184,12 +185,13 @@ async def test_either_side_is_killed_while_states_travel(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("num_kills", GPU_KILLS)
 @pytest.mark.parametrize("victim", ["draft", "target"])
 @pytest.mark.parametrize(
     ("plane", "draft_device"), [("cuda_ipc", "cuda:0"), ("cuda_ipc", "cuda:1"), ("nccl", "cuda:1")]
 )
 async def test_either_side_is_killed_while_states_travel_between_gpus(
-    tmp_path: Path, plane: str, draft_device: str, victim: str
+    tmp_path: Path, plane: str, draft_device: str, victim: str, num_kills: int
 ) -> None:
     if torch.cuda.device_count() <= int(draft_device[-1]):
         pytest.skip("there are too few GPUs")
@@ -200,4 +202,4 @@ async def test_either_side_is_killed_while_states_travel_between_gpus(
         **shared,
     )  # fmt: skip
     killed, survivor = (draft, target) if victim == "draft" else (target, draft)
-    await assert_kills_change_nothing(plane, killed, survivor, num_kills=5)
+    await assert_kills_change_nothing(plane, killed, survivor, num_kills)

@@ -29,7 +29,11 @@ from tests.tensor_plane.peers import (
 from tests.tensor_plane.test_planes import assert_soon
 
 NUM_BYTES = 3 << 20
-NUM_KILLS = 5
+NUM_KILLS = [
+    pytest.param(5, id="short"),
+    pytest.param(100, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+]
+_MOST_READS = 5
 _NUM_GPUS = torch.cuda.device_count()
 SETTINGS = [
     pytest.param(PlaneKind.CUDA_IPC, "cuda:0", id="cuda_ipc"),
@@ -90,12 +94,13 @@ def test_on_one_card_all_planes_but_nccl_are_tried_and_timed() -> None:
     writers.close()
 
 
+@pytest.mark.parametrize("num_kills", NUM_KILLS)
 @pytest.mark.parametrize(("kind", "other"), SETTINGS)
-def test_a_reader_that_is_killed_in_the_middle(kind: PlaneKind, other: str) -> None:
+def test_a_reader_that_is_killed_in_the_middle(kind: PlaneKind, other: str, num_kills: int) -> None:
     writers = PlaneWriters(torch.device("cuda:0"), kinds=(kind,), limits=LIMITS)
     rows = torch.randint(256, (NUM_BYTES,), dtype=torch.uint8, device="cuda:0")
     free = []
-    for _ in range(NUM_KILLS):
+    for _ in range(num_kills):
         with process(read_on_demand, LIMITS, other) as (child, pipe):
             writer = _connect(writers, pipe, kind)
             for _ in range(4):
@@ -108,12 +113,13 @@ def test_a_reader_that_is_killed_in_the_middle(kind: PlaneKind, other: str) -> N
     assert free[-1] >= free[1] - (4 << 20)
 
 
+@pytest.mark.parametrize("num_kills", NUM_KILLS)
 @pytest.mark.parametrize(("kind", "other"), SETTINGS)
-def test_a_writer_that_is_killed_in_the_middle(kind: PlaneKind, other: str) -> None:
+def test_a_writer_that_is_killed_in_the_middle(kind: PlaneKind, other: str, num_kills: int) -> None:
     readers = PlaneReaders(torch.device("cuda:0"), limits=LIMITS)
     out = torch.empty(NUM_BYTES, dtype=torch.uint8, device="cuda:0")
     free = []
-    for number in range(NUM_KILLS):
+    for number in range(num_kills):
         with process(write_forever, kind, LIMITS, NUM_BYTES, other) as (child, pipe):
             reader = readers.accept(answer(pipe))
             report = reader.wait_for_report(OPENING_S)
@@ -123,7 +129,7 @@ def test_a_writer_that_is_killed_in_the_middle(kind: PlaneKind, other: str) -> N
             while not reader.is_closed:
                 try:
                     reference, expected = answer(pipe)
-                    if num_right == number + 1:
+                    if num_right == number % _MOST_READS + 1:
                         kill(child)
                     readers.read(reference, out)
                     assert digest(out) == expected
