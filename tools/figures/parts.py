@@ -51,11 +51,14 @@ def _engine(
     """``outrider bench engine`` on the target or the draft of the pair; with tiny models contexts are short."""
     began = ("engine", f"{{pair}}/{role}", "--load-format", "synthetic", "--device", "{device}", "--dtype", "{dtype}")
     is_long = longest_context is not None
+    full = ("--context", str(context), *(("--longest-context", str(longest_context)) if is_long else ()))
+    tiny = ("--context", "32", *(("--longest-context", "200") if is_long else ()), "--samples", "2", "--warmups", "1")
+    few = batch_sizes if comparisons else (1, 2)
     return CommandRow(
         name,
-        (*began, *_flags("--batch-size", *batch_sizes), *words),
-        ("--context", str(context), *(("--longest-context", str(longest_context)) if is_long else ())),
-        ("--context", "32", *(("--longest-context", "200") if is_long else ()), "--samples", "2", "--warmups", "1"),
+        (*began, *words),
+        (*_flags("--batch-size", *batch_sizes), *full),
+        (*_flags("--batch-size", *few), *tiny),
         comparisons=comparisons,
     )
 

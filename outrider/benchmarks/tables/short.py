@@ -41,6 +41,8 @@ def _engine(result: Result) -> Iterable[Line]:
             labels, found = series.labels, median(series.samples)
             what = f"{series.name.replace('_', ' ')}, {labels['num_tokens']} tokens, batch {labels['batch_size']}"
             what += f", one row of {labels['longest_context']}" if "longest_context" in labels else ""
+            if "temperature" in labels:
+                what += f", T={labels['temperature']:g} p={labels['top_p']:g} k={labels['top_k']}"
             over = number(ratio(found, float(labels["floor_ms"])), 2)
             yield what, f"{number(found, 3)} ms, {over} times the floor"
 
