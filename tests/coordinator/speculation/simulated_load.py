@@ -220,7 +220,7 @@ class WakingLoad(Load):
 class DisturbedLoad(Load):
     """The same where something else takes the processors for a while: all stages take longer until ``slow_until``."""
 
-    slow_until, slowness = 0.0, 2.5
+    slow_until, slowness = 0.0, 3.0
 
     def round_ms(self, rows: int, lengths: Sequence[int]) -> tuple[float, float, float]:
         slowness = self.slowness if self.now < self.slow_until else 1.0

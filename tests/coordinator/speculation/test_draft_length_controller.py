@@ -79,18 +79,19 @@ def test_what_the_first_rounds_said_of_a_draft_that_wakes_is_checked_soon(num_us
     assert load.num_changes(since=4.0) == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 8, 9, 12])
 def test_a_disturbance_does_not_end_speculation_for_the_loads_after_it(seed: int) -> None:
     """One user is served while processes start beside the services; eight users come when that is over."""
     load = DisturbedLoad(H200(), lambda now, number: 0.81, seed=seed)
     users = Bursts(load)
-    for _ in range(3):
+    for _ in range(12):
         users.burst(1)
-    load.slow_until = load.now + 0.7
+    load.slow_until, users.num_tokens = load.now + 60.0, 64
     users.burst(1)
+    load.slow_until, users.num_tokens = 0.0, 256
     users.burst(8)  # may begin plainly
     plain_seconds = users.num_tokens * 8 / expected_rate(load.pair, 8, 0, 0.81)
-    assert sum(users.burst(8) for _ in range(3)) < 0.9 * 3 * plain_seconds
+    assert sum(users.burst(8) for _ in range(3)) < 0.88 * 3 * plain_seconds
 
 
 @pytest.mark.parametrize("num_users", [1, 4])
