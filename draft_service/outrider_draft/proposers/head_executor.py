@@ -252,7 +252,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         states.
         """
         begun = list(jobs)
-        hidden, normed = hidden[places], normed[places]
+        hidden, normed = _picked(hidden, places), _picked(normed, places)
         while jobs:
             logits = self.runner.head.logits(normed).float()
             drawn = self.runner.sampler.propose(logits, [_logit_row(job) for job in jobs])
@@ -266,9 +266,16 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             jobs = [jobs[place] for place in going]
             if jobs:
                 rows = [ForwardRow(job.kv, job.drawn[-1:], 0) for job in jobs]
-                hidden, normed = self.runner.forward(rows, hidden[going])
+                hidden, normed = self.runner.forward(rows, _picked(hidden, going))
         for job in begun:
             self.sequences.keep_pairs(job.sequence, job.base - 1)
+
+
+def _picked(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+    """Some rows, in order. A view of all or of one takes a tenth of the time that a copy by a list does."""
+    if len(places) == len(rows):
+        return rows
+    return rows[places[0] :][:1] if len(places) == 1 else rows[places]
 
 
 def _leave_last(job: HeadJob, share: int) -> int:
