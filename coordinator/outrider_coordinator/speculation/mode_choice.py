@@ -33,6 +33,8 @@ _FEW_SESSIONS = 63
 """So many sessions' drafts take in their text so fast that nothing is doubted. With more, a server that knows nothing
 of speculation begins plainly, and tries it later.
 """
+_NUM_GROUPS = 2
+"""Groups of sessions that take turns on two devices."""
 _SAME_SECONDS = 0.03
 """Plain rounds whose durations differ by a smaller share leave what is expected of speculation as it is."""
 
@@ -73,6 +75,8 @@ class _Expected:
     best: Choice | None
     hoped_rate: float | None = None
     """Tokens a second if more was accepted than expected; None: not asked for yet."""
+    rate_in_groups: float | None = None
+    """Tokens a second if sessions stand in two groups that take turns; None: not asked for yet."""
 
     def is_about(self, plain_seconds: float, share: float) -> bool:
         """Whether they hold with these too."""
@@ -238,7 +242,14 @@ class ModeChoice:
             return True
         if load.is_steady and not self.probe.is_active and not self.timer.foreign.num_sessions:
             speculative_seconds = 0.0 if expected.best is None else expected.best.seconds
-            self._begin_trial_if_due(load, self._trials[other], plain_seconds, speculative_seconds, price_s)
+            self._begin_trial_if_due(
+                load,
+                self._trials[other],
+                rates=self._hoped_rates(expected) if other is Mode.SPECULATIVE else self.rates,
+                plain_seconds=plain_seconds,
+                speculative_seconds=speculative_seconds,
+                switch_s=price_s,
+            )
         return False
 
     def _is_sure(self, rates: dict[Mode, float], expected: _Expected) -> bool:
@@ -262,7 +273,14 @@ class ModeChoice:
         return price_s + computed_anew * self.timer.times.seconds_a_scored_token
 
     def _begin_trial_if_due(
-        self, load: Load, trial: ModeTrial, plain_seconds: float, speculative_seconds: float, switch_s: float
+        self,
+        load: Load,
+        trial: ModeTrial,
+        *,
+        rates: dict[Mode, float],
+        plain_seconds: float,
+        speculative_seconds: float,
+        switch_s: float,
     ) -> None:
         num_sessions = len(load.sessions)
         num_rounds = trial.num_rounds(self.timer.num_cold_rounds)
@@ -272,7 +290,7 @@ class ModeChoice:
             load.now,
             load.steady_s,
             num_sessions,
-            self.rates,
+            rates,
             is_known=self.timer.knows(trial.mode, num_sessions),
             is_below_known=(self.timer.doublings_past_known(num_sessions) or 0) < 0,
             is_check=is_check,
@@ -283,6 +301,29 @@ class ModeChoice:
         if has_begun and is_check:
             self.timer.times.forget_speculation()
             self.note_drafts()
+
+    def _hoped_rates(self, expected: _Expected) -> dict[Mode, float]:
+        """The rates, speculation's as in groups that take turns if that is better and it is not known whether sessions
+        stand in such, as where the draft has a device of its own: only a trial can tell.
+        """
+        num_sessions = len(expected.sessions)
+        if self.timer.knows_share or num_sessions < 2:
+            return self.rates
+        if expected.rate_in_groups is None:
+            expected.rate_in_groups = self._rate_in_groups(expected) / (
+                1.0 + imbalance(self._num_all(expected.sessions))
+            )
+        return {**self.rates, Mode.SPECULATIVE: max(self.rates[Mode.SPECULATIVE], expected.rate_in_groups)}
+
+    def _rate_in_groups(self, expected: _Expected) -> float:
+        """Tokens a second of two groups: in each round either device computes a forward for both."""
+        share = expected.share / _NUM_GROUPS
+        best = self._best(expected.useful, share)
+        if best is None:
+            return 0.0
+        rows, drafted = share * len(expected.sessions), share * sum(best.lengths)
+        forward = self.timer.times.longest_forward(rows, best.draft_length, drafted)
+        return best.tokens / max(best.seconds, _NUM_GROUPS * forward)
 
     def _may_pay(self, expected: _Expected) -> bool:
         """Whether speculation would be worth it if more was accepted than expected."""

@@ -392,6 +392,10 @@ class InTwoGroups(Controlled):
         return groups
 
 
+class BurstsInTwoGroups(InTwoGroups, Bursts):
+    """Bursts where draft and target have cards of their own."""
+
+
 class FixedLength(DraftLengthController):
     """All sessions draft equally much in every step."""
 

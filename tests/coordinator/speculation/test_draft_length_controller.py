@@ -424,5 +424,7 @@ def test_sessions_are_few_or_many_by_one_rule(num_sessions: int, monkeypatch: py
     checks = []
     monkeypatch.setattr(ModeTrial, "begin_if_due", lambda self, *_, is_check, **__: checks.append(is_check))
     choice = ModeChoice(8)
-    choice._begin_trial_if_due(controlled.controller._load(), choice._trials[Mode.SPECULATIVE], 5e-3, 1e-2, 1e-2)
+    trial = choice._trials[Mode.SPECULATIVE]
+    seconds = {"plain_seconds": 5e-3, "speculative_seconds": 1e-2, "switch_s": 1e-2}
+    choice._begin_trial_if_due(controlled.controller._load(), trial, rates=choice.rates, **seconds)
     assert checks == [is_few]

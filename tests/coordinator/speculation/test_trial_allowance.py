@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 
 import pytest
 
 from outrider_coordinator.speculation import Mode
 from outrider_coordinator.speculation.exploration.trial_allowance import TrialAllowance, expected_loss_s
-from tests.coordinator.speculation.simulated_load import H200, Bursts, BusyCoordinator, Controlled, Load
+from tests.coordinator.speculation.simulated_load import (
+    H200,
+    Bursts,
+    BurstsInTwoGroups,
+    BusyCoordinator,
+    Controlled,
+    FixedLength,
+    Load,
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,20 @@ def test_long_requests_pay_for_their_trial_while_they_are_new() -> None:
     found = ratios(LightVerification(), 0.9, [64] * 3, num_tokens=2048)
     assert found[0] > 0.98
     assert min(found[1:]) > 1.4
+
+
+def test_many_users_on_cards_of_their_own_come_to_draft() -> None:
+    """On one card 128 users gain nothing. That both cards can work at once has to be tried, once that is paid for."""
+    kinds = {length: BurstsInTwoGroups(Load(H200(), lambda now, number: 0.9, seed=1)) for length in (0, 4, None)}
+    for length, users in kinds.items():
+        if length is not None:
+            users.controller = FixedLength(length)
+    plain, best = (2 / sum(kinds[length].burst(128) for _ in range(2)) for length in (0, 4))
+    assert best > 1.1 * plain
+    chosen = [1 / kinds[None].burst(128) for _ in range(14)]
+    assert min(chosen) > 0.9 * plain
+    assert fmean(chosen) > plain
+    assert fmean(chosen[10:]) > 0.95 * best
 
 
 def test_many_sessions_of_a_server_that_knows_nothing_begin_plainly() -> None:

@@ -157,6 +157,11 @@ class RoundTimer:
         self._num_shares += 1
         self.share += max(_NEWEST, 1.0 / self._num_shares) * (share - self.share)
 
+    @property
+    def knows_share(self) -> bool:
+        """Whether rounds of several sessions told ``share``."""
+        return self._num_shares > 0
+
     def knows(self, mode: Mode, num_sessions: int) -> bool:
         """Whether rounds of this mode and of about so many sessions were timed."""
         if mode is Mode.PLAIN:

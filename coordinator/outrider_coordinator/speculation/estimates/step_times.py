@@ -127,6 +127,11 @@ class StepTimes:
             draft[2],
         )
 
+    def longest_forward(self, rows: float, draft_length: int, drafted: float) -> float:
+        """Expected seconds of the longer one of the target's forward and the draft's proposals."""
+        target = self._target.predict((1.0, rows, rows + drafted))
+        return max(target, self._draft.predict((1.0, draft_length, drafted)))
+
     def _beside(self, rows: float, draft_length: int) -> float:
         """What rounds of the nearest length took besides what the linear models expect of them."""
         lengths = self._seen[_magnitude(rows)]
