@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from outrider_coordinator.speculation.draft_length import Choice, best_choice, relative_error, usefulness
-from outrider_coordinator.speculation.estimates.acceptance_estimate import HIGHEST, AcceptanceEstimate
+from outrider_coordinator.speculation.draft_length import relative_error
+from outrider_coordinator.speculation.estimates.acceptance_estimate import AcceptanceEstimate
 from outrider_coordinator.speculation.estimates.round_timer import RoundTimer, VerdictBatch
+from outrider_coordinator.speculation.expectation import Expectation, Expectations, imbalance
 from outrider_coordinator.speculation.exploration.acceptance_probe import AcceptanceProbe
 from outrider_coordinator.speculation.exploration.trial_allowance import expected_loss_s
 from outrider_coordinator.speculation.exploration.trials import ModeTrial
@@ -21,9 +20,6 @@ from outrider_coordinator.speculation.length_planner import LengthPlanner
 from outrider_coordinator.speculation.mode_selector import Mode, ModeSelector, SwitchPrice
 from outrider_coordinator.speculation.session_state import ControlledSession
 
-_IMBALANCE, _MAX_IMBALANCE = 0.016, 0.08
-_HOPE_OF_ACCEPTANCE = 0.6
-"""Probes are made where speculation would pay with so much of the rejections."""
 _STEADY_S = 0.3
 _UNCERTAINTY = 1.2
 """So many times slower than expected speculation may turn out for each doubling of the sessions past those with which
@@ -33,10 +29,6 @@ _FEW_SESSIONS = 63
 """So many sessions' drafts take in their text so fast that nothing is doubted. With more, a server that knows nothing
 of speculation begins plainly, and tries it later.
 """
-_NUM_GROUPS = 2
-"""Groups of sessions that take turns on two devices."""
-_SAME_SECONDS = 0.03
-"""Plain rounds whose durations differ by a smaller share leave what is expected of speculation as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +55,6 @@ class Load:
         return not self.has_prompts and (self.is_new or self.steady_s > _STEADY_S)
 
 
-@dataclass(slots=True)
-class _Expected:
-    """Expectations of speculation, which last while decoding is plain and nothing is drafted."""
-
-    sessions: tuple[ControlledSession, ...]
-    plain_seconds: float
-    share: float
-    """As ``best_choice`` has it."""
-    useful: np.ndarray  # [B, K]
-    best: Choice | None
-    hoped_rate: float | None = None
-    """Tokens a second if more was accepted than expected; None: not asked for yet."""
-    rate_in_groups: float | None = None
-    """Tokens a second if sessions stand in two groups that take turns; None: not asked for yet."""
-
-    def is_about(self, plain_seconds: float, share: float) -> bool:
-        """Whether they hold with these too."""
-        return _is_same(self.plain_seconds, plain_seconds) and _is_same(self.share, share)
-
-
-def imbalance(num_sessions: int) -> float:
-    """Share of the time by which the last of so many sessions ends later under speculation than the mean one: sessions
-    gain unequally, and the last ones have forwards to themselves.
-    """
-    return min(_IMBALANCE * math.log2(max(num_sessions, 1)), _MAX_IMBALANCE)
-
-
 def _doublings_past_few(num_sessions: int) -> int:
     """How many times sessions have doubled since the few with which nothing is doubted; below 1: they are few."""
     return num_sessions.bit_length() - _FEW_SESSIONS.bit_length()
@@ -98,10 +63,6 @@ def _doublings_past_few(num_sessions: int) -> int:
 def _saved_share(rate: float, other: float) -> float:
     """Of the time, where decoding turns from one rate to the other."""
     return 1.0 - rate / other if other > rate else 0.0
-
-
-def _is_same(seconds: float, others: float) -> bool:
-    return abs(seconds - others) <= _SAME_SECONDS * others
 
 
 class ModeChoice:
@@ -119,8 +80,7 @@ class ModeChoice:
         self.probe = AcceptanceProbe()
         self.switch_price = SwitchPrice()
         self._trials = {mode: ModeTrial(mode) for mode in Mode}
-        self._expected: _Expected | None = None
-        """By the last choice; None where something was learned since that may change it."""
+        self._expectations = Expectations(self.timer, self.acceptance)
         self.has_tried = False
         """A trial has ended since the last choice: the switch to the mode that was tried is free."""
 
@@ -144,7 +104,7 @@ class ModeChoice:
 
     def note_drafts(self) -> None:
         """Something was learned of drafts: what they cost, or how many tokens were accepted."""
-        self._expected = None
+        self._expectations.forget()
 
     def cancel_trials(self, now: float) -> None:
         """End trials without a result: the load has changed."""
@@ -161,7 +121,7 @@ class ModeChoice:
                 session.length = 0
             return True
         plain_seconds = self.timer.plain_seconds(len(sessions))
-        expected = self._expect(sessions, plain_seconds)
+        expected = self._expectations.of(sessions, plain_seconds, near=self.lengths.base_length)
         best = expected.best
         if best is None or plain_seconds <= 0.0:
             return False
@@ -174,21 +134,10 @@ class ModeChoice:
         elif not self.probe.is_active:
             for session in sessions:
                 session.length = 0
-        if not self.is_speculating and not load.has_prompts and self._may_pay(expected):
+        if not self.is_speculating and not load.has_prompts and expected.hoped_rate > self.rates[Mode.PLAIN]:
             load_ratio = self.timer.foreign.load_ratio(len(sessions))
             self.probe.begin_if_due(load.now, sessions, self.acceptance.mean, load_ratio=load_ratio)
         return has_changed
-
-    def _expect(self, sessions: tuple[ControlledSession, ...], plain_seconds: float) -> _Expected:
-        known, share = self._expected, self.timer.share_of_all(len(sessions))
-        is_known = known is not None and known.sessions == sessions
-        if known is None or not is_known or not known.is_about(plain_seconds, share):
-            useful = self._usefulness(sessions)
-            self._expected = known = _Expected(sessions, plain_seconds, share, useful, self._best(useful, share))
-        return known
-
-    def _best(self, useful: np.ndarray, share: float) -> Choice | None:  # useful [B, K]
-        return best_choice(useful, self.timer.times, share, near=self.lengths.base_length)
 
     def _num_all(self, sessions: tuple[ControlledSession, ...]) -> int:
         """With those of other coordinators, about."""
@@ -218,7 +167,7 @@ class ModeChoice:
             Mode.SPECULATIVE: speculative * self.rates[Mode.SPECULATIVE] / uncertainty,
         }
 
-    def _select_mode(self, load: Load, expected: _Expected) -> bool:
+    def _select_mode(self, load: Load, expected: Expectation) -> bool:
         other, plain_seconds = self.selector.mode.other, expected.plain_seconds
         rates = self._sure_rates(load.sessions)
         price_s = self._switch_price_s(other, plain_seconds, load.sessions)
@@ -252,7 +201,7 @@ class ModeChoice:
             )
         return False
 
-    def _is_sure(self, rates: dict[Mode, float], expected: _Expected) -> bool:
+    def _is_sure(self, rates: dict[Mode, float], expected: Expectation) -> bool:
         """Whether the modes differ by more than the acceptance is uncertain.
 
         Within that, the mode goes on until its loss exceeds the price of a switch; what is judged meanwhile tells more.
@@ -302,43 +251,12 @@ class ModeChoice:
             self.timer.times.forget_speculation()
             self.note_drafts()
 
-    def _hoped_rates(self, expected: _Expected) -> dict[Mode, float]:
+    def _hoped_rates(self, expected: Expectation) -> dict[Mode, float]:
         """The rates, speculation's as in groups that take turns if that is better and it is not known whether sessions
         stand in such, as where the draft has a device of its own: only a trial can tell.
         """
         num_sessions = len(expected.sessions)
         if self.timer.knows_share or num_sessions < 2:
             return self.rates
-        if expected.rate_in_groups is None:
-            expected.rate_in_groups = self._rate_in_groups(expected) / (
-                1.0 + imbalance(self._num_all(expected.sessions))
-            )
-        return {**self.rates, Mode.SPECULATIVE: max(self.rates[Mode.SPECULATIVE], expected.rate_in_groups)}
-
-    def _rate_in_groups(self, expected: _Expected) -> float:
-        """Tokens a second of two groups: in each round either device computes a forward for both."""
-        share = expected.share / _NUM_GROUPS
-        best = self._best(expected.useful, share)
-        if best is None:
-            return 0.0
-        rows, drafted = share * len(expected.sessions), share * sum(best.lengths)
-        forward = self.timer.times.longest_forward(rows, best.draft_length, drafted)
-        return best.tokens / max(best.seconds, _NUM_GROUPS * forward)
-
-    def _may_pay(self, expected: _Expected) -> bool:
-        """Whether speculation would be worth it if more was accepted than expected."""
-        if expected.hoped_rate is None:
-            useful = expected.useful
-            hoped = (1.0 - (1.0 - useful) * _HOPE_OF_ACCEPTANCE) * (useful > 0.0)
-            best = self._best(hoped, expected.share)
-            expected.hoped_rate = 0.0 if best is None else best.rate
-        return expected.hoped_rate > self.rates[Mode.PLAIN]
-
-    def _usefulness(self, sessions: tuple[ControlledSession, ...]) -> np.ndarray:  # -> [B, K]
-        mean = self.acceptance.mean
-        for session in sessions:
-            session.expected = min(mean * session.acceptance.relative(mean), HIGHEST)
-        acceptance = np.array([session.expected for session in sessions])
-        limits = np.array([session.limit for session in sessions])
-        by_position = self.acceptance.by_position()[: limits.max()]
-        return usefulness(by_position, acceptance, limits, highest=HIGHEST)
+        in_groups = expected.rate_in_groups / (1.0 + imbalance(self._num_all(expected.sessions)))
+        return {**self.rates, Mode.SPECULATIVE: max(self.rates[Mode.SPECULATIVE], in_groups)}

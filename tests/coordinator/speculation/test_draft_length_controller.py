@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider_coordinator.speculation import ControlledSession, DraftLengthController, Mode, mode_choice
+from outrider_coordinator.speculation import ControlledSession, DraftLengthController, Mode, expectation
 from outrider_coordinator.speculation.draft_length import Choice, best_choice
 from outrider_coordinator.speculation.exploration.trials import ModeTrial
 from outrider_coordinator.speculation.mode_choice import ModeChoice
@@ -395,7 +395,7 @@ def test_what_is_expected_of_speculation_is_computed_once_while_nothing_is_draft
         num_looks += 1
         return best_choice(*arguments, **named)
 
-    monkeypatch.setattr(mode_choice, "best_choice", counted)
+    monkeypatch.setattr(expectation, "best_choice", counted)
     controlled = Controlled(Load(H200(), lambda now, number: 0.2, seed=5, noise=0.002))
     controlled.run(24, 2.0)
     assert controlled.controller.mode is Mode.PLAIN
