@@ -165,6 +165,14 @@ class KVCacheManager:
         self._cut(sequence, sequence.length)
         self._forget_keys(sequence, length // self.pool.page_size)
 
+    def amend_last(self, sequences: Sequence[KVSequence], token_ids: Sequence[int]) -> None:
+        """``amend`` of the last token of each, which was appended as a placeholder."""
+        size = self.pool.page_size
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
+            sequence.amend_last(token_id)
+            if len(sequence.page_keys) * size >= sequence.length:
+                self._forget_keys(sequence, (sequence.length - 1) // size)
+
     def fork(self, sequence: KVSequence, max_length: int) -> KVSequence:
         """Return a second sequence with the same tokens. It takes no pages: all are shared until one of both writes."""
         self._require_open(sequence)

@@ -88,3 +88,8 @@ class KVSequence:
         """Drop the token ids from ``length`` on. Called by the manager."""
         del self.token_ids[length:]
         self._prefix_hasher.truncate(length)
+
+    def amend_last(self, token_id: int) -> None:
+        """Set the last token id. Called by the manager."""
+        self.token_ids[-1] = token_id
+        self._prefix_hasher.truncate(len(self.token_ids) - 1)

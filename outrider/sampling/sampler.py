@@ -14,6 +14,8 @@ from outrider.kernels.scoring import warm_up
 from outrider.sampling.proposing import Drawn, propose
 from outrider.sampling.rows import LogitRow, ScoreRequest
 from outrider.sampling.scoring.fused import Scoring, begin_scoring
+from outrider.sampling.scoring.plain import Ints, PlainRows, PlainScoring, begin_plain
+from outrider.sampling.session import SessionSampling
 from outrider.sampling.support import DraftingRules
 
 
@@ -26,6 +28,17 @@ class Sampler:
     def begin_scoring(self, logits: torch.Tensor, requests: Sequence[ScoreRequest]) -> Scoring:
         """Start to score every request's K+1 positions over ``logits`` [R, V] of any floating type."""
         return begin_scoring(logits, requests)
+
+    def begin_plain(
+        self,
+        logits: torch.Tensor,
+        rows: PlainRows,
+        samplings: Sequence[SessionSampling],
+        texts: Sequence[Sequence[int]],
+        bases: Ints,
+    ) -> PlainScoring:
+        """Start to score one position of each session over ``logits`` [B, V]; see ``scoring.plain``."""
+        return begin_plain(logits, rows, samplings, texts, bases)
 
     def propose(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:
         """Draw one token for each row of ``logits`` [N, V] float32."""

@@ -26,6 +26,7 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import SequenceT, Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
+from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.steps import SteadySteps
 from outrider.serving.timer_slack import POLL_INTERVAL_S
 from outrider.serving.token_budget import TokenBudget
@@ -125,6 +126,9 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         """Start a batch; False where the executor cannot queue it behind the one in flight."""
         if batch.steady is not None:
             self._steady.start(batch, batch.steady)
+        elif batch.plain is not None:
+            if not self._start_plain(batch, batch.plain):
+                return False
         elif batch.after is None:
             batch.run(batch.scheduled, batch.started_ns)
             batch.forward = self._executor.start([(request.job, tokens) for request, tokens in batch.scheduled])
@@ -142,6 +146,20 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
                 self._executor.look_ahead(request.job)
         return True
 
+    def _start_plain(self, batch: Batch, step: PlainStep) -> bool:
+        """Start a plain step with the requests beside it, or queue it; False where the executor cannot queue it."""
+        if batch.after is None:
+            batch.run(batch.scheduled, batch.started_ns)
+            jobs = [(request.job, tokens) for request, tokens in batch.scheduled]
+            batch.forward = self._executor.start_plain(step, jobs)
+        else:
+            forward = self._executor.queue_plain(batch.after.forward, step)
+            if forward is None:
+                return False
+            batch.forward = forward
+        self._scheduler.plain.note_start(batch, step)
+        return True
+
     def _process_outputs(self, finished: FinishedBatch | None) -> list[tuple[int, EventBatch[Any]]]:
         """Answer the requests of a batch. The next batch starts before messages are made of the answers, so that the
         device does not wait for that.
@@ -153,16 +171,17 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             return self._steady.answer(batch, batch.steady, output, finished.ended_ns)
         if batch.steady is not None:
             self._steady.take_apart()
-        output = output.one_by_one()
+        output = self._scheduler.plain.with_leavers(batch, output.one_by_one())
         answered = [
             self._answer(request, result)
             for request, result in self._scheduler.update(batch, output, finished.ended_ns)
         ]
+        in_arrays = self._scheduler.finish_plain(batch, output, finished.ended_ns)
         for link_id, event in output.pushed:
             self._outputs.put(link_id, event)
         self._start_next(batch, finished.ended_ns)
         self._answered = answered
-        return self._outputs.messages(answered)
+        return self._outputs.messages(answered, in_arrays)
 
     def tidy(self) -> None:
         """Do what no answer waits for; called when the messages of a step have left."""
@@ -184,14 +203,18 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         """Go on after a batch that has ended, with the one queued behind it or with steps that it says are next."""
         if self._in_flight:
             queued = self._in_flight[0]
-            if queued.after is not None:
+            if queued.after is not None and before.plain is not None:
+                self._scheduler.plain.resolve(queued, before.plain)
+            elif queued.after is not None:
                 self._scheduler.lookahead.resolve(queued, before)
             else:
                 self._scheduler.note_begin(queued, ended_ns)
         self._inputs.take_superseding(before.requests)
         if not self._in_flight and self._scheduler.lookahead.is_possible:
-            prepared = [self._scheduler.lookahead.prepare(request) for request in before.requests]
-            if any(prepared) and self._executor.is_asynchronous:
+            alone = self._scheduler.plain.join(before.requests)
+            prepared = [self._scheduler.lookahead.prepare(request) for request in alone]
+            self._scheduler.plain.grow()
+            if (any(prepared) or self._scheduler.plain.due is not None) and self._executor.is_asynchronous:
                 batch = self._scheduler.schedule(self._in_flight)
                 if batch is not None:
                     self._start(batch)
@@ -201,7 +224,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
-        return bool(self._outputs.is_ready or self._steady.pending or self._scheduler.queue.due or self._in_flight)
+        is_due = self._steady.pending or self._scheduler.queue.due or self._scheduler.plain.is_due
+        return bool(self._outputs.is_ready or is_due or self._in_flight)
 
     @property
     def pause_s(self) -> float:
@@ -223,7 +247,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         """Whether a forward is to be started, followed or ended before more events leave that needed none."""
         if self._num_steps_without_forward < _MAX_STEPS_WITHOUT_FORWARD:
             return False
-        return bool(self._steady.pending or self._scheduler.queue.due or self._in_flight) and not self._forward_pause_s
+        is_due = self._steady.pending or self._scheduler.queue.due or self._scheduler.plain.is_due
+        return bool(is_due or self._in_flight) and not self._forward_pause_s
 
     # Links.
 
@@ -244,12 +269,14 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._inputs.take(link_id, singles, arrived)
         if columns is not None:
             self._steady.take(link_id, columns, arrived, is_free=not self._in_flight)
+        self._scheduler.plain.grow()
         if len(self._in_flight) == 1:
             self._in_flight[0].may_queue_next = True
 
     def drop_link(self, link_id: int) -> None:
         """Release all sessions of the link."""
         self._steady.settle()
+        self._scheduler.plain.drop_link(link_id)
         self._steady.drop_link(link_id)
         self._inputs.drop_link(link_id)
 
@@ -288,8 +315,10 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def recorder(self, recorder: Recorder | None) -> None:
         self._outputs.recorder = recorder
 
-    def _touch(self, key: SessionKey) -> None:
+    def _touch(self, key: SessionKey, *, is_prepare: bool = False) -> None:
         self._steady.touch(key)
+        if not is_prepare:
+            self._scheduler.plain.cut(key)
 
     def _preempt(self, session: Session[SequenceT]) -> None:
         self._inputs.preempt(session)
@@ -297,4 +326,4 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def _is_asked(self, key: SessionKey) -> bool:
         """Whether a session waits for an answer."""
         due = self._scheduler.queue.due_of(key)
-        return due is not None and due.is_asked
+        return (due is not None and due.is_asked) or self._scheduler.plain.is_asked(key)

@@ -7,9 +7,12 @@ pages and lookahead, so the simplest one implements only ``begin`` and ``execute
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.columns import AnswerColumns, CommandColumns
 from outrider.errors import OutriderError
@@ -19,6 +22,7 @@ from outrider.serving.session import SequenceT, Session
 from outrider.serving.token_budget import Job
 
 if TYPE_CHECKING:
+    from outrider.serving.steady.plain_step import PlainStep
     from outrider.serving.steady.step import SteadyStep
 
 
@@ -109,12 +113,38 @@ class ExecutorOutput(Generic[EventT_co]):
     """Events that answer no item, each with the number of its link. They leave with the next message."""
     columns: AnswerColumns[EventT_co] | None = None
     """The answers of a step that came as columns, if all its sessions have one."""
+    plain: PlainOutcome | None = None
+    """What follows the texts of a plain step, which ``results`` do not tell."""
 
     def one_by_one(self) -> ExecutorOutput[EventT_co]:
         """With a result for each job."""
         if self.columns is None:
             return self
         return replace(self, results=list(self.columns.events(range(len(self.columns.sessions)))), columns=None)
+
+
+class PlainOutcome(Protocol):
+    """What follows the texts of a plain step, session by session."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:  # [B]
+        """The next tokens; -1 where there is none."""
+        ...
+
+    @property
+    def masses(self) -> NDArray[np.float32]:  # [B]
+        """Of ``SparseScores``."""
+        ...
+
+    @property
+    def drawn(self) -> NDArray[np.int64]:  # [B]
+        """The tokens that a forward queued behind it is over."""
+        ...
+
+    @property
+    def errors(self) -> Mapping[int, OutriderError]:
+        """Why sessions fail, by their places."""
+        ...
 
 
 class InFlightForward(Protocol[EventT_co]):
@@ -210,6 +240,28 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
 
     def start_columns(self, step: SteadyStep) -> InFlightForward[EventT]:
         """``start`` over all items of a step, after the sessions' sequences were truncated to what the items keep."""
+        raise NotImplementedError
+
+    # Plain steps of many sessions as arrays. An executor that takes none gets all of them one by one.
+
+    def may_be_plain(self, session: Session[SequenceT]) -> bool:
+        """Whether the plain steps of a session that was answered may be in an array."""
+        return False
+
+    def plain_rows(self, sessions: Sequence[Session[SequenceT]]) -> Any:  # noqa: ANN401 - the executor's own
+        """What the executor knows of the sessions in every step; it has ``selected`` and ``joined``."""
+        raise NotImplementedError
+
+    def start_plain(self, step: PlainStep, batch: Sequence[tuple[JobT, int]]) -> InFlightForward[EventT]:
+        """``start`` over a step, with jobs beside it; ``results`` are those of the jobs."""
+        raise NotImplementedError
+
+    def queue_plain(self, forward: InFlightForward[EventT], step: PlainStep) -> InFlightForward[EventT] | None:
+        """Queue a step over the tokens that ``forward`` draws; None if that is not possible."""
+        return None
+
+    def amend_plain(self, sessions: Sequence[Session[SequenceT]], token_ids: Sequence[int]) -> None:
+        """The tokens of a queued step are known; sequences hold something else in their places."""
         raise NotImplementedError
 
     # Lookahead: steps computed before they are asked for.

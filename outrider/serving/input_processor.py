@@ -6,8 +6,8 @@ item means is the executor's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from outrider.errors import OutriderError, StaleReferenceError
 from outrider.ports import Open, Prepare, Rejected, Release, SessionFailed, SessionLost
@@ -19,6 +19,14 @@ from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
 from outrider.types import part_of
+
+
+class Touch(Protocol):
+    """Called before anything happens to a session."""
+
+    def __call__(self, key: SessionKey, *, is_prepare: bool = False) -> None:
+        """``is_prepare``: its steps may go on as they are."""
+        ...
 
 
 class InputProcessor:
@@ -33,7 +41,7 @@ class InputProcessor:
         stats: ServiceStats,
         *,
         references: References | None = None,
-        touch: Callable[[SessionKey], None],
+        touch: Touch,
     ) -> None:
         """``references`` are as for ``EngineCore``. ``touch`` is called before anything happens to a session here."""
         self._references, self._touch = references, touch
@@ -90,6 +98,9 @@ class InputProcessor:
 
     def item(self, link_id: int, item: Item, arrived_ns: int) -> None:
         """Queue what a session asks for, instead of what it asked for before if that is not answered."""
+        if (answers := self._scheduler.take_plain_item(link_id, item, arrived_ns)) is not None:
+            self._outputs.put_plain(answers)
+            return
         self._touch((link_id, item.session))
         session = self._sessions.find(link_id, item.session, item.generation)
         if session is None:
@@ -118,11 +129,11 @@ class InputProcessor:
         """Let steps of a session be computed before they are asked for; ignored unless its newest item is the one that
         the command follows.
         """
-        self._touch((link_id, command.session))
+        self._touch((link_id, command.session), is_prepare=True)
         session = self._sessions.get(link_id, command.session)
         if session is not None and command.generation == session.generation:
             session.used_ns = arrived_ns
-            self._scheduler.lookahead.grant(session, command.num_steps)
+            self._scheduler.grant(session, command.num_steps)
 
     def take_superseding(self, requests: Iterable[AnyRequest]) -> None:
         """Take the items that came while these requests were running; those that run on in another batch wait."""

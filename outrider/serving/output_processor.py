@@ -6,9 +6,11 @@ Owns what is ready to leave. Decides nothing about who is served.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from outrider.columns import AnswerColumns
 from outrider.limits.rate_limit import RateLimit
@@ -27,6 +29,7 @@ from outrider.recording import ForwardRecord, ItemRecord, Recorder
 from outrider.serving.executor import Item
 from outrider.serving.request import AnyRequest
 from outrider.serving.stats import ServiceStats
+from outrider.serving.steady.plain_steps import PlainAnswers
 from outrider.serving.steady.step import SteadyStep
 
 _log = logging.getLogger(__name__)
@@ -51,12 +54,13 @@ class OutputProcessor:
         self._opened: dict[int, list[Any]] = {}
         """Leave with the next message of their link, which answers the items that they came with."""
         self._finished: list[AnyRequest] = []
+        self._plain: list[PlainAnswers] = []
         self._warnings = RateLimit(_WARNING_INTERVAL_S, burst=MAX_WARNINGS)
 
     @property
     def is_ready(self) -> bool:
         """Whether ``take`` would give anything."""
-        return bool(self._ready or self._finished)
+        return bool(self._ready or self._finished or self._plain)
 
     def put(self, link_id: int, event: Any, opening: Open | None = None, *, trace_parent: str = "") -> None:  # noqa: ANN401
         """Queue an event that is no forward's result: an answer without a forward, or a push."""
@@ -71,6 +75,10 @@ class OutputProcessor:
         """Queue the answer to an item that was computed before it came."""
         self._finished.append(request)
 
+    def put_plain(self, answers: Iterable[PlainAnswers]) -> None:
+        """Queue the answers to rows that were computed before they came."""
+        self._plain += answers
+
     def take(self) -> Messages:
         """Take all messages that are ready."""
         ready, self._ready = self._ready, {}
@@ -78,7 +86,8 @@ class OutputProcessor:
         messages: Messages = []
         for link_id, events in ready.items():
             messages += [*self._take_opened(link_id), (link_id, EventBatch(tuple(events)))]
-        return messages + self.messages(finished)
+        plain, self._plain = self._plain, []
+        return messages + self.messages(finished, plain)
 
     def drop_link(self, link_id: int) -> None:
         """Forget what would go to a link that is gone."""
@@ -88,16 +97,39 @@ class OutputProcessor:
         self._finished = [request for request in self._finished if request.session.link_id != link_id]
         for request in gone:
             self.end_unanswered(request, "link closed")
+        self._plain = [own for answers in self._plain for link, own in answers.by_link() if link != link_id]
 
-    def messages(self, finished: Sequence[AnyRequest]) -> Messages:
+    def messages(self, finished: Sequence[AnyRequest], plain: Sequence[PlainAnswers] = ()) -> Messages:
         """Answers as messages, one a link; their time ends now."""
         links = dict.fromkeys([request.session.link_id for request in finished])
+        in_arrays: dict[int, list[PlainAnswers]] = {}
+        for answers in plain:
+            for link_id, part in answers.by_link():
+                in_arrays.setdefault(link_id, []).append(part)
         messages: Messages = []
-        for link_id in links:
+        for link_id in links | dict.fromkeys(in_arrays):
             own = finished if len(links) == 1 else [one for one in finished if one.session.link_id == link_id]
-            batch = self._batch(own)
+            own = own if link_id in links else ()
+            batch = self._plain_batch(own, in_arrays[link_id]) if link_id in in_arrays else self._batch(own)
             messages += [*self._take_opened(link_id), (link_id, batch)]
         return messages
+
+    def _plain_batch(self, finished: Sequence[AnyRequest], plain: Sequence[PlainAnswers]) -> EventBatch[Any]:
+        """Answers of one link, some as columns."""
+        now = self._clock()
+        columns = [answers.step.columns(answers.places, now) for one in plain for answers in one.by_form()]
+        times = np.concatenate([answers.step.timings_ns(answers.places, now) for answers in plain])
+        queue_ns, forward_ns, sample_ns, _, total_ns = times.max(axis=0).tolist()
+        forwards = [answers.step.forward for answers in plain if answers.step.forward is not None]
+        report = ForwardReport(
+            queue_ns, forward_ns, sample_ns, total_ns,
+            max([forward.batch_size for forward in forwards]), max([forward.num_tokens for forward in forwards]),
+            self._num_pages_free(),
+        )  # fmt: skip
+        if not finished:
+            return EventBatch((), report, (), tuple(columns))
+        beside = self._batch(finished)
+        return EventBatch(beside.events, _larger(report, beside.report), beside.timings, tuple(columns))
 
     def columns_message(self, step: SteadyStep, answers: AnswerColumns[Any], forward: ForwardRecord) -> Messages:
         """The answers of a step, which all came and left together; their time ends now."""
@@ -167,6 +199,21 @@ class OutputProcessor:
         record.ended_ns, record.outcome = now_ns, outcome
         if self.recorder is not None:
             self.recorder.ended(record)
+
+
+def _larger(report: ForwardReport, other: ForwardReport | None) -> ForwardReport:
+    """Of each number the larger one, and the pages that are free."""
+    if other is None:
+        return report
+    return ForwardReport(
+        max(report.queue_ns, other.queue_ns),
+        max(report.forward_ns, other.forward_ns),
+        max(report.sample_ns, other.sample_ns),
+        max(report.total_ns, other.total_ns),
+        max(report.batch_size, other.batch_size),
+        max(report.num_tokens, other.num_tokens),
+        other.num_pages_free,
+    )
 
 
 def _timings(finished: Sequence[AnyRequest], now_ns: int) -> tuple[ItemTiming, ...]:

@@ -88,6 +88,12 @@ class PageBudget:
                 self._preempt(victim)
         return scheduled
 
+    def surely_fit(self, scheduled: ScheduledTokens, num_beside: int) -> bool:
+        """Whether a batch can be served beside so many sessions with one token each, wherever their texts end."""
+        num_tokens = sum(num_tokens for _, num_tokens in scheduled)
+        most = num_tokens + _MOST_AHEAD * len(scheduled) + 2 * num_beside  # no token takes more than a page and a copy
+        return most <= self._executor.num_pages_free
+
     def has_room(self, scheduled: ScheduledTokens) -> bool:
         """Whether a batch can be served without preempting a session."""
         needs = [self._executor.num_pages_needed(request.job, num_tokens) for request, num_tokens in scheduled]

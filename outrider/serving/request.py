@@ -24,8 +24,17 @@ from outrider.serving.executor import (
     QueuedForward,
 )
 from outrider.serving.session import Session, SessionKey
+from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.step import SteadyStep
 from outrider.serving.token_budget import is_running
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """The job of an item of a step that runs: nothing is left to be scheduled."""
+
+    num_left: int = 0
+    num_last: int = 1
 
 
 class RequestStatus(enum.Enum):
@@ -189,6 +198,10 @@ class RequestQueue:
         if not prepared:
             del self._prepared[key]
 
+    def take_prepared(self, key: SessionKey) -> list[AnyRequest]:
+        """Remove all prepared requests of a session, the oldest first; mostly there is none."""
+        return list(self._prepared.pop(key, ()))
+
     def last_prepared(self, key: SessionKey) -> AnyRequest | None:
         """The newest prepared request of a session."""
         prepared = self._prepared.get(key)
@@ -245,6 +258,10 @@ class Batch:
     """Requests that have a prompt taken in."""
     num_prefill_tokens: int = 0
     """Tokens of those."""
+    plain: PlainStep | None = None
+    """A step of many sessions that is computed before it is asked for, beside the requests."""
+    leavers: list[int] = field(default_factory=list)
+    """Rows of that step whose sessions have left it: their requests are the last of ``scheduled``."""
     steady: SteadyStep | None = None
     """The step that it serves, instead of requests, as long as nothing else comes for one of its sessions."""
     forward: InFlightForward[Any] = field(init=False)
@@ -259,15 +276,25 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all requests."""
-        return sum(num_tokens for _, num_tokens in self.scheduled)
+        """Tokens of all requests, and of the step beside them."""
+        return sum(num_tokens for _, num_tokens in self.scheduled) + self._num_others
+
+    @property
+    def num_rows(self) -> int:
+        """Sessions that share it."""
+        return len(self.scheduled) + self._num_others
+
+    @property
+    def _num_others(self) -> int:
+        """Sessions without requests."""
+        return 0 if self.plain is None else len(self.plain) - len(self.leavers)
 
     def run(self, scheduled: ScheduledTokens, started_ns: int) -> None:
         """The batch is what the device computes now, and these are its requests."""
         self.scheduled, self.started_ns, self.after = scheduled, started_ns, None
         prefills = [(request, num_tokens) for request, num_tokens in scheduled if not is_running(request.job)]
         self.prefills = [request for request, _ in prefills]
-        self.num_running = len(scheduled) - len(prefills)
+        self.num_running = self.num_rows - len(prefills)
         self.num_prefill_tokens = sum(num_tokens for _, num_tokens in prefills)
         for request, _ in scheduled:
             request.num_batches += 1

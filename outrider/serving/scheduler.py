@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from outrider.columns import MAX_ROW_TOKENS
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.columns import MAX_ROW_TOKENS, ScoreColumns
 from outrider.errors import OutriderError
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import Executor, ExecutorOutput
@@ -19,6 +22,8 @@ from outrider.serving.request import AnyRequest, Batch, RequestQueue, RequestSta
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
+from outrider.serving.steady.plain_step import PlainStep
+from outrider.serving.steady.plain_steps import PlainAnswers, PlainSteps
 from outrider.serving.steady.step import SteadyStep
 from outrider.serving.token_budget import (
     LONGEST_ABSENCE_NS,
@@ -55,6 +60,7 @@ class Scheduler:
         """``lookahead``: a ``Prepare`` is served. ``preempt`` ends a session for its pages."""
         self.queue = RequestQueue()
         self.lookahead = Lookahead(executor, self.queue, is_enabled=lookahead, stats=stats, clock=clock)
+        self.plain = PlainSteps(sessions, executor, self.queue, self.lookahead, stats=stats, clock=clock)
         self._pages = PageBudget(sessions, executor, self.queue, self.lookahead, preempt)
         self._delay = PrefillDelayPolicy()
         self._budget, self._chunk_size = budget, PrefillChunkSize(budget.max_prefill_beside)
@@ -74,14 +80,17 @@ class Scheduler:
             return self._next_batch()
         if len(in_flight) > 1:
             return None
-        if self.lookahead.may_queue_next(in_flight[0]):
+        if in_flight[0].plain is not None:
+            if (behind := self._step_behind(in_flight[0])) is not None:
+                return Batch([], self._clock(), after=in_flight[0], plain=behind)
+        elif not self.plain.awaits(in_flight[0]) and self.lookahead.may_queue_next(in_flight[0]):
             return Batch([], self._clock(), after=in_flight[0])
         return self._next_chunks(in_flight[0]) if self.are_chunks_due(in_flight) else None
 
     @property
     def delay_s(self) -> float:
         """Seconds to delay the next batch: prompts wait while running sessions are expected back soon."""
-        if any(is_running(request.job) for request in self.queue.due):
+        if self.plain.is_due or any(is_running(request.job) for request in self.queue.due):
             return 0.0
         return 1e-9 * self._delay.wait_ns(self._clock())
 
@@ -145,6 +154,53 @@ class Scheduler:
         for key in step.keys:
             self._delay.note_answer(key, forward.ended_ns)
 
+    # Plain steps as arrays.
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is due and nothing held."""
+        return self.queue.is_empty and self.plain.is_empty
+
+    def take_plain(
+        self, link_id: int, columns: ScoreColumns, arrived_ns: int
+    ) -> tuple[list[PlainAnswers], NDArray[np.bool_]]:
+        """``PlainSteps.take``."""
+        answers, is_taken = self.plain.take(link_id, columns, arrived_ns)
+        for number in columns.sessions[is_taken].tolist():
+            self._delay.note_return((link_id, number), arrived_ns)
+        return answers, is_taken
+
+    def take_plain_item(self, link_id: int, item: Any, arrived_ns: int) -> list[PlainAnswers] | None:  # noqa: ANN401
+        """``PlainSteps.take_item``."""
+        answers = self.plain.take_item(link_id, item, arrived_ns)
+        if answers is not None:
+            self._delay.note_return((link_id, item.session), arrived_ns)
+        return answers
+
+    def grant(self, session: Session[Any], num_steps: int) -> None:
+        """Let ``num_steps`` plain steps after a session's newest item be computed before they are asked for."""
+        if not self.plain.grant(session, num_steps):
+            self.lookahead.grant(session, num_steps)
+
+    def finish_plain(self, batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> list[PlainAnswers]:
+        """Take in what a batch has computed of a plain step; the answers to what was asked for."""
+        if batch.plain is None:
+            return []
+        forward = _record(batch, output, ended_ns)
+        answers = self.plain.finish(batch, batch.plain, forward)
+        for own in answers:
+            keys = own.keys
+            self._running.update(keys)
+            for key in keys:
+                self._delay.note_answer(key, ended_ns)
+        return answers
+
+    def _step_behind(self, batch: Batch) -> PlainStep | None:
+        if not batch.may_queue_next:
+            return None
+        batch.may_queue_next = False
+        return None if self.queue.due else self.plain.step_behind(batch)
+
     def abort(self, key: SessionKey) -> list[AnyRequest]:
         """Give up a session's requests; returns them."""
         aborted = self.queue.abort(key)
@@ -198,21 +254,31 @@ class Scheduler:
 
     def _next_batch(self) -> Batch | None:
         now = self._clock()
+        self.plain.grow()
+        if (step := self.plain.due) is not None:
+            scheduled = self._choose(now, len(step)) if 2 * len(step) <= self._budget.max_batched_tokens else None
+            if scheduled is not None and self._pages.surely_fit(scheduled, len(step)):
+                return Batch(scheduled, now, plain=step)
+            self.plain.take_due_apart()
         scheduled = self._pages.make_room(self._choose(now))
         return Batch(scheduled, now) if scheduled else None
 
-    def _choose(self, now_ns: int) -> ScheduledTokens:
+    def _choose(self, now_ns: int, num_beside: int = 0) -> ScheduledTokens:
+        """What is served next of what is due, beside so many sessions with one token each."""
         due = list(self.queue.due)
+        if not due:
+            return []
         if not all(request.is_asked for request in due):
             due.sort(key=lambda request: not request.is_asked)  # what was asked for comes first
-        if (wanted := self._all_that_run(due)) is not None:
+        if (wanted := self._all_that_run(due, num_beside)) is not None:
             return list(zip(due, wanted, strict=True))
-        return self._share(due, is_beside=bool(self._running) and now_ns - self._ran_ns < LONGEST_ABSENCE_NS)
+        is_beside = bool(self._running) and now_ns - self._ran_ns < LONGEST_ABSENCE_NS
+        return self._share(due, is_beside=is_beside or num_beside > 0, num_beside=num_beside)
 
-    def _share(self, due: Sequence[AnyRequest], *, is_beside: bool) -> ScheduledTokens:
+    def _share(self, due: Sequence[AnyRequest], *, is_beside: bool, num_beside: int = 0) -> ScheduledTokens:
         shares = share_tokens(
             [request.job for request in due],
-            self._budget.max_batched_tokens,
+            self._budget.max_batched_tokens - num_beside,
             max_beside=self._max_beside(due),
             is_beside=is_beside,
             rebuilds=_rebuilds(due),
@@ -225,11 +291,12 @@ class Scheduler:
         num_prompts = sum(not is_running(request.job) for request in due)
         return self._chunk_size.tokens(len(self._running), num_prompts)
 
-    def _all_that_run(self, due: Sequence[AnyRequest]) -> list[int] | None:
+    def _all_that_run(self, due: Sequence[AnyRequest], num_beside: int) -> list[int] | None:
         """The tokens of all requests, where sessions run and fit into one forward; as nearly always."""
         jobs = [request.job for request in due]
         wanted = [job.num_left for job in jobs]
-        return wanted if sum(wanted) <= self._budget.max_batched_tokens and all(map(is_running, jobs)) else None
+        room = self._budget.max_batched_tokens - num_beside
+        return wanted if sum(wanted) <= room and all(map(is_running, jobs)) else None
 
     # Measurements of a batch.
 
@@ -253,16 +320,21 @@ class Scheduler:
             self._chunk_size.note_end_of_prompts()
 
     def _note_forward(self, batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> None:
-        done = ForwardRecord(
-            batch.started_ns, output.computed_ns, ended_ns, len(batch.scheduled), batch.num_tokens, output.used_graph
-        )
+        done = _record(batch, output, ended_ns)
         waits_ns = []
         for request in batch.requests:
             is_first = request.queue_ns is None and request.is_asked
             request.note_forward(done)
             if is_first:
                 waits_ns.append(request.queue_ns or 0)
+        if batch.plain is not None:
+            waits_ns += batch.plain.waits_ns(done.started_ns)
         self._stats.note_forward(done, waits_ns)
+
+
+def _record(batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> ForwardRecord:
+    heads = batch.started_ns, output.computed_ns, ended_ns
+    return ForwardRecord(*heads, batch.num_rows, batch.num_tokens, output.used_graph)
 
 
 def _rebuilds(due: Sequence[AnyRequest]) -> list[int]:

@@ -12,16 +12,20 @@ import numpy as np
 
 from outrider.columns import Column, ScoreColumns
 from outrider.errors import IntegrityError
+from outrider.kernels.device_stream import to_device
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Score, Scores
+from outrider.sampling.scoring.plain import PlainRows, may_be_plain
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session import Session
+from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.step import SteadyStep
 from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores, part_of
 from outrider_target.columns_forward import ColumnsForward
 from outrider_target.jobs import ScoreJob, check_layers, check_score, needs_support
+from outrider_target.plain_forward import PlainForward
 from outrider_target.planes import TargetPlanes
 from outrider_target.scoring_forward import ScoringForward
 
@@ -128,6 +132,37 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         if not isinstance(step.columns, ScoreColumns):
             raise TypeError("a target scores")
         return ColumnsForward(self._runner, step, step.columns, self._planes)
+
+    # Plain steps as arrays.
+
+    def may_be_plain(self, session: TargetSession) -> bool:
+        """Sessions without logprobs whose next token is drawn from the model's own logits."""
+        state, opened = session.executor_state, session.open
+        return (
+            isinstance(state, SessionSampling) and opened.num_prompt_logprobs is None and may_be_plain(state.metadata)
+        )
+
+    def plain_rows(self, sessions: Sequence[TargetSession]) -> PlainRows:
+        """What the scoring kernels are told of sessions in every step."""
+        return PlainRows.of([_sampling_of(session).metadata for session in sessions], self._runner.config.vocab_size)
+
+    def start_plain(self, step: PlainStep, batch: Sequence[tuple[ScoreJob, int]]) -> PlainForward:
+        """A forward over a step, with jobs beside it."""
+        return PlainForward(self._runner, step, batch, planes=self._planes)
+
+    def queue_plain(self, forward: InFlightForward[Scores], step: PlainStep) -> PlainForward | None:
+        """A forward over the tokens that ``forward`` draws; one page for each session is free."""
+        if not (isinstance(forward, PlainForward) and self._runner.takes_drawn):
+            return None
+        if len(step) > self.num_pages_free or (drawn := forward.drawn()) is None:
+            return None
+        if len(step) < len(drawn):
+            drawn = drawn[to_device(step.places, drawn.device)]
+        return PlainForward(self._runner, step, drawn=drawn)
+
+    def amend_plain(self, sessions: Sequence[TargetSession], token_ids: Sequence[int]) -> None:
+        """What the tokens of a queued step turn out to be. Their KV is where the forward has put it."""
+        self._runner.sequences.amend_last([session.sequence for session in sessions], token_ids)
 
     # Lookahead.
 

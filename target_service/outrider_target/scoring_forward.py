@@ -71,23 +71,32 @@ class ScoringForward:
         shares: Sequence[tuple[ScoreJob, int]],
         fed: Fed | None = None,
         planes: TargetPlanes | None = None,
+        leading: Sequence[ForwardRow] = (),
     ) -> None:
-        """``fed`` holds the one token of each job where the device alone knows it; ``planes`` take hidden states."""
+        """``fed`` holds the one token of each job where the device alone knows it; ``planes`` take hidden states.
+
+        ``leading`` are rows with one position each that share the forward; they are scored elsewhere.
+        """
         self.jobs = [job for job, _ in shares]
         self.places = fed.places if fed is not None else ()
         self._runner, self._fed = runner, fed
         self._rows = _lay_out(shares)
         self._handover: StateHandover | None = None
+        own = [*leading, *map(_forward_row, self._rows)] if fed is None else ()
         if fed is None and (layers := layers_wanted(self.jobs)):
             starts = [row.job.sequence.length for row in self._rows]
-            self._logits, states = runner.forward_with_states([_forward_row(row) for row in self._rows], layers)
+            logits, states = runner.forward_with_states(own, layers)
+            states = states[sum(len(row.token_ids) for row in leading) :] if leading else states
             self._handover = StateHandover(planes)
             # Before the mark below: when that is reached, they are where the draft finds them.
             self._handover.begin(_wanted(self._rows, starts, states, layers))
         elif fed is None:
-            self._logits = runner.forward([_forward_row(row) for row in self._rows], as_computed=True)
+            logits = runner.forward(own, as_computed=True)
         else:
-            self._logits = runner.forward_drawn([job.sequence for job in self.jobs], fed.token_ids)
+            logits = runner.forward_drawn([job.sequence for job in self.jobs], fed.token_ids)
+        self._logits = logits[len(leading) :] if leading else logits
+        self.leading_logits = logits[: len(leading)]
+        """Of ``leading``, row by row."""
         for row in self._rows:
             row.job.num_fed += row.share
         # Without it the forward's time would be counted where its result is first read.

@@ -7,6 +7,7 @@ in a process of its own: the interpreter is chosen before Triton is imported.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from outrider.ports import Open
 from outrider.sampling import ScoreOutcome, ScoreRequest, score
 from outrider.sampling.scoring import fused
 from outrider.sampling.scoring.fused import begin_scoring
+from outrider.sampling.scoring.plain import PlainRows, begin_plain
 from outrider.sampling.session import SessionSampling
 from outrider.types import AcceptanceMethod, JudgingRule, SparseScores, Support, TokenScores, TypicalScores
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
@@ -394,3 +396,44 @@ def test_outside_draws_follow_the_target() -> None:
         counted = np.append(observed[likely], count - observed[likely].sum())
         expected = np.append(weights[likely], 1 - weights[likely].sum()) * count
         assert stats.chisquare(counted, expected * count / expected.sum()).pvalue > 1e-3
+
+
+PLAIN_OPENINGS = [
+    opening(temperature=0.0),
+    opening(COUPLED, temperature=0.9, seed=3),
+    opening(REJECTION, temperature=0.7, top_p=0.8, top_k=20, seed=5),
+    opening(REJECTION, temperature=1.3, seed=6),
+]
+
+
+@pytest.mark.parametrize("kinds", [(0, 0, 0), (2, 3, 2), (0, 1, 2, 3, 0)])
+@pytest.mark.parametrize("flaw", ["none", "not a number", "cuts not found"])
+def test_plain_rows_are_scored_as_single_sessions(
+    kinds: tuple[int, ...], flaw: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flaw == "cuts not found":
+        monkeypatch.setattr(launching, "_NARROW", TINY)
+    logits = logits_of(len(kinds), 1000, spread=0.05 if flaw == "cuts not found" else 3.0)
+    if flaw == "not a number":
+        logits[1, 7] = math.nan
+    samplings = [SessionSampling(PLAIN_OPENINGS[kind]) for kind in kinds]
+    bases = np.array([BASE + index for index in range(len(kinds))])
+    texts = [list(range(base)) for base in bases.tolist()]
+    rows = PlainRows.of([sampling.metadata for sampling in samplings], 1000)
+    picked = PlainRows.joined([rows.selected(np.array([index])) for index in range(len(kinds))])
+    heads = zip(samplings, texts, bases.tolist(), strict=True)
+    outcomes = begin_scoring(logits, [ScoreRequest(*head) for head in heads], fused=True).outcomes()
+    scoring = begin_plain(logits, picked, samplings, texts, bases)
+    drawn = scoring.drawn()
+    found = scoring.tokens()
+    assert drawn is not None
+    assert drawn.tolist() == found.drawn.tolist()
+    for place, outcome in enumerate(outcomes):
+        assert str(found.errors.get(place, "")) == str(outcome.error or "")
+        if isinstance(outcome.form, TokenScores):
+            assert found.token_ids[place] == outcome.form.token_ids[0]
+        elif isinstance(outcome.form, SparseScores):
+            assert found.token_ids[place] == outcome.form.outside_token_ids[0]
+            assert found.masses[place] == outcome.form.outside_mass[0]
+    if flaw == "none":
+        assert drawn.tolist() == found.token_ids.tolist()

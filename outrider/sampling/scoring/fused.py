@@ -35,7 +35,7 @@ _SHORT = 2
 """``Found.STATUS`` from here on: the kernels could not find the truncation threshold."""
 _TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
 """Whose scores are tokens."""
-_LOWEST = -1e30
+LOWEST_DRAWABLE = -1e30
 """A row whose largest logit is not above this has no token left to draw."""
 
 
@@ -88,7 +88,7 @@ class Scoring:
         rules = {metadata.rule for metadata in self._metadata}
         if len(rules) > 1 or rules.isdisjoint(_TOKEN_RULES) or (findings := self._sound_findings()) is None:
             return None
-        return findings.of(_column(self._metadata[0])).copy()
+        return findings.of(drawn_column(self._metadata[0])).copy()
 
     def sparse(self) -> SparseScores | None:
         """Wait for the kernels; the scores of all sessions, one after the other, where every one is of rejection and
@@ -136,7 +136,7 @@ class Scoring:
 
     def _drawn_places(self) -> slice | list[int]:
         """Where among the words that the kernels find each session's token is, if all have one row."""
-        count, columns = len(self._requests), [_column(metadata) for metadata in self._metadata]
+        count, columns = len(self._requests), [drawn_column(metadata) for metadata in self._metadata]
         if len(set(columns)) == 1:
             return slice(columns[0] * count, (columns[0] + 1) * count)
         return [column * count + i for i, column in enumerate(columns)]
@@ -274,7 +274,7 @@ def begin_scoring(logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bo
     return Scoring(logits, requests, fused=has_kernels(logits.device) if fused is None else fused)
 
 
-def _column(metadata: SamplingMetadata) -> Found:
+def drawn_column(metadata: SamplingMetadata) -> Found:
     """Where the kernels leave the token that follows a text."""
     if metadata.rule is JudgingRule.GREEDY:
         return Found.ARGMAX
@@ -294,11 +294,11 @@ def _first_error(finite: Sequence[bool], largest: Sequence[float], bound: float)
 def _is_drawable(largest: Sequence[float], bound: float) -> bool:
     """Whether nothing is wrong with finite rows that have these largest logits."""
     # The least and the largest pass over what is no number; a sum does not.
-    return max(_LOWEST, -bound) < min(largest) and max(largest) < bound and not math.isnan(sum(largest))
+    return max(LOWEST_DRAWABLE, -bound) < min(largest) and max(largest) < bound and not math.isnan(sum(largest))
 
 
 def _tempered(largest: float, bound: float) -> float:
     """As much of a row's largest logit over its temperature as tells what is wrong with the row."""
-    if largest <= _LOWEST:
+    if largest <= LOWEST_DRAWABLE:
         return -math.inf
     return largest if abs(largest) < bound else math.copysign(math.inf, largest)

@@ -12,25 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.columns import FEWEST_ROWS, CommandColumns, ExtendColumns, one_by_one
+from outrider.columns import FEWEST_ROWS, CommandColumns, ExtendColumns, ScoreColumns, one_by_one
 from outrider.ports import Extend, Score
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
 from outrider.serving.output_processor import Messages, OutputProcessor
-from outrider.serving.request import AnyRequest, Batch, Request, RequestStatus, ScheduledTokens
+from outrider.serving.request import AnyRequest, Batch, Request, RequestStatus, RunningJob, ScheduledTokens
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.steady.step import SteadyStep, is_bare, joined
 from outrider.serving.steady.waiting import WaitingSessions
-
-
-@dataclass(slots=True)
-class _RunningJob:
-    """The job of an item of a step that runs: nothing is left to be scheduled."""
-
-    num_left: int = 0
-    num_last: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,7 @@ class SteadySteps:
         self._answered: _Answered | None = None
         self._waiting: dict[SessionKey, tuple[WaitingSessions, int]] = {}
         """Where each session waits, or waited last."""
-        self._links = set[int]()
+        self._links = scheduler.plain.links
         """Links that send columns."""
 
     # Commands.
@@ -75,9 +67,11 @@ class SteadySteps:
         columns = [command for command in commands if isinstance(command, CommandColumns)]
         if not columns:
             return commands, None
+        if not self._is_enabled:
+            return one_by_one(commands), None
         self._links.add(link_id)
         kind = type(columns[0])
-        if not self._is_enabled or any(type(each) is not kind for each in columns):
+        if any(type(each) is not kind for each in columns):
             return one_by_one(commands), None
         singles = [command for command in commands if not isinstance(command, CommandColumns)]
         of_kind = Extend if kind is ExtendColumns else Score
@@ -89,15 +83,23 @@ class SteadySteps:
 
     def take(self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_free: bool) -> None:
         """Take columns as a step to be begun next, or item by item. ``is_free``: no forward is in flight."""
-        found = self._waiting.get((link_id, int(columns.sessions[0])))
-        if found is not None and is_free and self.pending is None and self._scheduler.queue.is_empty:
+        items: Iterable[Any] | None = None
+        if isinstance(columns, ScoreColumns):
+            answers, is_taken = self._scheduler.take_plain(link_id, columns, arrived_ns)
+            self._outputs.put_plain(answers)
+            if is_taken.all():
+                return
+            if is_taken.any():
+                items = [item for item, is_done in zip(columns.items(), is_taken.tolist(), strict=True) if not is_done]
+        found = self._waiting.get((link_id, int(columns.sessions[0]))) if items is None else None
+        if found is not None and is_free and self.pending is None and self._scheduler.is_free:
             waiting, _ = found
             step = waiting.find(link_id, columns, arrived_ns)
             if step is not None and self._scheduler.takes_steady(step) and self._executor.takes_columns(step):
                 waiting.take(step)
                 self.pending = step
                 return
-        for item in columns.items():
+        for item in columns.items() if items is None else items:
             self._take_item(link_id, item, arrived_ns)
 
     def touch(self, key: SessionKey) -> None:
@@ -129,7 +131,7 @@ class SteadySteps:
         step = self.pending
         if step is None:
             return None
-        if not self._scheduler.queue.is_empty:
+        if not self._scheduler.is_free:
             self._take_apart_pending()
             return None
         self.pending = None
@@ -171,7 +173,7 @@ class SteadySteps:
         scheduled: ScheduledTokens = []
         items: list[Any] = list(step.columns.items())
         for session, item in zip(step.sessions, items, strict=True):
-            request: AnyRequest = Request(session, item, _RunningJob(), step.arrived_ns)
+            request: AnyRequest = Request(session, item, RunningJob(), step.arrived_ns)
             request.status = RequestStatus.RUNNING
             self._scheduler.queue.put(request)
             scheduled.append((request, len(item.token_ids) + len(getattr(item, "draft_token_ids", ()))))

@@ -44,9 +44,11 @@ _BATCH = 12
 """Tokens: prompts come in chunks."""
 
 
-def core_of(executor: TargetExecutor, *, lookahead: bool) -> EngineCore[Any, Any, Any, Any]:
+def core_of(
+    executor: TargetExecutor, *, lookahead: bool, max_batched_tokens: int = _BATCH
+) -> EngineCore[Any, Any, Any, Any]:
     sessions = SessionTable(executor._runner.sequences, Limits(VOCAB_SIZE, MAX_LENGTH, trims=False))
-    return EngineCore(sessions, executor, TokenBudget(_BATCH), lookahead=lookahead)
+    return EngineCore(sessions, executor, TokenBudget(max_batched_tokens), lookahead=lookahead)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,9 @@ class OneSession:
 class Coordinator:
     """One link."""
 
+    most_sessions = MOST_SESSIONS
+    share_traced = 0.5
+
     def __init__(self, core: EngineCore[Any, Any, Any, Any], link_id: int, choose: random.Random) -> None:
         self.driver = Driver(core, link_id)
         self.sessions: dict[int, OneSession] = {}
@@ -99,8 +104,8 @@ class Coordinator:
     def act(self, kind: Kind) -> None:
         """A message of some commands."""
         commands: list[Command] = []
-        if len(self.sessions) < MOST_SESSIONS and self._choose.random() < (0.05 if kind.is_calm else 0.2):
-            number = next(i for i in range(MOST_SESSIONS) if i not in self.sessions)
+        if len(self.sessions) < self.most_sessions and self._choose.random() < (0.05 if kind.is_calm else 0.2):
+            number = next(i for i in range(self.most_sessions) if i not in self.sessions)
             commands += self._open(number, is_odd=kind.is_odd)
         for number, session in list(self.sessions.items()):
             chance = self._choose.random() * (10 if kind.is_calm else 1)
@@ -114,10 +119,14 @@ class Coordinator:
                 self._change_mind(session)
                 commands += self._ask(session, drafts=kind.has_drafts)
         if commands:
-            self.driver.send(*commands)
+            self.send(*commands)
+
+    def send(self, *commands: Command) -> None:
+        """A message."""
+        self.driver.send(*commands)
 
     def release_all(self) -> None:
-        self.driver.send(*[self._release(number) for number in list(self.sessions)])
+        self.send(*[self._release(number) for number in list(self.sessions)])
 
     def take(self, event: Any) -> None:
         """What is told must be so."""
@@ -170,7 +179,7 @@ class Coordinator:
         support = self._support(ids) if ids and opened.judging_rule is JudgingRule.REJECTION else None
         generation = next(self._generations)
         item = score_item(opened.session, generation, tokens, ids, num_kept_tokens=base, support=support)
-        if self._choose.random() < 0.5:
+        if self._choose.random() < self.share_traced:
             item = dataclasses.replace(item, trace_parent=f"00-{self.driver.link_id:016x}{generation:016x}-{1:016x}-01")
         session.held = base
         session.newest = session.asked[generation] = Asked(item, tuple(tokens))
@@ -199,7 +208,7 @@ class Coordinator:
         room = session.opened.max_length - len(session.tokens)
         is_over = room < 0 or token_id in session.opened.eos_token_ids
         if is_over or (room == 0 and self._choose.random() < 0.5):
-            self.driver.send(self._release(asked.item.session))
+            self.send(self._release(asked.item.session))
 
     def _tokens(self, count: int) -> list[int]:
         return [self._choose.randrange(VOCAB_SIZE - 1) for _ in range(count)]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
@@ -20,10 +22,13 @@ from outrider.prefix_hash import prefix_hash
 from outrider.sampling.parameters import needs_adjusting
 from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring.fused import Scoring
+from outrider.sampling.scoring.plain import PlainScoring, PlainTokens
 from outrider.sampling.scoring.score import score
-from outrider.serving.executor import QueuedForward
+from outrider.serving.executor import InFlightForward, QueuedForward
+from outrider.serving.steady.plain_step import PlainStep
 from outrider_target.executor import TargetSession, next_token
 from outrider_target.jobs import ScoreJob
+from outrider_target.plain_forward import PlainForward
 from tests.support.async_target import AsyncTargetExecutor
 
 VOCAB_SIZE, MAX_LENGTH, PAGE_SIZE = 40, 48, 4
@@ -40,7 +45,7 @@ class Runner:
     def __init__(self, num_pages: int) -> None:
         self.sequences = KVCacheManager(PagePool(num_pages, PAGE_SIZE))
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE, num_layers=0)
-        self.sampler = SimpleNamespace(begin_scoring=begin_drawing)
+        self.sampler = SimpleNamespace(begin_scoring=begin_drawing, begin_plain=PlainDrawing)
         self._slots = [-1] * (num_pages * PAGE_SIZE)
 
     def forward(self, rows: Sequence[ForwardRow], *, as_computed: bool = False) -> torch.Tensor:
@@ -93,6 +98,21 @@ class Drawing(Scoring):
         return self.choose.randint(-9, 99) if token_id is None or self.choose.random() < 0.05 else token_id
 
 
+class PlainDrawing(PlainScoring):
+    """Likewise, for the rows of a plain step."""
+
+    _words: Sequence[int] = ()
+
+    def drawn(self) -> torch.Tensor:
+        choose, found = Drawing.choose, super().tokens().token_ids.tolist()
+        self._words = [choose.randint(-9, 99) if choose.random() < 0.01 else token_id for token_id in found]
+        return torch.tensor(self._words, dtype=torch.int32)
+
+    def tokens(self) -> PlainTokens:
+        found = super().tokens()
+        return replace(found, drawn=np.array(self._words)) if self._words else found
+
+
 def begin_drawing(logits: torch.Tensor, requests: Sequence[ScoreRequest]) -> Drawing:
     return Drawing(logits, requests, fused=False)
 
@@ -100,13 +120,23 @@ def begin_drawing(logits: torch.Tensor, requests: Sequence[ScoreRequest]) -> Dra
 class CountingExecutor(AsyncTargetExecutor):
     """Counts the items that it foresaw, too."""
 
-    num_prepared = 0
+    num_prepared = num_plain = 0
+    """Items, and rows of plain steps."""
     _confirms = False
 
     def next_step(self, session: TargetSession, answer: Scores) -> Score | None:
         item = super().next_step(session, answer)
         self.num_prepared += item is not None and not self._confirms
         return item
+
+    def start_plain(self, step: PlainStep, batch: Sequence[tuple[ScoreJob, int]]) -> PlainForward:
+        self.num_plain += len(step)
+        return super().start_plain(step, batch)
+
+    def queue_plain(self, forward: InFlightForward[Scores], step: PlainStep) -> PlainForward | None:
+        queued = super().queue_plain(forward, step)
+        self.num_queued += len(step) if queued is not None else 0
+        return queued
 
     def resolve(
         self, queued: QueuedForward[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores

@@ -22,11 +22,13 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits
 from outrider.serving.session_table import SessionTable
+from outrider.serving.steady import plain_steps
 from outrider.serving.token_budget import TokenBudget
 from outrider.types import SparseEvidence
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_target.executor import TargetExecutor
 from tests.draft_service.head_rig import served
+from tests.serving.steady.plain_twins import PlainTwins
 from tests.serving.steady.state_twins import HeadTwins, PutStates, ReadStates, StatesTwins
 from tests.serving.steady.twins import GREEDY, SAMPLED, TOKENS, Samplings, Switch, Twins, holding
 from tests.support.dflash import build_dflash
@@ -71,6 +73,26 @@ def test_a_target_says_and_holds_the_same(seed: int, num_pages: int, samplings: 
     assert other.num_columns == 0
     assert twins.outcomes["Scores"] > 500
     assert twins.outcomes["SessionLost"] + twins.outcomes["SessionFailed"]
+    for core in (steady, plain):
+        assert core.num_pages_free == num_pages
+
+
+@pytest.mark.parametrize(
+    ("seed", "num_pages", "samplings"),
+    [(0, 3000, TOKENS), (1, 3000, GREEDY), (2, 600, TOKENS)],
+)
+def test_a_target_says_and_holds_the_same_of_plain_steps(
+    seed: int, num_pages: int, samplings: Samplings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_steps, "FEWEST_SESSIONS", 4)
+    switch = Switch()
+    steady, executor = target_core(switch, takes_columns=True, num_pages=num_pages)
+    plain, other = target_core(switch, takes_columns=False, num_pages=num_pages)
+    twins = PlainTwins("target", steady, plain, switch, seed, num_token_ids=NUM_TOKEN_IDS, samplings=samplings)
+    twins.run(60)
+    assert executor.num_plain > 20, twins.outcomes
+    assert other.num_plain == 0
+    assert twins.outcomes["Scores"] > 300
     for core in (steady, plain):
         assert core.num_pages_free == num_pages
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from outrider.columns import CommandColumns
 from outrider.ports import EventBatch, Extend, Open, Opened, Prepare, Proposal, Release, Score, Scores
-from outrider.prefix_hash import prefix_hash
+from outrider.prefix_hash import PrefixHash, prefix_hash
 from outrider.serving.engine_core import EngineCore
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
@@ -73,7 +73,7 @@ def holding(kind: type[Any], switch: Switch, *, asynchronous: bool = True) -> ty
     """
 
     class Holding(kind):  # type: ignore[misc]
-        num_columns = 0
+        num_columns = num_plain = 0
         is_asynchronous = asynchronous
 
         def start(self, batch: Any) -> Any:
@@ -82,6 +82,10 @@ def holding(kind: type[Any], switch: Switch, *, asynchronous: bool = True) -> ty
         def start_columns(self, step: Any) -> Any:
             Holding.num_columns += 1
             return Held(super().start_columns(step), switch, is_held=asynchronous)
+
+        def start_plain(self, step: Any, batch: Any) -> Any:
+            Holding.num_plain += 1
+            return Held(super().start_plain(step, batch), switch, is_held=asynchronous)
 
     return Holding
 
@@ -210,7 +214,7 @@ class Twins:
             kept = self._random.randint(1, kept)
         if session.is_new:
             kept = 0
-        digest, given = prefix_hash(session.tokens[:kept]), tuple(session.tokens[kept:])
+        digest, given = self._hash(session.tokens[:kept]), tuple(session.tokens[kept:])
         if self.role == "draft":
             length = 0 if self._chance(self._oddity) else self._random.randint(1, MOST_DRAFTS)
             item: Extend | Score = Extend(session.number, session.asked, kept, digest, given, length)
@@ -221,6 +225,9 @@ class Twins:
             item = Score(session.number, session.asked, kept, digest, given, tuple(session.drafts), support)
         session.held = kept
         return self._broken(item) if self._chance(self._oddity / 3) else item
+
+    def _hash(self, tokens: Sequence[int]) -> PrefixHash:
+        return prefix_hash(tokens)
 
     def _support(self, drafts: Sequence[int]) -> Support:
         rows = [sorted({token_id, *self._new_tokens(self._random.randrange(4))}) for token_id in drafts]

@@ -1,0 +1,271 @@
+"""Plain step: one token of each of many sessions that is computed before it is asked for, held as arrays.
+
+Shape letters: ``B`` sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.columns import AnswerColumns, token_scores
+from outrider.errors import OutriderError
+from outrider.ports import Score, Scores
+from outrider.recording import ForwardRecord
+from outrider.serving.executor import PlainOutcome
+from outrider.serving.session import Session, SessionKey
+from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Rows = NDArray[np.intp]
+
+
+@dataclass(slots=True, eq=False)
+class PlainSessions:
+    """What does not change between the steps of sessions."""
+
+    sessions: list[Session[Any]]  # [B]
+    rows: Any
+    """The executor's (``Executor.plain_rows``)."""
+    numbers: NDArray[np.uint64]  # [B] on their links
+    link_ids: Ints  # [B]
+    max_lengths: Ints  # [B] of ``Open``
+    are_sparse: Bools  # [B] whether their answers are ``SparseScores``
+    endings: frozenset[int]
+    """Tokens that end some of them."""
+
+    @classmethod
+    def of(cls, sessions: Sequence[Session[Any]], rows: Any) -> PlainSessions:  # noqa: ANN401 - the executor's
+        """Of these."""
+        openings = [session.open for session in sessions]
+        return cls(
+            list(sessions),
+            rows,
+            np.array([opening.session for opening in openings], dtype=np.uint64),
+            np.array([session.link_id for session in sessions], dtype=np.int64),
+            np.array([opening.max_length for opening in openings], dtype=np.int64),
+            np.array([opening.judging_rule is JudgingRule.REJECTION for opening in openings], dtype=np.bool_),
+            frozenset().union(*(opening.eos_token_ids for opening in openings)),
+        )
+
+    def selected(self, places: Rows) -> PlainSessions:
+        """Those at these places."""
+        return PlainSessions(
+            [self.sessions[place] for place in places.tolist()],
+            self.rows.selected(places),
+            self.numbers[places],
+            self.link_ids[places],
+            self.max_lengths[places],
+            self.are_sparse[places],
+            self.endings,
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[PlainSessions]) -> PlainSessions:
+        """One after the other."""
+        return PlainSessions(
+            [session for part in parts for session in part.sessions],
+            parts[0].rows.joined([part.rows for part in parts]),
+            np.concatenate([part.numbers for part in parts]),
+            np.concatenate([part.link_ids for part in parts]),
+            np.concatenate([part.max_lengths for part in parts]),
+            np.concatenate([part.are_sparse for part in parts]),
+            frozenset().union(*(part.endings for part in parts)),
+        )
+
+    def do_not_end(self, token_ids: Ints, bases: Ints) -> Bools:
+        """Whether these tokens, each after so many, are followed by another step."""
+        goes_on = (token_ids >= 0) & (bases + 1 < self.max_lengths)
+        if self.endings:
+            for place in np.flatnonzero(np.isin(token_ids, list(self.endings))).tolist():
+                goes_on[place] &= int(token_ids[place]) not in self.sessions[place].open.eos_token_ids
+        return goes_on
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTokens:
+    """``PlainOutcome`` of answers to single items."""
+
+    token_ids: Ints  # [B]
+    masses: NDArray[np.float32]  # [B]
+    errors: Mapping[int, OutriderError] = field(default_factory=dict)
+
+    @property
+    def drawn(self) -> Ints:
+        """The same: nothing is queued behind them."""
+        return self.token_ids
+
+    @staticmethod
+    def is_one(form: ScoreForm) -> bool:
+        """Whether scores are one token, as those of a plain step are."""
+        if isinstance(form, TokenScores):
+            return len(form.token_ids) == 1
+        return isinstance(form, SparseScores) and len(form.outside_token_ids) == 1
+
+    @classmethod
+    def of(cls, forms: Sequence[ScoreForm]) -> KnownTokens:
+        """Of scores of one token each."""
+        ids, masses = list[int](), list[float]()
+        for form in forms:
+            if isinstance(form, TokenScores):
+                ids.append(form.token_ids[0])
+                masses.append(1.0)
+            elif isinstance(form, SparseScores):
+                ids.append(int(form.outside_token_ids[0]))
+                masses.append(float(form.outside_mass[0]))
+        return cls(np.array(ids, dtype=np.int64), np.array(masses, dtype=np.float32))
+
+
+@dataclass(slots=True, eq=False)
+class PlainStep:
+    """Items that follow each other from the same sessions, asked for or not yet.
+
+    A session leaves a step when something else comes for it: its row then stays, and counts for nothing.
+    """
+
+    own: PlainSessions
+    bases: Ints  # [B] committed tokens, those of the items included
+    tokens: Ints  # [B] of the items; without meaning while ``is_queued``
+    places: Sequence[int] = ()
+    """Of the sessions in the step that it is queued behind."""
+    is_queued: bool = False
+    """Its tokens are known to the device alone."""
+    generations: NDArray[np.uint64] = field(init=False)  # [B] of the items that came, else of what they follow
+    is_here: Bools = field(init=False)  # [B]
+    is_asked: Bools = field(init=False)  # [B]
+    is_open: Bools = field(init=False)  # [B] computed, and may be followed by another step
+    arrived_ns: Ints = field(init=False)  # [B] of the items that came
+    is_late: Bools = field(init=False)  # [B] whether these came after it was computed
+    outcome: PlainOutcome | None = None
+    """Once it is computed."""
+    forward: ForwardRecord | None = None
+    """Once it is computed."""
+    _places: dict[SessionKey, int] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        count = len(self.own.sessions)
+        self.generations = np.array([session.generation for session in self.own.sessions], dtype=np.uint64)
+        self.is_here = np.ones(count, dtype=np.bool_)
+        self.is_asked, self.is_open, self.is_late = (np.zeros(count, dtype=np.bool_) for _ in range(3))
+        self.arrived_ns = np.zeros(count, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.own.sessions)
+
+    @property
+    def sessions(self) -> list[Session[Any]]:
+        """B."""
+        return self.own.sessions
+
+    @property
+    def rows(self) -> Any:  # noqa: ANN401 - the executor's
+        """What the executor knows of the sessions."""
+        return self.own.rows
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of the items."""
+        found: list[int] = self.tokens.tolist()
+        return found
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any of it is to be asked for or followed yet."""
+        return bool((self.is_here & (~self.is_asked | self.is_open)).any())
+
+    @property
+    def unasked(self) -> Bools:  # [B]
+        """Rows that are to be asked for."""
+        return self.is_here & ~self.is_asked
+
+    def place_of(self, key: SessionKey) -> int | None:
+        """The row of a session that is here."""
+        if self._places is None:
+            self._places = {session.key: place for place, session in enumerate(self.own.sessions)}
+        place = self._places.get(key)
+        return place if place is not None and self.is_here[place] else None
+
+    def without_gone(self) -> PlainStep:
+        """The step with the rows that are here; only before it is started."""
+        if self.is_here.all():
+            return self
+        kept = np.flatnonzero(self.is_here)
+        step = PlainStep(self.own.selected(kept), self.bases[kept], self.tokens[kept])
+        step.generations, step.is_asked = self.generations[kept], self.is_asked[kept]
+        step.arrived_ns = self.arrived_ns[kept]
+        return step
+
+    @staticmethod
+    def joined(parts: Sequence[PlainStep]) -> PlainStep:
+        """One after the other, of steps that were not started."""
+        if len(parts) == 1:
+            return parts[0]
+        step = PlainStep(
+            PlainSessions.joined([part.own for part in parts]),
+            np.concatenate([part.bases for part in parts]),
+            np.concatenate([part.tokens for part in parts]),
+        )
+        for name in ("generations", "is_here", "is_asked", "arrived_ns"):
+            setattr(step, name, np.concatenate([getattr(part, name) for part in parts]))
+        return step
+
+    # Items and answers.
+
+    def item(self, place: int, prefix_hash: tuple[bytes, int]) -> Score:
+        """The item of a row; ``prefix_hash`` of the tokens that it keeps."""
+        number, generation = int(self.own.numbers[place]), int(self.generations[place])
+        return Score(number, generation, int(self.bases[place]) - 1, prefix_hash, (int(self.tokens[place]),))
+
+    def answer(self, place: int) -> Scores:
+        """The answer to a row that is computed."""
+        outcome = self.outcome
+        if outcome is None:
+            raise ValueError("a step that is not computed has no answers")
+        token_id = outcome.token_ids[place]
+        head = int(self.own.numbers[place]), int(self.generations[place]), int(self.bases[place])
+        if not self.own.are_sparse[place]:
+            return Scores(*head, TokenScores((int(token_id),)))
+        ids, masses = token_id.reshape(1).astype(np.int32), outcome.masses[place].reshape(1)
+        return Scores(*head, SparseScores(np.zeros(0, dtype=np.float32), masses, ids))
+
+    def columns(self, places: Rows, now_ns: int) -> AnswerColumns[Scores]:
+        """The answers to rows of one link and form, whose time ends now."""
+        outcome = self.outcome
+        if outcome is None:
+            raise ValueError("a step that is not computed has no answers")
+        is_sparse = bool(self.own.are_sparse[places[0]])
+        return AnswerColumns(
+            self.own.numbers[places],
+            self.generations[places],
+            self.bases[places],
+            np.ones(len(places), dtype=np.uint32),
+            outcome.token_ids[places].astype(np.int32),
+            self.timings_ns(places, now_ns).ravel().tolist(),
+            token_scores,
+            outcome.masses[places] if is_sparse else None,
+        )
+
+    def waits_ns(self, started_ns: int) -> list[int]:
+        """How long the items waited that have come before it is computed, which began then."""
+        arrived = self.arrived_ns[self.is_here & self.is_asked]
+        waits: list[int] = np.maximum(started_ns - arrived, 0).tolist()
+        return waits
+
+    def timings_ns(self, places: Rows, now_ns: int) -> Ints:  # [N, 5]
+        """The fields of ``ItemTiming`` of rows, as ``Request`` has them: an item's time begins when it comes."""
+        done, arrived = self.forward, self.arrived_ns[places]
+        if done is None:
+            raise ValueError("a step that is not computed has no times")
+        started = np.maximum(done.started_ns, arrived)
+        computed = np.maximum(done.computed_ns, started)
+        ended = np.full(len(places), done.ended_ns)
+        stages = np.stack((started - arrived, computed - started, ended - computed, now_ns - ended), axis=1)
+        is_late = self.is_late[places]
+        stages[is_late] = 0
+        stages[is_late, 3] = now_ns - arrived[is_late]
+        return np.concatenate((stages, (now_ns - arrived)[:, None]), axis=1)
