@@ -33,6 +33,8 @@ _LEAST_CHUNK = 4
 """A chunk is never smaller than the largest by more than this factor: prompts get on, however long."""
 _CHUNK_STEP = 16
 """Chunk sizes are multiples of it."""
+_SESSIONS_STEP = 32
+"""Forwards of numbers of running sessions that differ by less take about the same time."""
 _PROMPT_WEIGHT = 8
 """A prompt that waits behind another counts as so many running sessions: its user has seen nothing yet."""
 _MOST_OF_MANY = 4
@@ -150,14 +152,14 @@ class PrefillChunkSize:
         self._most = most
         self._least = max(1, most // _LEAST_CHUNK)
         self._without_ns: dict[int, float] = {}
-        """What a forward without a chunk took lately, by the bit length of its running sessions' number: while prompts
+        """What a forward without a chunk took lately, by the number of its running sessions in steps: while prompts
         wait there is none, and sessions become many."""
         self._a_token_ns: float | None = None
 
     def note_forward(self, duration_ns: int, num_chunk_tokens: int, num_running: int) -> None:
         """A forward that served running sessions took so long, with so many tokens of prompts beside them."""
         if not num_chunk_tokens:
-            size = num_running.bit_length()
+            size = num_running // _SESSIONS_STEP
             self._without_ns[size] = moving_mean(self._without_ns.get(size), duration_ns, _CHUNK_WEIGHT)
         elif (without_ns := self._without(num_running)) is not None:
             more_ns = max(0.0, duration_ns - without_ns)
@@ -181,7 +183,7 @@ class PrefillChunkSize:
 
     def _without(self, num_running: int) -> float | None:
         """What a forward of so many sessions takes without a chunk, or of the nearest number that is known."""
-        size = num_running.bit_length()
+        size = num_running // _SESSIONS_STEP
         nearest = min(self._without_ns, key=lambda known: abs(known - size), default=None)
         return None if nearest is None else self._without_ns[nearest]
 
