@@ -205,7 +205,7 @@ def draw_with(monkeypatch: pytest.MonkeyPatch, stream: Stream) -> None:
 
     monkeypatch.setattr(proposing, "stream_rows", coins_of)
     monkeypatch.setattr(proposing, "gumbel_argmax_among", draw_among)
-    monkeypatch.setattr(proposing, "race", draw)
+    monkeypatch.setattr(proposing, "gumbel_argmax", draw)
 
 
 @pytest.mark.parametrize(("shared", "count"), [(Stream.RESIDUAL, 2500), (Stream.ACCEPTANCE, 1000)], ids=str)
