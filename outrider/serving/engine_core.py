@@ -211,7 +211,9 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
                 self._scheduler.note_begin(queued, ended_ns)
         self._inputs.take_superseding(before.requests)
         if not self._in_flight and self._scheduler.lookahead.is_possible:
-            alone = self._scheduler.plain.join(before.requests)
+            # What superseded an answered item may have failed its session.
+            open_yet = [request for request in before.requests if self.sessions.holds(request.session)]
+            alone = self._scheduler.plain.join(open_yet)
             prepared = [self._scheduler.lookahead.prepare(request) for request in alone]
             self._scheduler.plain.grow()
             if (any(prepared) or self._scheduler.plain.due is not None) and self._executor.is_asynchronous:
