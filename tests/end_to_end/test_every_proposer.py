@@ -17,6 +17,7 @@ import torch
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.config.fields import DraftMethod
 from outrider.generation import GenerationResult
+from outrider_coordinator.routing import replica_connection
 from outrider_coordinator.service import Coordinator
 from outrider_draft.proposers.registry import LOADERS
 from outrider_draft.service import DraftService
@@ -161,8 +162,9 @@ async def test_small_pools_chunks_and_cached_prefixes(
 
 @METHODS
 async def test_links_that_break_and_sessions_that_are_rebuilt(
-    folders: Path, expected: list[tuple[int, ...]], method: DraftMethod
+    folders: Path, expected: list[tuple[int, ...]], method: DraftMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(replica_connection, "RETRY_S", 0.0)  # so that the draft is back before the streams end
     async with stack_of(folders, method, target={}, draft={"page_size": PAGE}) as stack:
         readers = [Reader(stack, **request) for request in REQUESTS]
         await asyncio.gather(*(reader.read(6) for reader in readers))
