@@ -226,8 +226,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
-        is_due = self._steady.pending or self._scheduler.queue.due or self._scheduler.plain.is_due
-        return bool(self._outputs.is_ready or is_due or self._in_flight)
+        return bool(self._outputs.is_ready or self._has_forwards)
 
     @property
     def pause_s(self) -> float:
@@ -249,8 +248,13 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         """Whether a forward is to be started, followed or ended before more events leave that needed none."""
         if self._num_steps_without_forward < _MAX_STEPS_WITHOUT_FORWARD:
             return False
+        return self._has_forwards and not self._forward_pause_s
+
+    @property
+    def _has_forwards(self) -> bool:
+        """Whether a forward is to be started, or is in flight."""
         is_due = self._steady.pending or self._scheduler.queue.due or self._scheduler.plain.is_due
-        return bool(is_due or self._in_flight) and not self._forward_pause_s
+        return bool(is_due or self._in_flight)
 
     # Links.
 

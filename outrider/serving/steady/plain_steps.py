@@ -497,11 +497,6 @@ class PlainSteps:
         for key in [key for key in self._members if key[0] == link_id]:
             self.cut(key)
 
-    def take_all_apart(self) -> None:
-        """Have requests for all."""
-        for key in list(self._members):
-            self.cut(key)
-
     def _leave_running(self, batch: Batch, step: PlainStep, place: int) -> None:
         self._members.discard(step.sessions[place].key)
         step.is_here[place] = False
