@@ -115,6 +115,14 @@ def test_a_stream_is_timed_to_its_last_token_and_a_run_to_its_last_request() -> 
     assert vllm_keys([TWO])["outrider_client_load"] == 0.25
 
 
+def test_decoding_is_told_without_the_time_of_the_first_tokens() -> None:
+    assert TWO.time_per_token_after_the_first is None
+    measured = dataclasses.replace(TWO, first_tokens_duration=1.0)
+    assert measured.time_per_token_after_the_first == pytest.approx((4.0 - 1.0) * 2 / (10 - 2))
+    series = {item.name: item.samples for item in measured_series([measured], SPECULATION)}
+    assert series["after_first_tokens"] == pytest.approx((1e3 * 3.0 * 2 / 8,))
+
+
 def test_figures_are_in_the_keys_of_vllm() -> None:
     keys = vllm_keys([TWO])
     assert (keys["completed"], keys["failed"], keys["duration"]) == (2, 1, 4.0)
@@ -248,6 +256,21 @@ async def test_arms_are_interleaved_and_get_the_same_requests() -> None:
     assert len(outcome.speedups) == 3
     first = outcome.runs[SPECULATION][0].output_throughput / outcome.runs[BASELINE][0].output_throughput
     assert outcome.speedups[0] == pytest.approx(first)
+
+
+async def test_first_tokens_are_timed_before_each_run_of_an_arm() -> None:
+    client = ScriptedClient()
+    plan = plan_of(num_warmups=0, num_gate_prompts=0, num_runs=2, with_first_tokens=True)
+    outcome = await run_plan(client, plan)
+    tokens = [options["max_tokens"] for options in client.requests]
+    assert tokens == ([1] * 6 + [8] * 6) * 4
+    assert len({options["cache_salt"] for options in client.requests}) == 8, "no run finds the prompts of another"
+    result = to_result(outcome, plan, name="some", device="cpu", configuration={"pair": "a / b", "synthetic": False})
+    shown = render([result])
+    for arm in (SPECULATION, BASELINE):
+        found = result.find("after_first_tokens", arm=arm)
+        assert found is not None and len(found.samples) == 2
+        assert f"{median(found.samples):.2f}" in shown
 
 
 async def test_what_was_measured_is_compared_too() -> None:

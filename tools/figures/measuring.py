@@ -60,8 +60,8 @@ def load_command(session: Session, row: Row, addresses: Addresses) -> list[str]:
     if session.is_tiny:
         users, input_len, output_len = min(users, 2), min(input_len, 32), min(output_len, 16)
     chosen, fixed = addresses
-    command = ["-m", "outrider.cli", "bench", "serve", "--address", chosen, "--baseline", "--device", session.device]
-    command += ["--dtype", session.dtype, "--dataset-name", "random"]
+    command = ["-m", "outrider.cli", "bench", "serve", "--address", chosen, "--baseline", "--first-tokens"]
+    command += ["--device", session.device, "--dtype", session.dtype, "--dataset-name", "random"]
     command += ["--runs", "1" if session.is_tiny else "3", "--num-warmups", str(users)]
     command += ["--num-prompts", str(max(users, 3)), "--max-concurrency", str(users)]
     command += ["--input-len", str(input_len), "--output-len", str(output_len)]

@@ -83,7 +83,13 @@ def _users(series: Sequence[Series]) -> list[str]:
         _line("Median (tok/s):", found.median),
         _line("Slowest (tok/s):", found.minimum),
         _line("Until all finished (ms per token):", _median(series, "until_all_finished")),
+        *_after_first_tokens(series),
     ]
+
+
+def _after_first_tokens(series: Sequence[Series]) -> list[str]:
+    value = _median(series, "after_first_tokens")
+    return [] if value is None else [_line("After the first tokens (ms per token):", value)]
 
 
 def _steps(series: Sequence[Series]) -> list[str]:

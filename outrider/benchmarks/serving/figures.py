@@ -78,6 +78,9 @@ def measured_series(runs: Sequence[Run], arm: str) -> tuple[Series, ...]:
         ("until_all_finished", "ms"): [
             1e3 * value for run in runs if (value := run.time_per_token_until_all_finished) is not None
         ],
+        ("after_first_tokens", "ms"): [
+            1e3 * value for run in runs if (value := run.time_per_token_after_the_first) is not None
+        ],
         **_stage_samples([record.result for record in records if record.result is not None]),
     }
     return tuple(Series(name, unit, tuple(values), {"arm": arm}) for (name, unit), values in samples.items())

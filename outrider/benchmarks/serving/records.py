@@ -62,6 +62,8 @@ class Run:
     """Most requests under way at a time, as asked for."""
     client_load: float = 0.0
     """Processor time of the busiest client process over the duration; near 1 the client itself limits the figures."""
+    first_tokens_duration: float | None = None
+    """Seconds until the same requests had ended with one token each, where that was measured."""
 
     @property
     def completed(self) -> tuple[Record, ...]:
@@ -82,3 +84,11 @@ class Run:
     def time_per_token_until_all_finished(self) -> float | None:
         """Seconds until the last request had ended, prefill included, by the output tokens of one user."""
         return ratio(self.duration * self.num_users, self.num_tokens)
+
+    @property
+    def time_per_token_after_the_first(self) -> float | None:
+        """The same without the time that the first tokens alone took, by the tokens after them."""
+        if self.first_tokens_duration is None:
+            return None
+        decoding = self.duration - self.first_tokens_duration
+        return ratio(decoding * self.num_users, self.num_tokens - len(self.completed))

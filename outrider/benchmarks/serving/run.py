@@ -64,6 +64,8 @@ class Plan:
     """Requests of each arm before anything is measured."""
     with_baseline: bool = False
     """The same requests without speculation, in turn with the others."""
+    with_first_tokens: bool = False
+    """Before each run the same requests for one token each, so that the time of decoding alone is known."""
     fixed_lengths: tuple[int, ...] = ()
     """Draft lengths of further arms, for a coordinator with ``draft_length: fixed``."""
     samplings: tuple[SamplingParams, ...] = ()
@@ -160,9 +162,19 @@ async def run_plan(
     runs: dict[str, list[Run]] = {arm: [] for arm in arms}
     for index in range(plan.num_runs):
         for arm in list(arms)[:: 1 if index % 2 == 0 else -1]:
+            first_tokens = await _first_tokens_duration(plan, loads[arm], arms[arm])
             decoding = dataclasses.replace(arms[arm], cache_salt=_fresh_salt())
-            runs[arm].append(_whole(await loads[arm](plan.prompts, plan.traffic, decoding, on_done=on_done)))
+            run = _whole(await loads[arm](plan.prompts, plan.traffic, decoding, on_done=on_done))
+            runs[arm].append(dataclasses.replace(run, first_tokens_duration=first_tokens))
     return Outcome(info, gate, draft_length, {arm: tuple(done) for arm, done in runs.items()})
+
+
+async def _first_tokens_duration(plan: Plan, load: RunLoad, decoding: Decoding) -> float | None:
+    """Seconds of the whole load with one token a request; None where the plan does not ask for it."""
+    if not plan.with_first_tokens:
+        return None
+    one_token = dataclasses.replace(decoding, max_tokens=1, cache_salt=_fresh_salt())
+    return _whole(await load(plan.prompts, plan.traffic, one_token)).duration
 
 
 def _fresh_salt() -> str:

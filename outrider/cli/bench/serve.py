@@ -60,6 +60,13 @@ def serve(
         bool,
         typer.Option("--baseline", help="Alternate with the same requests without speculation, and print the speedup."),
     ] = False,
+    first_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--first-tokens",
+            help="Before each run also send its requests for one token each, and print the time per token after them.",
+        ),
+    ] = False,
     num_speculative_tokens: Annotated[
         int | None, typer.Option("--num-speculative-tokens", "-k", min=0, help="Maximum draft length.")
     ] = None,
@@ -170,6 +177,7 @@ def serve(
         num_runs=runs or (3 if baseline else 1),
         num_warmups=num_warmups,
         with_baseline=baseline,
+        with_first_tokens=first_tokens,
         fixed_lengths=tuple(fixed_length or ()),
         samplings=tuple(parse_sampling(text, "--also-sampling") for text in also_sampling or ()),
         num_gate_prompts=min(gate_prompts, num_prompts),
