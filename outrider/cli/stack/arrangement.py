@@ -32,7 +32,12 @@ _BYTES_PER_PARAMETER = 2
 _MOST = 1 << 30
 """Of any number of a model's shape; what comes of them fits a float."""
 
-_CHOSEN_HERE = (("target", "device"), ("target", "tensor_parallel_size"), ("draft", "device"))
+_CHOSEN_HERE = (
+    ("target", "device"),
+    ("target", "tensor_parallel_size"),
+    ("draft", "device"),
+    ("draft", "tensor_parallel_size"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ def arrange(settings: Settings, gpus: Gpus, load: Load, explicit: Collection[tup
     if named is not None:
         raise ConfigError("--optimize", f"chooses where the models run, and {'.'.join(named)} is set; one should go")
     if len(gpus) < 2:
-        return Arrangement(settings, reason=f"--optimize {load} chooses nothing with {len(gpus)} GPUs")
+        return Arrangement(settings, reason=f"--optimize {load} chooses nothing with {_counted(len(gpus))}")
     has_draft = settings.draft.method.has_model and settings.draft.model is not None
     target = model_of(Path(settings.target.model), "target")
     draft_bytes = model_of(Path(str(settings.draft.model)), "draft").num_bytes if has_draft else 0.0
@@ -92,14 +97,15 @@ def _over_all(settings: Settings, gpus: Gpus, load: Load, target: Model) -> Arra
     size = max(size for size in range(1, len(gpus) + 1) if target.num_kv_heads % size == 0)
     saved_ms = 1e3 * target.num_bytes / _BYTES_PER_S * (1 - 1 / size)
     sums_ms = 1e3 * 2 * target.num_layers * _ALL_REDUCE_S
-    counted = f"reads {_gigabytes(target.num_bytes)} a step, of which {size} GPUs save {saved_ms:.2g} ms"
+    counted = f"reads {_gigabytes(target.num_bytes)} a step, of which {_counted(size)} save {saved_ms:.2g} ms"
     if size == 1 or (load == "latency" and saved_ms <= _WORTH * sums_ms):
         reason = f"for {load} the models are apart: the target {counted}, and sums between them cost {sums_ms:.2g} ms"
         return Arrangement(settings, reason=reason)
     why = f"and sums between them cost {sums_ms:.2g} ms" if load == "latency" else "and no GPU has room for a replica"
     placed = _on_first(settings)
     placed = replace(placed, target=placed.target.model_copy(update={"tensor_parallel_size": size}))
-    reason = f"for {load} the target is on all {size} GPUs and the draft on one of them: the target {counted}, {why}"
+    where = f"all {size}" if size == len(gpus) else f"{size} of the {len(gpus)}"
+    reason = f"for {load} the target is on {where} GPUs and the draft on one of them: the target {counted}, {why}"
     return Arrangement(placed, reason=reason)
 
 
@@ -149,6 +155,10 @@ class _Shape:
         attention = 2.0 * hidden * head_size * (heads + kv_heads)
         embeddings = vocab * hidden * (1 if self._config.get("tie_word_embeddings") else 2)
         return layers * (attention + 3 * hidden * intermediate) + embeddings
+
+
+def _counted(num_gpus: int) -> str:
+    return f"{num_gpus} GPU" + "s" * (num_gpus != 1)
 
 
 def _gigabytes(num_bytes: float) -> str:
