@@ -97,6 +97,11 @@ class DraftLengthController:
         """Mean draft length of the sessions' next steps."""
         return sum(session.length for session in self._sessions) / max(len(self._sessions), 1)
 
+    @property
+    def first_length(self) -> int:
+        """Draft length with which a session begins, if its request allows it."""
+        return self._choice.lengths.base_length if self.mode is Mode.SPECULATIVE else 0
+
     def length(self, session: ControlledSession) -> int:
         """Draft length of the session's next step; 0 while prompts are computed, which longer steps would hold up."""
         return 0 if self._is_held_back else session.length
@@ -122,7 +127,7 @@ class DraftLengthController:
         if session not in self._sessions:
             self._sessions[session] = None
             self._num_prompts += 1
-            session.enter(self._choice.lengths.base_length if self.mode is Mode.SPECULATIVE else 0)
+            session.enter(self.first_length)
 
     def leave(self, session: ControlledSession) -> None:
         """A session leaves the target."""

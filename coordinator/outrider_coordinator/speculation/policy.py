@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider_coordinator.speculation.controller import DraftLengthController
+from outrider_coordinator.speculation.length_planner import START_LENGTHS
 from outrider_coordinator.speculation.mode_selector import Mode
 from outrider_coordinator.speculation.session_state import ControlledSession, SessionVerdict
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
@@ -244,15 +245,24 @@ class DraftLengthPolicy:
 
     @property
     def mean_length(self) -> float:
-        """Mean draft length over the sessions that run, or without any what the next one would begin with."""
+        """Mean draft length over the sessions that run; without any, the length that the next one would begin with."""
         if self.is_off_by_load or not self._limit:
             return 0.0
         running = [controller for controller in self._controllers.values() if controller.num_sessions]
         if not running:
-            return float(min(self._default_length, self._limit))
+            return self._first_length
         return sum(each.mean_length * each.num_sessions for each in running) / sum(
             each.num_sessions for each in running
         )
+
+    @property
+    def _first_length(self) -> float:
+        """Draft length with which the next session begins, the mean over the targets that are known."""
+        most = float(min(self._default_length, self._limit))
+        if not self.is_controlled:
+            return most
+        firsts = [controller.first_length for controller in self._controllers.values()] or [START_LENGTHS[0]]
+        return min(most, sum(firsts) / len(firsts))
 
     def _add(self, target: object) -> DraftLengthController:
         if len(self._controllers) >= _MAX_IDLE_CONTROLLERS:

@@ -128,7 +128,12 @@ SPECULATION = (
         f"sum by (reason) (rate(outrider_steps_without_draft_total{_WINDOW}))",
         _REASON_NOT,
     ),
-    _gauge("outrider_draft_length", "Mean draft length of running sessions; 0: they decode without speculation."),
+    _gauge(
+        "outrider_draft_length",
+        "Mean draft length of running sessions; 0: they decode without speculation. While none runs: that with which"
+        " the next one would begin.",
+        "avg(outrider_draft_length)",
+    ),
     _gauge(
         "outrider_expected_tokens_per_second",
         "Expected throughput of all sessions in tokens per second, without and with speculation. It determines the"

@@ -9,6 +9,7 @@ from outrider.ports import ForwardReport
 from outrider.transport.link.outbox import Outbox
 from outrider_coordinator.requests.session_driver import call_after_commands
 from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.speculation.length_planner import START_LENGTHS
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
@@ -76,6 +77,22 @@ def test_nothing_is_drafted_on_a_target_that_takes_a_prompt_in() -> None:
     assert policy.length(elsewhere) > 0
     policy.leave(coming)
     assert policy.length(running) > 0
+
+
+def test_an_idle_servers_length_is_that_with_which_the_next_session_begins() -> None:
+    assert DraftLengthPolicy(8).mean_length == 8.0
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    assert policy.mean_length == START_LENGTHS[0]
+    session = policy.session(None)
+    policy.enter(session, "target")
+    assert policy.mean_length == session.length == START_LENGTHS[0]
+    controller = policy.controller("target")
+    assert controller is not None
+    policy.leave(session)
+    controller._choice.selector.switch()  # drafting did not pay
+    assert policy.mean_length == 0.0
+    policy.enter(session, "target")
+    assert policy.mean_length == session.length == 0
 
 
 def test_without_a_draft_nothing_is_wanted() -> None:
