@@ -110,6 +110,11 @@ class ModelRunner:
         return None if self.worker.draft_loop is None else self.worker.draft_loop.rules
 
     @property
+    def used_graph(self) -> bool:
+        """Whether the last forward, or every step of the last draft loop, was a captured one."""
+        return self.worker.used_graph
+
+    @property
     def takes_drawn(self) -> bool:
         """Whether ``forward_drawn`` is available: on one GPU, because other ranks do not have the drawn tokens."""
         return self.worker.is_on_gpu and (self._ranks is None or self._ranks.publish is None)

@@ -64,6 +64,8 @@ class Worker:
         """Whether kernels run: on a GPU, or in Triton's interpreter for tests."""
         self.captured: Captured | None = None
         """Captured graphs; None before ``capture`` and where nothing is captured."""
+        self.used_graph = False
+        """Whether the last forward, or every step of the last draft loop, was a captured one."""
         self._graph_limits = graphs
         self._ready_in: int | None = None
         """The thread in which long prompts were last prepared for."""
@@ -123,7 +125,7 @@ class Worker:
         elif command.operation == Operation.COPY_PAGES:
             self.kv_cache.copy_pages(copies_of(command), page_size=self.page_size)
         elif command.operation == Operation.DRAFT and self.draft_loop is not None:
-            self.draft_loop.run(loop_of(command), command.numbers)
+            self.used_graph = self.draft_loop.run(loop_of(command), command.numbers)
         elif command.operation == Operation.CAPTURE and self.is_on_gpu:
             self.capture()
         else:
@@ -137,7 +139,9 @@ class Worker:
         """
         self._make_ready()
         layers = layers_of(command)
-        if (replayed := self._graphs.replay(command, drawn, layers)) is not None:
+        replayed = self._graphs.replay(command, drawn, layers)
+        self.used_graph = replayed is not None
+        if replayed is not None:
             return self.model.logits(replayed.hidden, replayed.logit_indices), replayed.states
         batch = self._inputs_of(command, drawn)
         hidden, states = self.model.layer_states(batch, self.kv_cache, layers)

@@ -53,6 +53,7 @@ class PlainForward:
                 logits = self._beside.leading_logits
             else:
                 logits = runner.forward(rows, as_computed=True)
+        self._used_graph = runner.used_graph
         self._forward = Mark(runner.device)
         samplings: list[Any] = [session.executor_state for session in step.sessions]  # ``SessionSampling``
         texts = [sequence.token_ids for sequence in sequences]
@@ -72,7 +73,7 @@ class PlainForward:
         """Wait for it; called once."""
         self._forward.wait()
         computed = time.perf_counter_ns()
-        output: ExecutorOutput[Scores] = ExecutorOutput((), computed)
+        output: ExecutorOutput[Scores] = ExecutorOutput((), computed, self._used_graph)
         if self._beside is not None:
             output = replace(self._beside.finish(), computed_ns=computed)
         return replace(output, plain=self._scoring.tokens())

@@ -97,6 +97,7 @@ class ScoringForward:
         self._logits = logits[len(leading) :] if leading else logits
         self.leading_logits = logits[: len(leading)]
         """Of ``leading``, row by row."""
+        self._used_graph = runner.used_graph
         for row in self._rows:
             row.job.num_fed += row.share
         # Without it the forward's time would be counted where its result is first read.
@@ -149,7 +150,7 @@ class ScoringForward:
         answers = {id(row.job): _answer(row.job, outcome, states.pop(id(row.job), None)) for row, outcome in finished}
         pushed = [(job.link_id, _chunk(job, states[id(job)])) for job in self.jobs if id(job) in states]
         results = [answers.get(id(job)) for job in self.jobs]
-        return ExecutorOutput(results=results, computed_ns=computed, pushed=pushed)
+        return ExecutorOutput(results=results, computed_ns=computed, used_graph=self._used_graph, pushed=pushed)
 
 
 def _wanted(

@@ -23,6 +23,7 @@ from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal, Score, Scores
+from outrider.recording import ItemRecord
 from outrider.types import (
     AcceptanceMethod,
     SamplingParams,
@@ -83,6 +84,19 @@ def opened(session: int) -> Open:
     )  # fmt: skip
 
 
+class GraphUse:
+    """Recorder of what traces say of CUDA graphs: for each forward of a traced item, whether one was replayed."""
+
+    def __init__(self) -> None:
+        self.used: list[bool] = []
+
+    def wants(self, trace_parent: str) -> bool:
+        return trace_parent == "traced"
+
+    def ended(self, item: ItemRecord) -> None:
+        self.used += [forward.used_graph for forward in item.forwards]
+
+
 def play(draft: ModelRunner, target: ModelRunner) -> tuple[list[Answer], int]:
     """What both answer, round by round, and the steps the draft took; how many drafts are kept is thrown, so that much
     is rolled back.
@@ -90,6 +104,7 @@ def play(draft: ModelRunner, target: ModelRunner) -> tuple[list[Answer], int]:
     proposer = ModelProposer(draft)
     drafting = Driver(build_model_core(proposer, max_batched_tokens=40))
     scoring = Driver(build_core(target, max_batched_tokens=40))
+    drafting.core.recorder, scoring.core.recorder = recorders = GraphUse(), GraphUse()
     choose = random.Random(5)
     texts = [[choose.randrange(NUM_IDS) for _ in range(length)] for length in PROMPTS]
     held = {"draft": [0] * len(texts), "target": [0] * len(texts)}
@@ -101,10 +116,10 @@ def play(draft: ModelRunner, target: ModelRunner) -> tuple[list[Answer], int]:
             for session in asked
             for base in [held["draft"][session]]
         ]
-        proposals = answers_of(drafting, opening, extends)
-        scores = answers_of(
-            scoring, opening, [score(proposals[session], texts[session], held["target"][session]) for session in asked]
-        )
+        trace_parent = "traced" if number == len(ROUNDS) - 1 else ""
+        proposals = answers_of(drafting, opening, [replace(item, trace_parent=trace_parent) for item in extends])
+        items = [score(proposals[session], texts[session], held["target"][session]) for session in asked]
+        scores = answers_of(scoring, opening, [replace(item, trace_parent=trace_parent) for item in items])
         answers += [written(proposals[session]) | written(scores[session]) for session in asked]
         for session in asked:
             drafts = proposals[session].token_ids
@@ -115,6 +130,11 @@ def play(draft: ModelRunner, target: ModelRunner) -> tuple[list[Answer], int]:
             texts[session] += [*drafts[:kept], choose.randrange(NUM_IDS)]
         draft.sequences.check_integrity()
         target.sequences.check_integrity()
+    is_captured = has_kernels(target.device)
+    of_draft, of_target = (recorder.used for recorder in recorders)
+    assert of_target
+    assert all(used is is_captured for used in of_target)
+    assert any(of_draft) is is_captured
     return answers, drafting.num_steps
 
 

@@ -163,7 +163,9 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
         forwarded = [(job, _leave_last(job, share)) for job, share in batch if id(job) not in rows]
         drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
         logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded]) if forwarded else None
+        used_graph = [self.runner.used_graph] if forwarded else []
         drawn = dict(zip(rows, self.runner.draft(list(rows.values())), strict=True)) if rows else {}
+        used_graph += [self.runner.used_graph] if rows else []
         if not rows:
             # Without it the forward's time would be counted where its result is first read.
             mark_reached(self.runner.device)()
@@ -173,7 +175,7 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
         if logits is not None:
             drawn |= self._draw(drawing, logits)
         results = [_take(job, drawn[id(job)]) if id(job) in drawn else _answer_when_done(job) for job, _ in batch]
-        return ExecutorOutput(results=results, computed_ns=computed)
+        return ExecutorOutput(results=results, computed_ns=computed, used_graph=all(used_graph))
 
     # Columns.
 

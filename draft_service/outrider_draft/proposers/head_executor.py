@@ -152,7 +152,8 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             if not job.token_ids:
                 job.num_left -= share
         results = [None if job.num_left else _answer(job) for job, _ in batch]
-        return ExecutorOutput(results=results, computed_ns=time.perf_counter_ns())
+        used_graph = bool(looped) and not fed and self.runner.used_graph
+        return ExecutorOutput(results, time.perf_counter_ns(), used_graph)
 
     # Columns.
 

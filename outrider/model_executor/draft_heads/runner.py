@@ -76,6 +76,8 @@ class DraftHeadRunner:
         self._graph_limits = graphs
         self._loop_model: HeadLoopModel | None = None
         self._loop: DraftLoop | None = None
+        self.used_graph = False
+        """Whether every step of the last loop was a captured one."""
         if rules.in_loops and has_kernels(head.device):
             self._loop_model, self._loop = self._make_loop(rules, graphs)
 
@@ -153,7 +155,7 @@ class DraftHeadRunner:
             plan = plan_draft(self.sequences, rows)
             self._copy_pages(plan.page_copies)
             command = loop.command_for(plan)
-            loop.run(loop_of(command), command.numbers)
+            self.used_graph = loop.run(loop_of(command), command.numbers)
             meanwhile()
             with_supports = any(row.metadata.needs_evidence for row in rows)
             found = loop.results(loop_of(command), with_supports=with_supports)

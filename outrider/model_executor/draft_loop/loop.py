@@ -119,10 +119,11 @@ class DraftLoop:
         catch_up = next(size for size in self._catch_ups if size >= own.catch_up)
         return draft_command(plan, LoopShape(num_rows, own.num_steps, catch_up, self.max_catch_up))
 
-    def run(self, shape: LoopShape, numbers: IntArray) -> None:
-        """Draft by what ``pack_draft`` gave; returns before the device is done."""
+    def run(self, shape: LoopShape, numbers: IntArray) -> bool:
+        """Draft by what ``pack_draft`` gave; returns before the device is done, whether all steps were captured."""
         self._input_buffer.put(numbers)
         (self._copy_inputs or self._input_buffer.copy_inputs)()
+        num_captured = 0
         for step in range(shape.num_steps):
             own = StepShape(shape.num_rows, 1 if step else shape.catch_up)
             captured = self._captured.get(own)
@@ -131,6 +132,8 @@ class DraftLoop:
                 self._barrier.zero_()
             else:
                 captured()
+                num_captured += 1
+        return num_captured == shape.num_steps
 
     def results(self, shape: LoopShape, *, with_supports: bool) -> tuple[Numbers, Numbers | None]:
         """Wait for the loop that ran last: records [K, R, NUM_FIELDS] and supports [K, R, 2, S], valid until the next
