@@ -47,6 +47,8 @@ class DraftLengthPolicy:
         self._num_requests = 0
         self._controllers: dict[object, DraftLengthController] = {}
         self._controller_of: dict[ControlledSession, DraftLengthController] = {}
+        self._fixed: set[ControlledSession] = set()
+        """Sessions on a target without a controller, each with its limit as length."""
         self._ended: dict[DraftLengthController, ForwardReport | None] = {}
         """Whose last message was heard but not learned from yet, and that message's report."""
         self._verdicts: list[SessionVerdict] = []
@@ -77,7 +79,9 @@ class DraftLengthPolicy:
 
     def enter(self, session: ControlledSession, target: object) -> None:
         """A session is placed on this target."""
-        if self.is_controlled:
+        if not self.is_controlled:
+            self._fixed.add(session)
+        else:
             self.leave(session)
             controller = self._controllers.get(target) or self._add(target)
             self._controller_of[session] = controller
@@ -85,6 +89,7 @@ class DraftLengthPolicy:
 
     def leave(self, session: ControlledSession) -> None:
         """The session leaves the target."""
+        self._fixed.discard(session)
         self._note_verdicts()
         controller = self._controller_of.pop(session, None)
         if controller is not None:
@@ -248,6 +253,8 @@ class DraftLengthPolicy:
         """Mean draft length over the sessions that run; without any, the length that the next one would begin with."""
         if self.is_off_by_load or not self._limit:
             return 0.0
+        if self._fixed:
+            return sum(session.limit for session in self._fixed) / len(self._fixed)
         running = [controller for controller in self._controllers.values() if controller.num_sessions]
         if not running:
             return self._first_length

@@ -95,6 +95,20 @@ def test_an_idle_servers_length_is_that_with_which_the_next_session_begins() -> 
     assert policy.mean_length == session.length == 0
 
 
+def test_the_mean_of_fixed_lengths_is_that_of_the_requests_that_run() -> None:
+    policy = DraftLengthPolicy(5)
+    sessions = [policy.session(None), policy.session(12), policy.session(0)]
+    for number, session in enumerate(sessions):
+        policy.enter(session, number % 2)
+    policy.enter(sessions[1], "another target")  # it was rebuilt there
+    assert policy.mean_length == 17 / 3
+    for session in sessions[:2]:
+        policy.leave(session)
+    assert policy.mean_length == 0.0
+    policy.leave(sessions[2])
+    assert policy.mean_length == 5.0
+
+
 def test_without_a_draft_nothing_is_wanted() -> None:
     policy = DraftLengthPolicy(8, has_draft=False, is_controlled=True)
     assert not policy.is_controlled
