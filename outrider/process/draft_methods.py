@@ -55,6 +55,8 @@ def with_draft_method(settings: DraftSettings, name: str) -> DraftSettings:
     if settings.tensor_parallel_size != 1:
         problem = f"is {settings.tensor_parallel_size}; a head runs on one GPU, and {name} is one of method {method}"
         raise ConfigError("draft.tensor_parallel_size", problem)
+    if settings.attention_window is not None:
+        raise ConfigError("draft.attention_window", f"is set, and {name} is a head of method {method}, which has none")
     return settings.model_copy(update={"method": method})
 
 

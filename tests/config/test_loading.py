@@ -421,6 +421,14 @@ def test_a_file_without_pyyaml_is_refused_with_what_to_install(monkeypatch: pyte
         (["--method", "suffix", "--model", "/d"], "--model: is /d, and method suffix drafts without a model"),
         (["--method", "ngram", "--revision", "v1"], "--revision: is set, and there is no draft model"),
         (["--revision", "v1"], "--revision: is set, and there is no draft model"),
+        (
+            ["--method", "suffix", "--attention-window", "9"],
+            "--attention-window: is set, and only method draft_model has one, not suffix",
+        ),
+        (
+            ["--method", "eagle3", "--model", "/d", "--attention-window", "9"],
+            "--attention-window: is set, and only method draft_model has one, not eagle3",
+        ),
     ],
 )
 def test_a_model_that_nothing_would_use_is_refused(argv: list[str], said: str) -> None:

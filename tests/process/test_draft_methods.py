@@ -58,3 +58,8 @@ def test_a_head_runs_on_one_gpu(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]}))
     with pytest.raises(ConfigError, match=r"draft.tensor_parallel_size: is 2; a head runs on one GPU"):
         with_local_model(settings(model=str(tmp_path), tensor_parallel_size=2))
+
+
+def test_a_head_has_no_attention_window() -> None:
+    with pytest.raises(ConfigError, match=r"draft.attention_window: is set, and .* is a head of method eagle3"):
+        with_local_model(settings(model=str(EAGLE3), attention_window=64))

@@ -55,7 +55,7 @@ class DraftSettings(ModelServiceSettings):
     )
     attention_window: Positive | None = Field(
         None,
-        description="Last tokens of a text that the draft model attends to, and the first attention_sinks; unset: all. "
+        description="draft_model: last tokens of a text that it attends to, and the first attention_sinks; unset: all. "
         "Long contexts then cost the draft less and it agrees with the target less often; what is generated stays "
         "exact.",
     )
@@ -133,6 +133,8 @@ class DraftSettings(ModelServiceSettings):
             )
         if self.revision is not None and self.model is None and self.method is not DraftMethod.MTP:
             raise ValueError("revision: is set, and there is no draft model")
+        if self.attention_window is not None and self.method not in (DraftMethod.DRAFT_MODEL, *_FREE_TO_NAME_A_MODEL):
+            raise ValueError(f"attention_window: is set, and only method draft_model has one, not {self.method}")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is above prompt_lookup_max {self.prompt_lookup_max}"
