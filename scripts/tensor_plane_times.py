@@ -4,7 +4,8 @@ One process stands for the target, one for the draft. A step is a forward of the
 the draft, its forward, and a message back. It is timed without states and with states over each plane, in turns, so the
 difference is what the plane costs where both compute. ``put`` and ``read`` are what the calls take of each thread;
 ``empty`` and ``launch`` what the draft's thread takes to allocate and to queue its forward, ``plain`` the latter in
-steps without states; ``put gpu`` and ``read gpu`` what the copies take of each card, in steps of their own.
+steps without states; ``put gpu`` and ``read gpu`` what the copies take of each card, in steps of their own. With
+``--memcpy`` no kernel copies by CUDA IPC, for comparison in one job.
 
     python scripts/tensor_plane_times.py --device cuda:0 --other cuda:0 --kinds cuda_ipc,shared_memory
 """
@@ -23,13 +24,14 @@ import torch
 
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.schema import Label, Result, Series, save
-from outrider.planes import PlaneKind, PlaneOffer
+from outrider.planes import PlaneKind, PlaneOffer, PlaneReference
+from outrider.tensor_plane import cuda_memory
 from outrider.tensor_plane.reader import PlaneReaders
 from outrider.tensor_plane.writer import PlaneWriter, PlaneWriters
 
 COLUMNS = ("with", "more", "put", "read", "empty", "launch", "plain", "put gpu", "read gpu")
-_NUM_BLOCKS = 6
-"""Turns of each way; the median of all steps counts."""
+_NUM_BLOCKS = 30
+"""Turns of each way, short ones since clocks drift by more than a plane costs; the median of all steps counts."""
 
 
 class Forward:
@@ -69,14 +71,18 @@ class DeviceTimer:
         return 1e-3 * self._events[0].elapsed_time(self._events[1]) if self._events else 0.0
 
 
-def draft(pipe: Connection, device_name: str, shape: tuple[int, int], num_products: int) -> None:
+def draft(
+    pipe: Connection, device_name: str, shape: tuple[int, int], num_products: int, most_kernel_bytes: int
+) -> None:
     """Answer each message after a forward over the states that it refers to: seconds to allocate, to read, to queue the
     forward, and of the card to read.
     """
+    cuda_memory.MOST_KERNEL_BYTES = most_kernel_bytes
     device = torch.device(device_name)
     readers, forward, timer = PlaneReaders(device), Forward(device, num_products), DeviceTimer(device)
     while (asked := pipe.recv()) is not None:
-        reference, is_timed = asked if isinstance(asked, tuple) else (None, False)
+        # Plain numbers, as messages between services carry them.
+        reference, is_timed = (PlaneReference(*asked[:-1]), asked[-1]) if isinstance(asked, tuple) else (None, False)
         began = allocated = read = time.perf_counter()
         if isinstance(asked, PlaneOffer):
             pipe.send(readers.accept(asked).wait_for_report(60))
@@ -116,7 +122,11 @@ def steps(
                 timer.mark(1)
         put_s = time.perf_counter() - before
         forward.wait()
-        pipe.send("step" if references is None else (references[0], timer is not None))
+        if references is None:
+            pipe.send("step")
+        else:
+            place = references[0]
+            pipe.send((place.plane_id, place.offset_bytes, place.num_bytes, place.sequence, timer is not None))
         empty_s, read_s, launch_s, read_gpu_s = pipe.recv()
         taken = {
             "step": time.perf_counter() - began, "put": put_s, "empty": empty_s, "read": read_s, "launch": launch_s,
@@ -131,11 +141,13 @@ def steps(
 def measure(options: argparse.Namespace, kind: PlaneKind) -> tuple[str, tuple[Series, ...]]:
     """A line of the table, and what is saved of it."""
     device = torch.device(options.device)
+    if options.memcpy:
+        cuda_memory.MOST_KERNEL_BYTES = 0
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(
-        target=draft, args=(theirs, options.other, (options.rows, options.width), options.draft_products), daemon=True
-    )
+    shape = options.rows, options.width
+    arguments = theirs, options.other, shape, options.draft_products, cuda_memory.MOST_KERNEL_BYTES
+    child = context.Process(target=draft, args=arguments, daemon=True)
     child.start()
     writers = PlaneWriters(device, kinds=(kind,))
     try:
@@ -149,11 +161,12 @@ def measure(options: argparse.Namespace, kind: PlaneKind) -> tuple[str, tuple[Se
         forward = Forward(device, options.target_products)
         plain: list[dict[str, float]] = []
         with_states: list[dict[str, float]] = []
+        steps_a_turn = max(1, options.steps // _NUM_BLOCKS)
         steps(ours, forward, None, rows, 20)
         steps(ours, forward, writer, rows, 20)
         for _ in range(_NUM_BLOCKS):
-            plain += steps(ours, forward, None, rows, options.steps // _NUM_BLOCKS)
-            with_states += steps(ours, forward, writer, rows, options.steps // _NUM_BLOCKS)
+            plain += steps(ours, forward, None, rows, steps_a_turn)
+            with_states += steps(ours, forward, writer, rows, steps_a_turn)
         timed = steps(ours, forward, writer, rows, 60, timer=DeviceTimer(device))
         ours.send(None)
         without = _median(plain, "step")
@@ -195,7 +208,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=6, help="positions")
     parser.add_argument("--width", type=int, default=3 * 4096, help="values of a position, bfloat16")
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--memcpy", action="store_true", help="let CUDA's own copies carry everything")
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--target-products", type=int, default=10)
     parser.add_argument("--draft-products", type=int, default=2)
     options = parser.parse_args()
@@ -211,7 +225,10 @@ def main() -> None:
 
 
 def _result(options: argparse.Namespace, series: tuple[Series, ...]) -> Result:
-    facts = {"from": options.device, "to": options.other, "rows": options.rows, "width": options.width}
+    facts = {
+        "from": options.device, "to": options.other, "rows": options.rows, "width": options.width,
+        "memcpy": options.memcpy,
+    }  # fmt: skip
     return Result("planes", options.save, now(), describe_environment(options.device), facts, series)
 
 

@@ -134,6 +134,14 @@ def current_stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
+def same_or_current_stream(stream: torch.cuda.Stream | None, device: torch.device) -> torch.cuda.Stream | None:
+    """``current_stream``, or ``stream`` if it is that one: making the object takes as long as queueing a copy."""
+    if stream is None or device.type != "cuda" or stream.device != device:
+        return current_stream(device)
+    is_same = torch._C._cuda_getCurrentRawStream(device.index) == stream.cuda_stream
+    return stream if is_same else current_stream(device)
+
+
 def recorded_event(device: torch.device) -> torch.cuda.Event | None:
     """An event behind what the current stream has; None on a CPU, where nothing is queued."""
     if device.type != "cuda":

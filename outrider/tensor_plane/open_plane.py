@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from outrider.columns import StateColumns
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneReference
-from outrider.tensor_plane.endpoints import ReaderEnd, current_stream
+from outrider.tensor_plane.endpoints import ReaderEnd, same_or_current_stream
 
 _DONE_AT_ONCE = 16
 _DONE_SHARE = 8
@@ -52,7 +52,7 @@ class OpenPlane:
         with self.lock:
             self._check(reference.sequence)
             self._copy(content, reference.offset_bytes)
-            return self._note([reference.sequence], reference.num_bytes, current_stream(content.device))
+            return self._note([reference.sequence], reference.num_bytes, content.device)
 
     def read_all(
         self, references: Sequence[PlaneReference], device: torch.device, deadline_s: float
@@ -77,9 +77,7 @@ class OpenPlane:
                     found[index] = span[each.offset_bytes - begin :][: each.num_bytes]
                     read.append(each)
             num_bytes = sum([each.num_bytes for each in read])
-            return found, self._note(
-                [each.sequence for each in read], num_bytes, current_stream(device)
-            ) if read else []
+            return found, self._note([each.sequence for each in read], num_bytes, device) if read else []
 
     def read_rows(
         self, states: StateColumns, device: torch.device, deadline_s: float
@@ -101,7 +99,7 @@ class OpenPlane:
                 span = torch.empty(rows.num_bytes, dtype=torch.uint8, device=device)
                 self._copy(span, rows.begin)
                 found = FetchedRows(span.view(-1, states.row_bytes), rows.gaps())
-                return found, self._note(sequences, rows.num_wanted_bytes, current_stream(device))
+                return found, self._note(sequences, rows.num_wanted_bytes, device)
         except (StaleReferenceError, torch.OutOfMemoryError):
             return None, []
 
@@ -132,16 +130,16 @@ class OpenPlane:
         is_stale = sequence < self.floor or sequence in self.was_read
         return f"tensor {sequence} has been given up, or read before" if is_stale else ""
 
-    def _note(self, sequences: list[int], num_bytes: int, stream: torch.cuda.Stream | None) -> list[int]:
-        """Copies were queued on ``stream``; which places the writer is to be told of. The copy of a large part of the
-        ring is waited for, so that the writer has it back before it needs it.
+    def _note(self, sequences: list[int], num_bytes: int, device: torch.device) -> list[int]:
+        """Copies were queued on the device's current stream; which places the writer is to be told of. The copy of a
+        large part of the ring is waited for, so that the writer has it back before it needs it.
         """
         self.was_read.update(sequences)
         self.end.forget(sequences)
         self._queued += sequences
         self._num_reads += 1
         self._queued_bytes += num_bytes
-        self._stream = stream
+        self._stream = same_or_current_stream(self._stream, device)
         is_large = num_bytes * _DONE_SHARE >= self.end.capacity
         is_due = self._queued_bytes * _DONE_SHARE >= self.end.capacity or self._num_reads >= _DONE_AT_ONCE
         return self.take_done(wait=is_large) if is_large or is_due else []
