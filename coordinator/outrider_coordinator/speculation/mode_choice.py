@@ -25,6 +25,7 @@ _UNCERTAINTY = 1.2
 """So many times slower than expected speculation may turn out for each doubling of the sessions past those with which
 it is known.
 """
+_SHORTEST_REQUEST_S = 1e-3
 _FEW_SESSIONS = 63
 """So many sessions' drafts take in their text so fast that nothing is doubted. With more, a server that knows nothing
 of speculation begins plainly, and tries it later.
@@ -170,6 +171,10 @@ class ModeChoice:
     def _select_mode(self, load: Load, expected: Expectation) -> bool:
         other, plain_seconds = self.selector.mode.other, expected.plain_seconds
         rates = self._sure_rates(load.sessions)
+        if load.is_new and not load.has_drafted:
+            # Nothing was brought to the drafts of these sessions yet: going on with speculation has that price too.
+            text_s = self._text_price_s(plain_seconds, load.sessions)
+            rates[Mode.SPECULATIVE] /= 1.0 + text_s / max(load.request_s, _SHORTEST_REQUEST_S)
         price_s = self._switch_price_s(other, plain_seconds, load.sessions)
         is_worth = load.is_new and price_s < load.request_s * _saved_share(rates[self.selector.mode], rates[other])
         # What a new session's first few drafts came to is no reason to switch: too little was judged.
@@ -215,9 +220,12 @@ class ModeChoice:
 
     def _switch_price_s(self, mode: Mode, plain_seconds: float, sessions: tuple[ControlledSession, ...]) -> float:
         """Of a switch to ``mode``. What a draft lacks that reads hidden states is computed by the target too."""
-        price_s = self.switch_price.seconds(mode, plain_seconds, sum(session.draft_lag for session in sessions))
-        if mode is Mode.PLAIN:
-            return price_s
+        price_s = self.switch_price.seconds(mode, plain_seconds, 0)
+        return price_s if mode is Mode.PLAIN else price_s + self._text_price_s(plain_seconds, sessions)
+
+    def _text_price_s(self, plain_seconds: float, sessions: tuple[ControlledSession, ...]) -> float:
+        """Of bringing the drafts the text that they lack."""
+        price_s = self.switch_price.text_seconds(plain_seconds, sum(session.draft_lag for session in sessions))
         computed_anew = sum(session.draft_lag for session in sessions if session.reads_states)
         return price_s + computed_anew * self.timer.times.seconds_a_scored_token
 

@@ -53,7 +53,11 @@ class SwitchPrice:
         price = _SWITCH_ROUNDS[mode] * plain_seconds
         if mode is Mode.PLAIN:
             return price
-        return price + draft_lag * (self._seconds_a_token or plain_seconds / _TOKENS_A_ROUND)
+        return price + self.text_seconds(plain_seconds, draft_lag)
+
+    def text_seconds(self, plain_seconds: float, draft_lag: int) -> float:
+        """Of bringing the drafts so many tokens of text."""
+        return draft_lag * (self._seconds_a_token or plain_seconds / _TOKENS_A_ROUND)
 
 
 class ModeSelector:

@@ -207,6 +207,29 @@ def test_a_head_that_reads_states_is_used_where_it_pays_and_costs_little_elsewhe
     assert chosen.controller.num_switches <= 4
 
 
+@pytest.mark.parametrize(("num_users", "acceptance"), [(28, 0.65), (56, 0.8)])
+def test_bursts_whose_text_costs_a_head_more_than_it_gains_are_nearly_as_fast_as_plain_ones(
+    num_users: int, acceptance: float
+) -> None:
+    """Speculation pays for the few sessions at a burst's end, and would for all once the head has their prompts."""
+    chosen, plain = (
+        Bursts(Load(WithHead(), lambda now, number: acceptance, seed=1), max_length=length) for length in (8, 0)
+    )
+    for burst in (chosen.burst, plain.burst):
+        burst(1)
+    seconds, plain_seconds = (sum(arm.burst(num_users) for _ in range(8)) for arm in (chosen, plain))
+    assert seconds < plain_seconds / 0.94
+
+
+def test_requests_that_end_at_once_leave_a_choice() -> None:
+    controlled = Controlled(Load(H200(), lambda now, number: 0.8))
+    for _ in range(8):
+        controlled.resize(2)
+        controlled.round()
+        controlled.resize(0)
+    assert controlled.run(2, 1.0).num_tokens
+
+
 def test_the_price_of_drafts_that_read_states_is_the_targets_too() -> None:
     """What they lack, the target computes anew; turning plain costs the same whatever the draft reads."""
     choice = ModeChoice(8)
