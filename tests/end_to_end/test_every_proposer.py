@@ -24,7 +24,7 @@ from outrider_draft.service import DraftService
 from outrider_target.service import TargetService
 from tests.draft_service.test_state_heads import medusa, speculator
 from tests.end_to_end.faults import break_links
-from tests.end_to_end.waiting import DEADLINE_S, Reader, all_free
+from tests.end_to_end.waiting import DEADLINE_S, Reader, again_until, all_free, eventually
 from tests.support.dflash import build_dflash
 from tests.support.eagle3 import build_eagle3
 from tests.support.pair_heads import build_eagle, build_mimo
@@ -133,12 +133,27 @@ def reading(service: Any, name: str) -> float:
     return found  # type: ignore[no-any-return]
 
 
-def check_lengths(results: list[GenerationResult], *, has_drafted: bool = True) -> None:
-    """No step drafted more than its request asked for, and if ``has_drafted``, drafts were made."""
+def check(results: list[GenerationResult], expected: list[tuple[int, ...]]) -> None:
+    """The tokens are the target's own, and no step drafted more than its request asked for."""
+    assert [result.token_ids for result in results] == expected
     for request, result in zip(REQUESTS, results, strict=True):
         stats = result.speculation
         assert stats.num_draft_tokens <= request["num_speculative_tokens"] * stats.num_steps
-    assert not has_drafted or sum(result.speculation.num_draft_tokens for result in results) > 0
+
+
+def num_drafted(stack: Stack) -> int:
+    """Draft tokens of all requests that have ended."""
+    return stack.coordinator.stats().spec_stats.num_draft_tokens
+
+
+def has_drafts(stack: Stack) -> bool:
+    """Whether a request that runs had draft tokens."""
+    running = stack.coordinator._request_manager.running()
+    return any(request.loop.spec_stats.num_draft_tokens for request in running)
+
+
+async def draft_attached(stack: Stack) -> None:
+    await eventually(lambda: stack.coordinator.stats().num_drafts == 1, "the draft attached")
 
 
 @METHODS
@@ -148,14 +163,17 @@ async def test_small_pools_chunks_and_cached_prefixes(
     few = {"max_batched_tokens": CHUNK}
     of_target, of_draft = {**few, "num_pages": 44}, {**few, "num_pages": 26, "page_size": PAGE}
     async with stack_of(folders, method, target=of_target, draft=of_draft) as stack:
-        results = await all_of(stack)
-        assert [result.token_ids for result in results] == expected
-        check_lengths(results)
-        assert reading(stack.target, "outrider_sessions_preempted_total") > 0
-        assert reading(stack.target, "outrider_prefix_cache_hits_total") > 0
-        if method in KEEPS_KV:
-            assert reading(stack.draft, "outrider_sessions_preempted_total") > 0
-            assert reading(stack.draft, "outrider_prefix_cache_hits_total") > 0
+        small = [stack.target, stack.draft] if method in KEEPS_KV else [stack.target]
+
+        def figures() -> list[float]:
+            names = ("outrider_sessions_preempted_total", "outrider_prefix_cache_hits_total")
+            return [num_drafted(stack), *(reading(service, name) for service in small for name in names)]
+
+        async def play() -> None:
+            check(await all_of(stack), expected)
+
+        await again_until(lambda: min(figures()) > 0, play)
+        assert min(figures()) > 0, figures()
         assert stack.coordinator.stats().num_failed == 0
         await all_free(stack)
 
@@ -166,20 +184,36 @@ async def test_links_that_break_and_sessions_that_are_rebuilt(
 ) -> None:
     monkeypatch.setattr(replica_connection, "RETRY_S", 0.0)  # so that the draft is back before the streams end
     async with stack_of(folders, method, target={}, draft={"page_size": PAGE}) as stack:
-        readers = [Reader(stack, **request) for request in REQUESTS]
-        await asyncio.gather(*(reader.read(6) for reader in readers))
-        break_links(stack.draft)
-        await asyncio.gather(*(reader.read(10) for reader in readers))
-        break_links(stack.target)
-        await asyncio.gather(*(reader.read(14) for reader in readers))
-        break_links(stack.draft)
-        results = [(await reader.finish()).result for reader in readers]
-        assert [reader.token_ids for reader in readers] == expected
-        check_lengths([result for result in results if result is not None])
-        stats = stack.coordinator.stats()
-        assert stats.num_failed == 0
-        assert min(stats.spec_stats.num_draft_rebuilds, stats.spec_stats.num_target_rebuilds) >= 4
+
+        def num_rebuilds() -> int:
+            spec_stats = stack.coordinator.stats().spec_stats
+            return min(spec_stats.num_draft_rebuilds, spec_stats.num_target_rebuilds)
+
+        async def play() -> None:
+            await draft_attached(stack)
+            readers = [Reader(stack, **request) for request in REQUESTS]
+            await asyncio.gather(*(reader.read(6) for reader in readers))
+            break_links(stack.draft)
+            await asyncio.gather(*(reader.read(10) for reader in readers))
+            break_links(stack.target)
+            await asyncio.gather(*(reader.read(14) for reader in readers))
+            await draft_attached(stack)
+            break_links(stack.draft)
+            check(await results_of(readers), expected)
+
+        # A draft that gets little of its processor may be back only when the streams have ended.
+        await again_until(lambda: num_rebuilds() >= 4 and num_drafted(stack), play)
+        assert num_rebuilds() >= 4
+        assert num_drafted(stack) > 0
+        assert stack.coordinator.stats().num_failed == 0
         await all_free(stack)
+
+
+async def results_of(readers: list[Reader]) -> list[GenerationResult]:
+    """The results of streams that are read to their ends, which say the same as their deltas."""
+    results = [(await reader.finish()).result for reader in readers]
+    assert [reader.token_ids for reader in readers] == [result.token_ids for result in results if result is not None]
+    return [result for result in results if result is not None]
 
 
 @METHODS
@@ -188,9 +222,13 @@ async def test_a_controller_chooses_the_lengths(
 ) -> None:
     """It begins with drafts, and soon finds that random ones do not pay."""
     async with stack_of(folders, method, target={}, draft={"page_size": PAGE}, draft_length="auto") as stack:
-        results = await all_of(stack)
-        assert [result.token_ids for result in results] == expected
-        check_lengths(results)
+
+        async def play() -> None:
+            check(await all_of(stack), expected)
+
+        # A slow draft may have the text only when the streams have ended.
+        await again_until(lambda: num_drafted(stack), play)
+        assert num_drafted(stack) > 0
         assert stack.coordinator._policy.is_controlled
         await all_free(stack)
 
@@ -200,15 +238,22 @@ async def test_a_draft_that_is_gone_for_good(
     folders: Path, expected: list[tuple[int, ...]], method: DraftMethod
 ) -> None:
     async with stack_of(folders, method, target={}, draft={"page_size": PAGE}) as stack:
-        readers = [Reader(stack, **request) for request in REQUESTS]
-        await asyncio.gather(*(reader.read(6) for reader in readers))
-        assert stack.draft is not None
-        await stack.draft.close()
-        results = [(await reader.finish()).result for reader in readers]
-        assert [reader.token_ids for reader in readers] == expected
-        found = [result for result in results if result is not None]
-        # N-grams may not have come back before the draft was gone.
-        check_lengths(found, has_drafted=method is not DraftMethod.NGRAM)
+        is_gone = False
+
+        async def play() -> None:
+            nonlocal is_gone
+            readers = [Reader(stack, **request) for request in REQUESTS]
+            for num_tokens in range(6, 20):  # n-grams may come back late
+                await asyncio.gather(*(reader.read(num_tokens) for reader in readers))
+                if is_gone := has_drafts(stack):
+                    assert stack.draft is not None
+                    await stack.draft.close()
+                    break
+            check(await results_of(readers), expected)
+
+        await again_until(lambda: is_gone, play)
+        assert is_gone
+        assert num_drafted(stack) > 0
         assert stack.coordinator.stats().num_failed == 0
 
 
@@ -219,8 +264,8 @@ async def test_a_target_of_two_processes(folders: Path, expected: list[tuple[int
     try:
         for method in LOADERS:
             results = await _over(target, settings_of(method, folders))
-            assert [result.token_ids for result in results] == expected, method
-            check_lengths(results)
+            check(results, expected)
+            assert sum(result.speculation.num_draft_tokens for result in results) > 0, method
     finally:
         await target.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from outrider.generation import Delta
 from tests.support.stack import Stack
@@ -19,6 +19,17 @@ async def eventually(condition: Callable[[], object], what: str = "") -> None:
                 await asyncio.sleep(0.001)
     except TimeoutError:
         raise AssertionError(f"did not come about: {what or condition}") from None
+
+
+async def again_until(condition: Callable[[], object], play: Callable[[], Awaitable[object]]) -> None:
+    """Play once, and again until the condition holds; what did not come about in time is left to assertions after it.
+
+    For what may happen while streams run: on a busy machine short ones may end before it has.
+    """
+    ends = asyncio.get_running_loop().time() + DEADLINE_S
+    await play()
+    while not condition() and asyncio.get_running_loop().time() < ends:
+        await play()
 
 
 async def all_free(stack: Stack) -> None:
