@@ -33,6 +33,7 @@ class Ring:
         self.capacity = capacity
         self._uses: dict[int, Use] = {}  # by sequence, oldest first
         self._by_place: list[Use] = []
+        """The same, by their first byte."""
         self._next_sequence = 1
 
     @property
@@ -47,16 +48,17 @@ class Ring:
 
     def place(self, sizes: Sequence[int], now: float) -> list[Use] | None:
         """One use for each size, side by side, so that one copy fills them; None where there is no room."""
-        begin = self._find_room(sum(sizes))
-        if begin is None:
+        found = self._find_room(sum(sizes))
+        if found is None:
             return None
+        index, begin = found
         placed = []
         for size in sizes:
             placed.append(Use(begin, begin + size, self._next_sequence, now))
             self._next_sequence += 1
             begin += size
         self._uses.update((use.sequence, use) for use in placed)
-        self._by_place = sorted([*self._by_place, *placed], key=_begin)
+        self._by_place[index:index] = placed
         return placed
 
     def finish(self, sequences: Iterable[int]) -> None:
@@ -84,15 +86,13 @@ class Ring:
         if len(self._by_place) != len(self._uses):
             raise IntegrityError(f"ring: {len(self._by_place)} places and {len(self._uses)} uses")
 
-    def _find_room(self, num_bytes: int) -> int | None:
-        """The lowest gap that is wide enough: what was used last is in the caches."""
+    def _find_room(self, num_bytes: int) -> tuple[int, int] | None:
+        """The lowest gap that is wide enough, since what was used last is in the caches: the number of uses before it,
+        and its first byte.
+        """
         begin = 0
-        for use in self._by_place:
+        for index, use in enumerate(self._by_place):
             if begin + num_bytes <= use.begin:
-                return begin
+                return index, begin
             begin = -(-use.end // ALIGNMENT) * ALIGNMENT
-        return begin if begin + num_bytes <= self.capacity else None
-
-
-def _begin(use: Use) -> int:
-    return use.begin
+        return (len(self._by_place), begin) if begin + num_bytes <= self.capacity else None

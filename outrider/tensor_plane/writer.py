@@ -23,6 +23,8 @@ from outrider.tensor_plane.ring import Ring, Use
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
+_MANY_UNREAD = 64
+"""Uses through which a search for room takes longer than to hear of those that the reader is done with."""
 
 AUTOMATIC: tuple[PlaneKind, ...] = (
     PlaneKind.CUDA_IPC,
@@ -96,10 +98,11 @@ class PlaneWriter:
             return [PlaneReference(chosen.plane_id, use.begin, use.end - use.begin, use.sequence) for use in uses]
 
     def _place(self, control: ControlConnection, sizes: Sequence[int]) -> list[Use] | None:
-        """Room for so many bytes each. What the reader is done with is asked for only where it is needed: the thread
-        beside takes it otherwise.
+        """Room for so many bytes each. What the reader is done with is asked for only where there is no room, or the
+        ring is long to search: the thread beside takes it otherwise.
         """
-        uses = self._ring.place(sizes, time.monotonic())
+        is_quick = self._ring.num_unread <= _MANY_UNREAD
+        uses = self._ring.place(sizes, time.monotonic()) if is_quick else None
         if uses is not None:
             return uses
         try:

@@ -87,6 +87,17 @@ def test_rows_arrive_as_they_were(pair: Pair, kind: PlaneKind, dtype: torch.dtyp
         assert torch.equal(torch.cat(outs[::-1]), rows)
 
 
+def test_a_writer_hears_of_reads_while_it_puts(pair: Pair) -> None:
+    writer, reader = pair.connected(PlaneKind.SHARED_MEMORY)
+    rows = torch.arange(64, dtype=torch.uint8)
+    most_unread = 0
+    for _ in range(500):
+        (reference,) = put(writer, rows)
+        reader.read(reference, torch.empty_like(rows))
+        most_unread = max(most_unread, writer.num_unread)
+    assert most_unread < 100
+
+
 @pytest.mark.parametrize("gap", [0, 1 << 20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_are_read_together_but_those_that_are_stale(
