@@ -73,6 +73,15 @@ def prepare_device(device: str, dtype: str, num_threads: int | None) -> str:
     return "float32" if dtype == "auto" and chosen.type == "cpu" else dtype
 
 
+def keep_to_set_threads() -> None:
+    """Have the calling thread compute with as many threads as ``prepare_device`` has set.
+
+    The setting reaches a thread with the first parallel loop of torch's own. Matrix products before that would start a
+    thread for each processor, which on busy processors wait for each other.
+    """
+    torch.get_num_threads()  # for what it does: it reads the setting into this thread
+
+
 def _device(name: str) -> torch.device:
     try:
         return torch.device(name)

@@ -16,6 +16,7 @@ import torch
 from outrider.columns import ExtendColumns, StateColumns
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
+from outrider.model_executor.device_setup import keep_to_set_threads
 from outrider.model_executor.draft_heads.runner import PAIR_LAG, DraftHeadRunner
 from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftMetadata, DraftRow, fits_loop
@@ -141,6 +142,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         """One loop over the jobs that lack few pairs, and one forward over so many pairs of each other job, with the
         draft of those whose last pair was among them.
         """
+        keep_to_set_threads()
         asked = [(job, min(share, job.num_pairs_left)) for job, share in batch if job.num_pairs_left]
         looped = [job for job, share in asked if self._fits_loop(job, share)]
         fed = [(job, _leave_last(job, share)) for job, share in asked if not self._fits_loop(job, share)]

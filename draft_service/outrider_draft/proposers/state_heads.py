@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from outrider.config import DraftSettings
 from outrider.errors import ModelError
-from outrider.model_executor.device_setup import prepare_device, resolve_device
+from outrider.model_executor.device_setup import keep_to_set_threads, prepare_device, resolve_device
 from outrider.model_executor.loader.checkpoint import read_tensors
 from outrider.model_executor.models.json_files import read_object
 from outrider.types import LAST_HIDDEN_STATE
@@ -54,6 +54,7 @@ class StateHeadProposer(Proposer):
 
     def propose(self, requests: Sequence[ProposalRequest]) -> Sequence[DraftTokens]:
         """All requests together."""
+        keep_to_set_threads()
         states = [self._state_of(request) for request in requests]
         asked = [(request, state) for request, state in zip(requests, states, strict=True) if state is not None]
         if not asked:
