@@ -70,6 +70,7 @@ def check(
     argv = ["--method", method, *own, "--target-model", str(folder / "target")]
     sizes = ["--device", "cpu", "--page-size", "16", "--num-pages", "600", "--max-model-len", "512"]
     draft = load_proposer(load(DraftSettings, [*argv, *sizes], {}), LoadHooks())
+    assert draft.description.model_name == ("target (synthetic)" if method == "mtp" else "draft (synthetic)")
     options = {} if with_weights else {"load_format": "synthetic"}
     rig = ServiceRig(folder / "target", draft, max_model_len=512, num_speculative_tokens=3, target_options=options)
     firsts = [int(pair.order[place]) for place in (7, 7 + len(walked) // 2)]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from outrider.model_executor.synthetic.recipe import Recipe
+from outrider.model_executor.synthetic.recipe import Recipe, write_recipe
 from outrider.model_executor.synthetic.weights import BRANCH_RMS, PEAK
 from synthetic_pair.matrices import RandomMatrices
 from synthetic_pair.shapes import Shape
@@ -60,6 +60,7 @@ def write_dflash(
         "dflash_config": {"mask_token_id": _mask_of(recipe, target), "target_layer_ids": _layers(target, num_layers)},
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_recipe(folder, recipe)
     random = RandomMatrices("dflash", recipe.seed, dtype, device)
     made = _Drafter(target, recipe, random, num_layers=num_layers, block_size=block_size)
     found = dict(made.tensors(ids))

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from outrider.model_executor.synthetic.recipe import Recipe
+from outrider.model_executor.synthetic.recipe import Recipe, write_recipe
 from outrider.model_executor.synthetic.weights import BRANCH_RMS, PEAK, rows_after
 from synthetic_pair.matrices import RandomMatrices
 from synthetic_pair.shapes import Shape
@@ -44,6 +44,7 @@ def write_eagle3(
         "norm_before_residual": True,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_recipe(folder, recipe)
     embedding = next(iter(recipes["target"].maker(target, dtype, device).tensors()))[1]
     tensors = _Maker(target, recipe, dtype, device).tensors(ids, embedding)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

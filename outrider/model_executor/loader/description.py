@@ -36,7 +36,7 @@ def describe_model(
     check_tokenizer(Path(folder), tokenizer)
     return ModelDescription(
         role=role,
-        model_name=(name or Path(folder).resolve().name) + _mark(Path(folder), load_format),
+        model_name=(name or Path(folder).resolve().name) + mark_of(Path(folder), load_format),
         architecture=config.architecture,
         vocab_size=config.vocab_size,
         num_token_ids=tokenizer.num_token_ids or config.vocab_size,
@@ -56,7 +56,8 @@ def describe_model(
     )
 
 
-def _mark(folder: Path, load_format: LoadFormat) -> str:
+def mark_of(folder: Path, load_format: LoadFormat = "safetensors") -> str:
+    """What is appended to the name of an untrained model, by its folder; empty for any other."""
     if load_format == "dummy":
         return NOISE_MARK
     return SYNTHETIC_MARK if (folder / FILE).is_file() else ""

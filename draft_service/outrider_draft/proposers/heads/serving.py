@@ -17,6 +17,7 @@ from outrider.model_executor.draft_heads.contract import DraftHead, HeadConfig
 from outrider.model_executor.draft_heads.loading import load_head
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.kv_cache_sizing import choose_num_pages, explaining_out_of_memory
+from outrider.model_executor.loader.description import mark_of
 from outrider.model_executor.loader.model import choose_length
 from outrider.model_executor.loader.tokenizer_files import read_tokenizer
 from outrider.types import ModelDescription
@@ -59,7 +60,7 @@ def load_served(
             graphs=graph_limits(settings),
         )
         runner.capture(hooks.capture_progress)
-    name = settings.served_model_name or folder.resolve().name
+    name = (settings.served_model_name or folder.resolve().name) + mark_of(folder)
     return _served(make_executor(runner), name, target_folder, architecture)
 
 
