@@ -24,8 +24,10 @@ EMPTY_PREFIX: PrefixHash = (b"", 0)
 """The hash of no tokens."""
 
 _BLOCKS_BETWEEN_PAUSES = 32
-_MULTIPLIER = 1_000_003
-_MODULUS = (1 << 61) - 1
+REST_MULTIPLIER = 1_000_003
+REST_BITS = 61
+REST_MODULUS = (1 << REST_BITS) - 1
+"""Of the running hash h, which after a token t is (h * multiplier + t + 1) modulo this."""
 
 
 def chain_size(num_tokens: int) -> int:
@@ -34,12 +36,12 @@ def chain_size(num_tokens: int) -> int:
 
 
 def _remainder(number: int) -> int:
-    return number % _MODULUS
+    return number % REST_MODULUS
 
 
-_reduce = hash if sys.hash_info.modulus == _MODULUS else _remainder
-"""A number of 0 or more modulo ``_MODULUS``, which is what Python hashes numbers by on 64 bits: a third of the time of
-a division."""
+_reduce = hash if sys.hash_info.modulus == REST_MODULUS else _remainder
+"""A number of 0 or more modulo ``REST_MODULUS``, which is what Python hashes numbers by on 64 bits: a third of the time
+of a division."""
 
 
 def prefix_hash(token_ids: Sequence[int], key: bytes = b"") -> PrefixHash:
@@ -70,7 +72,7 @@ class PrefixHasher:
             run(self.hash_blocks(token_ids, length))
             return self.at(token_ids, length)
         if place == num_hashed:  # one more, as after a plain step
-            rest.append(_reduce(rest[-1] * _MULTIPLIER + token_ids[length - 1] + 1))
+            rest.append(_reduce(rest[-1] * REST_MULTIPLIER + token_ids[length - 1] + 1))
         else:
             _extend(rest, token_ids[self._start + num_hashed - 1 : length])
         return self._chain, rest[-1]
@@ -134,5 +136,5 @@ def following(rest: int, token_ids: Sequence[int]) -> list[int]:
 def _extend(hashes: list[int], token_ids: Sequence[int]) -> None:
     known = hashes[-1]
     for token_id in token_ids:
-        known = _reduce(known * _MULTIPLIER + token_id + 1)
+        known = _reduce(known * REST_MULTIPLIER + token_id + 1)
         hashes.append(known)

@@ -8,17 +8,23 @@ transport takes messages, so the windows of gRPC and the buffers of the hosts fi
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.generation import Delta, GenerationResult, Progress
+from outrider.types import TokenLogprob
 from outrider_coordinator.session.actions import StepEnded
 
 MAX_UNREAD_TOKENS = 64
 """Tokens that may wait for the reader ..."""
 MAX_UNREAD_S = 2.0
 """... and how long the oldest may, checked when a step ends."""
+
+_Tokens: TypeAlias = "tuple[Sequence[int], tuple[TokenLogprob, ...] | None]"
+"""Tokens of steps and their logprobs."""
 
 
 def _ignore() -> None:
@@ -39,8 +45,8 @@ class OutputCollector:
         self._held_progress: Progress | None = None
         self._progress: Progress | None = None
         """Released, and not yet read."""
-        self._held: list[StepEnded] = []
-        self._released: list[StepEnded] = []
+        self._held: list[_Tokens] = []
+        self._released: list[_Tokens] = []
         self._ending: GenerationResult | OutriderError | None = None
         self._reader_wait: asyncio.Future[None] | None = None
         """Set while the reader waits."""
@@ -55,7 +61,12 @@ class OutputCollector:
 
     def put(self, step: StepEnded, progress: Progress | None = None) -> None:
         """Queue the output of a step, and at times the progress of the call, for the next ``release``."""
-        self._held.append(step)
+        self._held.append((step.token_ids, step.logprobs))
+        self._held_progress = progress or self._held_progress
+
+    def put_tokens(self, token_ids: Sequence[int], progress: Progress | None = None) -> None:
+        """The same for the tokens of several steps, without logprobs."""
+        self._held.append((token_ids, None))
         self._held_progress = progress or self._held_progress
 
     def release(self) -> None:
@@ -92,10 +103,10 @@ class OutputCollector:
         steps, self._released = self._released, []
         self._num_unread = 0
         if len(steps) == 1:
-            token_ids, logprobs = steps[0].token_ids, steps[0].logprobs
+            token_ids, logprobs = tuple(steps[0][0]), steps[0][1]
         else:
-            token_ids = tuple(token_id for step in steps for token_id in step.token_ids)
-            found = [step.logprobs for step in steps if step.logprobs is not None]
+            token_ids = tuple(itertools.chain.from_iterable(own for own, _ in steps))
+            found = [logprobs for _, logprobs in steps if logprobs is not None]
             logprobs = tuple(logprob for some in found for logprob in some) if found else None
         self._num_tokens += len(token_ids)
         text = self._take_text(self._num_tokens if result is None else None)
@@ -105,10 +116,10 @@ class OutputCollector:
             self.on_caught_up()
         return Delta(text, token_ids, logprobs, result, progress=progress)
 
-    def _note_unread(self, steps: list[StepEnded]) -> None:
+    def _note_unread(self, steps: list[_Tokens]) -> None:
         if not self._released:
             self._unread_since = time.monotonic()
-        self._num_unread += sum(len(step.token_ids) for step in steps)
+        self._num_unread += sum([len(token_ids) for token_ids, _ in steps])
 
     def _check_reader(self) -> None:
         if self._is_behind or self._ending is not None:

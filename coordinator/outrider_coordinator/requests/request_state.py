@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
 
 from outrider.generation import Delta, GenerationResult, Progress, Usage
+from outrider.ports import ItemTiming
 from outrider_coordinator.requests.deadline_timer import DeadlineTimer
 from outrider_coordinator.requests.output_collector import OutputCollector
 from outrider_coordinator.requests.request_log import log_ending
@@ -14,11 +16,15 @@ from outrider_coordinator.session.actions import Action, DraftWaitEnded, Fail, F
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 from outrider_coordinator.stats.request_timings import RequestTimings
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from outrider_coordinator.tracing import RequestTrace
 from outrider_coordinator.tracing.requests import NOT_TRACED
 
 PROGRESS_INTERVAL_S = 0.25
 """Interval of ``Progress`` in a resumable stream: with every delta it took a tenth of the coordinator's time."""
+
+_PlainStep: TypeAlias = "tuple[int, WithoutDraft, ItemTiming | None, float, float]"
+"""Its token, why it had no proposal, the target's time, and the times of the answer and of the decision after it."""
 
 
 class RequestState:
@@ -46,6 +52,8 @@ class RequestState:
         """When it began to wait for a proposal that has not come; by the event loop's clock."""
         self._uncounted: list[tuple[StepEnded | DraftWaitEnded, float, float]] = []
         """Ends of steps that are not counted yet, with the times of the answer and of the decision after it."""
+        self._uncounted_plain: list[_PlainStep] = []
+        """The same of plain steps. Only one of both has entries."""
         self.output_collector = OutputCollector(
             loop.output.take_text, num_tokens=len(loop.engine_request.emitted_token_ids)
         )
@@ -82,7 +90,19 @@ class RequestState:
         ``arrived``, ``handled``: times in seconds at which the service's answer was read, and at which the session's
         next command was decided.
         """
+        if self._uncounted_plain:
+            self._count_plain_steps()
         self._uncounted.append((action, arrived, handled))
+
+    def note_plain(
+        self, token_id: int, reason: WithoutDraft, timing: ItemTiming | None, arrived: float, handled: float
+    ) -> None:
+        """The same for a plain step of a session that goes on. ``reason``: why it had no proposal; ``timing``: the
+        target's own time for it.
+        """
+        if self._uncounted:
+            self.count_steps()
+        self._uncounted_plain.append((token_id, reason, timing, arrived, handled))
 
     def note_in_trace(self, action: Action) -> None:
         """Record the actions of a traced session; items are traced while steps are shown."""
@@ -94,6 +114,8 @@ class RequestState:
 
     def count_steps(self) -> None:
         """Count the steps since the last call and queue their output."""
+        if self._uncounted_plain:
+            self._count_plain_steps()
         uncounted, self._uncounted = self._uncounted, []
         timings = self.request_timings
         for action, arrived, handled in uncounted:
@@ -104,6 +126,14 @@ class RequestState:
                 self.output_collector.put(action, self._progress(handled))
             else:
                 timings.draft_wait_ended(arrived, handled, action.timing)
+
+    def _count_plain_steps(self) -> None:
+        steps, self._uncounted_plain = self._uncounted_plain, []
+        self.loop.spec_stats.count_plain_steps([reason for _, reason, _, _, _ in steps])
+        for _, _, timing, arrived, handled in steps:
+            self.request_timings.step_ended(arrived, handled, timing)
+            self.request_timings.note_output(handled)
+        self.output_collector.put_tokens([token_id for token_id, _, _, _, _ in steps], self._progress(steps[-1][-1]))
 
     def _count(self, step: StepEnded) -> None:
         self.loop.spec_stats.count_step(

@@ -25,24 +25,19 @@ from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import steady
 from outrider_coordinator.session.actions import DraftWaitEnded
-from outrider_coordinator.session.steady_batches import (
-    AnsweredProposals,
-    AnsweredScores,
-    DraftingBatch,
-    Places,
-    PlainBatch,
-    ScoringBatch,
-)
+from outrider_coordinator.session.answered import AnsweredProposals, AnsweredScores, Ints, Places, ints
+from outrider_coordinator.session.plain_batch import PlainBatch
+from outrider_coordinator.session.steady_batches import DraftingBatch, ScoringBatch
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
 _now = RequestTimings.now
 _DRAFTED: tuple[type[DraftingBatch | ScoringBatch], ...] = (DraftingBatch, ScoringBatch)
 
-BatchT = TypeVar("BatchT", DraftingBatch, ScoringBatch | PlainBatch)
+BatchT = TypeVar("BatchT", DraftingBatch, PlainBatch, ScoringBatch | PlainBatch)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Waiting(Generic[BatchT]):
     """A batch, its requests, and where they live."""
 
@@ -51,6 +46,12 @@ class _Waiting(Generic[BatchT]):
     target: TargetReplica
     draft: DraftReplica | None
     """None with a ``PlainBatch`` alone."""
+    is_sparse: bool
+    """Whether its answers are about supports: those come in columns of their own."""
+    is_whole: bool = True
+    """Whether all of its sessions are known to wait."""
+    is_answered: bool = False
+    """Whether all of them were answered together: none waits any more."""
 
 
 _Places = dict[int, tuple[_Waiting[BatchT], int]]
@@ -66,6 +67,16 @@ class _Sent:
     answers: AnswerColumns[Any]
     arrived: float
     handled: float
+
+    @property
+    def requests(self) -> list[RequestState]:
+        """Those that were answered."""
+        return [self.waiting.requests[row] for row in self.taken.rows]
+
+    @property
+    def tokens(self) -> Ints:
+        """The token that each plain step brought."""
+        return self.taken.commands.token_ids
 
 
 class SteadyDriver:
@@ -90,6 +101,10 @@ class SteadyDriver:
         self._sent: list[_Sent] = []
         self._touched: dict[RequestState, None] = {}
         """Requests that may have become steady."""
+        self._answered_singly: set[RequestState] = set()
+        """Requests that were answered one by one since ``settle``."""
+        self._failed: set[RequestState] = set()
+        """Requests that ended because another command was sent than their next."""
 
     def take_proposals(
         self, replica: DraftReplica, batch: EventBatch[DraftEvent], arrived: float
@@ -101,12 +116,15 @@ class SteadyDriver:
         self, replica: DraftReplica, arrived: float, answers: AnswerColumns[DraftEvent]
     ) -> Iterator[_Sent]:
         for waiting, places, rows in _found(self._drafting, answers):
-            if waiting.draft is not replica:
-                continue
-            plane = self._plane_between(waiting.target, replica) if waiting.batch.reads_states else 0
-            if taken := waiting.batch.take(places, rows, answers, self._policy, plane):
+            taken = None
+            if waiting.draft is replica:
+                plane = self._plane_between(waiting.target, replica) if waiting.batch.reads_states else 0
+                taken = waiting.batch.take(places, rows, answers, self._policy, plane)
+            if taken is not None:
                 waiting.target.send_columns(taken.commands)
                 yield _Sent(waiting, taken, answers, arrived, _now())
+            elif waiting.is_answered:
+                self._drop(waiting)
 
     def take_scores(
         self, replica: TargetReplica, batch: EventBatch[TargetEvent], arrived: float
@@ -123,6 +141,8 @@ class SteadyDriver:
                 if asked is not None:
                     asked.send_columns(taken.commands)
                 yield _Sent(waiting, taken, answers, arrived, _now())
+            elif waiting.is_answered:
+                self._drop(waiting)
 
     def _without_taken(
         self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], Iterator[_Sent]]
@@ -146,13 +166,15 @@ class SteadyDriver:
         """These were answered one by one; ``in_columns``: beside columns, so they may be steady from now on."""
         for request in requests:
             self.forget(request)
+        self._answered_singly.update(requests)
         if in_columns:
             self._touched |= dict.fromkeys(requests)
 
     def forget(self, request: RequestState) -> None:
         """Something else than an answer has happened to the session."""
-        self._drafting.pop(request.session, None)
-        self._scoring.pop(request.session, None)
+        for known in (self._drafting, self._scoring):
+            if (found := known.pop(request.session, None)) is not None:
+                found[0].is_whole = False
 
     # After the commands have left.
 
@@ -160,18 +182,57 @@ class SteadyDriver:
         """Confirm what was sent, and put down what comes next; the requests whose steps have ended."""
         sent, self._sent = self._sent, []
         ended = []
+        going_on: list[_Waiting[PlainBatch]] = []
         for one in sent:
-            requests = [one.waiting.requests[row] for row in one.taken.rows]
+            requests = one.requests
             if isinstance(one.taken, AnsweredProposals):
                 self._confirm_proposals(one, one.taken, requests)
             else:
                 self._confirm_scores(one, one.taken, requests)
                 ended += requests
-            self._touched |= dict.fromkeys(requests)
-        if self._touched:
+            if isinstance(one.waiting.batch, PlainBatch):
+                going_on += self._go_on(one, requests)
+            else:
+                if one.waiting.is_answered:
+                    self._drop(one.waiting)
+                self._touched |= dict.fromkeys(requests)
+        if self._touched or len(going_on) > 1:
             touched, self._touched = self._touched, {}
-            self._group_waiting(touched)
+            self._group_waiting(touched, going_on)
+        self._answered_singly.clear()
+        self._failed.clear()
         return ended
+
+    def _go_on(self, sent: _Sent, requests: Sequence[RequestState]) -> Iterator[_Waiting[PlainBatch]]:
+        """Let those sessions of a plain batch wait on to which nothing else has happened; the others are touched."""
+        waiting, rows, tokens = sent.waiting, ints(sent.taken.rows), sent.tokens
+        others = self._answered_singly.union(self._failed)
+        if waiting.is_answered:
+            if waiting.is_whole and len(rows) == len(waiting.requests) and others.isdisjoint(requests):
+                waiting.batch = waiting.batch.following(slice(None), tokens)
+                waiting.is_answered = False
+                yield waiting
+                return
+            self._drop(waiting)
+        go_on = np.array([request not in others for request in requests])
+        self._touched |= dict.fromkeys(request for request in requests if request in others)
+        if np.count_nonzero(go_on) < FEWEST_ROWS:
+            self._touched |= dict.fromkeys(requests)
+            return
+        batch = waiting.batch.following(rows[go_on], tokens[go_on])
+        own = [request for request, goes_on in zip(requests, go_on.tolist(), strict=True) if goes_on]
+        yield self._wait(_Waiting(batch, own, waiting.target, None, waiting.is_sparse), self._scoring)
+
+    def _wait(self, waiting: _Waiting[Any], known: _Places[Any]) -> _Waiting[Any]:
+        known.update({number: (waiting, row) for row, number in enumerate(waiting.batch.numbers.tolist())})
+        return waiting
+
+    def _drop(self, waiting: _Waiting[Any]) -> None:
+        """Nothing of the batch waits any more."""
+        known: _Places[Any] = self._drafting if isinstance(waiting.batch, DraftingBatch) else self._scoring
+        for number in waiting.batch.numbers.tolist():
+            if (found := known.get(number)) is not None and found[0] is waiting:
+                del known[number]
 
     def _confirm_proposals(self, sent: _Sent, taken: AnsweredProposals, requests: Sequence[RequestState]) -> None:
         if sent.waiting.draft is not None:
@@ -191,46 +252,71 @@ class SteadyDriver:
 
     def _confirm_scores(self, sent: _Sent, taken: AnsweredScores, requests: Sequence[RequestState]) -> None:
         commands, is_drafting = taken.commands, isinstance(taken.commands, ExtendColumns)
+        is_plain = isinstance(sent.waiting.batch, PlainBatch)
         heads = zip(
             requests, sent.answers.generations[taken.places].tolist(), taken.num_accepted, taken.next_token_ids,
             sent.answers.timings(taken.places), commands.draft_lengths.tolist(), commands.generations.tolist(),
             sent.answers.states_at(taken.places), strict=True,
         )  # fmt: skip
+        arrived, handled = sent.arrived, sent.handled
         for request, asked, num_accepted, token_id, timing, length, generation, states in heads:
             loop = request.loop
-            is_bonus = num_accepted == len(loop.proposal.token_ids)
-            verdict = Verdict(num_accepted, token_id, NextToken.BONUS if is_bonus else NextToken.RECOVERED)
             try:
-                found = steady.take_verdict(loop, asked, verdict, timing, length=length, states=states)
-                _require_sent(request, None if found is None else found[1], generation)
+                if is_plain and (reason := steady.take_plain(loop, asked, token_id, generation)) is not None:
+                    request.note_plain(token_id, reason, timing, arrived, handled)
+                else:
+                    is_bonus = num_accepted == len(loop.proposal.token_ids)
+                    verdict = Verdict(num_accepted, token_id, NextToken.BONUS if is_bonus else NextToken.RECOVERED)
+                    found = steady.take_verdict(loop, asked, verdict, timing, length=length, states=states)
+                    _require_sent(request, None if found is None else found[1], generation)
+                    if found is not None:
+                        request.note(found[0], arrived, handled)
             except Exception as error:
                 self._fail(request, error)
+                self._failed.add(request)
                 continue
-            if found is not None:
-                request.note(found[0], sent.arrived, sent.handled)
             if is_drafting:
                 self._draft_waits.begin(request, loop.step)
             elif loop.actions:  # a ``Prepare``
                 self._act_on(request)
 
-    def _group_waiting(self, requests: Iterable[RequestState]) -> None:
+    def _group_waiting(self, requests: Iterable[RequestState], going_on: Sequence[_Waiting[PlainBatch]]) -> None:
+        """Put requests that have become steady into batches: plain ones beside those that go on, if there are any."""
         groups = defaultdict[Any, list[RequestState]](list)
         for request in requests:
             target, draft = request.place.target, request.place.draft
             if target is None or request.trace.notes is not None:
                 continue
-            # Answers about supports come in columns of their own.
             is_sparse = request.loop.engine_request.rules.rule is JudgingRule.REJECTION
             if PlainBatch.may_hold(request.loop):
                 groups[PlainBatch, target, None, is_sparse].append(request)
             elif draft is not None and (kind := next((one for one in _DRAFTED if one.may_hold(request.loop)), None)):
                 groups[kind, target, draft, is_sparse].append(request)
-        for (kind, target, draft, _), own in groups.items():
+        plain = self._joined(going_on)
+        for (kind, target, draft, is_sparse), own in groups.items():
+            if kind is PlainBatch and (beside := plain.get((target, is_sparse))) is not None:
+                self._join(beside, PlainBatch([request.loop for request in own]), own)
+                continue
             replicas = [one for one in (target, draft) if one is not None]
             if len(own) >= FEWEST_ROWS and all(one.connection.reads_columns for one in replicas):
-                waiting: Any = _Waiting(kind([request.loop for request in own]), own, target, draft)
+                waiting: Any = _Waiting(kind([request.loop for request in own]), own, target, draft, is_sparse)
                 places: Any = self._drafting if kind is DraftingBatch else self._scoring
-                places.update({request.session: (waiting, row) for row, request in enumerate(own)})
+                self._wait(waiting, places)
+
+    def _joined(self, going_on: Sequence[_Waiting[PlainBatch]]) -> dict[tuple[TargetReplica, bool], _Waiting[Any]]:
+        """One batch of those that may be answered together."""
+        found: dict[tuple[TargetReplica, bool], _Waiting[Any]] = {}
+        for one in going_on:
+            key = one.target, one.is_sparse
+            found[key] = self._join(found[key], one.batch, one.requests) if key in found else one
+        return found
+
+    def _join(
+        self, waiting: _Waiting[PlainBatch], batch: PlainBatch, requests: Sequence[RequestState]
+    ) -> _Waiting[PlainBatch]:
+        every = [*waiting.requests, *requests]
+        joined = _Waiting(waiting.batch.joined(batch), every, waiting.target, None, waiting.is_sparse)
+        return self._wait(joined, self._scoring)
 
 
 def _found(known: _Places[BatchT], answers: AnswerColumns[Any]) -> Iterator[tuple[_Waiting[BatchT], Places, Places]]:
@@ -238,13 +324,15 @@ def _found(known: _Places[BatchT], answers: AnswerColumns[Any]) -> Iterator[tupl
     sessions = answers.sessions.tolist()
     if (first := known.get(sessions[0])) is not None and np.array_equal(first[0].batch.numbers, answers.sessions):
         waiting = first[0]
-        if [known.pop(session, None) is not None for session in sessions].count(True) == len(sessions):
-            yield waiting, slice(None), slice(None)  # nearly always: no session was forgotten
-        return
+        if waiting.is_whole and not waiting.is_answered:  # nearly always: no session was forgotten
+            waiting.is_answered = True
+            yield waiting, slice(None), slice(None)
+            return
     groups: dict[_Waiting[BatchT], tuple[list[int], list[int]]] = {}
     for place, session in enumerate(sessions):
         found = known.pop(session, None)
-        if found is not None:
+        if found is not None and not found[0].is_answered:
+            found[0].is_whole = False
             places, rows = groups.setdefault(found[0], ([], []))
             places.append(place)
             rows.append(found[1])

@@ -28,7 +28,7 @@ class CommandBuilder:
         return self._generation + 1
 
     def skip_generation(self) -> None:
-        """Leave out a generation: of a command that was sent and turned out to be another's."""
+        """Leave out a generation: of a command that was sent without being built here."""
         self._generation += 1
 
     def open_draft(self, side: DraftSide) -> Open:

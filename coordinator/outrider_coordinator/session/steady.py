@@ -87,6 +87,36 @@ def take_verdict(
     return ended, command
 
 
+def take_plain(session: SessionState, asked: int, token_id: int, generation: int) -> WithoutDraft | None:
+    """``take_verdict`` on a plain step where another plain one follows, whose ``Score`` was sent with ``generation``:
+    why the step that ends had no proposal. Only a ``Prepare`` may be among the session's actions.
+
+    ``asked``: the generation of the scores. ``token_id``: what they bring.
+    """
+    target, commands, base = session.target, session.commands, session.tokens.length
+    if (
+        asked != target.asked
+        or session.proposal.token_ids
+        or session.is_paused
+        or not session.is_plain_request
+        or target.readiness is not Readiness.OPEN
+        or generation != commands.next_generation
+        or not session.output.add_within((token_id,))
+    ):
+        return None
+    reason = session.no_draft_reason
+    target.note_answer(base)
+    session.policy.note_verdict(session.speculation, 0, 0, draft_lag=base - session.draft.held)
+    session.tokens.extend((token_id,))
+    session.step += 1
+    session.proposal, session.no_draft_reason = NOTHING_DRAFTED, steps.why_not_asked(session)
+    commands.skip_generation()
+    target.asked = generation
+    target.note_score(is_plain=True)
+    steps.renew_lookahead(session)
+    return reason
+
+
 def _begin(session: SessionState, length: int | None) -> Extend | Score | None:
     """``steps.begin`` where one command to an open service is all; None, with nothing changed, where it is not."""
     draft, target, policy = session.draft, session.target, session.policy

@@ -4,7 +4,7 @@ Whatever a service answers to a steady session, its next command is known but fo
 all are made of columns, by array operations, as soon as the answers are there; the state machines run after the
 commands have left, and confirm them (``steady``). A session that is out of the ordinary is in no such batch.
 
-There are batches that wait for proposals, for scores of proposals, and for scores of plain steps.
+Batches here wait for proposals, and for scores of proposals; ``plain_batch`` has those of plain steps.
 
 Shape letters: ``B`` sessions of a batch, ``N`` answers, ``K`` draft tokens.
 """
@@ -12,16 +12,13 @@ Shape letters: ``B`` sessions of a batch, ``N`` answers, ``K`` draft tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.columns import AnswerColumns, ExtendColumns, ScoreColumns, StateColumns, chain_rows
 from outrider.prefix_hash import BLOCK_TOKENS, following
 from outrider.types import JudgingRule, SparseEvidence
-from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
 from outrider_coordinator.acceptance.vectorized import (
     ProposalCase,
     Rows,
@@ -30,41 +27,22 @@ from outrider_coordinator.acceptance.vectorized import (
     judge_columns,
 )
 from outrider_coordinator.session import steps
+from outrider_coordinator.session.answered import (
+    AnsweredProposals,
+    AnsweredScores,
+    Bools,
+    Ints,
+    Places,
+    ints,
+    listed,
+    those,
+)
 from outrider_coordinator.session.service_state import Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-Places = Ints | slice
-"""Of answers, or rows of a batch: all of them as a slice, of which arrays are views."""
 _ANY_LENGTH = 1 << 40
 _TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
-_PLAIN_RULES = (*_TOKEN_RULES, JudgingRule.REJECTION)
-"""Whose plain step is judged by taking the token that the target drew."""
-
-
-@dataclass(slots=True)
-class AnsweredProposals:
-    """Proposals that were taken to the target as columns."""
-
-    places: list[int]
-    """Among the answers."""
-    rows: list[int]
-    """Of the batch."""
-    commands: ScoreColumns
-
-
-@dataclass(slots=True)
-class AnsweredScores:
-    """Scores that were judged, and what follows from them."""
-
-    places: list[int]
-    rows: list[int]
-    num_accepted: list[int]
-    next_token_ids: list[int]
-    commands: ExtendColumns | ScoreColumns
-    """To the drafts; or to the target, where both steps are plain."""
 
 
 class DraftingBatch:
@@ -75,15 +53,15 @@ class DraftingBatch:
         asked = [session.draft.asked for session in sessions]
         hashes = [session.tokens.prefix_hash(session.target.held) for session in sessions]
         self.sessions = sessions
-        self.numbers = _ints([session.commands.session for session in sessions])
+        self.numbers = ints([session.commands.session for session in sessions])
         """Of the sessions, on their links."""
-        self._asked = _ints([found.generation for found in asked if found])
-        self._bases = _ints([session.tokens.length for session in sessions])
-        self._lengths = _ints([found.draft_length for found in asked if found])
-        self._generations = _ints([session.commands.next_generation for session in sessions])
-        self._last = _ints([session.tokens.last for session in sessions])
-        self._limits = _ints([session.engine_request.rules.num_token_ids for session in sessions])
-        self._rests = _ints([rest for _, rest in hashes])
+        self._asked = ints([found.generation for found in asked if found])
+        self._bases = ints([session.tokens.length for session in sessions])
+        self._lengths = ints([found.draft_length for found in asked if found])
+        self._generations = ints([session.commands.next_generation for session in sessions])
+        self._last = ints([session.tokens.last for session in sessions])
+        self._limits = ints([session.engine_request.rules.num_token_ids for session in sessions])
+        self._rests = ints([rest for _, rest in hashes])
         self._chains = chain_rows([chain for chain, _ in hashes])
         self._speculations = [session.speculation for session in sessions]
         self.reads_states = sessions[0].draft.reads_states
@@ -119,12 +97,12 @@ class DraftingBatch:
         fits &= (counts > 0) & (counts <= self._lengths[rows]) & (tokens.max(axis=1) < self._limits[rows])
         fits &= self._is_sparse[rows] == answers.is_sparse
         if self.reads_states:
-            own = [self._speculations[row] for row in _listed(rows, self._bases)]
+            own = [self._speculations[row] for row in listed(rows, self._bases)]
             fits &= np.array([policy.is_to_draft(session) for session in own])
         if not fits.any():
             return None
         if not fits.all():
-            places, rows = _those(places, answers.counts)[fits], _those(rows, self._bases)[fits]
+            places, rows = those(places, answers.counts)[fits], those(rows, self._bases)[fits]
             counts, tokens = counts[fits], tokens[fits]
         kept = self._bases[rows] - 1
         supports = None
@@ -148,7 +126,7 @@ class DraftingBatch:
             None if supports is None else supports.counts,
             None if supports is None else supports.token_ids,
         )
-        return AnsweredProposals(_listed(places, kept), _listed(rows, kept), commands)
+        return AnsweredProposals(listed(places, kept), listed(rows, kept), commands)
 
 
 class ScoringBatch:
@@ -160,19 +138,19 @@ class ScoringBatch:
         hashes = [session.tokens.prefix_hash(session.tokens.length) for session in sessions]
         width = max(map(len, drafts))
         self.sessions = sessions
-        self.numbers = _ints([session.commands.session for session in sessions])
+        self.numbers = ints([session.commands.session for session in sessions])
         """Of the sessions, on their links."""
-        self._asked = _ints([session.target.asked or 0 for session in sessions])
-        self._bases = _ints([session.tokens.length for session in sessions])
-        self._counts = _ints([len(draft) for draft in drafts])
-        self._drafts = _ints([(*draft, *[-1] * (width - len(draft))) for draft in drafts])  # [B, K]
-        self._generations = _ints([session.commands.next_generation for session in sessions])
-        self._remaining = _ints([session.output.num_remaining for session in sessions])
-        self._longest = _ints([session.draft.facts.max_length or _ANY_LENGTH for session in sessions])
-        self._limits = _ints([session.engine_request.rules.num_token_ids for session in sessions])
+        self._asked = ints([session.target.asked or 0 for session in sessions])
+        self._bases = ints([session.tokens.length for session in sessions])
+        self._counts = ints([len(draft) for draft in drafts])
+        self._drafts = ints([(*draft, *[-1] * (width - len(draft))) for draft in drafts])  # [B, K]
+        self._generations = ints([session.commands.next_generation for session in sessions])
+        self._remaining = ints([session.output.num_remaining for session in sessions])
+        self._longest = ints([session.draft.facts.max_length or _ANY_LENGTH for session in sessions])
+        self._limits = ints([session.engine_request.rules.num_token_ids for session in sessions])
         self._endings = sorted(frozenset().union(*(session.output.ending_token_ids for session in sessions)))
         rests = [following(rest, draft[:-1]) for (_, rest), draft in zip(hashes, drafts, strict=True)]
-        self._rests = _ints([(*each, *[0] * (width - len(each))) for each in rests])  # [B, K] after 0 to K-1 drafts
+        self._rests = ints([(*each, *[0] * (width - len(each))) for each in rests])  # [B, K] after 0 to K-1 drafts
         self._chains = chain_rows([chain for chain, _ in hashes])
         self._speculations = [session.speculation for session in sessions]
         self._reads_states = sessions[0].draft.reads_states
@@ -218,7 +196,7 @@ class ScoringBatch:
         if not fits.any():
             return None
         if not fits.all():  # what does not answer the proposals cannot be judged beside what does
-            places, rows = _those(places, answers.counts)[fits], _those(rows, self._bases)[fits]
+            places, rows = those(places, answers.counts)[fits], those(rows, self._bases)[fits]
             drafted, bases, counts = drafted[fits], bases[fits], counts[fits]
         judged = self._judge(places, rows, answers, counts)
         if judged is None:
@@ -229,7 +207,7 @@ class ScoringBatch:
         own[np.arange(len(own)), accepted] = following_ids
         fits &= ~_any_ending(own, self._endings, accepted)
         remaining = self._remaining[rows] - accepted - 1
-        wanted = _ints(policy.lengths([self._speculations[row] for row in _listed(rows, bases)]))
+        wanted = ints(policy.lengths([self._speculations[row] for row in listed(rows, bases)]))
         lengths = np.minimum(np.minimum(wanted, remaining - 1), self._longest[rows] - bases - accepted - 1)
         fits &= (remaining > 0) & (lengths > 0)
         if answers.states is not None:
@@ -238,7 +216,7 @@ class ScoringBatch:
         if not fits.any():
             return None
         if not fits.all():
-            places, rows = _those(places, answers.counts)[fits], _those(rows, self._bases)[fits]
+            places, rows = those(places, answers.counts)[fits], those(rows, self._bases)[fits]
             accepted, drafted, bases = accepted[fits], drafted[fits], bases[fits]
             following_ids, lengths, own = following_ids[fits], lengths[fits], own[fits]
         if answers.states is None:
@@ -247,7 +225,7 @@ class ScoringBatch:
             commands = self._extends_with_states(
                 rows, own, accepted, lengths, _of(answers.states, places, accepted + 1)
             )
-        places_taken, rows_taken = _listed(places, bases), _listed(rows, bases)
+        places_taken, rows_taken = listed(places, bases), listed(rows, bases)
         return AnsweredScores(places_taken, rows_taken, accepted.tolist(), following_ids.tolist(), commands)
 
     def _extends(
@@ -312,92 +290,6 @@ class ScoringBatch:
         return accepted, following_ids, own.max(axis=1) < limits
 
 
-class PlainBatch:
-    """Sessions that wait for scores of a plain step, and are expected to go on with another."""
-
-    def __init__(self, sessions: Sequence[SessionState]) -> None:
-        """``sessions`` for which ``may_hold`` is true."""
-        hashes = [session.tokens.prefix_hash(session.tokens.length) for session in sessions]
-        rules = [session.engine_request.rules for session in sessions]
-        self.sessions = sessions
-        self.numbers = _ints([session.commands.session for session in sessions])
-        """Of the sessions, on their links."""
-        self._asked = _ints([session.target.asked or 0 for session in sessions])
-        self._bases = _ints([session.tokens.length for session in sessions])
-        self._generations = _ints([session.commands.next_generation for session in sessions])
-        self._remaining = _ints([session.output.num_remaining for session in sessions])
-        self._limits = _ints([own.num_token_ids for own in rules])
-        self._is_sparse = np.array([own.rule is JudgingRule.REJECTION for own in rules])
-        self._endings = sorted(frozenset().union(*(session.output.ending_token_ids for session in sessions)))
-        self._rests = _ints([rest for _, rest in hashes])
-        self._chains = chain_rows([chain for chain, _ in hashes])
-        self._speculations = [session.speculation for session in sessions]
-        self._has_draft = np.array([session.draft.is_usable for session in sessions])
-        self._reads_states = any(session.draft.reads_states for session in sessions)
-
-    @staticmethod
-    def may_hold(session: SessionState) -> bool:
-        """Whether the target's next command is known but for one token."""
-        return (
-            not session.proposal.token_ids
-            and session.status is SessionStatus.SCORING
-            and not session.is_paused
-            and session.target.asked is not None
-            and session.target.part is None
-            and session.target.held == session.tokens.length - 1
-            and session.is_plain_request
-            and not session.output.has_stops
-            and session.engine_request.rules.rule in _PLAIN_RULES
-            and session.target.readiness is Readiness.OPEN
-            and not session.commands.trace_parent
-        )
-
-    def take(
-        self, places: Places, rows: Places, answers: AnswerColumns[Any], policy: DraftLengthPolicy
-    ) -> AnsweredScores | None:
-        """The tokens of these rows, whose answers are at ``places``, and the ``Score`` that follow; None if none can be
-        taken.
-        """
-        bases, remaining = self._bases[rows], self._remaining[rows] - 1
-        fits = (answers.generations[places] == self._asked[rows]) & (answers.base_lengths[places] == bases)
-        fits &= answers.counts[places] == 1
-        if not fits.any():
-            return None
-        starts = (answers.counts.cumsum() - answers.counts)[places]
-        at = np.minimum(starts, max(answers.token_ids.size - 1, 0))  # where there is no token, none is taken
-        tokens = answers.token_ids[at].astype(np.int64)
-        fits &= (tokens >= 0) & (tokens < self._limits[rows]) & (remaining > 0)
-        fits &= self._is_sparse[rows] == (answers.outside_masses is not None)
-        if answers.outside_masses is not None:
-            fits &= np.abs(answers.outside_masses[at].astype(np.float64) - 1.0) <= TARGET_SUM_TOLERANCE
-        if self._endings:
-            fits &= ~np.isin(tokens, self._endings)
-        fits &= self._go_on_plain(_listed(rows, self._bases), policy) | ~self._has_draft[rows]
-        if self._reads_states:
-            own = [self.sessions[row] for row in _listed(rows, self._bases)]
-            fits &= ~np.array([steps.is_to_follow(session) for session in own])
-        if not fits.any():
-            return None
-        if not fits.all():
-            places, rows = _those(places, answers.counts)[fits], _those(rows, self._bases)[fits]
-            bases, tokens = bases[fits], tokens[fits]
-        commands = ScoreColumns(
-            self.numbers[rows],
-            self._generations[rows],
-            bases,
-            self._chains[rows][bases >= BLOCK_TOKENS].tobytes(),
-            self._rests[rows],
-            np.ones(bases.size, dtype=np.int64),
-            tokens,
-            np.zeros(bases.size, dtype=np.int64),
-            tokens[:0],
-        )
-        return AnsweredScores(_listed(places, bases), _listed(rows, bases), [0] * bases.size, tokens.tolist(), commands)
-
-    def _go_on_plain(self, rows: Sequence[int], policy: DraftLengthPolicy) -> Bools:
-        return np.array(policy.are_plain([self._speculations[row] for row in rows]))
-
-
 def _of(states: StateColumns, places: Places, counts: Ints) -> StateColumns:
     """The first ``counts`` rows of these sessions."""
     return StateColumns(
@@ -425,19 +317,6 @@ def _sparse_case(session: SessionState) -> ProposalCase | None:
         return None
     case = ProposalCase(proposal.token_ids, proposal.evidence, rules.num_token_ids)
     return case if has_fitting_shapes(case) else None
-
-
-def _those(places: Places, values: NDArray[Any]) -> Ints:
-    """As numbers; all of ``values`` where they are a slice."""
-    return np.arange(len(values)) if isinstance(places, slice) else places
-
-
-def _listed(places: Places, values: Ints) -> list[int]:
-    return list(range(len(values))) if isinstance(places, slice) else places.tolist()
-
-
-def _ints(values: Sequence[Any]) -> Ints:
-    return np.array(values, dtype=np.int64)
 
 
 def _padded(answers: AnswerColumns[Any], places: Places, counts: Ints) -> Ints:  # -> [N, widest]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.generation import SpeculationStats
@@ -104,6 +105,13 @@ class SpecDecodeStats:
         self.num_gained_tokens += num_accepted + 1
         self.accepted_counts[num_accepted] += 1
         self.draft_lengths[num_draft_tokens] += 1
+
+    def count_plain_steps(self, reasons: Sequence[WithoutDraft]) -> None:
+        """Count steps without draft tokens, of one token each, by the reasons for that."""
+        self.num_steps += len(reasons)
+        self.num_emitted_tokens += len(reasons)
+        for reason in reasons:
+            self.without_draft[reason] += 1
 
     def add(self, other: SpecDecodeStats) -> None:
         """Add another's counts, field by field."""

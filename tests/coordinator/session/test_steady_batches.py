@@ -24,8 +24,9 @@ from outrider_coordinator.requests.steady_driver import SteadyDriver
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
 from outrider_coordinator.session.loop import SessionLoop
+from outrider_coordinator.session.plain_batch import PlainBatch
 from outrider_coordinator.session.service_state import DraftFacts
-from outrider_coordinator.session.steady_batches import DraftingBatch, PlainBatch, ScoringBatch
+from outrider_coordinator.session.steady_batches import DraftingBatch, ScoringBatch
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 
