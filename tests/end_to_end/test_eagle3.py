@@ -33,7 +33,7 @@ async def play(draft: Path | None, *, wire: bool, **settings: Any) -> tuple[list
     more = {"method": "eagle3", "target_model": str(TARGET), "page_size": 4, "max_batched_tokens": 24}
     async with run_stack(
         TARGET, draft, wire=wire, draft_settings=more if draft else None,
-        target_settings={"max_batched_tokens": 32, "page_size": 4}, **settings,
+        target_settings={"max_batched_tokens": 32, "page_size": 4}, draft_timeout_ms=60_000, **settings,
     ) as stack:  # fmt: skip
         options = [{"max_tokens": 24, "ignore_eos": True, **one} for one in SCENARIO]
         results = await asyncio.gather(*(stack.generate(**one) for one in options))
