@@ -128,6 +128,21 @@ class KVCacheManager:
             return list(range(first, first + count))
         return _slots(table[index:], offset, count, size)
 
+    def append_checked(self, sequence: KVSequence, token_id: int) -> int:
+        """``extend_checked`` by one token: its slot."""
+        held, table, size = sequence.token_ids, sequence.page_table, self.pool.page_size
+        index, offset = divmod(len(held), size)
+        if offset and not self.pool.is_writable(table[index]):
+            self._own_last_page(sequence, 1)
+        if index >= len(table):
+            self._take_pages(sequence, index + 1)
+        held.append(token_id)
+        return table[index] * size + offset
+
+    def has_room_for_one(self, sequence: KVSequence) -> bool:
+        """Whether ``require_room`` lets one more token pass."""
+        return sequence in self._sequences and len(sequence.token_ids) < sequence.max_length
+
     def require_room(self, sequence: KVSequence, count: int) -> None:
         """Raise unless the sequence is open and may grow by ``count`` tokens. Changes nothing."""
         self._require_open(sequence)

@@ -61,6 +61,10 @@ class TokenLimits:
     max_model_len: int
     vocab_size: int
 
+    def allows_one(self, token_id: int, length: int) -> bool:
+        """Whether ``check`` lets one token pass that brings its row to ``length``."""
+        return length <= self.max_model_len and 0 <= token_id < self.vocab_size
+
     def check(self, token_ids: TokenIds[int], length: int) -> None:
         """Raise ``InvalidRequestError`` for ids of a row that they bring to ``length``."""
         if length > self.max_model_len:
@@ -78,6 +82,10 @@ def check_rows(table: KVCacheManager, rows: TokenIds[ForwardRow], limits: TokenL
             raise InvalidRequestError("sequence", "stands in two rows of one forward")
         seen.add(row.sequence)
         count = len(row.token_ids)
+        if count == 1 and row.num_logits in (0, 1) and table.has_room_for_one(row.sequence):
+            if limits is not None and not limits.allows_one(row.token_ids[0], row.sequence.length + 1):
+                limits.check(row.token_ids, row.sequence.length + 1)
+            continue
         if not count:
             raise InvalidRequestError("token_ids", "a row needs at least one token")
         if not 0 <= row.num_logits <= count:
@@ -105,6 +113,17 @@ def plan_checked(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> ForwardBa
     for row in rows:
         sequence, ids = row.sequence, row.token_ids
         start = sequence.length
+        if len(ids) == 1:  # as of nearly every running session, and so told with few calls
+            slots.append(table.append_checked(sequence, ids[0]))
+            token_ids.append(ids[0])
+            positions.append(start)
+            if row.num_logits:
+                logit_indices.append(end)
+            end += 1
+            query_starts.append(end)
+            context_lengths.append(start + 1)
+            page_tables.append(sequence.page_table[:])
+            continue
         length = start + len(ids)
         end += len(ids)
         slots.extend(table.extend_checked(sequence, ids))

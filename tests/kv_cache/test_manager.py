@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from outrider.errors import IntegrityError, InvalidRequestError, OutOfPagesError
@@ -278,3 +280,58 @@ def test_what_is_hashed_ahead_is_found_only_when_it_is_committed_and_not_after_i
     manager.commit(sequence, 16)
     manager.check_integrity()  # keys and hashes are those of the text
     assert hold(manager, [*TEXT[:10], 1, 2, 3, 4, 5, 6, 7]).num_cached_tokens == 16
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_one_token_is_appended_as_several_are(prefix_caching: bool) -> None:
+    """Twins of which one appends single tokens: the same slots, pages and copies, or the same error."""
+    num_copies = num_refused = 0
+    for seed in range(40):
+        chance = random.Random(seed)
+        whole, single = (make_manager(12, prefix_caching=prefix_caching) for _ in range(2))
+        pairs: list[tuple[KVSequence, KVSequence]] = []
+        for _ in range(80):
+            if len(pairs) < 4 or chance.random() < 0.1:
+                text = TEXT[: chance.randrange(1, 10)]
+                if whole.pool.num_free >= 4:
+                    held = [hold(manager, text, committed=len(text)) for manager in (whole, single)]
+                    pairs.append((held[0], held[1]))
+                continue
+            own, twin = chance.choice(pairs)
+            token_id = chance.randrange(100)
+            if chance.random() < 0.1:
+                pairs.remove((own, twin))
+                whole.release(own)
+                single.release(twin)
+            elif chance.random() < 0.2 and own.length > 1:
+                length = chance.randrange(1, own.length)  # perhaps into a page that is shared or can be found
+                whole.truncate(own, length)
+                single.truncate(twin, length)
+            elif single.has_room_for_one(twin):
+                try:
+                    slots = whole.extend(own, [token_id])
+                except OutOfPagesError:
+                    num_refused += 1
+                    with pytest.raises(OutOfPagesError):
+                        single.append_checked(twin, token_id)
+                else:
+                    assert [single.append_checked(twin, token_id)] == list(slots)
+                num_copies += len(whole.pending_copies())
+                assert whole.pending_copies() == single.pending_copies()
+            assert (own.token_ids, own.page_table) == (twin.token_ids, twin.page_table)
+            assert whole.pool.num_free == single.pool.num_free
+            whole.confirm_copies()
+            single.confirm_copies()
+        single.check_integrity()
+    assert num_refused > 10 and bool(num_copies) == prefix_caching
+
+
+def test_room_for_one_is_what_may_be_required() -> None:
+    manager, other = make_manager(), make_manager()
+    sequence = hold(manager, TEXT)
+    assert manager.has_room_for_one(sequence) and not other.has_room_for_one(sequence)
+    full = manager.open(2)
+    manager.extend(full, [1, 2])
+    assert not manager.has_room_for_one(full)
+    manager.release(sequence)
+    assert not manager.has_room_for_one(sequence)

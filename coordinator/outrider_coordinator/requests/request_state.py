@@ -130,9 +130,9 @@ class RequestState:
     def _count_plain_steps(self) -> None:
         steps, self._uncounted_plain = self._uncounted_plain, []
         self.loop.spec_stats.count_plain_steps([reason for _, reason, _, _, _ in steps])
+        note = self.request_timings.plain_step_ended
         for _, _, timing, arrived, handled in steps:
-            self.request_timings.step_ended(arrived, handled, timing)
-            self.request_timings.note_output(handled)
+            note(arrived, handled, timing)
         self.output_collector.put_tokens([token_id for token_id, _, _, _, _ in steps], self._progress(steps[-1][-1]))
 
     def _count(self, step: StepEnded) -> None:

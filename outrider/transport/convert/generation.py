@@ -262,15 +262,18 @@ def _timing_from_proto(message: pb.Timing) -> Timing:
 
 def delta_to_proto(delta: Delta) -> pb.StreamGenerateResponse:
     """New output without the result, which is a separate message."""
-    return pb.StreamGenerateResponse(
-        delta=pb.Delta(
-            text=delta.text,
-            token_ids=delta.token_ids,
-            logprobs=emitted_to_proto(delta.logprobs or ()),
-            has_logprobs=delta.logprobs is not None,
-            progress=_progress_to_proto(delta.progress),
-        )
-    )
+    message = pb.StreamGenerateResponse()
+    own = message.delta  # filled in field by field: with each token of each stream, and mostly two fields
+    if delta.text:
+        own.text = delta.text
+    own.token_ids.extend(delta.token_ids)
+    if delta.logprobs is not None:
+        own.logprobs.extend(emitted_to_proto(delta.logprobs))
+        own.has_logprobs = True
+    if delta.progress is not None:
+        own.progress.CopyFrom(_progress_to_proto(delta.progress))
+    own.SetInParent()
+    return message
 
 
 def delta_from_proto(message: pb.Delta) -> Delta:
@@ -283,9 +286,7 @@ def delta_from_proto(message: pb.Delta) -> Delta:
     )
 
 
-def _progress_to_proto(progress: Progress | None) -> pb.Progress | None:
-    if progress is None:
-        return None
+def _progress_to_proto(progress: Progress) -> pb.Progress:
     return pb.Progress(
         speculation=_speculation_to_proto(progress.speculation), timing=_timing_to_proto(progress.timing)
     )
