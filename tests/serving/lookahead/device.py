@@ -40,6 +40,7 @@ class Runner:
 
     max_model_len = MAX_LENGTH
     takes_drawn = True
+    used_graph = False
     device = torch.device("cpu")
 
     def __init__(self, num_pages: int) -> None:
