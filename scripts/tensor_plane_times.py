@@ -4,8 +4,7 @@ One process stands for the target, one for the draft. A step is a forward of the
 the draft, its forward, and a message back. It is timed without states and with states over each plane, in turns, so the
 difference is what the plane costs where both compute. ``put`` and ``read`` are what the calls take of each thread;
 ``empty`` and ``launch`` what the draft's thread takes to allocate and to queue its forward, ``plain`` the latter in
-steps without states; ``put gpu`` and ``read gpu`` what the copies take of each card, in steps of their own. With
-``--memcpy`` no kernel copies by CUDA IPC, for comparison in one job.
+steps without states; ``put gpu`` and ``read gpu`` what the copies take of each card, in steps of their own.
 
     python scripts/tensor_plane_times.py --device cuda:0 --other cuda:0 --kinds cuda_ipc,shared_memory
 """
@@ -25,7 +24,6 @@ import torch
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.schema import Label, Result, Series, save
 from outrider.planes import PlaneKind, PlaneOffer, PlaneReference
-from outrider.tensor_plane import cuda_memory
 from outrider.tensor_plane.reader import PlaneReaders
 from outrider.tensor_plane.writer import PlaneWriter, PlaneWriters
 
@@ -71,13 +69,10 @@ class DeviceTimer:
         return 1e-3 * self._events[0].elapsed_time(self._events[1]) if self._events else 0.0
 
 
-def draft(
-    pipe: Connection, device_name: str, shape: tuple[int, int], num_products: int, most_kernel_bytes: int
-) -> None:
+def draft(pipe: Connection, device_name: str, shape: tuple[int, int], num_products: int) -> None:
     """Answer each message after a forward over the states that it refers to: seconds to allocate, to read, to queue the
     forward, and of the card to read.
     """
-    cuda_memory.MOST_KERNEL_BYTES = most_kernel_bytes
     device = torch.device(device_name)
     readers, forward, timer = PlaneReaders(device), Forward(device, num_products), DeviceTimer(device)
     while (asked := pipe.recv()) is not None:
@@ -141,12 +136,10 @@ def steps(
 def measure(options: argparse.Namespace, kind: PlaneKind) -> tuple[str, tuple[Series, ...]]:
     """A line of the table, and what is saved of it."""
     device = torch.device(options.device)
-    if options.memcpy:
-        cuda_memory.MOST_KERNEL_BYTES = 0
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
     shape = options.rows, options.width
-    arguments = theirs, options.other, shape, options.draft_products, cuda_memory.MOST_KERNEL_BYTES
+    arguments = theirs, options.other, shape, options.draft_products
     child = context.Process(target=draft, args=arguments, daemon=True)
     child.start()
     writers = PlaneWriters(device, kinds=(kind,))
@@ -208,7 +201,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=6, help="positions")
     parser.add_argument("--width", type=int, default=3 * 4096, help="values of a position, bfloat16")
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json")
-    parser.add_argument("--memcpy", action="store_true", help="let CUDA's own copies carry everything")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--target-products", type=int, default=10)
     parser.add_argument("--draft-products", type=int, default=2)
@@ -225,10 +217,7 @@ def main() -> None:
 
 
 def _result(options: argparse.Namespace, series: tuple[Series, ...]) -> Result:
-    facts = {
-        "from": options.device, "to": options.other, "rows": options.rows, "width": options.width,
-        "memcpy": options.memcpy,
-    }  # fmt: skip
+    facts = {"from": options.device, "to": options.other, "rows": options.rows, "width": options.width}
     return Result("planes", options.save, now(), describe_environment(options.device), facts, series)
 
 

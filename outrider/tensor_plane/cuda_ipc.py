@@ -49,7 +49,7 @@ class CudaIpcReader(ReaderEnd):
     def __init__(self, details: Details, device: torch.device) -> None:
         """``RuntimeError`` where it cannot be mapped."""
         self.capacity = int(details["capacity"])
-        self._memory = ImportedMemory(bytes.fromhex(str(details["handle"])), self.capacity, device)
+        self._memory = ImportedMemory(bytes.fromhex(str(details["handle"])), device)
 
     def read(self, out: torch.Tensor, offset: int) -> None:
         """Copy, in the order of the stream."""

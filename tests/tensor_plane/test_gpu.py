@@ -13,7 +13,6 @@ import torch
 
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind
-from outrider.tensor_plane.cuda_memory import MOST_KERNEL_BYTES, ExportedMemory
 from outrider.tensor_plane.reader import PlaneReaders
 from outrider.tensor_plane.writer import AUTOMATIC, PlaneWriter, PlaneWriters
 from tests.tensor_plane.peers import (
@@ -98,35 +97,6 @@ def test_tensors_of_any_size_at_any_byte(kind: PlaneKind, other: str) -> None:
                 pipe.send(reference)
                 assert answer(pipe) == digest(content)
     writers.close()
-
-
-@pytest.mark.parametrize(("kind", "other"), [each for each in SETTINGS if each.values[0] is PlaneKind.CUDA_IPC])
-def test_tensors_about_as_large_as_a_kernel_copies(kind: PlaneKind, other: str) -> None:
-    writers = PlaneWriters(torch.device("cuda:0"), kinds=(kind,), limits=LIMITS)
-    with process(read_on_demand, LIMITS, other) as (_, pipe):
-        writer = _connect(writers, pipe, kind)
-        for num_bytes in (MOST_KERNEL_BYTES - 8, MOST_KERNEL_BYTES, MOST_KERNEL_BYTES + 8, 48 << 20):
-            rows = torch.randint(256, (num_bytes,), dtype=torch.uint8, device="cuda:0")
-            references = writer.put(rows, [num_bytes])
-            assert references is not None
-            writer.synchronize()
-            pipe.send(references[0])
-            assert answer(pipe) == digest(rows)
-    writers.close()
-
-
-def test_a_kernel_copies_whole_words(caplog: pytest.LogCaptureFixture) -> None:
-    device = torch.device("cuda:0")
-    memory = ExportedMemory(1 << 20, device)
-    assert not caplog.records, "this torch makes no tensor of memory that is not its own"
-    content = torch.randint(256, (147_456,), dtype=torch.uint8, device=device)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        memory.put(content, 4_096)
-        torch.cuda.synchronize()
-    names = [event.name for event in profile.events() or ()]
-    assert not any(name.startswith("Memcpy") for name in names), names
-    memory.free()
-    memory.put(content, 0)  # nothing, once it was freed
 
 
 def test_on_one_card_all_planes_but_nccl_are_tried_and_timed() -> None:
