@@ -22,6 +22,7 @@ from outrider.kernels.paged_attention.device_plan import can_take_chunks
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, logit_indices_in, unpack
 from outrider.model_executor.graph_capture import (
     GraphRecorder,
+    Least,
     MemoryBound,
     capture_within,
     garbage_kept,
@@ -171,7 +172,7 @@ class ForwardGraphs:
 
     def _capture_again(self, shape: BatchShape, layers: Sequence[int]) -> _ForwardGraph:
         """In the place of a shape's graph, one that gives the states of ``layers`` too. All ranks of a model are told
-        the same forwards, so that they do so together.
+        the same forwards and have captured the same ones, so that they do so together.
         """
         began, recorder = time.perf_counter(), self._recorder
         assert recorder is not None  # noqa: S101 - made by capture
@@ -206,13 +207,15 @@ def capture_loop(
 
 def capture_all(
     forwards: Graphs | None, loop: Graphs | None, device: torch.device, memory_bytes: int | None,
-    report: CaptureProgress,
+    report: CaptureProgress, *, least: Least | None = None,
 ) -> Captured:  # fmt: skip
-    """Capture forwards and draft steps, within ``memory_bytes`` together; None: any number."""
+    """Capture forwards and draft steps, within ``memory_bytes`` together; None: any number. Ranks that share a model
+    capture the same ones, as ``MemoryBound`` does by ``least``.
+    """
     began, sets = time.perf_counter(), [forwards, loop]
     sizes = [0 if graphs is None else graphs.num_graphs for graphs in sets]
     total, counts = sum(sizes), []
-    bound = MemoryBound(memory_bytes, total)
+    bound = MemoryBound(memory_bytes, total, least)
     with garbage_kept():
         recorder = open_recorder(device)
         for graphs, before in zip(sets, (0, sizes[0]), strict=True):

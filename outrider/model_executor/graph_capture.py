@@ -14,6 +14,9 @@ import torch
 
 T = TypeVar("T")
 
+Least = Callable[[int], int]
+"""The least of what the ranks of a model say; every rank calls it at the same point."""
+
 _DRIVER_BYTES = 3 << 20
 """What a graph takes of a device besides its buffers, about."""
 
@@ -40,12 +43,16 @@ class MemoryBound:
     """Whether ``num_left`` graphs, captured largest first, stay within ``limit`` bytes: of buffers, which they share,
     and of what the driver keeps of each. What passes the limit is left out, so that what is smaller fits. A limit of
     None is none.
+
+    Ranks that share a model leave out the same graphs, since launches have collectives: they count by the lowest limit
+    and the largest buffers of any rank, which ``least`` finds. Without it there is one rank.
     """
 
-    def __init__(self, limit: int | None, num_left: int) -> None:
+    def __init__(self, limit: int | None, num_left: int, least: Least | None = None) -> None:
         self.num_graphs = 0
         """Captured."""
-        self._limit = limit
+        self._least = None if limit is None else least
+        self._limit = limit if limit is None or least is None else least(limit)
         self._num_left = num_left
         self._most_bytes = 0
 
@@ -53,6 +60,10 @@ class MemoryBound:
         """Whether a graph with so many bytes of buffers fits, and all others that are left with no more."""
         num_graphs = self.num_graphs + self._num_left
         return self._limit is None or max(self._most_bytes, num_bytes) + num_graphs * _DRIVER_BYTES <= self._limit
+
+    def most_of_ranks(self, num_bytes: int) -> int:
+        """The most bytes that any rank measured; every rank calls it at the same point."""
+        return num_bytes if self._least is None else -self._least(-num_bytes)
 
     def count(self, num_bytes: int) -> None:
         """The next was captured."""
@@ -66,8 +77,8 @@ class MemoryBound:
 
 
 def capture_within(bound: MemoryBound, recorder: GraphRecorder, launch: Callable[[], T]) -> Callable[[], T] | None:
-    """Function that replays a launch; None if its graph would exceed the memory bound."""
-    num_bytes = recorder.prepare(launch) if bound.admits() else 0
+    """Function that replays a launch; None, on every rank alike, if its graph would exceed the memory bound."""
+    num_bytes = bound.most_of_ranks(recorder.prepare(launch)) if bound.admits() else 0
     if not bound.admits(num_bytes):
         bound.leave_out()
         return None

@@ -31,7 +31,7 @@ from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
 from outrider.model_executor.kv_cache_sizing import explaining_out_of_memory, graph_bytes
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
-from outrider.model_executor.loader.model import LoadedModel, LoadOptions, load_model
+from outrider.model_executor.loader.model import LoadedModel, LoadOptions, Ranks, load_model
 from outrider.model_executor.worker_commands import Operation, WorkerCommand, batch_of, copies_of, layers_of, shape_of
 
 _log = logging.getLogger(__name__)
@@ -47,10 +47,12 @@ class Worker:
         drafting: DraftingRules | None = None,
         graphs: GraphLimits = DEFAULT_LIMITS,
         hidden_state_layers: Sequence[int] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         """``drafting``: rules of draft sampling, with a draft loop on a GPU; ``graphs``: limits of the CUDA graphs.
 
-        Graphs return the states of ``hidden_state_layers``.
+        Graphs return the states of ``hidden_state_layers``. ``ranks``: the ranks that share the model, if there are
+        several.
         """
         model = loaded.model
         self.model, self.config = model, model.config
@@ -66,7 +68,7 @@ class Worker:
         """Captured graphs; None before ``capture`` and where nothing is captured."""
         self.used_graph = False
         """Whether the last forward, or every step of the last draft loop, was a captured one."""
-        self._graph_limits = graphs
+        self._graph_limits, self._ranks = graphs, ranks
         self._ready_in: int | None = None
         """The thread in which long prompts were last prepared for."""
         counters = torch.zeros(num_counters(num_processors(model.device)), dtype=torch.int32, device=model.device)
@@ -97,7 +99,13 @@ class Worker:
             Path(folder), max_sequences=graphs.max_sequences, graph_memory_bytes=graphs.memory_bytes, **options
         )
         with torch.inference_mode(), explaining_out_of_memory(loaded.model.device):
-            return cls(loaded, drafting=drafting, graphs=graphs, hidden_state_layers=hidden_state_layers)
+            return cls(
+                loaded,
+                drafting=drafting,
+                graphs=graphs,
+                hidden_state_layers=hidden_state_layers,
+                ranks=options.get("ranks"),
+            )
 
     @property
     def device(self) -> torch.device:
@@ -170,7 +178,9 @@ class Worker:
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """Capture forwards and draft loops as CUDA graphs; ``progress(done, total)`` counts them."""
         limit = graph_bytes(self._graph_limits.memory_bytes, self.device)
-        self.captured = capture_all(self._graphs, self.draft_loop, self.device, limit, progress or _ignore_progress)
+        least = None if self._ranks is None else self._ranks.least
+        report = progress or _ignore_progress
+        self.captured = capture_all(self._graphs, self.draft_loop, self.device, limit, report, least=least)
         _log.info("CUDA graphs, %s", self.graph_coverage)
 
     def take_device(self) -> None:

@@ -110,6 +110,21 @@ def test_no_shapes_hold_nothing() -> None:
     assert choose_shape(BatchShape(1, 1, 1), ()) is None
 
 
+def test_ranks_count_by_the_lowest_limit_and_the_largest_buffers() -> None:
+    others = {"limit": 100 * MIB, "buffers": -80 * MIB}
+    asked = iter(others)
+    bound = MemoryBound(200 * MIB, 2, lambda own: min(own, others[next(asked)]))
+    assert bound.most_of_ranks(20 * MIB) == 80 * MIB
+    assert bound.admits(80 * MIB)
+    assert not bound.admits(120 * MIB)
+    assert next(asked, None) is None
+
+
+def test_one_rank_and_no_limit_ask_nobody() -> None:
+    assert MemoryBound(200 * MIB, 2).most_of_ranks(20 * MIB) == 20 * MIB
+    assert MemoryBound(None, 2, lambda own: own // 0).most_of_ranks(20 * MIB) == 20 * MIB
+
+
 def test_the_largest_graphs_are_left_out_where_memory_is_bounded() -> None:
     peaks = [500 * MIB, 200 * MIB, 90 * MIB, 40 * MIB, 8 * MIB]
 

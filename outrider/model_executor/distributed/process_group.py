@@ -71,7 +71,11 @@ class Member(abc.ABC):
     def least(self, value: int) -> int:
         """The least of what the ranks say; every rank calls it at the same point."""
         answer = torch.tensor([value])
-        dist.all_reduce(answer, dist.ReduceOp.MIN)
+        try:
+            dist.all_reduce(answer, dist.ReduceOp.MIN)
+        except RuntimeError as error:
+            self.wait_for_loss(error)
+            raise
         return int(answer.item())
 
 

@@ -5,8 +5,9 @@ ends with an error.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import torch.distributed as dist
 
 from outrider.model_executor.distributed.communicator import Communicator
 from outrider.model_executor.distributed.device_communicators import CpuCommunicator
+from outrider.model_executor.distributed.process_group import Member
+from outrider.model_executor.distributed.rank_info import Place
 from outrider.model_executor.distributed.sharding import Shard
+from outrider.model_executor.graph_capture import MemoryBound, NoGraphs, capture_within
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.loader.model import LoadFormat
@@ -33,19 +37,20 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-class BothRun:
+class BothRun(Member):
     """Ranks that run the same steps without being told, since the test makes them on both."""
 
     publish = None
 
     def __init__(self, rank: int) -> None:
+        super().__init__(Place(rank, SIZE), one_shot=False)
         self.shard = Shard(rank, SIZE)
 
     def open_communicator(self, device: torch.device, dtype: torch.dtype) -> Communicator:
         return CpuCommunicator(self.shard, lambda error: None)
 
-    def least(self, value: int) -> int:
-        return value
+    def wait_for_loss(self, error: BaseException) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -104,6 +109,41 @@ def check_made(folder: Path, rank: int, load_format: LoadFormat) -> None:
     torch.testing.assert_close(logits_of(shared), expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
 
 
+class Measuring(NoGraphs):
+    """Launches, which have a collective, and measures what it is told."""
+
+    def __init__(self, peaks: Sequence[int]) -> None:
+        self._peaks = iter(peaks)
+        self.num_prepared = 0
+
+    def prepare(self, launch: Callable[[], object]) -> int:
+        launch()
+        self.num_prepared += 1
+        return next(self._peaks)
+
+
+def sum_of_ranks(communicator: Communicator, number: int) -> torch.Tensor:
+    return communicator.all_reduce(torch.tensor([float(number)]))
+
+
+def check_captures(rank: int) -> None:
+    """Ranks whose measures lie on both sides of the limit, or whose limits differ, capture the same graphs."""
+    ranks, mib = BothRun(rank), 1 << 20
+    peaks = ((300, 150, 120, 90, 10), (300, 120, 150, 90, 10))[rank]
+    limits = ((130, 130), (110, 400), (400, 60), (400, 400))
+    kept = [(False, False, False, True, True), (False, False, False, True, True), (False,) * 4 + (True,), (True,) * 5]
+    for both, expected in zip(limits, kept, strict=True):
+        recorder = Measuring([mib * peak for peak in peaks])
+        bound = MemoryBound(mib * both[rank], len(peaks), ranks.least)
+        communicator = ranks.open_communicator(torch.device("cpu"), torch.float32)
+        for number, is_kept in enumerate(expected):
+            launch = functools.partial(sum_of_ranks, communicator, number)
+            captured = capture_within(bound, recorder, launch)
+            assert (captured is not None) == is_kept, (both, number, rank)
+            assert captured is None or captured() == SIZE * number
+        assert recorder.num_prepared == len(peaks)
+
+
 def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
     """Norms, and the biases of sums."""
     yield decoder.norm.weight
@@ -121,6 +161,7 @@ def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
 def main(store: str, rank: int, synthetic: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
+    check_captures(rank)
     for name, (architecture, config) in {**MODELS, **MORE}.items():
         try:
             check(build(architecture, **config), rank)
