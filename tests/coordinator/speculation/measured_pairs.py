@@ -1,0 +1,53 @@
+"""Pairs of models as stage times of an H200 as measured under load, harder on speculation than ``H200``'s.
+
+Measured with an 8B target, a 1B draft and an EAGLE-3 head: forwards of 1, 8, 32 and 128 rows, draft steps of 1, 8 and
+32, and what lies between the forwards of 1, 8 and 32 users. The other points are interpolated or extrapolated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.coordinator.speculation.simulated_load import H200, interpolate
+
+
+@dataclass(frozen=True)
+class MeasuredPair(H200):
+    """A 1B draft beside the target, on one card or on a card of its own."""
+
+    def target(self, rows: int, tokens: int) -> float:
+        plain = ((1, 4.35), (8, 4.47), (32, 4.7), (64, 5.6), (128, 7.1), (256, 8.7))
+        scoring = ((2, 4.4), (5, 4.5), (40, 4.97), (160, 6.8), (320, 9.8), (640, 16.0))
+        return interpolate(plain, rows) if tokens == rows else interpolate(scoring, tokens)
+
+    def draft(self, rows: int, length: int) -> float:
+        step = interpolate(((1, 0.78), (8, 1.02), (32, 1.28), (128, 2.2)), rows)
+        return 0.1 + length * step if length else 0.0
+
+    def between(self, rows: int) -> float:
+        return interpolate(((1, 1.4), (8, 2.5), (32, 3.3), (128, 6.5)), rows)
+
+
+@dataclass(frozen=True)
+class MeasuredHead(MeasuredPair):
+    """An EAGLE-3 head beside the target."""
+
+    reads_states: bool = True
+
+    def draft(self, rows: int, length: int) -> float:
+        return 0.1 + length * interpolate(((1, 0.35), (32, 0.45), (128, 0.8)), rows) if length else 0.0
+
+    def prefill(self, tokens: int) -> float:
+        return 0.027 * tokens
+
+
+@dataclass(frozen=True)
+class MeasuredTargetOverTwoCards(MeasuredPair):
+    """The target over two cards and the draft on one of them."""
+
+    num_cards: int = 2
+
+    def target(self, rows: int, tokens: int) -> float:
+        plain = ((1, 3.12), (8, 3.35), (32, 4.06), (64, 5.0), (128, 6.3))
+        scoring = ((2, 3.35), (5, 3.43), (40, 3.85), (80, 4.4), (160, 5.72), (320, 8.5), (640, 14.0))
+        return interpolate(plain, rows) if tokens == rows else interpolate(scoring, tokens)
