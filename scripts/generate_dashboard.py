@@ -151,9 +151,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Stages of a step, mean",
             "Measured by the coordinator; wire is the part of each wait that was not the service's own time.",
             "s",
-            means("outrider_step_stage_seconds", "stage"),
+            means("outrider_step_stage_seconds", "phase, stage"),
         ),
-        Panel("Stages of a step, p99", "", "s", quantiles("outrider_step_stage_seconds", by="stage", of=(0.99,))),
+        Panel(
+            "Stages of a step, p99", "", "s", quantiles("outrider_step_stage_seconds", by="phase, stage", of=(0.99,))
+        ),
         Panel(
             "Stages in the services, mean",
             "Of a forward; queue: of an item.",

@@ -28,10 +28,10 @@ def statistics(result: GenerationResult) -> list[tuple[str, str]]:
         ("target passes", f"{stats.num_steps}"),
         ("acceptance rate", _share(acceptance_rate(stats))),
         ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}" if stats.num_draft_tokens else "no data"),
-        ("in draft", f"{1000 * timing.draft:.1f} ms"),
-        ("in target", f"{1000 * timing.target:.1f} ms"),
-        ("in accept", f"{1000 * timing.accept:.1f} ms"),
-        ("on the wire", f"{1000 * timing.wire:.1f} ms"),
+        ("in draft", _by_phase(timing.draft, timing.prefill.draft)),
+        ("in target", _by_phase(timing.target, timing.prefill.target)),
+        ("in accept", _by_phase(timing.accept, timing.prefill.accept)),
+        ("on the wire", _by_phase(timing.wire, timing.prefill.wire)),
     ]
 
 
@@ -49,6 +49,11 @@ def acceptance_rate(stats: SpeculationStats) -> float | None:
 
 def _rate(value: float | None) -> str:
     return "no data" if value is None else f"{value:.1f} tokens/s"
+
+
+def _by_phase(total: float, prefill: float) -> str:
+    """Seconds of a stage: in all, up to the first token, and after it."""
+    return f"{1000 * total:.1f} ms (prefill {1000 * prefill:.1f}, decode {1000 * (total - prefill):.1f})"
 
 
 def _share(value: float | None) -> str:

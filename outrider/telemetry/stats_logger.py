@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from itertools import product
 
 from outrider.readings import HistogramReading, Reading
 
@@ -86,8 +87,9 @@ def coordinator_fields(window: Window) -> Fields | None:
     if draft_tokens and drafts:
         fields["acceptance_rate"] = round(accepted / draft_tokens, 3)
         fields["mean_acceptance_length"] = round(1 + accepted / drafts, 2)
-    for stage in ("draft", "score", "accept", "wire"):
-        _add_mean(fields, f"{stage}_ms", window.mean("outrider_step_stage_seconds", stage=stage))
+    for phase, stage in product(("prefill", "decode"), ("draft", "score", "accept", "wire")):
+        mean = window.mean("outrider_step_stage_seconds", phase=phase, stage=stage)
+        _add_mean(fields, f"{phase}_{stage}_ms", mean)
     reasons = window.rises("outrider_steps_without_draft_total")
     if reasons:
         fields["without_draft"] = ",".join(f"{reason}:{int(count)}" for reason, count in reasons.items())

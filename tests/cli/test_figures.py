@@ -6,7 +6,7 @@ import pytest
 
 from outrider.cli.statistics import acceptance_rate, statistics, tokens_per_second
 from outrider.demo.measure import Comparison, Run
-from outrider.generation import GenerationResult, SpeculationStats, Timing, Usage
+from outrider.generation import GenerationResult, SpeculationStats, StageTimes, Timing, Usage
 from outrider.types import FinishReason
 
 
@@ -33,7 +33,16 @@ def result(
         ),
         seed=7,
         request_id="r",
-        timing=Timing(queue=0.0, first_token=0.5, total=total, draft=0.1, target=0.2, accept=0.01, wire=0.02),
+        timing=Timing(
+            queue=0.0,
+            first_token=0.5,
+            total=total,
+            draft=0.1,
+            target=0.2,
+            accept=0.01,
+            wire=0.02,
+            prefill=StageTimes(draft=0.0, target=0.15, accept=0.001, wire=0.005),
+        ),
     )
 
 
@@ -58,10 +67,10 @@ def test_speed_counts_tokens_after_the_first() -> None:
 def test_statistics_say_where_the_time_went() -> None:
     rows = dict(statistics(result((0, 0, 0, 0, 4))))
     assert rows["time to first token"] == "500.0 ms"
-    assert rows["in draft"] == "100.0 ms"
-    assert rows["in target"] == "200.0 ms"
-    assert rows["in accept"] == "10.0 ms"
-    assert rows["on the wire"] == "20.0 ms"
+    assert rows["in draft"] == "100.0 ms (prefill 0.0, decode 100.0)"
+    assert rows["in target"] == "200.0 ms (prefill 150.0, decode 50.0)"
+    assert rows["in accept"] == "10.0 ms (prefill 1.0, decode 9.0)"
+    assert rows["on the wire"] == "20.0 ms (prefill 5.0, decode 15.0)"
     assert rows["acceptance rate"] == "1.00"
 
 

@@ -103,7 +103,7 @@ def step_ended(*token_ids: int, logprobs: tuple[TokenLogprob, ...] | None = None
     """A step that gave these tokens."""
     verdict = Verdict(len(token_ids) - 1, token_ids[-1], NextToken.BONUS)
     reason = WithoutDraft.NOTHING_PROPOSED
-    return StepEnded(1, 0, len(token_ids) - 1, verdict, token_ids, logprobs, reason, None)
+    return StepEnded(1, 0, len(token_ids) - 1, verdict, token_ids, logprobs, reason, None, is_prefill=False)
 
 
 def count_step(loop: SessionLoop, step: StepEnded) -> None:

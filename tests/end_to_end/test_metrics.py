@@ -111,6 +111,10 @@ def test_requests_and_their_times_are_counted(scraped: dict[str, Scraped]) -> No
     steps = value("outrider_steps_total")
     assert value("outrider_step_stage_seconds_count", stage="score") == steps
     assert value("outrider_step_stage_seconds_count", stage="accept") == steps
+    for stage in ("score", "accept"):  # each request had one prefill
+        assert value("outrider_step_stage_seconds_count", phase="prefill", stage=stage) == 2
+        assert value("outrider_step_stage_seconds_count", phase="decode", stage=stage) == steps - 2
+    assert value("outrider_step_stage_seconds_count", phase="prefill", stage="draft") == 0
     assert value("outrider_inter_token_latency_seconds_count") == steps - 2
     whole = value("outrider_e2e_request_latency_seconds_sum")
     stages = sum(

@@ -83,6 +83,7 @@ def test_generate_and_info_on_the_command_line(served: Command) -> None:
         "on the wire",
     ):
         assert name in made.stderr
+    assert len(re.findall(r"ms \(prefill [\d.]+, decode [\d.]+\)", made.stderr)) == 4
     shown = outrider("info", *options).stdout
     assert re.search(r"^drafts +3 tokens in each step", shown, re.MULTILINE)
     assert re.search(r"^ +cpu, float32, KV cache [\d,]+ tokens, [\d,]+ free$", shown, re.MULTILINE)

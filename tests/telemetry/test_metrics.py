@@ -150,9 +150,9 @@ def test_a_missing_library_is_told_with_what_to_install(monkeypatch: pytest.Monk
 
 
 def coordinator_readings(steps: int, *, with_draft: bool) -> list[Reading]:
-    score, drafts = Histogram((1.0,)), steps if with_draft else 0
-    for _ in range(steps):
-        score.observe(0.004)
+    prefill, decode, drafts = Histogram((1.0,)), Histogram((1.0,)), steps if with_draft else 0
+    for step in range(steps):
+        (decode if step % 5 else prefill).observe(0.004 if step % 5 else 0.25)
     prefix = "outrider_spec_decode_num_"
     return [
         Reading("outrider_steps_total", steps),
@@ -161,7 +161,8 @@ def coordinator_readings(steps: int, *, with_draft: bool) -> list[Reading]:
         Reading(f"{prefix}accepted_tokens_total", 3 * drafts),
         Reading(f"{prefix}emitted_tokens_total", steps + 3 * drafts),
         Reading("outrider_num_requests_running", 2),
-        Reading("outrider_step_stage_seconds", score.read(), (("stage", "score"),)),
+        Reading("outrider_step_stage_seconds", prefill.read(), (("phase", "prefill"), ("stage", "score"))),
+        Reading("outrider_step_stage_seconds", decode.read(), (("phase", "decode"), ("stage", "score"))),
         *each("outrider_steps_without_draft_total", "reason", [("late", steps - drafts), ("load", 0)]),
     ]
 
@@ -171,9 +172,9 @@ def test_a_busy_coordinator_says_what_is_new_since_the_last_line() -> None:
     fields = coordinator_fields(window)
     assert fields is not None
     assert (fields["tokens_per_s"], fields["acceptance_rate"], fields["mean_acceptance_length"]) == (40.0, 0.75, 4.0)
-    assert (fields["running"], fields["score_ms"]) == (2, 4.0)
+    assert (fields["running"], fields["prefill_score_ms"], fields["decode_score_ms"]) == (2, 250.0, 4.0)
     assert "without_draft" not in fields
-    assert "draft_ms" not in fields
+    assert not {"prefill_draft_ms", "decode_draft_ms"} & fields.keys()
 
 
 def test_without_drafts_it_says_why_and_no_acceptance() -> None:

@@ -120,12 +120,12 @@ class RequestState:
         timings = self.request_timings
         for action, arrived, handled in uncounted:
             if isinstance(action, StepEnded):
-                timings.step_ended(arrived, handled, action.timing)
+                timings.step_ended(arrived, handled, action.timing, is_prefill=action.is_prefill)
                 self._count(action)
                 timings.note_output(handled)
                 self.output_collector.put(action, self._progress(handled))
             else:
-                timings.draft_wait_ended(arrived, handled, action.timing)
+                timings.draft_wait_ended(arrived, handled, action.timing, is_prefill=action.is_prefill)
 
     def _count_plain_steps(self) -> None:
         steps, self._uncounted_plain = self._uncounted_plain, []

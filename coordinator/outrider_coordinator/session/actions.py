@@ -48,6 +48,8 @@ class StepEnded:
     """Counts where ``num_draft_tokens`` is 0."""
     timing: ItemTiming | None
     """The target's own time for the scores, where it said so."""
+    is_prefill: bool
+    """Whether the target took in the whole text: the first step, and one in which the session was rebuilt."""
 
     @property
     def num_accepted(self) -> int:
@@ -68,6 +70,8 @@ class DraftWaitEnded:
 
     timing: ItemTiming | None
     """The draft's own time for the answer that ended the wait; None where none did, or it did not say."""
+    is_prefill: bool = False
+    """As in ``StepEnded``."""
 
 
 @dataclass(frozen=True, slots=True)

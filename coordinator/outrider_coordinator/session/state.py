@@ -105,6 +105,11 @@ class SessionState:
         return None if self.lacks_only_prompt_logprobs else self.resumed_finish
 
     @property
+    def is_prefill(self) -> bool:
+        """Whether the target takes in the whole text in this step: the prompt, or what the session is rebuilt from."""
+        return self.target.held == 0 or self.no_draft_reason is WithoutDraft.PREFILL
+
+    @property
     def lacks_only_prompt_logprobs(self) -> bool:
         """Whether the output it goes on from had ended, and one pass over the text is still wanted."""
         return self.resumed_finish is not None and self.engine_request.num_prompt_logprobs is not None

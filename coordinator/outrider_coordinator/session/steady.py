@@ -75,12 +75,13 @@ def take_verdict(
         return None
     if states is not None and draft.wants_states:
         draft.states.put(states, base + num_accepted)
+    reason, is_prefill = session.no_draft_reason, session.is_prefill
     target.note_answer(base + num_accepted)
     draft.settle(proposal, num_accepted)
     num_drafted, lag = len(proposal.token_ids), base + num_accepted - draft.held
     session.policy.note_verdict(session.speculation, num_drafted, num_accepted, draft_lag=lag)
     tokens.extend(new)
-    ended = StepEnded(session.step, base, num_drafted, verdict, new, None, session.no_draft_reason, timing)
+    ended = StepEnded(session.step, base, num_drafted, verdict, new, None, reason, timing, is_prefill)
     command = _begin(session, length)
     if command is None:
         steps.begin(session)

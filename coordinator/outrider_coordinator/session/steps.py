@@ -210,7 +210,7 @@ def go_on(session: SessionState) -> None:
     """The draft has taken states, or is not waited for any more: score the part that was held back, if one was."""
     if session.status is SessionStatus.SCORING and session.target.is_held_back:
         session.target.is_held_back = False
-        session.actions.append(DraftWaitEnded(None))
+        session.actions.append(DraftWaitEnded(None, session.is_prefill))
         score_next_part(session)
 
 
@@ -257,7 +257,7 @@ def _goes_on_plain(session: SessionState) -> bool:
 def end_draft_wait(session: SessionState, timing: ItemTiming | None = None) -> None:
     """End the wait for the proposal, if there is one."""
     if session.status is SessionStatus.DRAFTING:
-        session.actions.append(DraftWaitEnded(timing))
+        session.actions.append(DraftWaitEnded(timing, session.is_prefill))
 
 
 def end(session: SessionState, ending: Finish | Fail) -> None:

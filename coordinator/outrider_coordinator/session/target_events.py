@@ -107,6 +107,7 @@ def _commit(
 ) -> None:
     """Both sides hold what was accepted; the token after it is new to them."""
     base, proposal, num_accepted = session.tokens.length, session.proposal, verdict.num_accepted
+    reason, is_prefill = session.no_draft_reason, session.is_prefill
     session.target.note_answer(base + num_accepted)
     session.draft.settle(proposal, num_accepted)
     num_drafted, lag = len(proposal.token_ids), base + num_accepted - session.draft.held
@@ -116,7 +117,7 @@ def _commit(
         new, logprobs = new[:num_emitted], None if logprobs is None else logprobs[:num_emitted]
     session.tokens.extend(new)
     session.actions.append(
-        StepEnded(session.step, base, num_drafted, verdict, new, logprobs, session.no_draft_reason, timing)
+        StepEnded(session.step, base, num_drafted, verdict, new, logprobs, reason, timing, is_prefill)
     )
     if finish is None:
         steps.begin(session)

@@ -5,6 +5,26 @@ from __future__ import annotations
 from outrider.readings import REQUEST_SECONDS, STAGE_SECONDS, TOKEN_SECONDS, Histogram, Reading
 
 
+class StageHistograms:
+    """Times of the stages of steps, in seconds."""
+
+    __slots__ = ("accept", "draft", "score", "wire")
+
+    def __init__(self) -> None:
+        self.draft = Histogram(STAGE_SECONDS)
+        self.score = Histogram(STAGE_SECONDS)
+        self.accept = Histogram(STAGE_SECONDS)
+        self.wire = Histogram(STAGE_SECONDS)
+
+    def readings(self, phase: str) -> list[Reading]:
+        """All of them, by stage."""
+        stages = {"draft": self.draft, "score": self.score, "accept": self.accept, "wire": self.wire}
+        return [
+            Reading("outrider_step_stage_seconds", histogram.read(), (("phase", phase), ("stage", stage)))
+            for stage, histogram in stages.items()
+        ]
+
+
 class LatencyHistograms:
     """What stopwatches add to; in seconds."""
 
@@ -14,14 +34,10 @@ class LatencyHistograms:
         self.whole = Histogram(REQUEST_SECONDS)
         self.per_token = Histogram(TOKEN_SECONDS)
         self.between_tokens = Histogram(TOKEN_SECONDS)
-        self.draft = Histogram(STAGE_SECONDS)
-        self.score = Histogram(STAGE_SECONDS)
-        self.accept = Histogram(STAGE_SECONDS)
-        self.wire = Histogram(STAGE_SECONDS)
-
-    def stages(self) -> dict[str, Histogram]:
-        """The stages of a step by name."""
-        return {"draft": self.draft, "score": self.score, "accept": self.accept, "wire": self.wire}
+        self.prefill = StageHistograms()
+        """Steps in which the target takes in the whole text: the first of a request, and those of a rebuild."""
+        self.decode = StageHistograms()
+        """All other steps."""
 
     def readings(self) -> list[Reading]:
         """All of it."""
@@ -31,8 +47,6 @@ class LatencyHistograms:
             Reading("outrider_e2e_request_latency_seconds", self.whole.read()),
             Reading("outrider_request_time_per_output_token_seconds", self.per_token.read()),
             Reading("outrider_inter_token_latency_seconds", self.between_tokens.read()),
-            *(
-                Reading("outrider_step_stage_seconds", histogram.read(), (("stage", stage),))
-                for stage, histogram in self.stages().items()
-            ),
+            *self.prefill.readings("prefill"),
+            *self.decode.readings("decode"),
         ]

@@ -10,7 +10,7 @@ import time
 
 from outrider.generation import StageTimes, Timing
 from outrider.ports import ItemTiming
-from outrider_coordinator.stats.latency_histograms import LatencyHistograms
+from outrider_coordinator.stats.latency_histograms import LatencyHistograms, StageHistograms
 
 NANOSECONDS = 1e-9
 
@@ -90,26 +90,33 @@ class RequestTimings:
             busy = max(0.0, self._last_token - self._first_token - self._paused)
             self._latency_histograms.per_token.observe(busy / (num_tokens - 1))
 
-    def draft_wait_ended(self, arrived: float, handled: float, timing: ItemTiming | None) -> None:
+    def draft_wait_ended(self, arrived: float, handled: float, timing: ItemTiming | None, *, is_prefill: bool) -> None:
         """The wait for a proposal ended when ``arrived`` was read; what followed from it was done by ``handled``."""
+        stages = self._stages(is_prefill=is_prefill)
         busy, between = self._split_wait(arrived, handled, timing)
         self._draft += busy
-        self._latency_histograms.draft.observe(busy)
-        self._latency_histograms.wire.observe(between)
+        stages.draft.observe(busy)
+        stages.wire.observe(between)
 
-    def step_ended(self, arrived: float, handled: float, timing: ItemTiming | None) -> None:
+    def step_ended(self, arrived: float, handled: float, timing: ItemTiming | None, *, is_prefill: bool) -> None:
         """The wait for scores ended when ``arrived`` was read; they were judged by ``handled``."""
+        stages = self._stages(is_prefill=is_prefill)
         self._accept += handled - arrived
-        self._latency_histograms.accept.observe(handled - arrived)
+        stages.accept.observe(handled - arrived)
         busy, between = self._split_wait(arrived, handled, timing)
         self._target += busy
-        self._latency_histograms.score.observe(busy)
-        self._latency_histograms.wire.observe(between)
+        stages.score.observe(busy)
+        stages.wire.observe(between)
+
+    def _stages(self, *, is_prefill: bool) -> StageHistograms:
+        """Those of the step's phase; every step up to the first output is prefill."""
+        histograms = self._latency_histograms
+        return histograms.prefill if is_prefill or self._first_token is None else histograms.decode
 
     def plain_step_ended(self, arrived: float, handled: float, timing: ItemTiming | None) -> None:
-        """``step_ended`` and ``note_output`` for a step with output that is not the request's first."""
+        """``step_ended`` and ``note_output`` for a plain step, which is prefill only if it is the request's first."""
         if self._first_token is None or self._pause_began is not None or timing is None:
-            self.step_ended(arrived, handled, timing)
+            self.step_ended(arrived, handled, timing, is_prefill=False)
             self.note_output(handled)
             return
         histograms, spent = self._latency_histograms, handled - arrived
@@ -120,9 +127,9 @@ class RequestTimings:
         self._accept += spent
         self._target += busy
         self._wire += waited - busy
-        histograms.accept.observe(spent)
-        histograms.score.observe(busy)
-        histograms.wire.observe(waited - busy)
+        histograms.decode.accept.observe(spent)
+        histograms.decode.score.observe(busy)
+        histograms.decode.wire.observe(waited - busy)
         histograms.between_tokens.observe(handled - self._last_token)
         self._wait_began = self._last_token = handled
 

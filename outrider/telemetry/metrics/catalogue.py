@@ -165,7 +165,9 @@ LATENCY = (
     _histogram(
         "outrider_step_stage_seconds",
         "Time of the stages of a step, measured by the coordinator: in the draft (draft), in the target (score), of"
-        " judging (accept), and the rest of each wait for a service (wire).",
+        " judging (accept), and the rest of each wait for a service (wire). Prefill is a request's first step and every"
+        " later one in which the target takes in the whole text again; all others are decode.",
+        Label("phase", "prefill or decode"),
         Label("stage", "draft, score, accept or wire"),
     ),
 )

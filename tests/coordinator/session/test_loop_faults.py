@@ -306,6 +306,8 @@ def test_a_target_lost_and_back(rounds: int) -> None:
     setting.bench.tell(driven, SessionLoop.target_back)
     setting.bench.run()
     assert driven.token_ids == Setting(draft_rows=OTHER_ROWS).run(plan).token_ids
+    rebuilds = driven.loop.spec_stats.num_target_rebuilds
+    assert [step.is_prefill for step in driven.steps].count(True) == 1 + rebuilds
 
 
 def test_a_request_over_which_targets_break_is_given_up() -> None:

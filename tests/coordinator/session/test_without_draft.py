@@ -149,6 +149,9 @@ def test_a_session_the_target_lost_is_rebuilt_by_a_prefill() -> None:
     assert driven.loop.spec_stats.num_target_rebuilds == 1
     # The step in which it was lost keeps its proposal, so no second prefill is without one.
     assert driven.loop.spec_stats.without_draft[WithoutDraft.PREFILL] == 1
+    first, rebuilt = (step for step in driven.steps if step.is_prefill)
+    assert (first.number, first.num_draft_tokens) == (1, 0)
+    assert rebuilt.num_draft_tokens > 0
 
 
 def test_judged_tokens_end_with_a_steps_first_rejection() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from outrider.generation import StageTimes
 from outrider.ports import ItemTiming
+from outrider.readings import HistogramReading
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 from outrider_coordinator.stats.request_timings import RequestTimings
 
@@ -15,10 +16,10 @@ def test_prefill_is_what_came_up_to_the_first_token(monkeypatch: pytest.MonkeyPa
     timings = RequestTimings()
     timings.note_admitted()
     assert timings.summary().prefill == StageTimes()
-    timings.step_ended(103.0, 103.25, ItemTiming(0, 0, 0, 0, 2_000_000_000))
+    timings.step_ended(103.0, 103.25, ItemTiming(0, 0, 0, 0, 2_000_000_000), is_prefill=True)
     timings.note_output(103.25)
-    timings.draft_wait_ended(104.25, 104.25, None)
-    timings.step_ended(105.0, 105.0, None)
+    timings.draft_wait_ended(104.25, 104.25, None, is_prefill=False)
+    timings.step_ended(105.0, 105.0, None, is_prefill=False)
     timings.note_output(105.0)
     found = timings.summary()
     assert found.prefill == StageTimes(draft=0.0, target=2.0, accept=0.25, wire=1.0)
@@ -39,7 +40,37 @@ def test_a_plain_step_counts_as_a_step_and_its_output(monkeypatch: pytest.Monkey
             for timings, _ in (short, whole):
                 timings.note_paused() if event < 0.025 else timings.note_resumed()
         short[0].plain_step_ended(arrived, handled, timing)
-        whole[0].step_ended(arrived, handled, timing)
+        whole[0].step_ended(arrived, handled, timing, is_prefill=False)
         whole[0].note_output(handled)
         assert short[0].summary() == whole[0].summary()
     assert short[1].readings() == whole[1].readings()
+
+
+def test_stages_are_counted_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RequestTimings, "now", staticmethod(lambda: 100.0))
+    histograms = LatencyHistograms()
+    timings = RequestTimings(histograms)
+    timings.note_admitted()
+    timings.draft_wait_ended(100.5, 100.5, None, is_prefill=False)  # up to the first token all is prefill
+    timings.step_ended(103.0, 103.25, None, is_prefill=True)
+    timings.note_output(103.25)
+    timings.draft_wait_ended(104.25, 104.25, None, is_prefill=False)
+    timings.step_ended(105.0, 105.0, None, is_prefill=False)
+    timings.note_output(105.0)
+    timings.step_ended(109.0, 109.0, None, is_prefill=True)  # the target was lost
+    timings.note_output(109.0)
+    found = {}
+    for reading in histograms.readings():
+        if reading.name == "outrider_step_stage_seconds" and isinstance(reading.value, HistogramReading):
+            labels = dict(reading.labels)
+            found[labels["phase"], labels["stage"]] = (reading.value.count, reading.value.total)
+    assert found == {
+        ("prefill", "draft"): (1, 0.5),
+        ("prefill", "score"): (2, 2.5 + 4.0),
+        ("prefill", "accept"): (2, 0.25),
+        ("prefill", "wire"): (3, 0.0),
+        ("decode", "draft"): (1, 1.0),
+        ("decode", "score"): (1, 0.75),
+        ("decode", "accept"): (1, 0.0),
+        ("decode", "wire"): (2, 0.0),
+    }
