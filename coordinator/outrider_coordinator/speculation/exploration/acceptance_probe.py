@@ -67,9 +67,9 @@ class AcceptanceProbe:
         self.num_probes += 1
         self._excursion, self._sessions = Excursion(now), set(chosen)
         self._rounds_after, self._load_ratio = 0, load_ratio
-        if not self._num_follow_ups:  # those of a row are judged together, by what was expected before them
+        self._expected = math.inf if is_first else acceptance
+        if not self._num_follow_ups:  # those of a row are judged together, until the estimate has followed them
             self._num_judged = self._num_accepted = 0
-            self._expected = math.inf if is_first else acceptance
         for session in chosen:
             session.num_probes += 1
             session.probe_steps, session.length = steps, min(length, session.limit)
