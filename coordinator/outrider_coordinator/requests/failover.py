@@ -143,16 +143,6 @@ def _facts_of(replica: DraftReplica, target: TargetReplica | None) -> DraftFacts
         return DraftFacts()
     beside = None if target is None else target.description
     shares_device = bool(found.device_id) and beside is not None and beside.device_id == found.device_id
-    # A target that is split over devices names one of them only.
-    has_own_device = bool(found.device_id) and not shares_device and beside is not None and bool(beside.device_id)
-    has_own_device = has_own_device and beside is not None and beside.tensor_parallel_size == 1
     item_bytes = 4 if beside is not None and beside.dtype == "float32" else 2
     state_bytes = found.hidden_size * len(found.hidden_state_layers) * item_bytes
-    return DraftFacts(
-        found.max_model_len,
-        found.num_token_ids,
-        found.hidden_state_layers,
-        shares_device=shares_device,
-        has_own_device=has_own_device,
-        hidden_state_bytes=state_bytes,
-    )
+    return DraftFacts(found.max_model_len, found.num_token_ids, found.hidden_state_layers, shares_device, state_bytes)

@@ -45,8 +45,6 @@ class DraftFacts:
     """Layers of the target whose hidden states it reads; mostly none."""
     shares_device: bool = False
     """Whether it computes on the target's device, so that each takes the other's time."""
-    has_own_device: bool = False
-    """Whether it is known to compute on a device that the target does not compute on."""
     hidden_state_bytes: int = 0
     """Of the hidden states of one position; 0: not known."""
 

@@ -262,8 +262,7 @@ class DraftLengthController:
         if self._num_prompts:  # nothing is drafted until they are computed, and they are not to wait for a choice
             return self.mode is Mode.SPECULATIVE and self._has_grown
         is_starting = self._choice.is_speculating and self._choice.lengths.is_starting
-        is_unproven = self.mode is Mode.PLAIN and self._choice.is_unproven(len(self._sessions))
-        if is_starting or is_unproven or self._choice.has_tried or self._choice.has_probed or self._has_prompts_ended:
+        if is_starting or self._choice.has_tried or self._has_prompts_ended:
             return self._rounds_since_choice > 0
         has_load_changed = len(self._sessions).bit_length() != self._magnitude
         return has_load_changed or self._rounds_since_choice > _ROUNDS_BETWEEN_CHOICES[self.mode]

@@ -65,27 +65,11 @@ class Expectation:
         best = self._best(hoped, self.share)
         return 0.0 if best is None else best.rate
 
-    def rate_with(self, factor: float) -> float:
-        """Tokens a second if acceptance were so many times what is expected."""
-        best = self._best(self._useful_with(factor), self.share)
-        return 0.0 if best is None else best.rate
-
-    def rate_in_groups_with(self, factor: float) -> float:
-        """The same in two groups."""
-        return self._rate_in_groups(self._useful_with(factor))
-
-    def _useful_with(self, factor: float) -> np.ndarray:  # -> [B, K]
-        positions = np.arange(1, self.useful.shape[1] + 1)
-        return np.minimum(self.useful * factor**positions, HIGHEST**positions * (self.useful > 0.0))
-
     @cached_property
     def rate_in_groups(self) -> float:
         """Tokens a second of two groups: in each round either device computes a forward for both."""
-        return self._rate_in_groups(self.useful)
-
-    def _rate_in_groups(self, useful: np.ndarray) -> float:  # useful [B, K]
         share = self.share / _NUM_GROUPS
-        best = self._best(useful, share)
+        best = self._best(self.useful, share)
         if best is None:
             return 0.0
         rows, drafted = share * len(self.sessions), share * sum(best.lengths)

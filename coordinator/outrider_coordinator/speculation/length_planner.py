@@ -10,7 +10,7 @@ from outrider_coordinator.speculation.draft_length import Choice, choice_of, lon
 from outrider_coordinator.speculation.estimates.step_times import StepTimes
 from outrider_coordinator.speculation.session_state import ControlledSession
 
-START_LENGTHS = (4, 2, 4, 1, 6)
+START_LENGTHS = (4, 4, 2, 2, 4, 1, 3, 5, 2, 4, 1, 3)
 """Draft lengths of the first speculative rounds: they differ, so that prices can be told apart."""
 _MIN_GAIN = 1.02
 """Least ratio of rates for which another longest length is taken."""

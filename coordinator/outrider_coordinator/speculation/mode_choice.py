@@ -21,16 +21,6 @@ from outrider_coordinator.speculation.mode_selector import Mode, ModeSelector, S
 from outrider_coordinator.speculation.session_state import ControlledSession
 
 _STEADY_S = 0.3
-_FEW_JUDGED = 2
-"""Draft tokens: fewer that were judged say nothing."""
-_SURE_ERRORS, _SURE_TIME = 1.5, 1.08
-"""Speculation that has just begun ends at once if it were slower with an acceptance so many standard errors higher, and
-rounds so many times shorter.
-"""
-_DEAR_TEXT = 4.0
-"""Plain rounds: drafts whose text takes longer are probed before all of them are brought it."""
-_PROBE_ROUNDS = 2.5
-"""Plain rounds that a probe costs, about."""
 _UNCERTAINTY = 1.2
 """So many times slower than expected speculation may turn out for each doubling of the sessions past those with which
 it is known.
@@ -94,8 +84,6 @@ class ModeChoice:
         self._expectations = Expectations(self.timer, self.acceptance)
         self.has_tried = False
         """A trial has ended since the last choice: the switch to the mode that was tried is free."""
-        self.has_probed = False
-        """A probe has ended since the last choice."""
 
     @property
     def is_trying_plain(self) -> bool:
@@ -109,17 +97,11 @@ class ModeChoice:
 
     def note_round(self, batch: VerdictBatch, now: float, share: float) -> None:
         """A message of this share of the sessions; ``now``: seconds of service so far."""
-        was_probing = self.probe.is_active
         self.probe.note_round(now, batch.num_tokens, share, self.rates[Mode.PLAIN])
-        self.has_probed |= was_probing and not self.probe.is_active
         for mode, trial in self._trials.items():
             counts = (batch.drafting.num_rows > 0) is (mode is Mode.SPECULATIVE)
             if trial.note_round(now, batch.num_tokens, share, self.rates[mode.other], counts=counts):
                 self.has_tried = True
-
-    def is_unproven(self, num_sessions: int) -> bool:
-        """Whether too few draft tokens were judged to say anything of speculation."""
-        return self.acceptance.num_judged < _FEW_JUDGED and self.timer.doublings_past_known(num_sessions) is None
 
     def note_drafts(self) -> None:
         """Something was learned of drafts: what they cost, or how many tokens were accepted."""
@@ -134,7 +116,7 @@ class ModeChoice:
         """Set mode and lengths; returns whether the mode has changed."""
         sessions = load.sessions
         self._trials[Mode.SPECULATIVE].allowance.serve(load.now, len(sessions))
-        if self._begins_plainly(sessions):
+        if self._begins_plainly(self._num_all(sessions), len(sessions)):
             self._take_plain_mode(load.now)
             for session in sessions:
                 session.length = 0
@@ -144,12 +126,10 @@ class ModeChoice:
         best = expected.best
         if best is None or plain_seconds <= 0.0:
             return False
-        rate = max(best.rate, self._rate_in_groups(expected)) / (1.0 + imbalance(self._num_all(sessions)))
+        rate = best.rate / (1.0 + imbalance(self._num_all(sessions)))
         self.rates = {Mode.PLAIN: len(sessions) / plain_seconds, Mode.SPECULATIVE: rate}
         self.expected_length = best.draft_length
-        self.has_probed = False
-        is_unproven = self.selector.mode is Mode.PLAIN and self.is_unproven(len(sessions))
-        has_changed = not is_unproven and self._select_mode(load, expected)
+        has_changed = self._select_mode(load, expected)
         if self.is_speculating:
             self.lengths.set_lengths(sessions, expected.useful, best, self.timer.times, expected.share)
         elif not self.probe.is_active:
@@ -157,36 +137,23 @@ class ModeChoice:
                 session.length = 0
         if not self.is_speculating and not load.has_prompts and expected.hoped_rate > self.rates[Mode.PLAIN]:
             load_ratio = self.timer.foreign.load_ratio(len(sessions))
-            if not is_unproven or self.timer.knows(Mode.PLAIN, len(sessions)):
-                self.probe.begin_if_due(
-                    load.now, sessions, self.acceptance.mean, load_ratio=load_ratio, is_first=is_unproven
-                )
+            self.probe.begin_if_due(load.now, sessions, self.acceptance.mean, load_ratio=load_ratio)
         return has_changed
-
-    def _may_stand_in_groups(self, sessions: tuple[ControlledSession, ...]) -> bool:
-        """Whether sessions will take turns on two devices, as far as nothing was seen of it."""
-        is_open = not self.timer.knows_share and len(sessions) > 1
-        return is_open and not any(session.shares_device for session in sessions)
-
-    def _rate_in_groups(self, expected: Expectation) -> float:
-        return expected.rate_in_groups if self._may_stand_in_groups(expected.sessions) else 0.0
 
     def _num_all(self, sessions: tuple[ControlledSession, ...]) -> int:
         """With those of other coordinators, about."""
         return round(self.timer.num_all(len(sessions)))
 
-    def _begins_plainly(self, sessions: tuple[ControlledSession, ...]) -> bool:
-        """Whether decoding is to turn plain since nothing is known, and the drafts' text is dear."""
-        if self.selector.mode is Mode.PLAIN or self.timer.doublings_past_known(len(sessions)) is not None:
+    def _begins_plainly(self, num_all: int, num_sessions: int) -> bool:
+        """Whether decoding is to turn plain since nothing is known and the price of learning grows with sessions."""
+        if self.selector.mode is Mode.PLAIN or _doublings_past_few(num_all) <= 0:
             return False
-        plain_seconds = self.timer.plain_seconds(len(sessions)) or 1.0
-        text_s = self._text_price_s(plain_seconds, sessions)
-        return _doublings_past_few(self._num_all(sessions)) > 0 or text_s > _DEAR_TEXT * plain_seconds
+        return self.timer.doublings_past_known(num_sessions) is None
 
     def _take_plain_mode(self, now: float) -> None:
         self.selector.switch()
         self.selector.pause(now)
-        self.probe.restart(now, 0.0)
+        self.probe.restart()
 
     def _sure_rates(self, sessions: tuple[ControlledSession, ...]) -> dict[Mode, float]:
         """The rates, speculation's less what may be wrong where it was timed with fewer sessions only, and that of a
@@ -211,11 +178,8 @@ class ModeChoice:
         price_s = self._switch_price_s(other, plain_seconds, load.sessions)
         is_worth = load.is_new and price_s < load.request_s * _saved_share(rates[self.selector.mode], rates[other])
         # What a new session's first few drafts came to is no reason to switch: too little was judged.
-        is_free = (
-            self._is_surely_worse(expected)
-            if self._may_give_up_at_once(load)
-            else (self.has_tried and self._is_sure(rates, expected))
-            or (is_worth and not (other is Mode.PLAIN and load.has_drafted))
+        is_free = (self.has_tried and self._is_sure(rates, expected)) or (
+            is_worth and not (other is Mode.PLAIN and load.has_drafted)
         )
         self.has_tried = False
         if load.has_prompts:
@@ -227,7 +191,7 @@ class ModeChoice:
             if other is Mode.PLAIN:
                 self.acceptance.lighten()
                 self.note_drafts()
-                self.probe.restart(load.now, _PROBE_ROUNDS * plain_seconds)
+                self.probe.restart()
                 self._trials[Mode.SPECULATIVE].give_up(load.now)
             return True
         if load.is_steady and not self.probe.is_active and not self.timer.foreign.num_sessions:
@@ -242,11 +206,6 @@ class ModeChoice:
             )
         return False
 
-    def _may_give_up_at_once(self, load: Load) -> bool:
-        """Whether speculation has just begun, so that turning plain costs little, and plain rounds are known."""
-        is_known = self.timer.knows(Mode.PLAIN, len(load.sessions))
-        return is_known and self.selector.mode is Mode.SPECULATIVE and self.lengths.is_starting
-
     def _is_sure(self, rates: dict[Mode, float], expected: Expectation) -> bool:
         """Whether the modes differ by more than the acceptance is uncertain.
 
@@ -254,14 +213,6 @@ class ModeChoice:
         """
         error = 0.0 if expected.best is None else relative_error(expected.useful, expected.best, self._acceptance_error)
         return abs(rates[Mode.PLAIN] - rates[Mode.SPECULATIVE]) > error * rates[Mode.SPECULATIVE]
-
-    def _is_surely_worse(self, expected: Expectation) -> bool:
-        """Whether speculation is worse though more is accepted than was seen, by what chance may have taken."""
-        factor = 1.0 + _SURE_ERRORS * self._acceptance_error
-        rate = expected.rate_with(factor)
-        if self._may_stand_in_groups(expected.sessions):
-            rate = max(rate, expected.rate_in_groups_with(factor))
-        return _SURE_TIME * rate < self.rates[Mode.PLAIN]
 
     @property
     def _acceptance_error(self) -> float:
@@ -274,9 +225,7 @@ class ModeChoice:
 
     def _text_price_s(self, plain_seconds: float, sessions: tuple[ControlledSession, ...]) -> float:
         """Of bringing the drafts the text that they lack."""
-        price_s = self.switch_price.text_seconds(
-            plain_seconds, sum(session.draft_lag for session in sessions if session.shares_device)
-        )
+        price_s = self.switch_price.text_seconds(plain_seconds, sum(session.draft_lag for session in sessions))
         computed_anew = sum(session.draft_lag for session in sessions if session.reads_states)
         return price_s + computed_anew * self.timer.times.seconds_a_scored_token
 
@@ -302,7 +251,6 @@ class ModeChoice:
             is_known=self.timer.knows(trial.mode, num_sessions),
             is_below_known=(self.timer.doublings_past_known(num_sessions) or 0) < 0,
             is_check=is_check,
-            seems_held_up=is_check and self.timer.seems_held_up(num_sessions),
             num_rounds=num_rounds,
             loss_s=expected_loss_s(plain_seconds, speculative_seconds, num_rounds=num_rounds, switch_s=switch_s),
             ahead_s=load.request_s if load.is_new and math.isfinite(load.request_s) else 0.0,

@@ -9,7 +9,6 @@ better takes over late, one that is much better soon, and two equal modes never 
 from __future__ import annotations
 
 import enum
-import math
 
 _MIN_GAIN = {True: 0.03, False: 0.01}
 """Least gain for which a switch is made: to speculation, and to plain decoding."""
@@ -27,8 +26,6 @@ class Mode(enum.StrEnum):
         return Mode.PLAIN if self is Mode.SPECULATIVE else Mode.SPECULATIVE
 
 
-_DOUBT, _DOUBT_S = 2.0, 10.0
-"""Each change of the mode makes the next one so many times as dear, for about so long."""
 _SWITCH_ROUNDS = {Mode.PLAIN: 6.0, Mode.SPECULATIVE: 10.0}
 """Price of a switch to each mode, in plain rounds."""
 _TOKENS_A_ROUND = 600.0
@@ -71,8 +68,6 @@ class ModeSelector:
         self.num_switches = 0
         self._loss_s = 0.0
         self._observed_at: float | None = None
-        self._doubt = 1.0
-        """Factor to the price of a switch, after others lately."""
 
     def observe(self, now: float, rates: dict[Mode, float], price_s: float, *, is_free: bool = False) -> bool:
         """Whether the mode changes, given the expected tokens a second of both and the price of the switch in seconds.
@@ -83,13 +78,11 @@ class ModeSelector:
         gain = other / current - 1.0 if current > 0.0 else 0.0
         interval_s = 0.0 if self._observed_at is None else now - self._observed_at
         self._observed_at = now
-        self._doubt = max(self._doubt * math.exp(-interval_s / _DOUBT_S), 1.0)
         self._loss_s = max(0.0, self._loss_s + interval_s * gain)
-        if gain <= _MIN_GAIN[self.mode is Mode.PLAIN] or not (is_free or self._loss_s > self._doubt * price_s):
+        if gain <= _MIN_GAIN[self.mode is Mode.PLAIN] or not (is_free or self._loss_s > price_s):
             return False
         self.switch()
         self.num_switches += 1
-        self._doubt *= _DOUBT
         return True
 
     def switch(self) -> None:

@@ -70,14 +70,12 @@ class DraftLengthPolicy:
 
     # Sessions.
 
-    def session(
-        self, requested: int | None, *, reads_states: bool = False, shares_device: bool = True
-    ) -> ControlledSession:
+    def session(self, requested: int | None, *, reads_states: bool = False) -> ControlledSession:
         """State of the policy for a session; ``requested`` is the request's own bound, ``reads_states`` says whether
-        its draft reads hidden states of the target, ``shares_device`` whether it computes on the target's device.
+        its draft reads hidden states of the target.
         """
         limit = min(self._default_length if requested is None else requested, self._limit)
-        return ControlledSession(limit, reads_states=reads_states, shares_device=shares_device)
+        return ControlledSession(limit, reads_states=reads_states)
 
     def enter(self, session: ControlledSession, target: object) -> None:
         """A session is placed on this target."""

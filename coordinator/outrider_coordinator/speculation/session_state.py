@@ -30,16 +30,13 @@ class ControlledSession:
         "probe_steps",
         "reads_states",
         "round_began",
-        "shares_device",
     )
 
-    def __init__(self, limit: int, *, reads_states: bool = False, shares_device: bool = True) -> None:
+    def __init__(self, limit: int, *, reads_states: bool = False) -> None:
         """``limit``: upper bound of the draft length."""
         self.limit = limit
         self.reads_states = reads_states
         """Whether its draft reads hidden states, so that the target computes anew what the draft lacks."""
-        self.shares_device = shares_device
-        """Whether its draft computes on the target's device, so that text for the one delays the other."""
         self.length = 0
         """Draft length of the next step."""
         self.acceptance = SessionAcceptance()

@@ -20,7 +20,7 @@ _SCORING = ((2, 4.6), (5, 4.76), (40, 5.27), (80, 5.85), (160, 6.64), (320, 10.4
 _DRAFT_STEP = ((1, 0.825), (8, 1.03), (32, 1.285), (64, 1.6), (128, 2.3), (256, 3.8))
 
 
-def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
     """Between the measured points, and past the last one by the slope before it."""
     (near, at_near), (last, at_last) = points[-2:]
     if x > last:
@@ -37,10 +37,10 @@ class H200:
     """Whether the draft reads hidden states, so that the target computes anew what it lacks."""
 
     def target(self, rows: int, tokens: int) -> float:
-        return interpolate(_PLAIN, rows) if tokens == rows else interpolate(_SCORING, tokens)
+        return _interpolate(_PLAIN, rows) if tokens == rows else _interpolate(_SCORING, tokens)
 
     def draft(self, rows: int, length: int) -> float:
-        return 0.1 + length * interpolate(_DRAFT_STEP, rows) if length else 0.0
+        return 0.1 + length * _interpolate(_DRAFT_STEP, rows) if length else 0.0
 
     def between(self, rows: int) -> float:
         return 0.68 + 0.063 * rows
@@ -65,10 +65,10 @@ class TargetOverTwoCards(H200):
     def target(self, rows: int, tokens: int) -> float:
         plain = ((1, 3.12), (8, 3.35), (32, 4.06), (64, 5.55))
         scoring = ((2, 3.35), (5, 3.43), (40, 3.85), (80, 4.4), (160, 5.72), (320, 8.5))
-        return interpolate(plain, rows) if tokens == rows else interpolate(scoring, tokens)
+        return _interpolate(plain, rows) if tokens == rows else _interpolate(scoring, tokens)
 
     def between(self, rows: int) -> float:
-        return interpolate(((1, 1.15), (8, 2.05), (32, 3.0), (64, 4.5)), rows)
+        return _interpolate(((1, 1.15), (8, 2.05), (32, 3.0), (64, 4.5)), rows)
 
     def plain_between(self, rows: int) -> float:
         return 0.7 + 0.01 * rows
@@ -241,9 +241,6 @@ def run_fixed(load: Load, num_users: int, length: int, seconds: float) -> Load:
 class Controlled:
     """A load whose lengths a controller chooses; users come and go."""
 
-    shares_device = True
-    """Whether the draft computes on the target's device."""
-
     def __init__(self, load: Load, *, max_length: int = 8) -> None:
         self.load = load
         self.controller = DraftLengthController(max_length)
@@ -257,9 +254,7 @@ class Controlled:
         while len(self.sessions) > num_users:
             self.controller.leave(self.sessions.pop())
         while len(self.sessions) < num_users:
-            session = ControlledSession(
-                self._max_length, reads_states=self.load.pair.reads_states, shares_device=self.shares_device
-            )
+            session = ControlledSession(self._max_length, reads_states=self.load.pair.reads_states)
             self.controller.enter(session)
             self.sessions.append(session)
             self._lags[session] = -1 if self.controller.will_draft(128) else 128
@@ -357,15 +352,11 @@ def expected_rate(pair: H200, num_users: int, length: int, acceptance: float) ->
 class InTwoGroups(Controlled):
     """Draft and target on cards of their own: two groups of sessions, one drafting while the other is scored."""
 
-    shares_device = False
-
     def __init__(self, load: Load, *, max_length: int = 8) -> None:
         super().__init__(load, max_length=max_length)
         self._group_of: dict[ControlledSession, int] = {}
         self._ready = [0.0, 0.0]
-        self._draft_free = self._target_free = self._text_until = 0.0
-        self._text: dict[ControlledSession, int] = {}
-        """Text that drafts take in beside plain decoding, and have taken in at ``_text_until``."""
+        self._draft_free = self._target_free = 0.0
 
     def round(self) -> None:
         if not any(self.controller.length(session) for session in self.sessions):
@@ -394,19 +385,6 @@ class InTwoGroups(Controlled):
             self._draft_free = max(self._draft_free, self.load.now) + super()._take_text(num_tokens) / 1e3
         return 0.0
 
-    def _num_text_tokens(self) -> int:
-        if self.load.now >= self._text_until:
-            for session, num_tokens in self._text.items():
-                self._lags[session] -= num_tokens
-            self._text.clear()
-        fed = [session for session in self.sessions if self.controller.is_catching_up(session)]
-        if self._text or not fed:
-            return 0
-        self._text = {session: self._lags[session] for session in fed}
-        num_tokens = sum(self._text.values())
-        self._text_until = max(self._draft_free, self.load.now) + self.load.pair.prefill(num_tokens) / 1e3
-        return num_tokens
-
     def _groups(self) -> dict[int, list[ControlledSession]]:
         groups: dict[int, list[ControlledSession]] = {}
         for number, session in enumerate(self.sessions):
@@ -416,11 +394,6 @@ class InTwoGroups(Controlled):
 
 class BurstsInTwoGroups(InTwoGroups, Bursts):
     """Bursts where draft and target have cards of their own."""
-
-    def _take_prompts(self) -> None:
-        super()._take_prompts()
-        now = self.load.now
-        self._ready, self._target_free, self._draft_free = [now, now], now, max(self._draft_free, now)
 
 
 class FixedLength(DraftLengthController):

@@ -88,15 +88,10 @@ class AcceptanceEstimate:
 
     def lighten(self) -> None:
         """From now on few tokens are judged: those judged before count for no more than such a few."""
-        self._keep(min(1.0, _MEMORY / 4 / max(self._judged, 1.0)))
+        self._keep(min(1.0, _MEMORY / 2 / max(self._judged, 1.0)))
         quick = min(1.0, _QUICK_MEMORY / 4 / max(self._quick_judged, 1.0))
         self._quick_accepted *= quick
         self._quick_judged *= quick
-
-    @property
-    def num_judged(self) -> float:
-        """Judged tokens that count now."""
-        return self._judged
 
     @property
     def mean(self) -> float:

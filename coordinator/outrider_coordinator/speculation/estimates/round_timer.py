@@ -13,19 +13,17 @@ from outrider_coordinator.speculation.mode_selector import Mode
 
 ROUNDS_NOT_AHEAD = 2
 """Plain rounds in a row after which a target computes ahead."""
-_KNOWN_ROUNDS, _KNOWN_PLAIN_ROUNDS = 4, 2
+_KNOWN_ROUNDS = 4
 """Rounds of about so many rows after which their duration is known."""
 _MOST = 0.5
 """Draft tokens of each foreign row, or share of all rows, from which on foreign sessions decode in the same mode."""
 _WHOLE = 0.8
 """Share of the sessions above which a message is of all of them, but for some that come or go."""
-_COLD_ROUNDS = 2
+_COLD_ROUNDS = 4
 """The first speculative rounds of all: they take longer than any later ones, and are not counted."""
 _YOUNG_ROUNDS = 24
 """Speculative rounds of all during which clocks and caches may still be cold."""
 _NEWEST = 0.1
-_USUAL_LENGTH, _HARDLY = 4, 0.8
-"""Rounds of this draft length are looked at; so many times the tokens of a plain round's time hardly pay."""
 
 
 @dataclass(slots=True)
@@ -167,7 +165,7 @@ class RoundTimer:
     def knows(self, mode: Mode, num_sessions: int) -> bool:
         """Whether rounds of this mode and of about so many sessions were timed."""
         if mode is Mode.PLAIN:
-            return self.times.num_plain(self.num_all(num_sessions)) >= _KNOWN_PLAIN_ROUNDS
+            return self.times.num_plain(self.num_all(num_sessions)) >= _KNOWN_ROUNDS
         return self.times.num_speculative(self.share * self.num_all(num_sessions)) >= _KNOWN_ROUNDS
 
     def doublings_past_known(self, num_sessions: int) -> int | None:
@@ -179,14 +177,6 @@ class RoundTimer:
     def is_young(self) -> bool:
         """Whether nothing is known of speculation, or only what its first rounds of all took, which may mislead."""
         return self._num_speculative_rounds < _YOUNG_ROUNDS
-
-    def seems_held_up(self, num_sessions: int) -> bool:
-        """Whether speculative rounds took so long that they would hardly pay if all draft tokens were accepted: as
-        those that something else held up, or of devices that wake.
-        """
-        rows = self.share * self.num_all(num_sessions)
-        seconds = self.times.speculative(rows, _USUAL_LENGTH).at(_USUAL_LENGTH * rows)
-        return seconds > _HARDLY * (_USUAL_LENGTH + 1) * self.plain_seconds(num_sessions)
 
     @property
     def num_cold_rounds(self) -> int:

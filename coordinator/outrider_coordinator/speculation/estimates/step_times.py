@@ -17,8 +17,6 @@ _NUM_KEPT = 9
 """Rounds of a kind that are kept."""
 _NUM_TRIMMED = 4
 """One in so many of those, at either end, is left out of the mean: a few rounds are held up by something else."""
-_BETWEEN = 0.6
-"""What lies between the forwards of a speculative round, in plain rounds, until it was timed."""
 _PRIOR_ROUNDS = 2.0
 """Rounds that count for the linear models where those and what was seen of one length differ."""
 
@@ -120,15 +118,12 @@ class StepTimes:
         """Expected seconds of a speculative round, by its drafted tokens."""
         target, draft = self._target.coefficients, self._draft.coefficients
         drafting = draft[0] + draft[1] * draft_length
-        plain = self.plain(rows)
-        is_timed = self._between.num_observations > 0
-        between = self._between.predict((1.0, rows)) if is_timed else _BETWEEN * plain
-        scoring = self._target.predict((1.0, rows, rows)) + between
+        scoring = self._target.predict((1.0, rows, rows)) + self._between.predict((1.0, rows))
         # Both models' forwards come one after the other: where times scatter, a draft of no use must not seem to pay.
         return RoundPrice(
             scoring + drafting + self._beside(rows, draft_length),
             target[2] + draft[2],
-            plain + drafting,
+            self.plain(rows) + drafting,
             draft[2],
         )
 

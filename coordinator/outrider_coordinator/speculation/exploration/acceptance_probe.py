@@ -5,7 +5,6 @@ A probe costs all sessions time, since a target computes nothing ahead while any
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from outrider_coordinator.speculation.exploration.budget import Excursion, ExplorationBudget
@@ -13,9 +12,7 @@ from outrider_coordinator.speculation.session_state import ControlledSession
 
 _LENGTH, _STEPS = 2, 2
 _MAX_SESSIONS = 4
-_FIRST_LENGTH, _FIRST_STEPS, _FIRST_MAX_SESSIONS = 4, 2, 8
-"""Of the first probe, where nothing is known yet."""
-_MAX_FOLLOW_UPS = 12
+_MAX_FOLLOW_UPS = 6
 """Probes in a row while more is accepted than expected."""
 _SURPRISE = 0.1
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 20.0
@@ -44,35 +41,24 @@ class AcceptanceProbe:
         return self._excursion is not None
 
     def begin_if_due(
-        self,
-        now: float,
-        sessions: Sequence[ControlledSession],
-        acceptance: float,
-        *,
-        load_ratio: float = 1.0,
-        is_first: bool = False,
+        self, now: float, sessions: Sequence[ControlledSession], acceptance: float, *, load_ratio: float = 1.0
     ) -> None:
         """Let a few sessions draft, if it is time to; ``acceptance`` is what is expected of them. ``load_ratio``: all
-        sessions of the target over these, which a probe costs time too, and which are probed by others. ``is_first``:
-        nothing is known of drafts, so it need not wait and judges more.
+        sessions of the target over these, which a probe costs time too, and which are probed by others.
         """
         if self._excursion is not None:
             if now - self._excursion.began > _LONGEST_S:
                 self.cancel(now)
             return
-        most = _FIRST_MAX_SESSIONS if is_first else _MAX_SESSIONS
-        length, steps = (_FIRST_LENGTH, _FIRST_STEPS) if is_first else (_LENGTH, _STEPS)
-        if not (is_first or self._budget.is_due(now)) or not (chosen := _choose_sessions(sessions, most)):
+        if not self._budget.is_due(now) or not (chosen := _choose_sessions(sessions)):
             return
         self.num_probes += 1
         self._excursion, self._sessions = Excursion(now), set(chosen)
-        self._rounds_after, self._load_ratio = 0, load_ratio
-        self._expected = math.inf if is_first else acceptance
-        if not self._num_follow_ups:  # those of a row are judged together, until the estimate has followed them
-            self._num_judged = self._num_accepted = 0
+        self._num_judged = self._num_accepted = self._rounds_after = 0
+        self._expected, self._load_ratio = acceptance, load_ratio
         for session in chosen:
             session.num_probes += 1
-            session.probe_steps, session.length = steps, min(length, session.limit)
+            session.probe_steps, session.length = _STEPS, min(_LENGTH, session.limit)
 
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int) -> None:
         """A step with draft tokens of any session."""
@@ -109,9 +95,9 @@ class AcceptanceProbe:
             self._budget.spend(now, now - self._excursion.began)
         self._excursion = None
 
-    def restart(self, now: float, price_s: float) -> None:
-        """Decoding has become plain: the first probe comes once its expected price is paid for."""
-        self._budget.spend(now, price_s)
+    def restart(self) -> None:
+        """Decoding has become plain: the first probe comes after the shortest pause."""
+        self._budget.reset()
         self._price_s, self._num_follow_ups = 0.0, 0
 
     def _end(self, excursion: Excursion, now: float, plain_rate: float) -> None:
@@ -126,11 +112,11 @@ class AcceptanceProbe:
         self._price_s, self._num_follow_ups = 0.0, 0
 
 
-def _choose_sessions(sessions: Sequence[ControlledSession], most: int) -> list[ControlledSession]:
+def _choose_sessions(sessions: Sequence[ControlledSession]) -> list[ControlledSession]:
     """Sessions whose drafts lack least text, since bringing text takes time, and one that was seldom chosen before."""
     able = sorted((session for session in sessions if session.limit), key=lambda session: session.draft_lag)
     if len(able) < 2:
         return able
-    count = min(most, (len(able) + 1) // 2)
+    count = min(_MAX_SESSIONS, (len(able) + 1) // 2)
     other = min(able[count - 1 :], key=lambda session: session.num_probes)
     return [*able[: count - 1], other]

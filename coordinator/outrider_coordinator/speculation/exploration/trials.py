@@ -26,10 +26,8 @@ _HOPE_OF_SPECULATION, _STEADY_S = 1.1, 30.0
 has to be expected to be better: with more sessions than before it is rather overestimated. With fewer than before it is
 rather underestimated.
 """
-_PAID_OF_CHECK = {True: 0.2, False: 4.0}
-"""Share of a check's expected loss that has to be paid for beforehand: little where rounds seem to have been held up,
-since that is over soon.
-"""
+_PAID_OF_CHECK = 0.2
+"""Share of a check's expected loss that has to be paid for beforehand: there is one, and its loss is overrated."""
 _CHECK_AFTER_S, _BETWEEN_CHECKS_S = 0.5, 10.0
 """A mode that was given up is checked so much later, when what slowed its rounds may be over, and so seldom."""
 _SHORTEST_PAUSE_S = {Mode.PLAIN: 4.0, Mode.SPECULATIVE: 30.0}
@@ -86,7 +84,6 @@ class ModeTrial:
         is_known: bool,
         is_below_known: bool,
         is_check: bool,
-        seems_held_up: bool = False,
         num_rounds: int,
         loss_s: float,
         ahead_s: float,
@@ -94,7 +91,6 @@ class ModeTrial:
         """Begin a trial, if it is worth its price; ``steady_s``: for how long there have been about so many sessions;
         ``is_known``: the mode was timed with about so many; ``is_below_known``: speculation was timed with more;
         ``is_check``: whatever is expected of the mode may be wrong, and is checked;
-        ``seems_held_up``: rounds of the mode took longer than those of any that can pay;
         ``loss_s``: what the trial, of ``num_rounds``, costs if the mode is not better;
         ``ahead_s``: for how long there will be these sessions.
         """
@@ -104,7 +100,7 @@ class ModeTrial:
             return False
         if not is_check and not is_first and not self._budget.is_due(now):
             return False
-        paid_s = loss_s * (_PAID_OF_CHECK[seems_held_up] if is_check else 1.0)
+        paid_s = loss_s * (_PAID_OF_CHECK if is_check else 1.0)
         if self.mode is Mode.SPECULATIVE and paid_s > self.allowance.left_s(num_sessions, ahead_s=ahead_s):
             return False
         self._tried.add(num_sessions.bit_length())
