@@ -147,7 +147,9 @@ def test_all_ranks_end_when_one_does(ending: str, device: str) -> None:
     if ending == "follower killed":
         assert "rank 1 of 2 was killed by SIGKILL; the service ends with it" in said
     assert "Traceback" not in said
-    assert shared_memory() == before
+    # Other tests' services have such files too, beside these: only what stays was left behind.
+    found = shared_memory() - before
+    wait_until(lambda: not found & shared_memory(), f"the end of {found}", said)
 
 
 def test_a_rank_that_cannot_load_is_told_by_rank_0(tmp_path: Path) -> None:
