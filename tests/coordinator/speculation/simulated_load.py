@@ -340,6 +340,12 @@ class Bursts(Controlled):
             self._tell(done, [0] * len(done), 0.0, 8.0, self.load.now + 8e-3)
 
 
+def chosen_and_plain(pair: H200, acceptance: float, *, seed: int) -> tuple[Bursts, Bursts]:
+    """Bursts on the same pair, one with lengths that a controller chooses, one without drafts."""
+    chosen, plain = (Bursts(Load(pair, lambda now, number: acceptance, seed=seed), max_length=most) for most in (8, 0))
+    return chosen, plain
+
+
 def expected_rate(pair: H200, num_users: int, length: int, acceptance: float) -> float:
     """Tokens a second of so many users with one fixed draft length, on one card, without noise."""
     between = pair.between(num_users) if length else pair.plain_between(num_users)

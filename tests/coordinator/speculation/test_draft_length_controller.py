@@ -25,6 +25,7 @@ from tests.coordinator.speculation.simulated_load import (
     TwoCores,
     WakingLoad,
     WithHead,
+    chosen_and_plain,
     expected_rate,
     fixed_rate,
 )
@@ -154,10 +155,7 @@ def test_an_acceptance_that_falls_costs_little(kind: type[Controlled], pair: H20
 @pytest.mark.parametrize("num_users", [32, 64, 128])
 def test_bursts_are_as_fast_as_plain_ones_where_speculation_is_slower(num_users: int) -> None:
     """Few sessions are left when a burst ends, and speculation pays for them. The next burst must not begin with it."""
-    pair = BusyCoordinator()
-    chosen, plain = (
-        Bursts(Load(pair, lambda now, number: 0.82, seed=4), max_length=max_length) for max_length in (8, 0)
-    )
+    chosen, plain = chosen_and_plain(BusyCoordinator(), 0.82, seed=4)
     for burst in (chosen.burst, plain.burst):
         burst(8)
     seconds = [chosen.burst(num_users) for _ in range(6)]
@@ -170,9 +168,7 @@ def test_bursts_are_as_fast_as_plain_ones_where_speculation_is_slower(num_users:
 
 def test_many_users_at_once_are_served_plainly_though_speculation_paid_for_one() -> None:
     """From one user to 64 all is a guess, six doublings of it."""
-    chosen, plain = (
-        Bursts(Load(FewAreCheap(), lambda now, number: 0.8, seed=4), max_length=max_length) for max_length in (8, 0)
-    )
+    chosen, plain = chosen_and_plain(FewAreCheap(), 0.8, seed=4)
     for burst in (chosen.burst, plain.burst):
         for _ in range(4):
             burst(1)
@@ -182,10 +178,7 @@ def test_many_users_at_once_are_served_plainly_though_speculation_paid_for_one()
 
 @pytest.mark.parametrize(("num_users", "least"), [(1, 1.45), (8, 1.15)])
 def test_bursts_are_faster_than_plain_ones_where_speculation_pays(num_users: int, least: float) -> None:
-    pair = BusyCoordinator()
-    chosen, plain = (
-        Bursts(Load(pair, lambda now, number: 0.82, seed=5), max_length=max_length) for max_length in (8, 0)
-    )
+    chosen, plain = chosen_and_plain(BusyCoordinator(), 0.82, seed=5)
     chosen.burst(64)
     chosen.burst(num_users)
     seconds, plain_seconds = (sum(arm.burst(num_users) for _ in range(4)) for arm in (chosen, plain))
@@ -197,9 +190,7 @@ def test_a_head_that_reads_states_is_used_where_it_pays_and_costs_little_elsewhe
     acceptance: float, least: float
 ) -> None:
     """Decoding is plain at first sight of the useless one; what its drafts lack then is not brought at each burst."""
-    chosen, plain = (
-        Bursts(Load(WithHead(), lambda now, number: acceptance, seed=1), max_length=max_length) for max_length in (8, 0)
-    )
+    chosen, plain = chosen_and_plain(WithHead(), acceptance, seed=1)
     for burst in (chosen.burst, plain.burst):
         burst(1)
     seconds, plain_seconds = (sum(arm.burst(32) for _ in range(8)) for arm in (chosen, plain))
@@ -212,9 +203,7 @@ def test_bursts_whose_text_costs_a_head_more_than_it_gains_are_nearly_as_fast_as
     num_users: int, acceptance: float
 ) -> None:
     """Speculation pays for the few sessions at a burst's end, and would for all once the head has their prompts."""
-    chosen, plain = (
-        Bursts(Load(WithHead(), lambda now, number: acceptance, seed=1), max_length=length) for length in (8, 0)
-    )
+    chosen, plain = chosen_and_plain(WithHead(), acceptance, seed=1)
     for burst in (chosen.burst, plain.burst):
         burst(1)
     seconds, plain_seconds = (sum(arm.burst(num_users) for _ in range(8)) for arm in (chosen, plain))

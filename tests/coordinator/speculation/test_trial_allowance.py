@@ -11,12 +11,12 @@ from outrider_coordinator.speculation import Mode
 from outrider_coordinator.speculation.exploration.trial_allowance import TrialAllowance, expected_loss_s
 from tests.coordinator.speculation.simulated_load import (
     H200,
-    Bursts,
     BurstsInTwoGroups,
     BusyCoordinator,
     Controlled,
     FixedLength,
     Load,
+    chosen_and_plain,
 )
 
 
@@ -33,7 +33,7 @@ class LightVerification(H200):
 
 def ratios(pair: H200, acceptance: float, bursts: list[int], *, seed: int = 0, num_tokens: int = 256) -> list[float]:
     """Plain time over chosen time of each burst, on a server that begins with the first."""
-    chosen, plain = (Bursts(Load(pair, lambda now, number: acceptance, seed=seed), max_length=k) for k in (8, 0))
+    chosen, plain = chosen_and_plain(pair, acceptance, seed=seed)
     chosen.num_tokens = plain.num_tokens = num_tokens
     return [plain.burst(users) / chosen.burst(users) for users in bursts]
 
