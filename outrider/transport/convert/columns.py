@@ -15,11 +15,15 @@ from typing import Any
 import numpy as np
 
 from outrider import ports
-from outrider.columns import FEWEST_ROWS, AnswerColumns, StateColumns, SupportColumns, token_scores
+from outrider.columns import FEWEST_ROWS, AnswerColumns, Column, StateColumns, SupportColumns, token_scores
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, LINK_SUPPORT_IDS, Bound
 from outrider.transport.convert.column_bytes import (
+    F4,
+    I4,
     SESSION_BYTES,
+    U4,
+    U8,
     array_bytes,
     from_bytes,
     joined,
@@ -116,24 +120,24 @@ def write_columns(message: pb.AnswerColumns, answers: Sequence[ports.Proposal | 
 
 def write_answer_arrays(message: pb.AnswerColumns, answers: AnswerColumns[Any]) -> None:
     """Answers that are columns already, into an empty message."""
-    message.sessions = array_bytes(answers.sessions, "<u8")
-    message.generations = array_bytes(answers.generations, "<u8")
-    message.base_lengths = array_bytes(answers.base_lengths, "<u4")
-    message.counts = array_bytes(answers.counts, "<u4")
+    message.sessions = array_bytes(answers.sessions, U8)
+    message.generations = array_bytes(answers.generations, U8)
+    message.base_lengths = array_bytes(answers.base_lengths, U4)
+    message.counts = array_bytes(answers.counts, U4)
     if answers.outside_masses is None:
-        message.token_ids = array_bytes(answers.token_ids, "<u4")
+        message.token_ids = array_bytes(answers.token_ids, U4)
     else:
-        message.token_ids = array_bytes(answers.token_ids, "<i4")
-        message.outside_mass = array_bytes(answers.outside_masses, "<f4")
+        message.token_ids = array_bytes(answers.token_ids, I4)
+        message.outside_mass = array_bytes(answers.outside_masses, F4)
     if answers.states is not None:
         write_state_columns(message.states, answers.states)
     if (supports := answers.supports) is not None:
-        message.support_probs = array_bytes(supports.probs, "<f4")
+        message.support_probs = array_bytes(supports.probs, F4)
         if answers.outside_masses is None:
-            message.support_counts = array_bytes(supports.counts, "<i4")
-            message.support_token_ids = array_bytes(supports.token_ids, "<i4")
+            message.support_counts = array_bytes(supports.counts, I4)
+            message.support_token_ids = array_bytes(supports.token_ids, I4)
         elif supports.probs.size:
-            message.support_sizes = array_bytes(supports.counts, "<u4")
+            message.support_sizes = array_bytes(supports.counts, U4)
 
 
 def _token_ids(answer: Any) -> Sequence[int]:  # noqa: ANN401 - of a group
@@ -143,18 +147,18 @@ def _token_ids(answer: Any) -> Sequence[int]:  # noqa: ANN401 - of a group
 
 def _write_sparse_scores(message: pb.AnswerColumns, forms: Sequence[Any]) -> None:
     message.counts = to_bytes("I", [form.outside_token_ids.size for form in forms])
-    message.token_ids = joined([form.outside_token_ids for form in forms], "<i4")
-    message.outside_mass = joined([form.outside_mass for form in forms], "<f4")
+    message.token_ids = joined([form.outside_token_ids for form in forms], I4)
+    message.outside_mass = joined([form.outside_mass for form in forms], F4)
     sizes = [form.support_probs.size for form in forms]
     if any(sizes):
         message.support_sizes = to_bytes("I", sizes)
-        message.support_probs = joined([form.support_probs for form in forms], "<f4")
+        message.support_probs = joined([form.support_probs for form in forms], F4)
 
 
 def _write_evidence(message: pb.AnswerColumns, evidence: Sequence[Any]) -> None:
-    message.support_counts = joined([each.counts for each in evidence], "<i4")
-    message.support_token_ids = joined([each.token_ids for each in evidence], "<i4")
-    message.support_probs = joined([each.probs for each in evidence], "<f4")
+    message.support_counts = joined([each.counts for each in evidence], I4)
+    message.support_token_ids = joined([each.token_ids for each in evidence], I4)
+    message.support_probs = joined([each.probs for each in evidence], F4)
 
 
 def proposals_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Proposal | ports.SessionFailed]:
@@ -167,11 +171,11 @@ def proposals_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Proposal
 
 def _drawn_proposals(message: pb.AnswerColumns) -> Iterator[ports.Proposal | ports.SessionFailed]:
     heads, counts = _heads(message)
-    token_ids = _token_column(message, sum(counts), "<u4").tolist()
-    rows = from_bytes("support_counts", message.support_counts, "<i4", len(token_ids)).copy()
+    token_ids = _token_column(message, sum(counts), U4).tolist()
+    rows = from_bytes("support_counts", message.support_counts, I4, len(token_ids)).copy()
     num_ids = total("support_counts", rows)
-    ids = from_bytes("support_token_ids", message.support_token_ids, "<i4", num_ids).copy()
-    probs = from_bytes("support_probs", message.support_probs, "<f4", num_ids).copy()
+    ids = from_bytes("support_token_ids", message.support_token_ids, I4, num_ids).copy()
+    probs = from_bytes("support_probs", message.support_probs, F4, num_ids).copy()
     sizes = sums_by_row(rows, counts)
     for head, own, support in zip(heads, spans(counts), spans(sizes), strict=True):
         failure = _beyond(head, own, LINK_DRAFT_TOKEN_IDS) or _beyond(head, support, LINK_SUPPORT_IDS)
@@ -204,8 +208,10 @@ def answer_arrays(
     start = NUMBERS_IN_A_TIMING * len(message.events)
     found = []
     for group in message.columns:
-        stop = start + NUMBERS_IN_A_TIMING * (len(group.sessions) // SESSION_BYTES)
-        columns = _answer_arrays(group, make, numbers[start:stop] if numbers else ())
+        sessions = from_bytes("sessions", group.sessions, U8)
+        stop = start + NUMBERS_IN_A_TIMING * sessions.size
+        own = numbers if not start and stop == len(numbers) else numbers[start:stop]  # mostly all: they are read later
+        columns = _answer_arrays(group, sessions, make, own)
         if columns is None:
             return None
         found.append(columns)
@@ -214,30 +220,36 @@ def answer_arrays(
 
 
 def _answer_arrays(
-    group: pb.AnswerColumns, make: Callable[[int, int, int, tuple[int, ...]], Any], timings_ns: Sequence[int]
+    group: pb.AnswerColumns,
+    sessions: Column,
+    make: Callable[[int, int, int, tuple[int, ...]], Any],
+    timings_ns: Sequence[int],
 ) -> AnswerColumns[Any] | None:
-    are_scores = make is token_scores
+    are_scores, size = make is token_scores, sessions.size
     _check_kind(group, are_scores=are_scores)
-    size = len(group.sessions) // SESSION_BYTES
-    bound = LINK_POSITIONS if are_scores else LINK_DRAFT_TOKEN_IDS
-    counts = from_bytes("counts", group.counts, "<u4", size)
-    if not size or int(counts.max()) > bound.most:
+    counts = from_bytes("counts", group.counts, U4, size)
+    each = counts.tolist()  # less than a hundred numbers, mostly: reductions of arrays take longer
+    if not size or max(each) > (LINK_POSITIONS if are_scores else LINK_DRAFT_TOKEN_IDS).most:
         return None
-    is_sparse, num_tokens = bool(group.outside_mass), int(counts.sum())
-    supports = _score_supports(group, size) if are_scores else _proposal_supports(group, num_tokens)
-    if supports is not None:
-        sizes = supports.counts.tolist() if are_scores else sums_by_row(supports.counts, counts.tolist())
+    num_tokens, masses = sum(each), group.outside_mass
+    supports = None
+    if masses:
+        supports = _score_supports(group, size)
+    elif group.support_counts:
+        supports = _proposal_supports(group, num_tokens)
+    if supports is not None and supports.probs.size > LINK_SUPPORT_IDS.most:
+        sizes = supports.counts.tolist() if are_scores else sums_by_row(supports.counts, each)
         if max(sizes) > LINK_SUPPORT_IDS.most:
             return None
     return AnswerColumns(
-        from_bytes("sessions", group.sessions, "<u8"),
-        from_bytes("generations", group.generations, "<u8", size),
-        from_bytes("base_lengths", group.base_lengths, "<u4", size),
+        sessions,
+        from_bytes("generations", group.generations, U8, size),
+        from_bytes("base_lengths", group.base_lengths, U4, size),
         counts,
-        _token_column(group, num_tokens, "<i4" if is_sparse else "<u4"),
+        _token_column(group, num_tokens, I4 if masses else U4),
         timings_ns,
         make,
-        from_bytes("outside_mass", group.outside_mass, "<f4", num_tokens) if is_sparse else None,
+        from_bytes("outside_mass", masses, F4, num_tokens) if masses else None,
         state_columns_from_proto(group.states, size) if group.HasField("states") else None,
         supports,
     )
@@ -251,34 +263,31 @@ def _check_kind(message: pb.AnswerColumns, *, are_scores: bool) -> None:
         raise ProtocolError("columns: outside_mass, support_sizes and states belong to scores, not to proposals")
 
 
-def _proposal_supports(message: pb.AnswerColumns, num_tokens: int) -> SupportColumns | None:
+def _proposal_supports(message: pb.AnswerColumns, num_tokens: int) -> SupportColumns:
     """Supports of all draft tokens."""
-    if not message.support_counts:
-        return None
-    rows = from_bytes("support_counts", message.support_counts, "<i4", num_tokens)
+    rows = from_bytes("support_counts", message.support_counts, I4, num_tokens)
     num_ids = total("support_counts", rows)
-    ids = from_bytes("support_token_ids", message.support_token_ids, "<i4", num_ids)
-    return SupportColumns(rows, ids, from_bytes("support_probs", message.support_probs, "<f4", num_ids))
+    ids = from_bytes("support_token_ids", message.support_token_ids, I4, num_ids)
+    return SupportColumns(rows, ids, from_bytes("support_probs", message.support_probs, F4, num_ids))
 
 
 def _score_supports(message: pb.AnswerColumns, num_answers: int) -> SupportColumns | None:
     """What sparse scores say of supports."""
-    if not message.outside_mass:
-        return None
-    sizes = from_bytes("support_sizes", message.support_sizes, "<u4", num_answers if message.support_sizes else 0)
+    content = message.support_sizes
+    sizes = from_bytes("support_sizes", content, U4, num_answers if content else 0)
     num_ids = total("support_sizes", sizes)
     if not sizes.size:
-        from_bytes("support_probs", message.support_probs, "<f4", 0)
+        from_bytes("support_probs", message.support_probs, F4, 0)
         return None
-    return SupportColumns(sizes, _NO_IDS, from_bytes("support_probs", message.support_probs, "<f4", num_ids))
+    return SupportColumns(sizes, _NO_IDS, from_bytes("support_probs", message.support_probs, F4, num_ids))
 
 
 def _sparse_scores(message: pb.AnswerColumns) -> Iterator[ports.Scores | ports.SessionFailed]:
     heads, counts = _heads(message)
-    ids = _token_column(message, sum(counts), "<i4").copy()
-    masses = from_bytes("outside_mass", message.outside_mass, "<f4", ids.size).copy()
-    each = from_bytes("support_sizes", message.support_sizes, "<u4", len(counts) if message.support_sizes else 0)
-    probs = from_bytes("support_probs", message.support_probs, "<f4", total("support_sizes", each)).copy()
+    ids = _token_column(message, sum(counts), I4).copy()
+    masses = from_bytes("outside_mass", message.outside_mass, F4, ids.size).copy()
+    each = from_bytes("support_sizes", message.support_sizes, U4, len(counts) if message.support_sizes else 0)
+    probs = from_bytes("support_probs", message.support_probs, F4, total("support_sizes", each)).copy()
     sizes = each.tolist() or [0] * len(counts)
     for head, own, support in zip(heads, spans(counts), spans(sizes), strict=True):
         failure = _beyond(head, own, LINK_POSITIONS) or _beyond(head, support, LINK_SUPPORT_IDS)
@@ -290,7 +299,7 @@ def _answers(
     message: pb.AnswerColumns, bound: Bound, make: Callable[[int, int, int, tuple[int, ...]], Any]
 ) -> Iterator[Any]:
     heads, counts = _heads(message)
-    token_ids = _token_column(message, sum(counts), "<u4").tolist()
+    token_ids = _token_column(message, sum(counts), U4).tolist()
     most, start = bound.most, 0
     for (session, generation, base), count in zip(heads, counts, strict=True):
         if count > most:
@@ -312,15 +321,15 @@ def _too_many(session: int, generation: int, bound: Bound, count: int) -> ports.
 
 def _heads(message: pb.AnswerColumns) -> tuple[list[Head], list[int]]:
     """(session, generation, base length) of each answer, and counts, once their lengths are known to fit."""
-    sessions = from_bytes("sessions", message.sessions, "<u8")
+    sessions = from_bytes("sessions", message.sessions, U8)
     num_rows = sessions.size
-    generations = from_bytes("generations", message.generations, "<u8", num_rows).tolist()
-    base_lengths = from_bytes("base_lengths", message.base_lengths, "<u4", num_rows).tolist()
+    generations = from_bytes("generations", message.generations, U8, num_rows).tolist()
+    base_lengths = from_bytes("base_lengths", message.base_lengths, U4, num_rows).tolist()
     heads = list(zip(sessions.tolist(), generations, base_lengths, strict=True))
-    return heads, from_bytes("counts", message.counts, "<u4", num_rows).tolist()
+    return heads, from_bytes("counts", message.counts, U4, num_rows).tolist()
 
 
-def _token_column(message: pb.AnswerColumns, num_tokens: int, dtype: str) -> np.ndarray:  # -> [sum(counts)]
+def _token_column(message: pb.AnswerColumns, num_tokens: int, dtype: np.dtype[Any]) -> Column:  # -> [sum(counts)]
     content = message.token_ids
     if len(content) > 4 * LINK_FIELDS.most:
         raise ProtocolError(f"columns: {len(content)} bytes of token_ids are more than {LINK_FIELDS.most} tokens")

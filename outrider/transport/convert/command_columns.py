@@ -28,6 +28,9 @@ from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, chain_size
 from outrider.transport.convert.column_bytes import (
+    I4,
+    U4,
+    U8,
     array_bytes,
     from_bytes,
     joined,
@@ -101,22 +104,22 @@ def _with_whole_supports(scores: Sequence[Any]) -> list[Any]:
 
 def write_column_arrays(message: pb.CommandColumns, columns: CommandColumns) -> None:
     """Commands that are columns already, into an empty message; ``OverflowError`` when a value does not fit."""
-    message.sessions = array_bytes(columns.sessions, "<u8")
-    message.generations = array_bytes(columns.generations, "<u8")
-    message.num_kept_tokens = array_bytes(columns.num_kept_tokens, "<u4")
+    message.sessions = array_bytes(columns.sessions, U8)
+    message.generations = array_bytes(columns.generations, U8)
+    message.num_kept_tokens = array_bytes(columns.num_kept_tokens, U4)
     message.prefix_chains = columns.chains
-    message.prefix_rests = array_bytes(columns.rests, "<u8")
-    message.counts = array_bytes(columns.counts, "<u4")
-    message.token_ids = array_bytes(columns.token_ids, "<i4")
-    message.draft_lengths = array_bytes(columns.draft_lengths, "<u4")
+    message.prefix_rests = array_bytes(columns.rests, U8)
+    message.counts = array_bytes(columns.counts, U4)
+    message.token_ids = array_bytes(columns.token_ids, I4)
+    message.draft_lengths = array_bytes(columns.draft_lengths, U4)
     if isinstance(columns, ScoreColumns):
-        message.draft_token_ids = array_bytes(columns.draft_token_ids, "<u4")
+        message.draft_token_ids = array_bytes(columns.draft_token_ids, U4)
         if columns.hidden_states_from is not None:
-            message.hidden_states_from = array_bytes(columns.hidden_states_from, "<u4")
+            message.hidden_states_from = array_bytes(columns.hidden_states_from, U4)
             message.plane = columns.plane
         if columns.support_counts is not None and columns.support_token_ids is not None:
-            message.support_counts = array_bytes(columns.support_counts, "<i4")
-            message.support_token_ids = array_bytes(columns.support_token_ids, "<i4")
+            message.support_counts = array_bytes(columns.support_counts, I4)
+            message.support_token_ids = array_bytes(columns.support_token_ids, I4)
     elif columns.states is not None:
         write_state_columns(message.states, columns.states)
 
@@ -146,8 +149,8 @@ def _write_drafts(message: pb.CommandColumns, scores: Sequence[Any]) -> None:
     message.draft_lengths = to_bytes("I", [len(draft) for draft in drafts])
     message.draft_token_ids = to_bytes("I", [token_id for draft in drafts for token_id in draft])
     if scores[0].support is not None:
-        message.support_counts = joined([score.support.counts for score in scores], "<i4")
-        message.support_token_ids = joined([score.support.token_ids for score in scores], "<i4")
+        message.support_counts = joined([score.support.counts for score in scores], I4)
+        message.support_token_ids = joined([score.support.token_ids for score in scores], I4)
     if scores[0].hidden_states_from is not None:
         message.hidden_states_from = to_bytes("I", [score.hidden_states_from for score in scores])
         message.plane = scores[0].plane
@@ -166,14 +169,15 @@ def score_arrays(message: pb.CommandColumns) -> ScoreColumns | None:
     """
     heads, lengths = _head_arrays(message)
     num_drafts = total("draft_lengths", lengths)
-    if heads is None or int(lengths.max(initial=0)) > LINK_DRAFT_TOKEN_IDS.most:
+    if heads is None or lengths.item(lengths.argmax()) > LINK_DRAFT_TOKEN_IDS.most:
         return None
-    drafts = from_bytes("draft_token_ids", message.draft_token_ids, "<u4", num_drafts)
+    drafts = from_bytes("draft_token_ids", message.draft_token_ids, U4, num_drafts)
     firsts = _firsts(message, lengths.size)
     if not message.support_counts:
         return ScoreColumns(*(*heads, lengths, drafts, firsts, message.plane))
     counts, ids = _support_arrays(message, num_drafts)
-    _check_support_sizes(sums_by_row(counts, lengths.tolist()))
+    if ids.size > LINK_SUPPORT_IDS.most:
+        _check_support_sizes(sums_by_row(counts, lengths.tolist()))
     return ScoreColumns(*(*heads, lengths, drafts, firsts, message.plane, counts, ids))
 
 
@@ -191,29 +195,29 @@ def _firsts(message: pb.CommandColumns, size: int) -> NDArray[np.uint32] | None:
     if message.HasField("states"):
         raise ProtocolError("columns: states belong to Extend, not to Score")
     found = message.hidden_states_from
-    return from_bytes("hidden_states_from", found, "<u4", size) if found else None
+    return from_bytes("hidden_states_from", found, U4, size) if found else None
 
 
 def _head_arrays(message: pb.CommandColumns) -> tuple[Any, NDArray[np.uint32]]:
     """What both kinds begin with, and the draft lengths; None for a row beyond its limits, or none at all."""
-    sessions = from_bytes("sessions", message.sessions, "<u8")
+    sessions = from_bytes("sessions", message.sessions, U8)
     size = sessions.size
-    kept = from_bytes("num_kept_tokens", message.num_kept_tokens, "<u4", size)
-    counts = from_bytes("counts", message.counts, "<u4", size)
-    lengths = from_bytes("draft_lengths", message.draft_lengths, "<u4", size)
-    if not size or int(counts.max()) > LINK_TOKEN_IDS.most:
+    kept = from_bytes("num_kept_tokens", message.num_kept_tokens, U4, size)
+    counts = from_bytes("counts", message.counts, U4, size)
+    lengths = from_bytes("draft_lengths", message.draft_lengths, U4, size)
+    if not size or counts.item(counts.argmax()) > LINK_TOKEN_IDS.most:
         return None, lengths
-    num_chains = int(np.count_nonzero(kept >= BLOCK_TOKENS))
-    if len(message.prefix_chains) != CHAIN_BYTES * num_chains:
-        raise ProtocolError(_wrong_chains(len(message.prefix_chains), num_chains))
+    num_chains, chains = int(np.count_nonzero(kept >= BLOCK_TOKENS)), message.prefix_chains
+    if len(chains) != CHAIN_BYTES * num_chains:
+        raise ProtocolError(_wrong_chains(len(chains), num_chains))
     heads = (
         sessions,
-        from_bytes("generations", message.generations, "<u8", size),
+        from_bytes("generations", message.generations, U8, size),
         kept,
-        message.prefix_chains,
-        from_bytes("prefix_rests", message.prefix_rests, "<u8", size),
+        chains,
+        from_bytes("prefix_rests", message.prefix_rests, U8, size),
         counts,
-        from_bytes("token_ids", message.token_ids, "<i4", total("counts", counts)),
+        from_bytes("token_ids", message.token_ids, I4, total("counts", counts)),
     )
     return heads, lengths
 
@@ -241,7 +245,7 @@ def extends_from_columns(message: pb.CommandColumns) -> Iterator[ports.Extend | 
 def scores_from_command_columns(message: pb.CommandColumns) -> Iterator[ports.Score | ports.Rejected]:
     """The ``Score`` of a group; ``ProtocolError`` for columns that do not fit each other."""
     sessions, generations, kept, hashes, rows, lengths = _heads(message)
-    drafted = from_bytes("draft_token_ids", message.draft_token_ids, "<u4", sum(lengths)).tolist()
+    drafted = from_bytes("draft_token_ids", message.draft_token_ids, U4, sum(lengths)).tolist()
     supports = _supports(message, lengths) if message.support_counts else [None] * len(lengths)
     found = _firsts(message, len(lengths))
     firsts = [None] * len(lengths) if found is None else found.tolist()
@@ -269,8 +273,8 @@ def _supports(message: pb.CommandColumns, lengths: Sequence[int]) -> list[Suppor
 
 
 def _support_arrays(message: pb.CommandColumns, num_drafts: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    counts = from_bytes("support_counts", message.support_counts, "<i4", num_drafts)
-    ids = from_bytes("support_token_ids", message.support_token_ids, "<i4", total("support_counts", counts))
+    counts = from_bytes("support_counts", message.support_counts, I4, num_drafts)
+    ids = from_bytes("support_token_ids", message.support_token_ids, I4, total("support_counts", counts))
     return counts, ids
 
 
@@ -287,18 +291,18 @@ def _rejected(session: int, generation: int, name: str, count: int) -> ports.Rej
 
 def _heads(message: pb.CommandColumns) -> tuple[list[Any], ...]:
     """Sessions, generations, kept tokens, hashes, tokens and draft lengths, once their sizes are known to fit."""
-    sessions = from_bytes("sessions", message.sessions, "<u8")
+    sessions = from_bytes("sessions", message.sessions, U8)
     size = sessions.size
-    kept = from_bytes("num_kept_tokens", message.num_kept_tokens, "<u4", size).tolist()
-    counts = from_bytes("counts", message.counts, "<u4", size)
+    kept = from_bytes("num_kept_tokens", message.num_kept_tokens, U4, size).tolist()
+    counts = from_bytes("counts", message.counts, U4, size)
     total("counts", counts)
-    token_ids = from_bytes("token_ids", message.token_ids, "<i4", int(counts.sum())).tolist()
-    lengths = from_bytes("draft_lengths", message.draft_lengths, "<u4", size)
+    token_ids = from_bytes("token_ids", message.token_ids, I4, int(counts.sum())).tolist()
+    lengths = from_bytes("draft_lengths", message.draft_lengths, U4, size)
     if message.draft_token_ids:
         total("draft_lengths", lengths)
     return (
         sessions.tolist(),
-        from_bytes("generations", message.generations, "<u8", size).tolist(),
+        from_bytes("generations", message.generations, U8, size).tolist(),
         kept,
         _hashes(message, kept),
         [tuple(token_ids[row]) for row in spans(counts.tolist())],
@@ -307,7 +311,7 @@ def _heads(message: pb.CommandColumns) -> tuple[list[Any], ...]:
 
 
 def _hashes(message: pb.CommandColumns, kept: Sequence[int]) -> list[tuple[bytes, int]]:
-    chains, rests = message.prefix_chains, from_bytes("prefix_rests", message.prefix_rests, "<u8", len(kept)).tolist()
+    chains, rests = message.prefix_chains, from_bytes("prefix_rests", message.prefix_rests, U8, len(kept)).tolist()
     num_chains = sum([held >= BLOCK_TOKENS for held in kept])
     if len(chains) != CHAIN_BYTES * num_chains:
         raise ProtocolError(_wrong_chains(len(chains), num_chains))

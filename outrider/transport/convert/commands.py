@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from outrider import ports
-from outrider.columns import CommandColumns
+from outrider.columns import FEWEST_ROWS, CommandColumns
 from outrider.errors import ProtocolError
 from outrider.limits import (
     ANY_MODEL,
@@ -220,12 +220,13 @@ def _support_from_proto(counts: bytes, token_ids: bytes) -> Support | None:
 
 def _write_columns(message: pb.DraftCommands | pb.TargetCommands, commands: Sequence[Any]) -> Sequence[Any]:
     """Write what are columns and the groups that go as such; returns the commands that are left, to go one by one."""
-    whole = [command for command in commands if isinstance(command, CommandColumns)]
-    if whole:
-        commands = [command for command in commands if not isinstance(command, CommandColumns)]
-        for columns in whole:
-            write_column_arrays(message.columns.add(), columns)
-    groups, left = split_steady(commands)
+    singles = []
+    for command in commands:
+        if isinstance(command, CommandColumns):
+            write_column_arrays(message.columns.add(), command)
+        else:
+            singles.append(command)
+    groups, left = split_steady(singles) if len(singles) >= FEWEST_ROWS else ([], singles)
     for group in groups:
         write_command_columns(message.columns.add(), group)
     return left

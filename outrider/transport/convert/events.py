@@ -191,12 +191,28 @@ def report_to_proto(report: ports.ForwardReport | None) -> pb.ForwardReport | No
     """Convert the report of a forward; None if there was none."""
     if report is None:
         return None
-    return pb.ForwardReport(**{name: getattr(report, name) for name in ports.ForwardReport.__slots__})
+    return pb.ForwardReport(
+        queue_ns=report.queue_ns,
+        forward_ns=report.forward_ns,
+        sample_ns=report.sample_ns,
+        total_ns=report.total_ns,
+        batch_size=report.batch_size,
+        num_tokens=report.num_tokens,
+        num_pages_free=report.num_pages_free,
+    )
 
 
 def report_from_proto(message: pb.ForwardReport) -> ports.ForwardReport:
     """Convert the report of a forward."""
-    return ports.ForwardReport(**{name: getattr(message, name) for name in ports.ForwardReport.__slots__})
+    return ports.ForwardReport(
+        message.queue_ns,
+        message.forward_ns,
+        message.sample_ns,
+        message.total_ns,
+        message.batch_size,
+        message.num_tokens,
+        message.num_pages_free,
+    )
 
 
 def timings_to_proto(timings: Iterable[ports.ItemTiming]) -> list[int]:
@@ -282,7 +298,7 @@ def draft_events_from_proto(
     """
     _check_num_events(message)
     events = [_draft_event_from_proto(event, fetch) for event in message.events]
-    if keeps_columns and (columns := answer_arrays(message, ports.Proposal)) is not None:
+    if keeps_columns and message.columns and (columns := answer_arrays(message, ports.Proposal)) is not None:
         return _batch_from_proto(message, events, columns)
     for group in message.columns:
         events += proposals_from_columns(group)
@@ -315,7 +331,7 @@ def target_events_from_proto(
     """
     _check_num_events(message)
     events = [_target_event_from_proto(event, fetch) for event in message.events]
-    if keeps_columns and (columns := answer_arrays(message, token_scores)) is not None:
+    if keeps_columns and message.columns and (columns := answer_arrays(message, token_scores)) is not None:
         return _batch_from_proto(message, events, columns)
     for group in message.columns:
         events += scores_from_columns(group)
@@ -349,7 +365,7 @@ def _batch_from_proto(
     num_events = len(events)
     numbers: Sequence[int] = message.item_timings_ns
     if columns and numbers:
-        if len(numbers) != NUMBERS_IN_A_TIMING * (num_events + sum([len(each.sessions) for each in columns])):
+        if len(numbers) != NUMBERS_IN_A_TIMING * (num_events + sum([each.sessions.size for each in columns])):
             raise ProtocolError(f"item_timings_ns: {len(numbers)} numbers are not five for each event")
-        numbers = numbers[: NUMBERS_IN_A_TIMING * num_events]
+        numbers = numbers[: NUMBERS_IN_A_TIMING * num_events] if num_events else ()
     return ports.EventBatch(tuple(events), report, timings_from_proto(numbers, num_events=num_events), tuple(columns))

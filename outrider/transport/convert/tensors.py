@@ -11,7 +11,7 @@ from outrider.columns import StateColumns
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_FILES, LINK_HIDDEN_STATE_BYTES, LINK_STATE_REFERENCES, LINK_TEXT, TENSOR_DIMENSIONS
 from outrider.planes import ID_BYTES, PlaneKind, PlaneOffer, PlaneReference, PlaneReport
-from outrider.transport.convert.column_bytes import array_bytes, from_bytes
+from outrider.transport.convert.column_bytes import U4, U8, array_bytes, from_bytes
 from outrider.transport.convert.reading import shortened
 from outrider.types import STATE_BYTES, HiddenStates
 from outrider.v1 import link_pb2, tensor_pb2
@@ -64,10 +64,10 @@ def _by_reference(message: link_pb2.HiddenStates, num_rows: int, width: int, num
 def write_state_columns(message: link_pb2.StateColumns, states: StateColumns) -> None:
     """Hidden states of many sessions, into an empty message."""
     message.plane_id, message.dtype, message.width = states.plane_id, states.dtype, states.width
-    message.starts = array_bytes(states.starts, "<u4")
-    message.counts = array_bytes(states.counts, "<u4")
-    message.offsets_bytes = array_bytes(states.offsets_bytes, "<u8")
-    message.sequences = array_bytes(states.sequences, "<u8")
+    message.starts = array_bytes(states.starts, U4)
+    message.counts = array_bytes(states.counts, U4)
+    message.offsets_bytes = array_bytes(states.offsets_bytes, U8)
+    message.sequences = array_bytes(states.sequences, U8)
 
 
 def state_columns_from_proto(message: link_pb2.StateColumns, size: int) -> StateColumns:
@@ -81,10 +81,10 @@ def state_columns_from_proto(message: link_pb2.StateColumns, size: int) -> State
         message.plane_id,
         message.width,
         message.dtype,
-        from_bytes("starts", message.starts, "<u4", size),
-        from_bytes("counts", message.counts, "<u4", size),
-        from_bytes("offsets_bytes", message.offsets_bytes, "<u8", size),
-        from_bytes("sequences", message.sequences, "<u8", size),
+        from_bytes("starts", message.starts, U4, size),
+        from_bytes("counts", message.counts, U4, size),
+        from_bytes("offsets_bytes", message.offsets_bytes, U8, size),
+        from_bytes("sequences", message.sequences, U8, size),
     )
     most = LINK_HIDDEN_STATE_BYTES.most // columns.row_bytes
     if not size or not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= most:
