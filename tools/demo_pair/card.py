@@ -49,14 +49,14 @@ def add_head_to_card(work: Path, pair: Path, method: str) -> None:
     sections["Sizes"] = _sizes(pair).removeprefix("## ")
     title = HEAD_TITLES[method]
     head = {title: f"{title}\n{_head_section(pair, method, made, measured, corpus)}"}
-    others = {name: text for name, text in sections.items() if name not in (title, "Examples")}
-    ordered = {**others, **head, "Examples": sections["Examples"]}
+    examples = {"Examples": sections.pop("Examples")}
+    ordered = {**sections, **head, **examples}  # an earlier section of the head keeps its place
     path.write_text("\n## ".join([titled[0], *(text + "\n" for text in ordered.values())]))
 
 
 def _head_section(pair: Path, method: str, made: Report, measured: Report, corpus: Report) -> str:
     config = json.loads((pair / method / "config.json").read_text())
-    described, loss, remark = (_of_block if method == "dflash" else _of_eagle3)(config)
+    described, borrowed, loss, remark = (_of_block if method == "dflash" else _of_eagle3)(config)
     lengths = zip(measured[method].values(), measured["draft"].values(), strict=True)
     shares = [f"{ours['mean_acceptance_length'] / theirs['mean_acceptance_length']:.2f}" for ours, theirs in lengths]
     rows = [
@@ -68,8 +68,8 @@ def _head_section(pair: Path, method: str, made: Report, measured: Report, corpu
     ]
     recipe = made["recipe"]
     return f"""{described} ({config["num_attention_heads"]} heads of
-{config["head_dim"]}, feed-forward {config["intermediate_size"]}); embedding and last product are the target's, and not
-stored. `outrider demo --method {method}` drafts with it.
+{config["head_dim"]}, feed-forward {config["intermediate_size"]}){borrowed}
+`outrider demo --method {method}` drafts with it.
 
 Trained by `tools/train_demo_pair.py {method}` in {made["seconds"]:.0f} s on {made["device"]}:
 {recipe["steps"]:,} steps of {recipe["rows"]} x {recipe["length"]} tokens, {made["sampled_share"]:.0%} of the rows from
@@ -81,27 +81,29 @@ Acceptance and mean acceptance length as above, after the same prompts:
 
 {_table(("draft", "T = 0", "T = 0.7", "T = 1"), rows)}
 
-Its mean acceptance length is {", ".join(shares)} of the draft model's. {remark}"""
+Its mean acceptance length is {", ".join(shares)} of the draft model's.{remark}"""
 
 
-def _of_eagle3(config: Report) -> tuple[str, str, str]:
-    """What it is, what its loss is over, and what is to be known of its figures."""
+def _of_eagle3(config: Report) -> tuple[str, str, str, str]:
+    """What it is, what it reads of the target, what its loss is over, and what is to be known of its figures."""
     layers = _listed(config["eagle_aux_hidden_state_layer_ids"])
     return (
         f"One decoder layer over the target's states after layers {layers}",
+        ", and a last product of its own; the embedding is the\ntarget's, and not stored.",
         f"over {NUM_STEPS} steps of the training-time test of the paper",
-        "The loss still fell when training ended.",
+        "",
     )
 
 
-def _of_block(config: Report) -> tuple[str, str, str]:
+def _of_block(config: Report) -> tuple[str, str, str, str]:
     layers = _listed(layer + 1 for layer in config["dflash_config"]["target_layer_ids"])
     return (
         f"{config['num_hidden_layers']} decoder layers over the target's states after layers {layers}, which draft up"
         f" to {config['block_size'] - 1} tokens in one forward",
+        "; embedding and last product are the target's, and not\nstored.",
         "over the tokens of random blocks of all lengths",
-        "Tokens of a block are drawn without knowledge of\neach other, which costs more the higher the temperature; the"
-        " loss still fell when training ended.",
+        " Tokens of a block are drawn without knowledge of\neach other, which costs more the higher the"
+        " temperature; the loss still fell when training ended.",
     )
 
 
