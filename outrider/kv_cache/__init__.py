@@ -6,11 +6,13 @@ The tensors are in ``outrider.model_executor.kv_cache_tensors``.
 from outrider.kv_cache.groups import AttentionReach, KVCacheGroup, KVCacheLayout, KVCacheSpec
 from outrider.kv_cache.manager import KVCacheManager, PageCopy
 from outrider.kv_cache.page_pool import PagePool
+from outrider.kv_cache.page_tables import JoinedPages
 from outrider.kv_cache.prefix_cache import PrefixCache
 from outrider.kv_cache.sequence import KVSequence, PageTable, page_table_of
 
 __all__ = [
     "AttentionReach",
+    "JoinedPages",
     "KVCacheGroup",
     "KVCacheLayout",
     "KVCacheManager",

@@ -11,21 +11,17 @@ its next owner's forward runs after that one, and a page that can be found is wr
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Sequence
 
 from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.kv_cache.groups import AttentionReach
 from outrider.kv_cache.integrity import check_sequence
 from outrider.kv_cache.page_pool import PagePool
+from outrider.kv_cache.page_tables import Ints, JoinedPages, PageTables, slots_in
 from outrider.kv_cache.prefix_cache import PrefixCache
-from outrider.kv_cache.sequence import KVSequence, PageTable, page_table_of
+from outrider.kv_cache.sequence import KVSequence, PageTable
 from outrider.prefix_hash import PrefixHash
 
-LONG_ROW = 256
-"""So many tokens are laid out as arrays: of fewer, a list is made sooner."""
 PageCopy = tuple[int, int]
 """(source page, destination page)."""
 
@@ -39,8 +35,7 @@ class KVCacheManager:
         self.prefix_cache = PrefixCache(pool) if prefix_caching else None
         """None when prefix caching is off."""
         self._sequences: set[KVSequence] = set()
-        # Destination -> source, both physical pages. All sources are read before any destination is written.
-        self._pending_copies: dict[int, int] = {}
+        self._tables = PageTables(pool)
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -83,7 +78,7 @@ class KVCacheManager:
         if self.prefix_cache is not None and length >= (sequence.num_registered_pages + 1) * size:  # seldom
             self._register(self.prefix_cache, sequence, length // size)
         if self.reach is not None:
-            self._give_back(sequence, *self.reach.unseen_pages(length, size))
+            self._tables.give_back(sequence, *self.reach.unseen_pages(length, size))
 
     def hash_ahead(self, sequence: KVSequence) -> None:
         """Hash what ``commit`` and ``prefix_hash`` of all tokens will need: best while a device computes them."""
@@ -93,11 +88,7 @@ class KVCacheManager:
 
     def pages_needed(self, sequence: KVSequence, count: int) -> int:
         """Number of free pages that extending by ``count`` tokens takes."""
-        start, size = len(sequence.token_ids), self.pool.page_size
-        needed = -(-(start + count) // size) - len(sequence.page_table)
-        if count and start % size:
-            needed += self.pool.references(sequence.page_table[-1]) > 1
-        return needed
+        return self._tables.pages_needed(sequence, count)
 
     def surely_fit(self, num_sequences: int, count: int) -> bool:
         """Whether there are free pages for so many sequences to grow by ``count`` tokens each, wherever they end."""
@@ -121,12 +112,12 @@ class KVCacheManager:
         if offset and not self.pool.is_writable(table[index]):
             self._own_last_page(sequence, count)
         if start + count > len(table) * size:
-            self._take_pages(sequence, -(-(start + count) // size))
+            self._tables.take(sequence, -(-(start + count) // size))
         held += token_ids
         if offset + count <= size:  # slots of one page are neighbours
             first = table[index] * size + offset
             return list(range(first, first + count))
-        return _slots(table[index:], offset, count, size)
+        return slots_in(table[index:], offset, count, size)
 
     def append_checked(self, sequence: KVSequence, token_id: int) -> int:
         """``extend_checked`` by one token: its slot."""
@@ -135,7 +126,7 @@ class KVCacheManager:
         if offset and not self.pool.is_writable(table[index]):
             self._own_last_page(sequence, 1)
         if index >= len(table):
-            self._take_pages(sequence, index + 1)
+            self._tables.take(sequence, index + 1)
         held.append(token_id)
         return table[index] * size + offset
 
@@ -188,6 +179,32 @@ class KVCacheManager:
             if len(sequence.page_keys) * size >= sequence.length:
                 self._forget_keys(sequence, (sequence.length - 1) // size)
 
+    # Many sequences at once.
+
+    def make_room(self, sequences: Sequence[KVSequence], lengths: Ints, counts: Ints) -> JoinedPages:
+        """Have pages in which ``counts`` [B] more tokens, at least one each, can be written after the first ``lengths``
+        [B] that sequences hold. These differ, are open and have room; of their pages only those in which the lengths
+        end may be shared or be found. ``OutOfPagesError``, without a change, if too few pages are free.
+
+        The sequences hold their former tokens, and pages that do not fit these, until ``replace_tails`` has said what
+        the tokens are: a forward may be started meanwhile.
+        """
+        return self._tables.make_room(sequences, lengths, counts)
+
+    def replace_tails(
+        self, sequences: Sequence[KVSequence], lengths: Sequence[int], tails: Iterable[Sequence[int]]
+    ) -> None:
+        """Truncate each to its first ``lengths`` [B] tokens, and append others for which ``make_room`` has taken pages;
+        those that are not needed are given back.
+        """
+        for sequence, length, tail in zip(sequences, lengths, tails, strict=True):
+            sequence.replace_tail(length, tail)
+            if len(sequence.page_keys) * self.pool.page_size > length:
+                self._forget_keys(sequence, length // self.pool.page_size)
+            self._tables.drop(sequence, -(-sequence.length // self.pool.page_size))
+
+    # Further uses of what a sequence holds.
+
     def fork(self, sequence: KVSequence, max_length: int) -> KVSequence:
         """Return a second sequence with the same tokens. It takes no pages: all are shared until one of both writes."""
         self._require_open(sequence)
@@ -208,7 +225,7 @@ class KVCacheManager:
         self._require_open(sequence)
         sequence.is_open = False
         self._sequences.remove(sequence)
-        self._drop_pages(sequence, 0)
+        self._tables.drop(sequence, 0)
 
     def prefix_hash(self, sequence: KVSequence, length: int) -> PrefixHash:
         """Prefix hash of the first ``length`` tokens, with the key of the sequence."""
@@ -232,11 +249,11 @@ class KVCacheManager:
 
     def pending_copies(self) -> list[PageCopy]:
         """Page copies that the next forward makes first: all sources are read before any destination is written."""
-        return [(source, destination) for destination, source in self._pending_copies.items()]
+        return [(source, destination) for destination, source in self._tables.pending_copies.items()]
 
     def confirm_copies(self) -> None:
         """Record that the pending copies were made."""
-        self._pending_copies.clear()
+        self._tables.pending_copies.clear()
 
     def check_integrity(self) -> None:
         """Raise ``IntegrityError``, naming the violation, unless pages, keys and lengths are consistent."""
@@ -245,7 +262,7 @@ class KVCacheManager:
             self.prefix_cache.check_integrity()
         for sequence in self._sequences:
             check_sequence(sequence, self.pool, self.prefix_cache)
-        for destination in self._pending_copies:
+        for destination in self._tables.pending_copies:
             if not self.pool.references(destination):
                 raise IntegrityError(f"a copy is due to page {destination}, which is free")
 
@@ -266,7 +283,7 @@ class KVCacheManager:
         """Pages and keys past ``length`` tokens go; mostly there are none."""
         size, num_pages = self.pool.page_size, len(sequence.page_table)
         if (num_pages - 1) * size >= length:
-            self._drop_pages(sequence, -(-length // size))
+            self._tables.drop(sequence, -(-length // size))
         if sequence.num_registered_pages * size > length or len(sequence.page_keys) * size > length:
             self._forget_keys(sequence, length // size)
 
@@ -276,50 +293,15 @@ class KVCacheManager:
         sequence.num_registered_pages = min(sequence.num_registered_pages, num_full_pages)
 
     def _own_last_page(self, sequence: KVSequence, count: int) -> None:
-        """Before a write into a partial page that is shared or can be found: it is given up for a copy."""
-        pool, table = self.pool, sequence.page_table
-        pool.require(self.pages_needed(sequence, count))
-        index, page = len(table) - 1, table[-1]
-        # A source that itself awaits a copy holds nothing yet: copy from where its content will come.
-        source = self._pending_copies.get(page, page)
-        self._drop_pages(sequence, index)
-        self._take_pages(sequence, index + 1)
-        if table[index] != source:  # the pool may give the same page back when it has no other
-            self._pending_copies[table[index]] = source
-
-    def _take_pages(self, sequence: KVSequence, num_pages: int) -> None:
-        table = sequence.page_table
-        after = table[-1] if table else None
-        room = 0 if table else self.pool.pages_for(sequence.max_length)
-        table.extend(self.pool.allocate(num_pages - len(table), after=after, room=room))
-
-    def _drop_pages(self, sequence: KVSequence, num_kept: int) -> None:
-        table = sequence.page_table
-        if len(table) <= num_kept:
-            return
-        dropped = sequence.held_pages(num_kept)
-        del table[num_kept:]
-        if num_kept < sequence.holes.stop:
-            sequence.holes = range(0)
-        self._release_pages(dropped)
-
-    def _give_back(self, sequence: KVSequence, first: int, stop: int) -> None:
-        """Give back the pages of the indices ``first`` to ``stop`` that are held yet; mostly there are none."""
-        start = max(first, sequence.holes.stop)
-        if start < stop:
-            self._release_pages(sequence.page_table[start:stop])
-            sequence.page_table[start:stop] = page_table_of([0] * (stop - start))
-            sequence.holes = range(first, stop)
+        """Before a write into a partial page that is shared or can be found."""
+        self.pool.require(self.pages_needed(sequence, count))
+        self._tables.own(sequence, len(sequence.page_table) - 1)
 
     def _attends_to_holes(self, sequence: KVSequence, length: int) -> bool:
         """Whether the last of ``length`` tokens, or a token after them, attends to a page that was given back."""
         if self.reach is None or length <= sequence.holes.start * self.pool.page_size:
             return False
         return sequence.holes.stop * self.pool.page_size > length - self.reach.window
-
-    def _release_pages(self, pages: PageTable) -> None:
-        for page in self.pool.release(pages):
-            self._pending_copies.pop(page, None)
 
     def _require_open(self, sequence: KVSequence) -> None:
         if sequence not in self._sequences:
@@ -331,12 +313,3 @@ def _noting(keys: Iterator[bytes], noted: list[bytes]) -> Iterator[bytes]:
     for key in keys:
         noted.append(key)
         yield key
-
-
-def _slots(pages: PageTable, offset: int, count: int, page_size: int) -> Sequence[int]:
-    """The slots of ``count`` tokens in these pages, from ``offset`` in the first one on; an array of many."""
-    if count < LONG_ROW:
-        return [pages[place // page_size] * page_size + place % page_size for place in range(offset, offset + count)]
-    firsts = np.frombuffer(pages, dtype=np.int32)[:, None] * page_size
-    slots = (firsts + np.arange(page_size, dtype=np.int32)).reshape(-1)[offset : offset + count]
-    return array("i", slots.tobytes())

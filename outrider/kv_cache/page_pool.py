@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outrider.errors import IntegrityError, OutOfPagesError
 
 _BLANK = 1
@@ -32,6 +35,9 @@ class PagePool:
         self._num_blank = num_pages
         self._references = [0] * num_pages
         self._is_findable = bytearray(num_pages)
+        self._is_writable = bytearray(num_pages)
+        """Of pages with one reference that cannot be found."""
+        self._as_flags = np.frombuffer(self._is_writable, dtype=np.bool_)
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Free pages that can be found, least recently used first."""
         self._cursor = 0
@@ -62,7 +68,12 @@ class PagePool:
 
     def is_writable(self, page: int) -> bool:
         """Whether a page has one reference and is not in the prefix cache."""
-        return self._references[page] == 1 and not self._is_findable[page]
+        return self._is_writable[page] > 0
+
+    def are_writable(self, pages: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """``is_writable`` of each."""
+        found: NDArray[np.bool_] = self._as_flags[pages]
+        return found
 
     def require(self, count: int) -> None:
         """Raise ``OutOfPagesError`` unless ``count`` pages are free. Changes nothing."""
@@ -80,7 +91,7 @@ class PagePool:
         while len(pages) < count:
             pages.append(self._evict())
         for page in pages:
-            self._references[page] = 1
+            self._references[page] = self._is_writable[page] = 1
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
@@ -91,6 +102,7 @@ class PagePool:
                     raise IntegrityError(f"page {page} is free and cannot be found")
                 del self._evictable[page]
             self._references[page] += 1
+            self._is_writable[page] = False
 
     def release(self, pages: Sequence[int]) -> list[int]:
         """Drop one reference of each page; returns the pages that are free now.
@@ -102,7 +114,9 @@ class PagePool:
             if not 0 <= page < self.num_pages or not self._references[page]:
                 raise IntegrityError(f"page {page} has no holder")
             self._references[page] -= 1
-            if not self._references[page]:
+            num_left = self._references[page]
+            self._is_writable[page] = num_left == 1 and not self._is_findable[page]
+            if not num_left:
                 freed.append(page)
                 self._free(page)
         return freed
@@ -112,6 +126,7 @@ class PagePool:
         if not self._references[page]:
             raise IntegrityError(f"page {page} has no holder")
         self._is_findable[page] = True
+        self._is_writable[page] = False
 
     def check_integrity(self, page_tables: Iterable[Sequence[int]]) -> None:
         """Raise ``IntegrityError`` unless reference counts and queues agree with these page tables, which must
@@ -177,6 +192,8 @@ class PagePool:
         references, is_findable = self._references[page], bool(self._is_findable[page])
         if references != num_holders:
             raise IntegrityError(f"page {page} counts {references} holders and stands in {num_holders} page tables")
+        if self.is_writable(page) != (references == 1 and not is_findable):
+            raise IntegrityError(f"page {page} with {references} holders is wrongly marked as writable or not")
         if (page in self._evictable) != (not references and is_findable):
             raise IntegrityError(f"page {page} with {references} holders is wrongly queued for eviction")
         if (self._states[page] == _BLANK) != (not references and not is_findable):

@@ -89,6 +89,11 @@ class KVSequence:
         del self.token_ids[length:]
         self._prefix_hasher.truncate(length)
 
+    def replace_tail(self, length: int, token_ids: Iterable[int]) -> None:
+        """Set the token ids from ``length`` on. Called by the manager."""
+        self.token_ids[length:] = token_ids
+        self._prefix_hasher.truncate(length)
+
     def amend_last(self, token_id: int) -> None:
         """Set the last token id. Called by the manager."""
         self.token_ids[-1] = token_id

@@ -20,7 +20,7 @@ import numpy as np
 
 from outrider.errors import InvalidRequestError
 from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PageTable
-from outrider.kv_cache.manager import LONG_ROW
+from outrider.kv_cache.page_tables import LONG_ROW
 from outrider.types import are_within, pack_token_ids
 
 

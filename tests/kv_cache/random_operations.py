@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from outrider.errors import InvalidRequestError, OutOfPagesError
@@ -39,7 +40,7 @@ class RandomOperations:
         """So many operations; in the end all sequences are released and all pages free."""
         operations = (self._open, self._open, self._grow, self._grow, self._grow, self._commit, self._cut, self._amend)
         for number in range(num_operations):
-            self.random.choice((*operations, self._fork, self._release))()
+            self.random.choice((*operations, self._go_on_together, self._fork, self._release))()
             if number % self._checks_every == 0:
                 self.model.check()
         while self.model.sequences:
@@ -92,6 +93,61 @@ class RandomOperations:
         for sequence, slot, token in writes:
             sequence.tokens.append(token)
             self.model.write(slot, sequence.text(len(sequence.tokens)))
+
+    def _go_on_together(self) -> None:
+        """One forward of several sequences, each after fewer tokens than it holds, whose ids are told afterwards."""
+        most = min(self.random.randint(1, 6), len(self.model.sequences))
+        own: list[tuple[NaiveSequence, int, list[int]]] = []
+        for sequence in self.random.sample(self.model.sequences, most):
+            length = max(0, len(sequence.tokens) - self.random.choice((0, 0, 1, 2, 5, 20)))
+            count = min(self.random.choice((1, 2, 5, 9)), LONGEST - length)
+            pages = sequence.real.page_table[length // PAGE_SIZE + 1 :]  # only the one before them may be shared
+            if count and self.model.can_cut(sequence, length) and all(map(self.manager.pool.is_writable, pages)):
+                own.append((sequence, length, [self.random.randrange(2) for _ in range(count)]))
+        if not own or (slots := self._take_slots_together(own)) is None:
+            return
+        self._copy_pages()
+        self.manager.replace_tails(
+            [one.real for one, *_ in own], [length for _, length, _ in own], [t for *_, t in own]
+        )
+        assert len({slot for row in slots for slot in row}) == sum(map(len, slots))
+        for (sequence, length, tokens), row in zip(own, slots, strict=True):
+            self.model.cut(sequence, length)
+            for slot, token in zip(row, tokens, strict=True):
+                sequence.tokens.append(token)
+                self.model.write(slot, sequence.text(len(sequence.tokens)))
+
+    def _take_slots_together(self, own: list[tuple[NaiveSequence, int, list[int]]]) -> list[list[int]] | None:
+        """The slots of each; None if there are too few pages."""
+        pool, reals = self.manager.pool, [sequence.real for sequence, *_ in own]
+        lengths = np.array([length for _, length, _ in own])
+        counts = np.array([len(tokens) for *_, tokens in own])
+        held, before = set(self.model.references()), [list(real.page_table) for real in reals]
+        places = [(table, length // PAGE_SIZE) for table, (_, length, _) in zip(before, own, strict=True)]
+        firsts = [table[place] for table, place in places if place < len(table)]
+        num_shared, num_free = sum(not pool.is_writable(page) for page in firsts), pool.num_free
+        ends = zip(before, lengths + counts, strict=True)
+        needed = sum(max(0, pool.pages_for(int(end)) - len(table)) for table, end in ends) + num_shared
+        try:
+            joined = self.manager.make_room(reals, lengths, counts)
+        except OutOfPagesError:
+            assert needed > num_free
+            assert [list(real.page_table) for real in reals] == before
+            assert pool.num_free == num_free
+            self._count("out of pages together")
+            return None
+        self._count("shared together", num_shared)
+        rows = np.repeat(np.arange(len(own)), counts)
+        positions = np.concatenate(
+            [np.arange(length, length + count) for length, count in zip(lengths, counts, strict=True)]
+        )
+        flat = joined.slots(positions, rows)
+        np.testing.assert_array_equal(joined.slots(lengths), flat[np.cumsum(counts) - counts])
+        taken = {page for real in reals for page in real.held_pages()} - held
+        if not pool.num_free:
+            taken |= set(firsts)  # a page that was given up may come back when there is no other
+        self.model.note_taken(taken & set((flat // PAGE_SIZE).tolist()))
+        return [part.tolist() for part in np.split(flat, np.cumsum(counts)[:-1])]
 
     def _take_slots(self, sequence: NaiveSequence, tokens: list[int]) -> Sequence[int]:
         manager, model = self.manager, self.model

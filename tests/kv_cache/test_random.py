@@ -14,6 +14,7 @@ def test_cache_and_naive_model_agree(seed: int, num_operations: int) -> None:
     counts = operations.counts
     assert min(counts["hits"], counts["misses"], counts["copies"], counts["out of pages"]) > num_operations / 200
     assert operations.model.num_evicted > num_operations / 200
+    assert min(counts["shared together"], counts["out of pages together"]) > num_operations / 1000
 
 
 @pytest.mark.parametrize(("seed", "num_operations"), [(3, 10_000), pytest.param(4, 100_000, marks=pytest.mark.slow)])

@@ -1,0 +1,144 @@
+"""Page tables of the sequences of one pool: how they take pages, own their last one, and give pages back.
+
+Owns the copies of pages that a forward is to make first. Knows no prefix cache: which tokens may be found is the
+``KVCacheManager``'s.
+
+Shape letters: ``B`` sequences, ``P`` pages of all their tables, ``T`` tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.kv_cache.page_pool import PagePool
+from outrider.kv_cache.sequence import KVSequence, PageTable, page_table_of
+
+LONG_ROW = 256
+"""So many tokens are laid out as arrays: of fewer, a list is made sooner."""
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedPages:
+    """Page tables of sequences, one after the other."""
+
+    pages: NDArray[np.int32]  # [P]
+    starts: Ints  # [B + 1] where each table begins, and where the last ends
+    page_size: int
+
+    def pages_at(self, positions: Ints) -> NDArray[np.int32]:  # [B] -> [B]
+        """The page of each sequence in which a position lies."""
+        found: NDArray[np.int32] = self.pages[self.starts[:-1] + positions // self.page_size]
+        return found
+
+    def slots(self, positions: Ints, rows: NDArray[np.intp] | None = None) -> Ints:  # [T] -> [T]
+        """The slots of tokens at these positions of the sequences ``rows``; None: of one of each."""
+        places = positions // self.page_size
+        starts = self.starts[:-1] if rows is None else self.starts[rows]
+        found: Ints = (self.pages[starts + places] - places) * self.page_size + positions
+        return found
+
+
+class PageTables:
+    """Changes the page tables of sequences over one pool."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.pending_copies: dict[int, int] = {}
+        """Destination -> source, both physical pages. All sources are read before any destination is written."""
+
+    def pages_needed(self, sequence: KVSequence, count: int) -> int:
+        """Number of free pages that extending by ``count`` tokens takes."""
+        start, size = len(sequence.token_ids), self.pool.page_size
+        needed = -(-(start + count) // size) - len(sequence.page_table)
+        if count and start % size:
+            needed += self.pool.references(sequence.page_table[-1]) > 1
+        return needed
+
+    def own(self, sequence: KVSequence, index: int) -> None:
+        """Before a write into a page that is shared or can be found: it is given up for a copy. A page must be free."""
+        table = sequence.page_table
+        page = table[index]
+        # A source that itself awaits a copy holds nothing yet: copy from where its content will come.
+        source = self.pending_copies.get(page, page)
+        self._release(table[index : index + 1])
+        after, room = (table[index - 1], 0) if index else (None, self.pool.pages_for(sequence.max_length))
+        (table[index],) = self.pool.allocate(1, after=after, room=room)
+        if table[index] != source:  # the pool may give the same page back when it has no other
+            self.pending_copies[table[index]] = source
+
+    def take(self, sequence: KVSequence, num_pages: int) -> None:
+        """Take pages until there are ``num_pages``."""
+        table = sequence.page_table
+        after = table[-1] if table else None
+        room = 0 if table else self.pool.pages_for(sequence.max_length)
+        table.extend(self.pool.allocate(num_pages - len(table), after=after, room=room))
+
+    def drop(self, sequence: KVSequence, num_kept: int) -> None:
+        """Give back the pages after the first ``num_kept``."""
+        table = sequence.page_table
+        if len(table) <= num_kept:
+            return
+        dropped = sequence.held_pages(num_kept)
+        del table[num_kept:]
+        if num_kept < sequence.holes.stop:
+            sequence.holes = range(0)
+        self._release(dropped)
+
+    def give_back(self, sequence: KVSequence, first: int, stop: int) -> None:
+        """Give back the pages of the indices ``first`` to ``stop`` that are held yet; mostly there are none."""
+        start = max(first, sequence.holes.stop)
+        if start < stop:
+            self._release(sequence.page_table[start:stop])
+            sequence.page_table[start:stop] = page_table_of([0] * (stop - start))
+            sequence.holes = range(first, stop)
+
+    def make_room(self, sequences: Sequence[KVSequence], lengths: Ints, counts: Ints) -> JoinedPages:
+        """Pages for ``counts`` [B] more tokens, at least one each, after the first ``lengths`` [B] that sequences hold;
+        they may be written to from there on. Pages past those tokens stay. ``OutOfPagesError``, without a change, if
+        too few are free.
+        """
+        size, tables = self.pool.page_size, [sequence.page_table for sequence in sequences]
+        held = np.array([len(table) for table in tables], dtype=np.int64)
+        missing = np.maximum((lengths + counts + (size - 1)) // size - held, 0)
+        firsts = lengths // size
+        if int(missing.sum()) + len(tables) > self.pool.num_free:  # seldom
+            self.pool.require(int(missing.sum()) + self._num_shared(tables, firsts.tolist()))
+        for row in np.flatnonzero(missing).tolist():
+            self.take(sequences[row], len(tables[row]) + int(missing[row]))
+        joined = _joined(tables, size)
+        is_own = self.pool.are_writable(joined.pages_at(lengths))
+        if is_own.all():  # as nearly always
+            return joined
+        for row in np.flatnonzero(~is_own).tolist():
+            self.own(sequences[row], int(firsts[row]))
+        return _joined(tables, size)
+
+    def _num_shared(self, tables: Sequence[PageTable], places: Sequence[int]) -> int:
+        """How many of the pages at these places are held, and are to be given up for copies."""
+        held = [table[place] for table, place in zip(tables, places, strict=True) if place < len(table)]
+        return sum(not self.pool.is_writable(page) for page in held)
+
+    def _release(self, pages: PageTable) -> None:
+        for page in self.pool.release(pages):
+            self.pending_copies.pop(page, None)
+
+
+def slots_in(pages: PageTable, offset: int, count: int, page_size: int) -> Sequence[int]:
+    """The slots of ``count`` tokens in these pages, from ``offset`` in the first one on; an array of many."""
+    if count < LONG_ROW:
+        return [pages[place // page_size] * page_size + place % page_size for place in range(offset, offset + count)]
+    firsts = np.frombuffer(pages, dtype=np.int32)[:, None] * page_size
+    slots = (firsts + np.arange(page_size, dtype=np.int32)).reshape(-1)[offset : offset + count]
+    return array("i", slots.tobytes())
+
+
+def _joined(tables: Sequence[PageTable], page_size: int) -> JoinedPages:
+    starts = np.array([0, *itertools.accumulate(map(len, tables))], dtype=np.int64)
+    return JoinedPages(np.frombuffer(b"".join(tables), dtype=np.int32), starts, page_size)
