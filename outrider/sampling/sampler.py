@@ -13,8 +13,10 @@ from outrider.kernels.launching import has_kernels
 from outrider.kernels.scoring import warm_up
 from outrider.sampling.proposing import Drawn, propose
 from outrider.sampling.rows import LogitRow, ScoreRequest
+from outrider.sampling.scoring.columns import ColumnsScoring, ScoringStep, begin_columns
 from outrider.sampling.scoring.fused import Scoring, begin_scoring
-from outrider.sampling.scoring.plain import Ints, PlainRows, PlainScoring, begin_plain
+from outrider.sampling.scoring.plain import PlainScoring, begin_plain
+from outrider.sampling.scoring.session_rows import Ints, SessionRows
 from outrider.sampling.session import SessionSampling
 from outrider.sampling.support import DraftingRules
 
@@ -32,13 +34,17 @@ class Sampler:
     def begin_plain(
         self,
         logits: torch.Tensor,
-        rows: PlainRows,
+        rows: SessionRows,
         samplings: Sequence[SessionSampling],
         texts: Sequence[Sequence[int]],
         bases: Ints,
     ) -> PlainScoring:
         """Start to score one position of each session over ``logits`` [B, V]; see ``scoring.plain``."""
         return begin_plain(logits, rows, samplings, texts, bases)
+
+    def begin_columns(self, logits: torch.Tensor, step: ScoringStep) -> ColumnsScoring:
+        """Start to score the K+1 positions of each session of a step over ``logits`` [R, V]."""
+        return begin_columns(logits, step)
 
     def propose(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:
         """Draw one token for each row of ``logits`` [N, V] float32."""

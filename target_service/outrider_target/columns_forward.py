@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from outrider.columns import AnswerColumns, ScoreColumns, StateColumns, SupportColumns, token_scores
 from outrider.errors import OutriderError
@@ -20,8 +19,9 @@ from outrider.kernels.device_stream import Mark
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Scores
-from outrider.sampling.rows import ScoreRequest
+from outrider.sampling.scoring.columns import ScoringStep
 from outrider.sampling.scoring.score import ScoreOutcome
+from outrider.sampling.scoring.session_rows import SessionRows
 from outrider.serving.executor import ExecutorOutput
 from outrider.types import HiddenStates, SparseScores, TokenScores
 from outrider_target.layer_states import StepStates, in_order
@@ -38,9 +38,16 @@ class ColumnsForward:
     """A forward and its scoring, both started."""
 
     def __init__(
-        self, runner: ModelRunner, step: SteadyStep, columns: ScoreColumns, planes: TargetPlanes | None = None
+        self,
+        runner: ModelRunner,
+        step: SteadyStep,
+        columns: ScoreColumns,
+        session_rows: SessionRows | None,
+        planes: TargetPlanes | None = None,
     ) -> None:
-        """``planes`` take hidden states; None: they go inline."""
+        """``session_rows``: of the sessions, as ``ScoringStep`` has them. ``planes`` take hidden states; None: they go
+        inline.
+        """
         self._step, self._columns = step, columns
         drafts = _rows(columns.draft_token_ids.tolist(), columns.draft_lengths.tolist())
         committed = _rows(columns.token_ids.tolist(), columns.counts.tolist())
@@ -60,19 +67,14 @@ class ColumnsForward:
         self._forward = Mark(runner.device)
         # While the device computes:
         samplings: list[Any] = [session.executor_state for session in step.sessions]  # ``SessionSampling``
-        requests = [
-            ScoreRequest(sampling, row.sequence.token_ids, base, draft, support)
-            for sampling, row, base, draft, support in zip(
-                samplings, rows, step.bases.tolist(), drafts, columns.supports(), strict=True
-            )
-        ]
-        self._scoring = runner.sampler.begin_scoring(logits, requests)
+        texts = [row.sequence.token_ids for row in rows]
+        scoring = ScoringStep(samplings, texts, step.bases, step.draft_lengths, columns, session_rows)
+        self._scoring = runner.sampler.begin_columns(logits, scoring)
 
     def is_done(self) -> bool:
         """Whether the forward has ended."""
         return self._forward.is_reached()
 
-    @torch.inference_mode()
     def finish(self) -> ExecutorOutput[Scores]:
         """Wait for it; called once."""
         self._forward.wait()

@@ -16,7 +16,7 @@ from outrider.kernels.device_stream import to_device
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Score, Scores
-from outrider.sampling.scoring.plain import PlainRows, may_be_plain
+from outrider.sampling.scoring.session_rows import SessionRows, may_be_rows
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session import Session
@@ -39,6 +39,8 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
     def __init__(self, runner: ModelRunner, planes: TargetPlanes | None = None) -> None:
         """``planes`` take hidden states to drafts; None: they go inline."""
         self._runner, self._planes = runner, planes
+        self._last_rows: tuple[Sequence[SessionSampling], SessionRows | None] = ((), None)
+        """Of the last step that came as columns."""
 
     @property
     def num_pages_free(self) -> int:
@@ -131,20 +133,31 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """A forward over all of them."""
         if not isinstance(step.columns, ScoreColumns):
             raise TypeError("a target scores")
-        return ColumnsForward(self._runner, step, step.columns, self._planes)
+        return ColumnsForward(self._runner, step, step.columns, self._rows_of(step.sessions), self._planes)
+
+    def _rows_of(self, sessions: Sequence[TargetSession]) -> SessionRows | None:
+        """What the scoring kernels are told of the sessions of a step; None if one of them may not be rows. Made anew
+        only for other sessions than those of the step before.
+        """
+        known, rows = self._last_rows
+        if known == (own := [_sampling_of(session) for session in sessions]):
+            return rows
+        metadata = [sampling.metadata for sampling in own]
+        vocab_size = self._runner.config.vocab_size
+        rows = SessionRows.of(metadata, vocab_size) if all(map(may_be_rows, metadata)) else None
+        self._last_rows = own, rows
+        return rows
 
     # Plain steps as arrays.
 
     def may_be_plain(self, session: TargetSession) -> bool:
         """Sessions without logprobs whose next token is drawn from the model's own logits."""
         state, opened = session.executor_state, session.open
-        return (
-            isinstance(state, SessionSampling) and opened.num_prompt_logprobs is None and may_be_plain(state.metadata)
-        )
+        return isinstance(state, SessionSampling) and opened.num_prompt_logprobs is None and may_be_rows(state.metadata)
 
-    def plain_rows(self, sessions: Sequence[TargetSession]) -> PlainRows:
+    def plain_rows(self, sessions: Sequence[TargetSession]) -> SessionRows:
         """What the scoring kernels are told of sessions in every step."""
-        return PlainRows.of([_sampling_of(session).metadata for session in sessions], self._runner.config.vocab_size)
+        return SessionRows.of([_sampling_of(session).metadata for session in sessions], self._runner.config.vocab_size)
 
     def start_plain(self, step: PlainStep, batch: Sequence[tuple[ScoreJob, int]]) -> PlainForward:
         """A forward over a step, with jobs beside it."""
@@ -228,6 +241,8 @@ def _has_whole_supports(columns: ScoreColumns, num_token_ids: int) -> bool:
     """Whether every draft token of every session has a support, of ids below ``num_token_ids``."""
     counts, ids = columns.support_counts, columns.support_token_ids
     if counts is None or ids is None or not ids.size:
+        return False
+    if counts.size != columns.draft_token_ids.size or int(counts.sum()) != ids.size:
         return False
     return int(counts.min()) > 0 and int(ids.min()) >= 0 and int(ids.max()) < num_token_ids
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,16 @@ import pytest
 import torch
 from scipy import stats
 
+from outrider.columns import ScoreColumns
 from outrider.errors import IntegrityError, InvalidRequestError, NonFiniteLogitsError, ProtocolError
 from outrider.kernels.scoring import Found, launching
 from outrider.ports import Open
 from outrider.sampling import ScoreOutcome, ScoreRequest, score
 from outrider.sampling.scoring import fused
+from outrider.sampling.scoring.columns import ScoringStep, begin_columns
 from outrider.sampling.scoring.fused import begin_scoring
-from outrider.sampling.scoring.plain import PlainRows, begin_plain
+from outrider.sampling.scoring.plain import begin_plain
+from outrider.sampling.scoring.session_rows import SessionRows, may_be_rows
 from outrider.sampling.session import SessionSampling
 from outrider.types import AcceptanceMethod, JudgingRule, SparseScores, Support, TokenScores, TypicalScores
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
@@ -312,36 +315,68 @@ def test_a_batch_of_other_rows_than_positions_is_refused() -> None:
         begin_scoring(logits_of(3, 17), [request_of(opening(), 17, 1)], fused=True)
 
 
-@pytest.mark.parametrize(("method", "temperature"), [(REJECTION, 0.0), (COUPLED, 0.8)])
-def test_all_tokens_at_once_are_those_of_the_outcomes(method: AcceptanceMethod, temperature: float) -> None:
-    requests = [request_of(opening(method, temperature=temperature, seed=k), 600, num_drafts=k) for k in (2, 0, 1)]
-    logits = logits_of(6, 600)
-    tokens = begin_scoring(logits, requests, fused=True).tokens()
-    assert tokens is not None
-    forms = [outcome.form for outcome in begin_scoring(logits, requests, fused=True).outcomes()]
-    assert tokens.tolist() == [token for form in forms if isinstance(form, TokenScores) for token in form.token_ids]
-    logits[3, 5] = float("nan")
-    scoring = begin_scoring(logits, requests, fused=True)
-    assert scoring.tokens() is None
-    assert [type(outcome.error) for outcome in scoring.outcomes()] == [type(None), NonFiniteLogitsError, type(None)]
+def as_columns(requests: Sequence[ScoreRequest], vocab_size: int) -> ScoringStep:
+    """Requests as one step."""
+    lengths = np.array([len(request.draft_token_ids) for request in requests])
+    drafts = np.array([token_id for request in requests for token_id in request.draft_token_ids])
+    supports = [request.support for request in requests if request.support is not None]
+    counts = np.concatenate([support.counts for support in supports]) if supports else None
+    ids = np.concatenate([support.token_ids for support in supports]) if supports else None
+    none = np.zeros(len(requests), dtype=np.int64)
+    heads = none, none, none, b"", none, none, none
+    columns = ScoreColumns(*heads, lengths, drafts, None, 0, counts, ids)
+    samplings = [request.session for request in requests]
+    metadata = [sampling.metadata for sampling in samplings]
+    rows = SessionRows.of(metadata, vocab_size) if all(map(may_be_rows, metadata)) else None
+    bases = np.array([request.base for request in requests])
+    return ScoringStep(samplings, [request.tokens for request in requests], bases, lengths, columns, rows)
 
 
-def test_all_sparse_scores_at_once_are_those_of_the_outcomes() -> None:
-    requests = [request_of(opening(seed=k, top_p=0.9), 600, num_drafts=k) for k in (2, 1, 3)]
-    logits = logits_of(9, 600)
-    sparse = begin_scoring(logits, requests, fused=True).sparse()
-    assert sparse is not None
+COLUMN_CASES: dict[str, list[dict[str, Any]]] = {
+    "greedy": [{"temperature": 0.0}] * 3,
+    "coupled": [{"method": COUPLED, "temperature": 0.8}] * 3,
+    "greedy and coupled": [{"temperature": 0.0}, {"method": COUPLED, "temperature": 0.8}, {"temperature": 0.0}],
+    "sampled": [{}, {"top_p": 0.9, "top_k": 20}, {"temperature": 0.6}],
+    "adjusted": [{}, {"frequency_penalty": 0.5}, {"temperature": 0.6}],
+    "adjusted, greedy": [{"temperature": 0.0}, {"temperature": 0.0, "frequency_penalty": 0.5}, {"temperature": 0.0}],
+}
+
+
+@pytest.mark.parametrize("flaw", ["none", "not a number", "cuts not found"])
+@pytest.mark.parametrize("case", COLUMN_CASES)
+def test_columns_are_scored_as_single_requests(case: str, flaw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if flaw == "cuts not found":
+        monkeypatch.setattr(launching, "_NARROW", TINY)
+    num_drafts = (2, 1, 3)
+    requests = [
+        request_of(opening(seed=3 + place, **fields), 600, num_drafts=count)
+        for place, (count, fields) in enumerate(zip(num_drafts, COLUMN_CASES[case], strict=True))
+    ]
+    logits = logits_of(9, 600, spread=0.05 if flaw == "cuts not found" else 3.0)
+    if flaw == "not a number":
+        logits[3, 5] = math.nan
     outcomes = begin_scoring(logits, requests, fused=True).outcomes()
-    forms = [outcome.form for outcome in outcomes if isinstance(outcome.form, SparseScores)]
-    for name in ("support_probs", "outside_mass", "outside_token_ids"):
-        assert np.array_equal(getattr(sparse, name), np.concatenate([getattr(form, name) for form in forms]))
-    assert begin_scoring(logits, requests, fused=True).tokens() is None
-    logits[3, 5] = float("nan")
-    assert begin_scoring(logits, requests, fused=True).sparse() is None
+    scoring = begin_columns(logits, as_columns(requests, 600))
+    tokens, sparse = scoring.tokens(), scoring.sparse()
+    forms = [outcome.form for outcome in outcomes]
+    if flaw == "none" and "adjusted" not in case:
+        assert (tokens is None) == (case == "sampled")
+        assert (sparse is None) == (case != "sampled")
+    if tokens is not None:
+        assert tokens.tolist() == [token for form in forms if isinstance(form, TokenScores) for token in form.token_ids]
+    if sparse is not None:
+        for name in ("support_probs", "outside_mass", "outside_token_ids"):
+            assert np.array_equal(getattr(sparse, name), np.concatenate([getattr(form, name) for form in forms]))
+    for ours, expected in zip(scoring.outcomes(), outcomes, strict=True):
+        assert repr(ours) == repr(expected)
+    assert any(outcome.error for outcome in outcomes) == (flaw == "not a number")
+    assert flaw != "not a number" or (tokens is None and sparse is None)
 
 
-def test_sampled_sessions_have_no_tokens_alone() -> None:
-    assert begin_scoring(logits_of(1, 600), [request_of(opening(), 600, 0)], fused=True).tokens() is None
+def test_columns_of_other_rows_than_positions_are_refused() -> None:
+    step = as_columns([request_of(opening(), 17, num_drafts=1)], 17)
+    with pytest.raises(IntegrityError, match="3 rows of logits for 2 positions"):
+        begin_columns(logits_of(3, 17), step)
 
 
 def test_answers_depend_on_no_neighbour() -> None:
@@ -419,8 +454,8 @@ def test_plain_rows_are_scored_as_single_sessions(
     samplings = [SessionSampling(PLAIN_OPENINGS[kind]) for kind in kinds]
     bases = np.array([BASE + index for index in range(len(kinds))])
     texts = [list(range(base)) for base in bases.tolist()]
-    rows = PlainRows.of([sampling.metadata for sampling in samplings], 1000)
-    picked = PlainRows.joined([rows.selected(np.array([index])) for index in range(len(kinds))])
+    rows = SessionRows.of([sampling.metadata for sampling in samplings], 1000)
+    picked = SessionRows.joined([rows.selected(np.array([index])) for index in range(len(kinds))])
     heads = zip(samplings, texts, bases.tolist(), strict=True)
     outcomes = begin_scoring(logits, [ScoreRequest(*head) for head in heads], fused=True).outcomes()
     scoring = begin_plain(logits, picked, samplings, texts, bases)

@@ -10,6 +10,7 @@ import pytest
 from outrider.kernels.scoring import Column, RowFlags
 from outrider.sampling import ScoreRequest
 from outrider.sampling.scoring.positions import lay_out
+from outrider.sampling.scoring.session_rows import SessionRows
 from outrider.sampling.session import SessionSampling
 from tests.sampling.building import COUPLED, TYPICAL, opening, support_of
 
@@ -64,6 +65,33 @@ def test_some_sessions_are_laid_out_as_if_they_were_alone() -> None:
     assert layout.rows.words[:, Column.INDEX].tolist() == [3, 7, 8]
     assert layout.spans == [(1, 0, 1, 0), (3, 1, 3, 0)]
     assert [span[0] for span in lay_out(REQUESTS[1:2], [0], [0], VOCAB_SIZE, places=[8]).spans] == [8]
+
+
+@pytest.mark.parametrize("is_sparse", [True, False])
+def test_rows_from_arrays_are_those_of_single_requests(*, is_sparse: bool) -> None:
+    openings = (
+        [opening(seed=4, **CUT), opening(temperature=0.6, num_token_ids=40), opening(seed=2**63)]
+        if is_sparse
+        else [opening(temperature=0.0), opening(COUPLED, seed=9, num_token_ids=60), opening(temperature=0.0, top_k=3)]
+    )
+    supports = [[[3, 8], [4]], [[1]], [[5, 6, 7], [8], [9, 2]]]
+    requests = [
+        ScoreRequest(
+            SessionSampling(opened), (), 10 * (1 + place), range(len(own)), support_of(own) if is_sparse else None
+        )
+        for place, (opened, own) in enumerate(zip(openings, supports, strict=True))
+    ]
+    truth = lay_out(requests, [0, 3, 5], range(3), VOCAB_SIZE)
+    joined = support_of([ids for own in supports for ids in own])
+    rows = SessionRows.of([request.session.metadata for request in requests], VOCAB_SIZE)
+    bases, lengths = np.array([10, 20, 30]), np.array([2, 1, 3])
+    found = rows.with_drafts(bases, lengths, (joined.counts, joined.token_ids) if is_sparse else None)
+    assert np.array_equal(found.words, truth.rows.words)
+    assert np.array_equal(found.support_ids, truth.rows.support_ids)
+    assert rows.bound == truth.bound
+    picked = SessionRows.joined([rows.selected(np.array([place])) for place in (2, 0)])
+    plain = lay_out([ScoreRequest(requests[place].session, (), 7) for place in (2, 0)], [0, 1], range(2), VOCAB_SIZE)
+    assert np.array_equal(picked.at(np.array([7, 7])).words, plain.rows.words)
 
 
 def test_numbers_of_64_bits_and_fractions_keep_their_bits() -> None:

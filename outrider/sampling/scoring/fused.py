@@ -29,14 +29,11 @@ from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring.contract import broken_contract, keep_contract
 from outrider.sampling.scoring.positions import Layout, lay_out
 from outrider.sampling.scoring.score import ScoreOutcome, score
+from outrider.sampling.scoring.session_rows import LOWEST_DRAWABLE, drawn_column
 from outrider.types import FloatArray, IntArray, JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores
 
 _SHORT = 2
 """``Found.STATUS`` from here on: the kernels could not find the truncation threshold."""
-_TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
-"""Whose scores are tokens."""
-LOWEST_DRAWABLE = -1e30
-"""A row whose largest logit is not above this has no token left to draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,10 @@ class _Part:
 class Scoring:
     """Scoring of one batch of sessions, under way."""
 
-    def __init__(self, logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bool) -> None:
+    def __init__(
+        self, logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bool, launched: Launch | None = None
+    ) -> None:
+        """``launched``: kernels under way over the rows of all requests, which keep the contract and are unadjusted."""
         self._logits = logits
         self._requests = requests
         self._starts = _starts_of(requests)
@@ -61,11 +61,11 @@ class Scoring:
         self._metadata = [request.session.metadata for request in requests]
         self._fused = [i for i, metadata in enumerate(self._metadata) if fused and metadata.is_fused]
         self._outcomes: dict[int, ScoreOutcome] = {}
-        if not keep_contract([requests[i] for i in self._fused], logits.shape[-1]):
+        if launched is None and not keep_contract([requests[i] for i in self._fused], logits.shape[-1]):
             self._fail_invalid_requests()
         sound = [i for i in self._fused if i not in self._outcomes]
         self._adjusted = [i for i in sound if self._metadata[i].is_adjusted]
-        self._first = self._launch([i for i in sound if not self._metadata[i].is_adjusted])
+        self._first = self._launch([i for i in sound if not self._metadata[i].is_adjusted], launched)
 
     def outcomes(self) -> list[ScoreOutcome]:
         """Wait for the kernels, score the other sessions, and return outcomes in request order. Call once."""
@@ -80,36 +80,6 @@ class Scoring:
                 self._take(wider)
             self._score(self._missing())
         return [self._outcomes[i] for i in range(len(self._requests))]
-
-    def tokens(self) -> IntArray | None:
-        """Wait for the kernels; the tokens of all rows, [R], where every session is greedy, or every one coupled, and
-        sound. None: ``outcomes`` tells.
-        """
-        rules = {metadata.rule for metadata in self._metadata}
-        if len(rules) > 1 or rules.isdisjoint(_TOKEN_RULES) or (findings := self._sound_findings()) is None:
-            return None
-        return findings.of(drawn_column(self._metadata[0])).copy()
-
-    def sparse(self) -> SparseScores | None:
-        """Wait for the kernels; the scores of all sessions, one after the other, where every one is of rejection and
-        sound. None: ``outcomes`` tells.
-        """
-        rules = {metadata.rule for metadata in self._metadata}
-        if rules != {JudgingRule.REJECTION} or (findings := self._sound_findings()) is None:
-            return None
-        probs, masses = findings.support_probs.copy(), findings.of(Found.MASS).copy()
-        return SparseScores(probs, masses, findings.of(Found.OUTSIDE).copy())
-
-    def _sound_findings(self) -> Findings | None:
-        """What the kernels found, if they scored all sessions at once and nothing is wrong with any row."""
-        part = self._first
-        if part is None or len(part.layout.spans) < len(self._requests):
-            return None
-        findings = part.launch.findings()
-        largest: list[float] = findings.of(Found.LARGEST).tolist()
-        if findings.of(Found.STATUS).any() or not _is_drawable(largest, part.layout.bound):
-            return None
-        return findings
 
     def drawn(self) -> Tensor | None:
         """Next token of each session, [R] int32 on the device, valid once the kernels have ended.
@@ -145,11 +115,11 @@ class Scoring:
     def _has_drafts(self) -> bool:
         return any(request.draft_token_ids for request in self._requests)
 
-    def _launch(self, chosen: Sequence[int], *, wide: bool = False) -> _Part | None:
+    def _launch(self, chosen: Sequence[int], launched: Launch | None = None, *, wide: bool = False) -> _Part | None:
         if not chosen:
             return None
         layout = lay_out(self._requests, self._starts, chosen, self._logits.shape[-1])
-        return _Part(layout, launch(self._logits, layout.rows, wide=wide), None)
+        return _Part(layout, launched or launch(self._logits, layout.rows, wide=wide), None)
 
     def _fail_invalid_requests(self) -> None:
         for i in self._fused:
@@ -272,13 +242,6 @@ def begin_scoring(logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bo
     ``fused`` says whether kernels are used; None: on a GPU. Raises as ``scoring.score`` does.
     """
     return Scoring(logits, requests, fused=has_kernels(logits.device) if fused is None else fused)
-
-
-def drawn_column(metadata: SamplingMetadata) -> Found:
-    """Where the kernels leave the token that follows a text."""
-    if metadata.rule is JudgingRule.GREEDY:
-        return Found.ARGMAX
-    return Found.GUMBEL_ARGMAX if metadata.rule is JudgingRule.COUPLED else Found.OUTSIDE
 
 
 def _first_error(finite: Sequence[bool], largest: Sequence[float], bound: float) -> OutriderError | None:

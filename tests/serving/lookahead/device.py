@@ -21,6 +21,7 @@ from outrider.ports import Score, Scores
 from outrider.prefix_hash import prefix_hash
 from outrider.sampling.parameters import needs_adjusting
 from outrider.sampling.rows import ScoreRequest
+from outrider.sampling.scoring.columns import ColumnsScoring
 from outrider.sampling.scoring.fused import Scoring
 from outrider.sampling.scoring.plain import PlainScoring, PlainTokens
 from outrider.sampling.scoring.score import score
@@ -46,7 +47,9 @@ class Runner:
     def __init__(self, num_pages: int) -> None:
         self.sequences = KVCacheManager(PagePool(num_pages, PAGE_SIZE))
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE, num_layers=0)
-        self.sampler = SimpleNamespace(begin_scoring=begin_drawing, begin_plain=PlainDrawing)
+        self.sampler = SimpleNamespace(
+            begin_scoring=begin_drawing, begin_plain=PlainDrawing, begin_columns=ColumnsScoring
+        )
         self._slots = [-1] * (num_pages * PAGE_SIZE)
 
     def forward(self, rows: Sequence[ForwardRow], *, as_computed: bool = False) -> torch.Tensor:
