@@ -23,6 +23,9 @@ from outrider.types import STATE_BYTES, HiddenStates, SparseEvidence, SparseScor
 from outrider.values import step_value
 
 Column = NDArray[Any]
+U8, U4, I4, F4 = np.dtype("<u8"), np.dtype("<u4"), np.dtype("<i4"), np.dtype("<f4")
+"""Types that columns travel in: one that is made in its type is not converted. Made once, since to read a type from its
+name takes as long as to read a column."""
 MAX_ROW_TOKENS = 64
 """Committed tokens of a command that goes as a row. More are a prompt, which travels packed and in parts."""
 FEWEST_ROWS = 4
@@ -54,6 +57,18 @@ class StateColumns:
     def row_bytes(self) -> int:
         """Bytes of one position."""
         return self.width * STATE_BYTES[self.dtype]
+
+    def selected(self, places: Any) -> StateColumns:  # noqa: ANN401 - indices or a slice
+        """Of the sessions at these places, not fetched."""
+        return StateColumns(
+            self.plane_id,
+            self.width,
+            self.dtype,
+            self.starts[places],
+            self.counts[places],
+            self.offsets_bytes[places],
+            self.sequences[places],
+        )
 
     def hidden_states(self) -> Iterator[HiddenStates]:
         """Of each session."""
@@ -129,7 +144,7 @@ class AnswerColumns(Generic[EventT_co]):
         return self.outside_masses is not None or self.supports is not None
 
     def selected(self, places: NDArray[np.intp]) -> AnswerColumns[EventT_co]:
-        """The answers at these places, without their times and hidden states."""
+        """The answers at these places, without their times."""
         tokens, supports = ragged(self.counts, places), self.supports
         if supports is not None:
             if self.outside_masses is None:
@@ -147,7 +162,7 @@ class AnswerColumns(Generic[EventT_co]):
             (),
             self.make,
             None if self.outside_masses is None else self.outside_masses[tokens],
-            None,
+            None if self.states is None else self.states.selected(places),
             supports,
         )
 

@@ -1,8 +1,8 @@
 """Steady driver: the next commands of steady sessions leave first, and their state machines confirm them afterwards.
 
-While the services compute, the sessions that wait for them are put into batches (``steady_batches``). An answer that
-comes as columns is judged and answered from those. What was sent is confirmed when the commands have left, or before
-anything else happens to any session.
+While the services compute, the sessions that wait for them are put into batches (``drafting_batch``, ``scoring_batch``,
+``plain_batch``). An answer that comes as columns is judged and answered from those. What was sent is confirmed when the
+commands have left, or before anything else happens to any session.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import steady
 from outrider_coordinator.session.actions import DraftWaitEnded
-from outrider_coordinator.session.answered import AnsweredProposals, AnsweredScores, Ints, Places, ints
+from outrider_coordinator.session.answered import AnsweredProposals, AnsweredScores, Ints, Places, ints, is_same
+from outrider_coordinator.session.drafting_batch import DraftingBatch
 from outrider_coordinator.session.plain_batch import PlainBatch
-from outrider_coordinator.session.steady_batches import DraftingBatch, ScoringBatch
+from outrider_coordinator.session.scoring_batch import ScoringBatch
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
@@ -254,9 +255,9 @@ class SteadyDriver:
         commands, is_drafting = taken.commands, isinstance(taken.commands, ExtendColumns)
         is_plain = isinstance(sent.waiting.batch, PlainBatch)
         heads = zip(
-            requests, sent.answers.generations[taken.places].tolist(), taken.num_accepted, taken.next_token_ids,
-            sent.answers.timings(taken.places), commands.draft_lengths.tolist(), commands.generations.tolist(),
-            sent.answers.states_at(taken.places), strict=True,
+            requests, sent.answers.generations[taken.places].tolist(), taken.num_accepted.tolist(),
+            taken.next_token_ids.tolist(), sent.answers.timings(taken.places), commands.draft_lengths.tolist(),
+            commands.generations.tolist(), sent.answers.states_at(taken.places), strict=True,
         )  # fmt: skip
         arrived, handled = sent.arrived, sent.handled
         for request, asked, num_accepted, token_id, timing, length, generation, states in heads:
@@ -321,15 +322,14 @@ class SteadyDriver:
 
 def _found(known: _Places[BatchT], answers: AnswerColumns[Any]) -> Iterator[tuple[_Waiting[BatchT], Places, Places]]:
     """The batches that the answers are for: of each the places of its answers, and their rows of the batch."""
-    sessions = answers.sessions.tolist()
-    if (first := known.get(sessions[0])) is not None and np.array_equal(first[0].batch.numbers, answers.sessions):
-        waiting = first[0]
-        if waiting.is_whole and not waiting.is_answered:  # nearly always: no session was forgotten
+    if (first := known.get(answers.sessions.item(0))) is not None:
+        waiting = first[0]  # nearly always it is all of one batch: no session was forgotten
+        if waiting.is_whole and not waiting.is_answered and is_same(waiting.batch.numbers, answers.sessions):
             waiting.is_answered = True
             yield waiting, slice(None), slice(None)
             return
     groups: dict[_Waiting[BatchT], tuple[list[int], list[int]]] = {}
-    for place, session in enumerate(sessions):
+    for place, session in enumerate(answers.sessions.tolist()):
         found = known.pop(session, None)
         if found is not None and not found[0].is_answered:
             found[0].is_whole = False

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import ExtendColumns, ScoreColumns
+from outrider.columns import U4, U8, AnswerColumns, Column, ExtendColumns, ScoreColumns
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -34,15 +34,44 @@ class AnsweredScores:
 
     places: list[int]
     rows: list[int]
-    num_accepted: list[int]
-    next_token_ids: list[int]
+    num_accepted: Column  # [N]
+    next_token_ids: Column  # [N]
     commands: ExtendColumns | ScoreColumns
     """To the drafts; or to the target, where both steps are plain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What answers begin with, as bytes: where they are just those that a batch waits for, in its order, they are told
+    by three comparisons.
+    """
+
+    generations: bytes  # [B] uint64
+    base_lengths: bytes  # [B] uint32
+    counts: bytes  # [B] uint32
+
+    @classmethod
+    def of(cls, generations: Ints, base_lengths: Ints, counts: Ints) -> Heads:
+        """Of answers with these fields."""
+        return cls(generations.astype(U8).tobytes(), base_lengths.astype(U4).tobytes(), counts.astype(U4).tobytes())
+
+    def are_of(self, answers: AnswerColumns[Any]) -> bool:
+        """Whether the answers begin so. False for columns of other types, whatever they hold."""
+        return (
+            answers.generations.tobytes() == self.generations
+            and answers.base_lengths.tobytes() == self.base_lengths
+            and answers.counts.tobytes() == self.counts
+        )
 
 
 def ints(values: Sequence[Any]) -> Ints:
     """These numbers."""
     return np.array(values, dtype=np.int64)
+
+
+def is_same(values: Column, others: Column) -> bool:
+    """Whether two columns of one width hold the same numbers; False for other widths. Much faster than by values."""
+    return values.tobytes() == others.tobytes()
 
 
 def those(places: Places, values: NDArray[Any]) -> Ints:

@@ -23,6 +23,7 @@ from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.answered import AnsweredScores, Ints, Places, ints, listed, those
 from outrider_coordinator.session.service_state import Readiness
+from outrider_coordinator.session.session_rows import SessionRows
 from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.speculation.session_state import ControlledSession
@@ -31,14 +32,13 @@ _RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION)
 """Whose plain step is judged by taking the token that the target drew."""
 
 
-class PlainBatch:
+class PlainBatch(SessionRows):
     """Sessions that wait for scores of a plain step, as columns. Not changed once it is made."""
 
     _ROWS = (
         "numbers", "_asked", "_bases", "_generations", "_remaining", "_limits", "_is_sparse", "_rests", "_chains",
         "_has_draft",
     )  # fmt: skip
-    """Fields with an entry for each session."""
 
     def __init__(self, sessions: Sequence[SessionState]) -> None:
         """``sessions`` for which ``may_hold`` is true."""
@@ -54,9 +54,9 @@ class PlainBatch:
         self._is_sparse = np.array([own.rule is JudgingRule.REJECTION for own in rules])
         self._rests, self._chains = _hashes(sessions)
         self._has_draft = np.array([session.draft.is_usable for session in sessions])
-        self._note_sessions()
+        self._note_rows()
 
-    def _note_sessions(self) -> None:
+    def _note_rows(self) -> None:
         sessions = self.sessions
         self._endings = sorted(frozenset().union(*(session.output.ending_token_ids for session in sessions)))
         self._speculations = [session.speculation for session in sessions]
@@ -119,7 +119,8 @@ class PlainBatch:
             np.zeros(bases.size, dtype=np.int64),
             tokens[:0],
         )
-        return AnsweredScores(listed(places, bases), listed(rows, bases), [0] * bases.size, tokens.tolist(), commands)
+        nothing_accepted = np.zeros(bases.size, dtype=np.int64)
+        return AnsweredScores(listed(places, bases), listed(rows, bases), nothing_accepted, tokens, commands)
 
     def _speculations_of(self, rows: Places) -> Sequence[ControlledSession]:
         own = self._speculations
@@ -142,22 +143,13 @@ class PlainBatch:
             found._rests[begun], found._chains[begun] = own
         return found
 
-    def selected(self, rows: Ints) -> PlainBatch:
-        """The batch of these rows alone, in their order."""
-        found = copy.copy(self)
-        found.sessions = [self.sessions[row] for row in rows.tolist()]
-        for name in self._ROWS:
-            setattr(found, name, getattr(self, name)[rows])
-        found._note_sessions()
-        return found
-
     def joined(self, other: PlainBatch) -> PlainBatch:
         """The sessions of this batch and then those of the other."""
         found = copy.copy(self)
         found.sessions = [*self.sessions, *other.sessions]
         for name in self._ROWS:
             setattr(found, name, np.concatenate((getattr(self, name), getattr(other, name))))
-        found._note_sessions()
+        found._note_rows()
         return found
 
 

@@ -20,8 +20,6 @@ from outrider.transport.convert.arrays import little_endian
 SESSION_BYTES = 8
 _FEW = 64
 """Fewer numbers than this are added up faster as a list than as an array."""
-U8, U4, I4, F4 = np.dtype("<u8"), np.dtype("<u4"), np.dtype("<i4"), np.dtype("<f4")
-"""Types of columns. Made once: to read one from its name takes as long as to read a column."""
 
 
 def to_bytes(code: str, values: Sequence[int]) -> bytes:

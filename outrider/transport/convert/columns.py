@@ -15,15 +15,22 @@ from typing import Any
 import numpy as np
 
 from outrider import ports
-from outrider.columns import FEWEST_ROWS, AnswerColumns, Column, StateColumns, SupportColumns, token_scores
+from outrider.columns import (
+    F4,
+    FEWEST_ROWS,
+    I4,
+    U4,
+    U8,
+    AnswerColumns,
+    Column,
+    StateColumns,
+    SupportColumns,
+    token_scores,
+)
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, LINK_SUPPORT_IDS, Bound
 from outrider.transport.convert.column_bytes import (
-    F4,
-    I4,
     SESSION_BYTES,
-    U4,
-    U8,
     array_bytes,
     from_bytes,
     joined,

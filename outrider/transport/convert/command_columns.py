@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from outrider import ports
 from outrider.columns import (
     FEWEST_ROWS,
+    I4,
     MAX_ROW_TOKENS,
+    U4,
+    U8,
     CommandColumns,
     ExtendColumns,
     ScoreColumns,
@@ -28,9 +31,6 @@ from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, chain_size
 from outrider.transport.convert.column_bytes import (
-    I4,
-    U4,
-    U8,
     array_bytes,
     from_bytes,
     joined,

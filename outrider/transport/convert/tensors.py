@@ -7,11 +7,11 @@ tensor plane belong to no session, so one beyond a limit is a ``ProtocolError`` 
 from __future__ import annotations
 
 from outrider import ports
-from outrider.columns import StateColumns
+from outrider.columns import U4, U8, StateColumns
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_FILES, LINK_HIDDEN_STATE_BYTES, LINK_STATE_REFERENCES, LINK_TEXT, TENSOR_DIMENSIONS
 from outrider.planes import ID_BYTES, PlaneKind, PlaneOffer, PlaneReference, PlaneReport
-from outrider.transport.convert.column_bytes import U4, U8, array_bytes, from_bytes
+from outrider.transport.convert.column_bytes import array_bytes, from_bytes
 from outrider.transport.convert.reading import shortened
 from outrider.types import STATE_BYTES, HiddenStates
 from outrider.v1 import link_pb2, tensor_pb2

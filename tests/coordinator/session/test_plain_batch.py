@@ -135,7 +135,7 @@ def take(chance: random.Random, twins: Twins, batch: PlainBatch) -> tuple[PlainB
         return None, 0, 0
     prepared = 0
     sent: list[Any] = list(found.commands.items())
-    for command, token in zip(sent, found.next_token_ids, strict=True):
+    for command, token in zip(sent, found.next_token_ids.tolist(), strict=True):
         number, before = command.session, twins.asked[command.session]
         short, long = twins.short[number], twins.long[number]
         reason = long.no_draft_reason

@@ -23,10 +23,11 @@ from outrider.types import HiddenStates, SamplingParams, SparseEvidence, SparseS
 from outrider_coordinator.requests.steady_driver import SteadyDriver
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
+from outrider_coordinator.session.drafting_batch import DraftingBatch
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.plain_batch import PlainBatch
+from outrider_coordinator.session.scoring_batch import ScoringBatch
 from outrider_coordinator.session.service_state import DraftFacts
-from outrider_coordinator.session.steady_batches import DraftingBatch, ScoringBatch
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 
