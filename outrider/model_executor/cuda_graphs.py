@@ -21,15 +21,16 @@ import torch
 from outrider.kernels.paged_attention.device_plan import can_take_chunks
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, logit_indices_in, unpack
 from outrider.model_executor.graph_capture import (
+    CaptureBound,
+    CaptureLimits,
     GraphRecorder,
     Least,
-    MemoryBound,
-    capture_within,
     garbage_kept,
     open_recorder,
 )
 from outrider.model_executor.graph_shapes import GraphLimits, choose_shape, forward_shapes
 from outrider.model_executor.input_buffer import PinnedInputBuffer
+from outrider.model_executor.kv_cache_sizing import graph_bytes
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.model_executor.models import Decoder
@@ -52,7 +53,7 @@ class Graphs(Protocol):
         """Captured where nothing is left out."""
         ...
 
-    def capture(self, recorder: GraphRecorder, bound: MemoryBound, progress: Callable[[int], None]) -> None:
+    def capture(self, recorder: GraphRecorder, bound: CaptureBound, progress: Callable[[int], None]) -> None:
         """Capture all that fits the bound; ``progress`` counts those captured or left out."""
         ...
 
@@ -64,14 +65,16 @@ class Captured:
     num_forwards: int
     num_draft_steps: int
     num_left_out: int
-    """For want of memory."""
+    """By the limits of memory and time."""
     seconds: float
     memory: str
     """In words."""
 
     def __str__(self) -> str:
         loops = f" and {self.num_draft_steps} draft steps" if self.num_draft_steps else ""
-        bound = f", {self.num_left_out} more left out by the limit of their memory" if self.num_left_out else ""
+        bound = (
+            f", {self.num_left_out} more left out by the limits of their memory and time" if self.num_left_out else ""
+        )
         return f"captured {self.num_forwards} forwards{loops} in {self.seconds:.1f} s{bound}; {self.memory}"
 
 
@@ -155,7 +158,7 @@ class ForwardGraphs:
         hidden, states = graph.replay()
         return Replayed(hidden, logit_indices_in(buffer.numbers, shape, num_logits), graph.columns(states, layers))
 
-    def capture(self, recorder: GraphRecorder, bound: MemoryBound, progress: Callable[[int], None]) -> None:
+    def capture(self, recorder: GraphRecorder, bound: CaptureBound, progress: Callable[[int], None]) -> None:
         """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
         self._captured.clear()
         self._recorder = recorder
@@ -165,7 +168,7 @@ class ForwardGraphs:
             self._input_buffer = PinnedInputBuffer(size, self._model.device)
         for done, shape in enumerate(self._wanted, 1):
             launch = self._launch_of(shape, self._layers)
-            if (captured := capture_within(bound, recorder, launch)) is not None:
+            if (captured := bound.capture(recorder, launch)) is not None:
                 self._captured[shape] = _ForwardGraph(self._layers, captured)
             progress(done)
         self._choose = _remembering_choice(self.shapes)
@@ -198,24 +201,29 @@ class ForwardGraphs:
         return functools.partial(_copy_inputs_and_run, buffer, self._model, batch, self._kv_cache, layers)
 
 
+def capture_limits(limits: GraphLimits, device: torch.device) -> CaptureLimits:
+    """Limits of what a model captures on a device."""
+    return CaptureLimits(graph_bytes(limits.memory_bytes, device), limits.capture_seconds)
+
+
 def capture_loop(
-    loop: Graphs, device: torch.device, memory_bytes: int | None, report: CaptureProgress | None = None
+    loop: Graphs, device: torch.device, limits: CaptureLimits, report: CaptureProgress | None = None
 ) -> Captured:
     """``capture_all`` of draft steps alone: a head has no other forwards with graphs."""
-    return capture_all(None, loop, device, memory_bytes, report or (lambda done, total: None))
+    return capture_all(None, loop, device, limits, report or (lambda done, total: None))
 
 
 def capture_all(
-    forwards: Graphs | None, loop: Graphs | None, device: torch.device, memory_bytes: int | None,
+    forwards: Graphs | None, loop: Graphs | None, device: torch.device, limits: CaptureLimits,
     report: CaptureProgress, *, least: Least | None = None,
 ) -> Captured:  # fmt: skip
-    """Capture forwards and draft steps, within ``memory_bytes`` together; None: any number. Ranks that share a model
-    capture the same ones, as ``MemoryBound`` does by ``least``.
+    """Capture forwards and draft steps, within ``limits`` together. Ranks that share a model capture the same ones, as
+    ``CaptureBound`` does by ``least``.
     """
     began, sets = time.perf_counter(), [forwards, loop]
     sizes = [0 if graphs is None else graphs.num_graphs for graphs in sets]
     total, counts = sum(sizes), []
-    bound = MemoryBound(memory_bytes, total, least)
+    bound = CaptureBound(limits, total, least)
     with garbage_kept():
         recorder = open_recorder(device)
         for graphs, before in zip(sets, (0, sizes[0]), strict=True):

@@ -44,6 +44,8 @@ class GraphLimits:
     """Tokens of any forward; None: as many as are captured."""
     memory_bytes: int | None = None
     """Device memory of all graphs; None: a share of the device's. 0: nothing is captured."""
+    capture_seconds: float | None = None
+    """For the capture of all graphs, about; None: any time."""
     decodes: bool = True
     """Whether tokens are decoded and scored in forwards, or in draft loops alone."""
 

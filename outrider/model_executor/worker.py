@@ -21,14 +21,14 @@ from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels, num_processors
 from outrider.kernels.paged_attention import prepare_prompts
 from outrider.kernels.paged_attention.device_plan import num_counters
-from outrider.model_executor.cuda_graphs import Captured, CaptureProgress, ForwardGraphs, capture_all
+from outrider.model_executor.cuda_graphs import Captured, CaptureProgress, ForwardGraphs, capture_all, capture_limits
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, spans_in, unpack
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of
 from outrider.model_executor.graph_coverage import describe_coverage
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
-from outrider.model_executor.kv_cache_sizing import explaining_out_of_memory, graph_bytes
+from outrider.model_executor.kv_cache_sizing import explaining_out_of_memory
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.model_executor.loader.model import LoadedModel, LoadOptions, Ranks, load_model
@@ -177,10 +177,10 @@ class Worker:
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """Capture forwards and draft loops as CUDA graphs; ``progress(done, total)`` counts them."""
-        limit = graph_bytes(self._graph_limits.memory_bytes, self.device)
+        limits = capture_limits(self._graph_limits, self.device)
         least = None if self._ranks is None else self._ranks.least
         report = progress or _ignore_progress
-        self.captured = capture_all(self._graphs, self.draft_loop, self.device, limit, report, least=least)
+        self.captured = capture_all(self._graphs, self.draft_loop, self.device, limits, report, least=least)
         _log.info("CUDA graphs, %s", self.graph_coverage)
 
     def take_device(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.model_executor.device_inputs import BatchShape
-from outrider.model_executor.graph_capture import MemoryBound, NoGraphs, capture_within
+from outrider.model_executor.graph_capture import CaptureBound, CaptureLimits, NoGraphs
 from outrider.model_executor.graph_shapes import (
     DEFAULT_LIMITS,
     GraphLimits,
@@ -113,7 +113,7 @@ def test_no_shapes_hold_nothing() -> None:
 def test_ranks_count_by_the_lowest_limit_and_the_largest_buffers() -> None:
     others = {"limit": 100 * MIB, "buffers": -80 * MIB}
     asked = iter(others)
-    bound = MemoryBound(200 * MIB, 2, lambda own: min(own, others[next(asked)]))
+    bound = CaptureBound(CaptureLimits(200 * MIB), 2, lambda own: min(own, others[next(asked)]))
     assert bound.most_of_ranks(20 * MIB) == 80 * MIB
     assert bound.admits(80 * MIB)
     assert not bound.admits(120 * MIB)
@@ -121,8 +121,8 @@ def test_ranks_count_by_the_lowest_limit_and_the_largest_buffers() -> None:
 
 
 def test_one_rank_and_no_limit_ask_nobody() -> None:
-    assert MemoryBound(200 * MIB, 2).most_of_ranks(20 * MIB) == 20 * MIB
-    assert MemoryBound(None, 2, lambda own: own // 0).most_of_ranks(20 * MIB) == 20 * MIB
+    assert CaptureBound(CaptureLimits(200 * MIB), 2).most_of_ranks(20 * MIB) == 20 * MIB
+    assert CaptureBound(CaptureLimits(), 2, lambda own: own // 0).most_of_ranks(20 * MIB) == 20 * MIB
 
 
 def test_the_largest_graphs_are_left_out_where_memory_is_bounded() -> None:
@@ -133,8 +133,8 @@ def test_the_largest_graphs_are_left_out_where_memory_is_bounded() -> None:
             return peaks[launch()]  # type: ignore[operator]
 
     def kept(limit: int | None) -> list[int]:
-        bound, recorder = MemoryBound(limit, len(peaks)), Sized()
-        found = [capture_within(bound, recorder, lambda i=i: i) for i in range(len(peaks))]  # type: ignore[misc]
+        bound, recorder = CaptureBound(CaptureLimits(limit), len(peaks)), Sized()
+        found = [bound.capture(recorder, lambda i=i: i) for i in range(len(peaks))]  # type: ignore[misc]
         assert bound.num_graphs == sum(one is not None for one in found)
         return [i for i, one in enumerate(found) if one is not None]
 
@@ -143,3 +143,40 @@ def test_the_largest_graphs_are_left_out_where_memory_is_bounded() -> None:
     assert kept(220 * MIB) == [1, 2, 3, 4]
     assert kept(100 * MIB) == [3, 4] or kept(100 * MIB) == [2, 3, 4]
     assert kept(0) == []
+
+
+class _Timed(NoGraphs):
+    """Captures that take so many seconds each of the clock ``now``."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self._seconds = iter(seconds)
+        self.now = 0.0
+
+    def prepare(self, launch: object) -> int:
+        self.now += next(self._seconds)
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds", "expected"),
+    [
+        pytest.param(None, [9.0] * 6, [0, 1, 2, 3, 4, 5], id="no limit"),
+        pytest.param(10.0, [0.02] * 6, [0, 1, 2, 3, 4, 5], id="time enough"),
+        pytest.param(0.21, [0.04] * 6, [2, 3, 4, 5], id="the largest are left out"),
+        pytest.param(0.31, [0.2, 0.01, 0.01, 0.01], [0, 4, 5], id="a slow first one says nothing of the others"),
+        pytest.param(0.001, [0.1] * 6, [], id="no time"),
+    ],
+)
+def test_the_largest_graphs_are_left_out_where_time_is_bounded(
+    limit: float | None, seconds: list[float], expected: list[int]
+) -> None:
+    recorder = _Timed(seconds)
+    bound = CaptureBound(CaptureLimits(seconds=limit), 6, clock=lambda: recorder.now)
+    found = [bound.capture(recorder, lambda: None) is not None for _ in range(6)]
+    assert [i for i, one in enumerate(found) if one] == expected
+
+
+def test_ranks_have_time_while_all_have() -> None:
+    answers = iter([1, 0])
+    bound = CaptureBound(CaptureLimits(seconds=60.0), 2, lambda own: min(own, next(answers)), clock=lambda: 0.0)
+    assert [bound.capture(NoGraphs(), lambda: None) is not None for _ in range(2)] == [True, False]

@@ -116,6 +116,11 @@ class ModelServiceSettings(Section):
         description="Maximum memory of CUDA graphs, in MiB; the largest forwards are left out first, 0 captures none."
         " Unset: a 24th of the GPU's memory, 2048 at most.",
     )
+    cuda_graph_capture_s: PositiveSeconds | None = Field(
+        None,
+        description="Time for the capture of CUDA graphs at start, about: forwards that do not fit it are left out, the"
+        " largest first. Unset: no limit.",
+    )
     num_threads: Positive | None = Field(None, description="Threads that compute on a CPU; unset: one for each core.")
     num_awake_processors: NonNegative | None = Field(
         None,

@@ -139,6 +139,7 @@ def graph_limits(settings: Settings) -> GraphLimits:
         max_tokens=min(settings.cuda_graph_max_tokens, num_tokens),
         max_batched_tokens=num_tokens,
         memory_bytes=None if memory_mb is None else memory_mb << 20,
+        capture_seconds=settings.cuda_graph_capture_s,
         decodes=drafting is None or not drafting.in_loops,
     )
 

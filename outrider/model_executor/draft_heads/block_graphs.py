@@ -17,7 +17,7 @@ import torch
 
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, logit_indices_in, pack, unpack
 from outrider.model_executor.draft_heads.dflash import DFlashHead
-from outrider.model_executor.graph_capture import GraphRecorder, MemoryBound, capture_within
+from outrider.model_executor.graph_capture import CaptureBound, GraphRecorder
 from outrider.model_executor.graph_shapes import GraphLimits, padded_sizes
 from outrider.model_executor.input_batch import ForwardBatch
 from outrider.model_executor.input_buffer import PinnedInputBuffer
@@ -82,14 +82,14 @@ class BlockGraphs:
         normed = own.replays[size]()
         return normed.index_select(0, logit_indices_in(own.buffer.numbers, shape, len(batch.logit_indices)))
 
-    def capture(self, recorder: GraphRecorder, bound: MemoryBound, progress: Callable[[int], None]) -> None:
+    def capture(self, recorder: GraphRecorder, bound: CaptureBound, progress: Callable[[int], None]) -> None:
         """Capture all that fits the bound, largest first; ``progress`` counts those captured or left out."""
         self._blocks.replays.clear()
         self._stores.replays.clear()
         done = 0
         for size in reversed(self._sizes):
             for kind, launch_of in ((self._blocks, self._launch_blocks), (self._stores, self._launch_store)):
-                captured = capture_within(bound, recorder, launch_of(size))
+                captured = bound.capture(recorder, launch_of(size))
                 if captured is not None:
                     kind.replays[size] = captured
                 done += 1

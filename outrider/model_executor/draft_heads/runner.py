@@ -14,7 +14,7 @@ from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels, num_processors
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.kv_cache import KVCacheManager, PageCopy, PagePool
-from outrider.model_executor.cuda_graphs import CaptureProgress, Graphs, capture_loop
+from outrider.model_executor.cuda_graphs import CaptureProgress, Graphs, capture_limits, capture_loop
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, pack, unpack
 from outrider.model_executor.draft_heads.contract import DraftHead
 from outrider.model_executor.draft_heads.loop_model import HeadLoopModel
@@ -32,7 +32,6 @@ from outrider.model_executor.input_batch import (
     plan_checked,
     restoring_lengths,
 )
-from outrider.model_executor.kv_cache_sizing import graph_bytes
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.sampling.sampler import Sampler
@@ -105,7 +104,7 @@ class DraftHeadRunner:
     def _capture(self, graphs: Graphs, progress: CaptureProgress | None) -> None:
         self._take_device()
         with torch.inference_mode():
-            capture_loop(graphs, self.device, graph_bytes(self._graph_limits.memory_bytes, self.device), progress)
+            capture_loop(graphs, self.device, capture_limits(self._graph_limits, self.device), progress)
 
     @property
     def device(self) -> torch.device:

@@ -23,7 +23,7 @@ from outrider.model_executor.device_inputs import BatchFrame, IntArray
 from outrider.model_executor.draft_loop.plan import DeviceLoop, DraftPlan, LoopShape, draft_command, unpack_draft
 from outrider.model_executor.draft_loop.results import Numbers
 from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, MAX_STEPS
-from outrider.model_executor.graph_capture import GraphRecorder, MemoryBound, capture_within
+from outrider.model_executor.graph_capture import CaptureBound, GraphRecorder
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits, padded_size, padded_sizes
 from outrider.model_executor.input_buffer import PinnedInputBuffer
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
@@ -146,16 +146,16 @@ class DraftLoop:
         mark_reached(self._model.device)()
         return records, views.supports[: shape.num_steps].numpy() if with_supports else None
 
-    def capture(self, recorder: GraphRecorder, bound: MemoryBound, progress: LoopProgress) -> None:
+    def capture(self, recorder: GraphRecorder, bound: CaptureBound, progress: LoopProgress) -> None:
         """Capture every step; what was captured before is forgotten. The cache's content stays as it is."""
         self._captured.clear()
         for done, shape in enumerate(self._shapes(), 1):
             self._empty(shape.num_rows)
-            captured = capture_within(bound, recorder, functools.partial(self.launch, shape))
+            captured = bound.capture(recorder, functools.partial(self.launch, shape))
             if captured is not None:
                 self._captured[shape] = captured
             progress(done)
-        self._copy_inputs = capture_within(bound, recorder, self._input_buffer.copy_inputs)
+        self._copy_inputs = bound.capture(recorder, self._input_buffer.copy_inputs)
         progress(self.num_graphs)
 
     def launch(self, shape: StepShape) -> None:

@@ -19,7 +19,7 @@ from outrider.model_executor.distributed.device_communicators import CpuCommunic
 from outrider.model_executor.distributed.process_group import Member
 from outrider.model_executor.distributed.rank_info import Place
 from outrider.model_executor.distributed.sharding import Shard
-from outrider.model_executor.graph_capture import MemoryBound, NoGraphs, capture_within
+from outrider.model_executor.graph_capture import CaptureBound, CaptureLimits, NoGraphs
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.loader.model import LoadFormat
@@ -134,11 +134,11 @@ def check_captures(rank: int) -> None:
     kept = [(False, False, False, True, True), (False, False, False, True, True), (False,) * 4 + (True,), (True,) * 5]
     for both, expected in zip(limits, kept, strict=True):
         recorder = Measuring([mib * peak for peak in peaks])
-        bound = MemoryBound(mib * both[rank], len(peaks), ranks.least)
+        bound = CaptureBound(CaptureLimits(mib * both[rank]), len(peaks), ranks.least)
         communicator = ranks.open_communicator(torch.device("cpu"), torch.float32)
         for number, is_kept in enumerate(expected):
             launch = functools.partial(sum_of_ranks, communicator, number)
-            captured = capture_within(bound, recorder, launch)
+            captured = bound.capture(recorder, launch)
             assert (captured is not None) == is_kept, (both, number, rank)
             assert captured is None or captured() == SIZE * number
         assert recorder.num_prepared == len(peaks)

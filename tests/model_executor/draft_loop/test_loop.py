@@ -19,7 +19,7 @@ from outrider.model_executor.draft_loop import MAX_STEPS, DraftingRules, DraftMe
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import LoopShape, loop_of, pack_draft, plan_draft
 from outrider.model_executor.draft_loop.results import Draws, read_draws
-from outrider.model_executor.graph_capture import MemoryBound, NoGraphs
+from outrider.model_executor.graph_capture import CaptureBound, CaptureLimits, NoGraphs
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.ports import Open
@@ -246,7 +246,7 @@ def test_what_a_loop_leaves_to_the_target_is_not_in_its_law(method: AcceptanceMe
 
 def test_rows_are_filled_up_to_a_number_that_is_captured() -> None:
     rig = Rig()
-    rig.loop.capture(NoGraphs(), MemoryBound(None, rig.loop.num_graphs), lambda done: None)
+    rig.loop.capture(NoGraphs(), CaptureBound(CaptureLimits(), rig.loop.num_graphs), lambda done: None)
     for rows, padded in ((1, 1), (3, 4), (9, 16)):
         pairs = [random_row(rig, random.Random(i)) for i in range(rows)]
         command = rig.loop.command_for(plan_draft(rig.table, [row for row, _ in pairs]))
@@ -260,7 +260,7 @@ def test_captured_steps_draw_what_launched_ones_do() -> None:
     choose = random.Random(3)
     for limit in (None, 0):
         rig = Rig()
-        bound = MemoryBound(limit, rig.loop.num_graphs)
+        bound = CaptureBound(CaptureLimits(limit), rig.loop.num_graphs)
         rig.loop.capture(NoGraphs(), bound, lambda done: None)
         assert bound.num_graphs == (rig.loop.num_graphs if limit is None else 0)
         pairs = [random_row(rig, choose) for _ in range(3)]
