@@ -8,6 +8,7 @@ import time
 from figures.rows import AnyRow, CommandRow, Part, PeerRow, Row, Services
 from figures.services import Addresses, make_pair, serving, token_before_fall
 from figures.session import ROOT, Session, stop
+from figures.table import lines_of
 
 
 def measure_part(session: Session, part: Part, limit_s: float) -> None:
@@ -49,7 +50,7 @@ def _measure_rows(session: Session, rows: list[AnyRow], addresses: Addresses | N
                 session.run(command, row.name)
             if not session.results_of(row.name):
                 raise RuntimeError("no result was saved")
-            print(f"{row.name}: done", flush=True)
+            print("\n".join(lines_of(session, row)), flush=True)  # a run that is ended before its table has told these
         except RuntimeError as error:
             session.failures[row.name] = str(error)
 

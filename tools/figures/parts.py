@@ -172,7 +172,7 @@ PARTS = (
     *(Part(head, f"{head}, 1 and 32 users", (
         Row(f"{head}-users1", Services(draft=head, acceptance=0.8), 1, fixed=(5,),
             wanted_ms=1.9 if head == "eagle3" else None),
-        Row(f"{head}-users32", Services(draft=head, acceptance=0.8), 32, fixed=(3,),
+        Row(f"{head}-users32", Services(draft=head, acceptance=0.8), 32, fixed=(3, 5),
             wanted_over_plain=1.3 if head == "eagle3" else None),
     )) for head in ("eagle3", "mtp", "dflash")),
     Part("32b", "32B/0.6B on one card", _shapes("32B", "0.6B")),

@@ -45,10 +45,15 @@ def load_line(row: Row, result: Result) -> str:
     best = best_fixed(result)
     over_best = rates[0] / max(best[1], rates[1] or 0.0) if rates[0] and best else None
     best_name = "" if best is None else f", best {best[0]} {best[1]:.0f} tok/s"
+    fixed = "".join(
+        f", {arm} {_figure(median_of(result, 'after_first_tokens', arm=arm), None, 2)}"
+        for arm in arms_of(result)
+        if arm.startswith("K=")
+    )
     return _line(
         row.name,
         f"{_figure(until[0], None, 2)} / {_figure(until[1], None, 2)} ms, "
-        f"after first {_figure(after[0], row.wanted_ms, 2)} / {_figure(after[1], None, 2)} ms, "
+        f"after first {_figure(after[0], row.wanted_ms, 2)} / {_figure(after[1], None, 2)} ms{fixed}, "
         f"first {first or 0:.1f} ms, "
         f"drafts of {_figure(_drafted(result), None, 2)}, "
         f"between {_figure(outside_services_ms(result), row.wanted_between_ms, 2)} ms, "
