@@ -1,6 +1,6 @@
 """Drafts of a model for a step that came as columns: sessions that draw all their tokens in one loop.
 
-Owns how the columns become rows of a loop, and what it drew becomes columns. What follows for a session that nothing
+Owns how what a loop drew becomes columns. What follows for a session that nothing
 could be drawn for is decided as for single items.
 """
 
@@ -14,40 +14,50 @@ import numpy as np
 
 from outrider.columns import AnswerColumns, SupportColumns
 from outrider.errors import OutriderError
-from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
-from outrider.model_executor.draft_loop.results import Draws
+from outrider.model_executor.draft_loop.columns import DraftColumns
+from outrider.model_executor.draft_loop.results import DrawnColumns, Draws
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Proposal
 from outrider.serving.executor import ExecutorOutput
 from outrider.types import SparseEvidence
 
 if TYPE_CHECKING:
-    from outrider.serving.steady.step import Ints, SteadyStep
+    from outrider.serving.steady.step import SteadyStep
 
 
 class ColumnsForward:
-    """A loop that runs when it is finished."""
+    """A loop that runs."""
 
-    def __init__(self, runner: ModelRunner, step: SteadyStep, metadata: Sequence[DraftMetadata], lengths: Ints) -> None:
-        """``lengths`` [B]: the tokens to be drawn, which are no more than one loop draws."""
-        self._runner, self._step = runner, step
-        ids, start = step.columns.token_ids.tolist(), 0
-        self._rows: list[DraftRow] = []
-        heads = zip(
-            step.sessions, metadata, step.columns.counts.tolist(), lengths.tolist(), step.bases.tolist(), strict=True
-        )
-        for session, own, count, length, base in heads:
-            self._rows.append(DraftRow(own, session.sequence, ids[start : start + count], length, base))
-            start += count
+    def __init__(self, runner: ModelRunner, step: SteadyStep, columns: DraftColumns) -> None:
+        self._step, self._drawing = step, runner.begin_draft(columns)
 
     def is_done(self) -> bool:
         """Always true: ``finish`` waits."""
         return True
 
     def finish(self) -> ExecutorOutput[Proposal]:
-        """Draw the tokens; called once."""
-        drawn = self._runner.draft(self._rows)
-        return output_of(self._step, drawn, time.perf_counter_ns())
+        """Wait for the tokens; called once."""
+        drawn = self._drawing.finish()
+        computed = time.perf_counter_ns()
+        if isinstance(drawn, DrawnColumns):
+            return drawn_output(self._step, drawn, computed)
+        return output_of(self._step, drawn, computed)
+
+
+def drawn_output(step: SteadyStep, drawn: DrawnColumns, computed_ns: int) -> ExecutorOutput[Proposal]:
+    """What was drawn for the sessions of a step."""
+    columns, supports = step.columns, drawn.supports
+    answers: AnswerColumns[Proposal] = AnswerColumns(
+        columns.sessions,
+        columns.generations,
+        step.bases,
+        drawn.counts.astype(np.uint32),
+        drawn.token_ids.view(np.uint32),
+        (),
+        Proposal,
+        supports=None if supports is None else SupportColumns(supports.counts, supports.token_ids, supports.probs),
+    )
+    return ExecutorOutput((), computed_ns, columns=answers)
 
 
 def output_of(step: SteadyStep, drawn: Sequence[Draws], computed_ns: int) -> ExecutorOutput[Proposal]:

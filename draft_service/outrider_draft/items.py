@@ -10,10 +10,12 @@ from outrider.errors import InvalidRequestError
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import Extend, Open
 from outrider.serving.session import check_ids
+from outrider.serving.steady.waiting import are_all
 from outrider.types import HiddenStates
 
 if TYPE_CHECKING:
-    from outrider.serving.steady.step import Ints, SteadyStep
+    from outrider.serving.steady.sessions import Ints
+    from outrider.serving.steady.step import SteadyStep
 
 
 def check_extend(opened: Open, item: Extend, *, vocab_size: int) -> None:
@@ -59,12 +61,11 @@ def proposal_lengths(step: SteadyStep) -> Ints:  # [B]
 
 
 def keeps_bounds(step: SteadyStep, *, vocab_size: int) -> bool:
-    """Whether every item of a step keeps to ``check_extend``, and all proposals have evidence, or none has."""
-    ids = step.columns.token_ids
-    return bool(
-        int(ids.min()) >= 0
-        and int(ids.max()) < vocab_size
-        and int(step.draft_lengths.max()) <= MAX_DRAFT_LENGTH
-        and (step.bases <= np.minimum(step.max_lengths, step.reserved_lengths)).all()
-        and len({session.open.judging_rule.needs_evidence for session in step.sessions}) == 1
+    """Whether every item of a step keeps to ``check_extend``."""
+    ids = step.columns.token_ids.tolist()
+    return (
+        min(ids) >= 0
+        and max(ids) < vocab_size
+        and max(step.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH
+        and are_all(step.bases <= np.minimum(step.max_lengths, step.reserved_lengths))
     )

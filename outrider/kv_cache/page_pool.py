@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from outrider.errors import IntegrityError, OutOfPagesError
 
 _BLANK = 1
@@ -37,7 +34,6 @@ class PagePool:
         self._is_findable = bytearray(num_pages)
         self._is_writable = bytearray(num_pages)
         """Of pages with one reference that cannot be found."""
-        self._as_flags = np.frombuffer(self._is_writable, dtype=np.bool_)
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Free pages that can be found, least recently used first."""
         self._cursor = 0
@@ -70,11 +66,6 @@ class PagePool:
         """Whether a page has one reference and is not in the prefix cache."""
         return self._is_writable[page] > 0
 
-    def are_writable(self, pages: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """``is_writable`` of each."""
-        found: NDArray[np.bool_] = self._as_flags[pages]
-        return found
-
     def require(self, count: int) -> None:
         """Raise ``OutOfPagesError`` unless ``count`` pages are free. Changes nothing."""
         if count > self.num_free:
@@ -93,6 +84,16 @@ class PagePool:
         for page in pages:
             self._references[page] = self._is_writable[page] = 1
         return pages
+
+    def allocate_next(self, after: int) -> int | None:
+        """``allocate`` the page that follows ``after``, if its content is of no use to others."""
+        page = after + 1
+        if page >= self.num_pages or self._states[page] != _BLANK:
+            return None
+        self._states[page] = _TAKEN
+        self._num_blank -= 1
+        self._references[page] = self._is_writable[page] = 1
+        return page
 
     def share(self, pages: Iterable[int]) -> None:
         """Add a reference to each page, which may be in use or cached."""

@@ -8,6 +8,7 @@ Shape letters: ``B`` sequences, ``P`` pages of all their tables, ``T`` tokens.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from array import array
 from collections.abc import Sequence
@@ -24,18 +25,22 @@ LONG_ROW = 256
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JoinedPages:
-    """Page tables of sequences, one after the other."""
+    """Page tables of sequences, as long as these do not change; and as arrays, one table after the other."""
 
-    pages: NDArray[np.int32]  # [P]
-    starts: Ints  # [B + 1] where each table begins, and where the last ends
+    tables: Sequence[PageTable]  # [B]
     page_size: int
 
-    def pages_at(self, positions: Ints) -> NDArray[np.int32]:  # [B] -> [B]
-        """The page of each sequence in which a position lies."""
-        found: NDArray[np.int32] = self.pages[self.starts[:-1] + positions // self.page_size]
-        return found
+    @functools.cached_property
+    def pages(self) -> NDArray[np.int32]:  # [P]
+        """All of them."""
+        return np.frombuffer(b"".join(self.tables), dtype=np.int32)
+
+    @functools.cached_property
+    def starts(self) -> Ints:  # [B + 1]
+        """Where each table begins, and where the last ends."""
+        return np.array([0, *itertools.accumulate(map(len, self.tables))], dtype=np.int64)
 
     def slots(self, positions: Ints, rows: NDArray[np.intp] | None = None) -> Ints:  # [T] -> [T]
         """The slots of tokens at these positions of the sequences ``rows``; None: of one of each."""
@@ -76,6 +81,9 @@ class PageTables:
     def take(self, sequence: KVSequence, num_pages: int) -> None:
         """Take pages until there are ``num_pages``."""
         table = sequence.page_table
+        if len(table) == num_pages - 1 and table and (page := self.pool.allocate_next(table[-1])) is not None:
+            table.append(page)  # as nearly always
+            return
         after = table[-1] if table else None
         room = 0 if table else self.pool.pages_for(sequence.max_length)
         table.extend(self.pool.allocate(num_pages - len(table), after=after, room=room))
@@ -103,27 +111,28 @@ class PageTables:
         """Pages for ``counts`` [B] more tokens, at least one each, after the first ``lengths`` [B] that sequences hold;
         they may be written to from there on. Pages past those tokens stay. ``OutOfPagesError``, without a change, if
         too few are free.
-        """
-        size, tables = self.pool.page_size, [sequence.page_table for sequence in sequences]
-        held = np.array([len(table) for table in tables], dtype=np.int64)
-        missing = np.maximum((lengths + counts + (size - 1)) // size - held, 0)
-        firsts = lengths // size
-        if int(missing.sum()) + len(tables) > self.pool.num_free:  # seldom
-            self.pool.require(int(missing.sum()) + self._num_shared(tables, firsts.tolist()))
-        for row in np.flatnonzero(missing).tolist():
-            self.take(sequences[row], len(tables[row]) + int(missing[row]))
-        joined = _joined(tables, size)
-        is_own = self.pool.are_writable(joined.pages_at(lengths))
-        if is_own.all():  # as nearly always
-            return joined
-        for row in np.flatnonzero(~is_own).tolist():
-            self.own(sequences[row], int(firsts[row]))
-        return _joined(tables, size)
 
-    def _num_shared(self, tables: Sequence[PageTable], places: Sequence[int]) -> int:
-        """How many of the pages at these places are held, and are to be given up for copies."""
-        held = [table[place] for table, place in zip(tables, places, strict=True) if place < len(table)]
-        return sum(not self.pool.is_writable(page) for page in held)
+        Row by row: of up to some 60 rows arrays take more time, and several times as much where caches are cold.
+        """
+        size, is_writable = self.pool.page_size, self.pool.is_writable
+        tables = [sequence.page_table for sequence in sequences]
+        starts, ends = lengths.tolist(), (lengths + counts).tolist()
+        if len(tables) * (max(counts.tolist()) // size + 2) > self.pool.num_free:
+            self._require_room(tables, starts, ends)
+        for sequence, table, start, end in zip(sequences, tables, starts, ends, strict=True):
+            if end > len(table) * size:
+                self.take(sequence, -(-end // size))
+            if not is_writable(table[start // size]):
+                self.own(sequence, start // size)
+        return JoinedPages(tables, size)
+
+    def _require_room(self, tables: Sequence[PageTable], starts: Sequence[int], ends: Sequence[int]) -> None:
+        """Raise ``OutOfPagesError`` unless there are pages for what ``make_room`` takes and copies."""
+        size, needed = self.pool.page_size, 0
+        for table, start, end in zip(tables, starts, ends, strict=True):
+            needed += max(0, -(-end // size) - len(table))
+            needed += start // size < len(table) and not self.pool.is_writable(table[start // size])
+        self.pool.require(needed)
 
     def _release(self, pages: PageTable) -> None:
         for page in self.pool.release(pages):
@@ -137,8 +146,3 @@ def slots_in(pages: PageTable, offset: int, count: int, page_size: int) -> Seque
     firsts = np.frombuffer(pages, dtype=np.int32)[:, None] * page_size
     slots = (firsts + np.arange(page_size, dtype=np.int32)).reshape(-1)[offset : offset + count]
     return array("i", slots.tobytes())
-
-
-def _joined(tables: Sequence[PageTable], page_size: int) -> JoinedPages:
-    starts = np.array([0, *itertools.accumulate(map(len, tables))], dtype=np.int64)
-    return JoinedPages(np.frombuffer(b"".join(tables), dtype=np.int32), starts, page_size)

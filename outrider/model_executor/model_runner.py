@@ -22,6 +22,8 @@ from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool
 from outrider.model_executor.cuda_graphs import CaptureProgress
 from outrider.model_executor.device_inputs import BatchShape
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
+from outrider.model_executor.draft_loop.columns import DraftColumns
+from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight, planning
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of, plan_draft
 from outrider.model_executor.draft_loop.results import Draws, read_draws
@@ -108,6 +110,11 @@ class ModelRunner:
     def drafting(self) -> DraftingRules | None:
         """Rules of ``draft``; None if ``draft`` is not available: on a CPU, or without draft loops."""
         return None if self.worker.draft_loop is None else self.worker.draft_loop.rules
+
+    @property
+    def max_draft_rows(self) -> int:
+        """Rows of one draft loop; 0 without loops."""
+        return 0 if self.worker.draft_loop is None else self.worker.draft_loop.max_rows
 
     @property
     def used_graph(self) -> bool:
@@ -225,6 +232,21 @@ class ModelRunner:
             self.sequences.amend(row.sequence, length + len(row.token_ids), appended)
         self.num_forwards += plan.num_steps
         return drawn
+
+    def begin_draft(self, columns: DraftColumns) -> ColumnsInFlight:
+        """``draft`` in two halves, of rows that are columns: as many as one loop takes, checked by the caller
+        (``takes_columns``). Sequences may hold more than what is kept of them.
+        """
+        if (loop := self.worker.draft_loop) is None:
+            raise ConfigError("drafting", "this runner was loaded without draft loops")
+        self.worker.take_device()
+        with planning(self.sequences, columns) as plan, torch.inference_mode():
+            self._copy_pages(plan.page_copies)
+            command = loop.command_for(plan)
+            self._broadcast(command)
+            self.worker.run(command)
+        self.num_forwards += plan.num_steps
+        return ColumnsInFlight(loop, loop_of(command), columns, self.sequences)
 
     # Warm-up
 

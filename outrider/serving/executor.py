@@ -234,12 +234,25 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """Whether the items of a session that was answered may come as columns, and its answers go as such."""
         return False
 
+    def steady_rows(self, sessions: Sequence[Session[SequenceT]]) -> Any:  # noqa: ANN401 - the executor's own
+        """What the executor knows of such sessions in every step, made while they wait; None, or it has ``selected``,
+        which takes places.
+        """
+        return None
+
+    @property
+    def truncates_columns(self) -> bool:
+        """Whether ``start_columns`` truncates the sequences itself."""
+        return False
+
     def takes_columns(self, step: SteadyStep) -> bool:
         """Whether all items of a step of such sessions are valid, and there are KV pages for all. Changes nothing."""
         return False
 
     def start_columns(self, step: SteadyStep) -> InFlightForward[EventT]:
-        """``start`` over all items of a step, after the sessions' sequences were truncated to what the items keep."""
+        """``start`` over all items of a step, after the sessions' sequences were truncated to what the items keep, if
+        that is not left to it.
+        """
         raise NotImplementedError
 
     # Plain steps of many sessions as arrays. An executor that takes none gets all of them one by one.

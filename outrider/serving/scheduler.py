@@ -137,7 +137,7 @@ class Scheduler:
 
     def takes_steady(self, step: SteadyStep) -> bool:
         """Whether the budget allows a forward of all items of a step; otherwise they share it one by one."""
-        is_few = int(step.columns.counts.max()) <= MAX_ROW_TOKENS
+        is_few = max(step.columns.counts.tolist()) <= MAX_ROW_TOKENS
         return is_few and step.num_tokens <= self._budget.max_batched_tokens
 
     def note_steady(self, step: SteadyStep) -> None:

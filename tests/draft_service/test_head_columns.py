@@ -31,8 +31,8 @@ class IdleLoop:
         self._note = note
 
     def command_for(self, plan: Any) -> Any:
-        self._note(f"plan {len(plan.token_ids)}")
-        return _Command(plan.num_steps, len(plan.token_ids))
+        self._note(f"plan {len(plan.contexts)}")
+        return _Command(plan.num_steps, len(plan.contexts))
 
     def run(self, shape: Any, numbers: object) -> None:
         self._note("run")

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.columns import ExtendColumns
 from outrider.config import DraftSettings
@@ -26,6 +28,7 @@ from outrider.kernels.device_stream import mark_reached
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftMetadata, DraftRow, fits_loop
+from outrider.model_executor.draft_loop.columns import DraftColumns, MetadataColumns
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.loader.description import describe_model
@@ -111,12 +114,25 @@ class ProposalJob:
         self.token_ids, self.num_left = draws.token_ids[-1:], 1
 
 
+@dataclass(frozen=True, slots=True)
+class SteadyRows:
+    """What a loop is told of sessions in every step."""
+
+    sequences: list[KVSequence]  # [B]
+    metadata: MetadataColumns
+
+    def selected(self, places: NDArray[np.intp]) -> SteadyRows:
+        """Those at these places."""
+        return SteadyRows([self.sequences[place] for place in places.tolist()], self.metadata.selected(places))
+
+
 class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
     """Proposes with one model. Forwards are synchronous."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self._can_loop = runner.drafting is not None
+        self._max_rows = runner.max_draft_rows
 
     @property
     def num_pages_free(self) -> int:
@@ -183,24 +199,42 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
         """Sessions whose tokens are drawn in one launch."""
         return isinstance(session.executor_state, DraftState) and session.executor_state.metadata is not None
 
+    def steady_rows(self, sessions: Sequence[DraftSession]) -> SteadyRows:
+        """How the tokens of sessions are drawn."""
+        states: list[Any] = [session.executor_state for session in sessions]  # ``DraftState``
+        metadata = MetadataColumns.of([state.metadata for state in states])
+        return SteadyRows([session.sequence for session in sessions], metadata)
+
+    @property
+    def truncates_columns(self) -> bool:
+        """A loop starts before its sequences are brought up to date."""
+        return True
+
     def takes_columns(self, step: SteadyStep) -> bool:
         """Whether every item keeps to ``check_extend`` and fits one loop, pages suffice for certain, and all proposals
         have evidence, or none has.
         """
-        columns, lengths = step.columns, proposal_lengths(step)
-        if not isinstance(columns, ExtendColumns) or not 1 <= int(lengths.min()) <= int(lengths.max()) <= MAX_STEPS:
+        columns = step.columns
+        if not isinstance(columns, ExtendColumns) or not step.rows.metadata.is_uniform:
             return False
-        if not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= MAX_CATCH_UP:
-            return False
-        most = int((columns.counts + lengths).max())
-        return keeps_bounds(step, vocab_size=self.runner.config.vocab_size) and self.runner.sequences.surely_fit(
-            len(step), most
+        step.asked = proposal_lengths(step)
+        counts, lengths = columns.counts.tolist(), step.asked.tolist()
+        longest, most = max(counts), max(lengths)
+        return (
+            1 <= min(lengths) <= most <= MAX_STEPS
+            and 1 <= min(counts) <= longest <= MAX_CATCH_UP
+            and len(lengths) <= self._max_rows
+            and keeps_bounds(step, vocab_size=self.runner.config.vocab_size)
+            and self.runner.sequences.surely_fit(len(lengths), longest + most)
         )
 
     def start_columns(self, step: SteadyStep) -> ColumnsForward:
         """A loop over all of them."""
-        states: list[Any] = [session.executor_state for session in step.sessions]  # ``DraftState``
-        return ColumnsForward(self.runner, step, [state.metadata for state in states], proposal_lengths(step))
+        rows, columns = step.rows, step.columns
+        drawing = DraftColumns(
+            rows.sequences, rows.metadata, step.bases, columns.token_ids, columns.counts.astype(np.int64), step.asked
+        )
+        return ColumnsForward(self.runner, step, drawing)
 
     def _state_of(self, session: DraftSession) -> DraftState:
         state = session.executor_state

@@ -28,7 +28,8 @@ from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
-from outrider.serving.steady.step import Ints, SteadyStep
+from outrider.serving.steady.sessions import Ints
+from outrider.serving.steady.step import SteadyStep
 from outrider_draft.items import check_extend, check_hidden_states, keeps_bounds, proposal_length, proposal_lengths
 from outrider_draft.proposers.head_columns import HeadColumnsForward
 from outrider_draft.proposers.head_state import HeadState, last_of, last_of_each
@@ -176,6 +177,8 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         if not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= (self.runner.max_catch_up or _MAX_FED):
             return False
         most = int((columns.counts + lengths).max()) + 1  # a block has one query more
+        if len({session.open.judging_rule.needs_evidence for session in step.sessions}) > 1:
+            return False  # proposals have evidence of one form, or none has
         return keeps_bounds(step, vocab_size=self._vocab_size) and self.runner.sequences.surely_fit(len(step), most)
 
     def _has_states(self, step: SteadyStep, states: StateColumns | None) -> bool:

@@ -4,7 +4,7 @@ Owns the layout: what the first step reads, and the state that each step leaves 
 larger than it is: rows added have no queries and draw nothing. Where more is appended before the first draw than one
 token, that step reads tokens of its own; the others read one token of each row. Refuses to know models.
 
-Shape letters: ``R`` rows of the shape, ``B`` rows of the plan.
+Shape letters: ``R`` rows of the shape, ``B`` rows of the plan, ``T`` tokens of all of them before the first draw.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from outrider.kernels.draft_advance import LoopState
 from outrider.kernels.draft_sampling.layout import NUM_COLUMNS
 from outrider.kernels.paged_attention import PagedRows
 from outrider.kv_cache import KVCacheManager, PageCopy, PageTable
-from outrider.model_executor.device_inputs import BatchFrame, IntArray, join_padded
-from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, DraftRow, Words
+from outrider.model_executor.device_inputs import BatchFrame, IntArray, join_padded, starts_of
+from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, UNKNOWN, DraftRow, Words
 from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
 from outrider.model_executor.worker_commands import Operation, WorkerCommand
 
@@ -56,75 +56,75 @@ class LoopShape:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """One loop, before it is laid out."""
+    """One loop, before it is laid out; valid until its sequences change."""
 
-    token_ids: list[Sequence[int]]  # [B] each row's, before its first draw
-    positions: list[int]  # [B] of the first of them
-    slots: list[Sequence[int]]  # [B] of all that is appended, drawn tokens included
-    page_tables: list[PageTable]  # [B][P] of all that is appended
-    parameters: list[Words]  # [B, NUM_COLUMNS]
+    token_ids: list[int]  # [T] of all rows before their first draw, as the next two
+    positions: list[int]  # [T]
+    slots: list[int]  # [T]
+    ends: list[int]  # [B] where each row's tokens end
+    contexts: list[int]  # [B] tokens of each sequence before the first draw
+    page_tables: Sequence[PageTable]  # [B][P] of all that is appended, drawn tokens included
+    parameters: Words  # [B * NUM_COLUMNS]
     num_steps: int
+    catch_up: int
+    """The most tokens of a row before its first draw."""
     page_copies: tuple[PageCopy, ...]
     """Done before anything else: all sources are read before any destination is written."""
 
     @property
     def shape(self) -> LoopShape:
         """The plan's own."""
-        return LoopShape(len(self.token_ids), self.num_steps, max(map(len, self.token_ids)))
+        return LoopShape(len(self.contexts), self.num_steps, self.catch_up)
 
 
 def plan_draft(table: KVCacheManager, rows: Sequence[DraftRow]) -> DraftPlan:
     """Extend every row's sequence, for which there is room, by what will be appended, as yet without the ids of what
     will be drawn.
     """
-    parameters = [row.words() for row in rows]
-    positions = [row.sequence.length for row in rows]
-    slots = [table.extend_checked(row.sequence, [*row.token_ids, *[0] * (row.num_drafts - 1)]) for row in rows]
+    token_ids, positions, slots, ends, contexts = (list[int]() for _ in range(5))
+    parameters, page_tables = array("i"), list[PageTable]()
+    for row in rows:
+        sequence, ids = row.sequence, row.token_ids
+        start, count = len(sequence.token_ids), len(ids)
+        parameters += row.words()
+        slots += table.extend_checked(sequence, [*ids, *UNKNOWN[row.num_drafts - 1]])[:count]
+        token_ids += ids
+        positions += range(start, start + count)
+        ends.append(len(token_ids))
+        contexts.append(start + count)
+        page_tables.append(sequence.page_table)
     return DraftPlan(
-        token_ids=[row.token_ids for row in rows],
-        positions=positions,
-        slots=slots,
-        page_tables=[table.pages_of(row.sequence) for row in rows],
-        parameters=parameters,
-        num_steps=max(row.num_drafts for row in rows),
+        token_ids,
+        positions,
+        slots,
+        ends,
+        contexts,
+        page_tables,
+        parameters,
+        num_steps=max([row.num_drafts for row in rows]),
+        catch_up=max([len(row.token_ids) for row in rows]),
         page_copies=tuple(table.pending_copies()),
     )
 
 
 def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
     """The plan in one array, laid out as ``shape``."""
-    token_ids: list[int] = []  # of the first step, as the next two
-    positions: list[int] = []
-    slots: list[int] = []
-    last_ids: list[int] = []  # [B] of each row's last token, as the next three
-    last_slots: list[int] = []
-    indices: list[int] = []
-    contexts: list[int] = []
-    token_starts, page_starts = [0], [0]
-    for start, ids, own, pages in zip(plan.positions, plan.token_ids, plan.slots, plan.page_tables, strict=True):
-        count = len(ids)
-        token_ids += ids
-        positions += range(start, start + count)
-        slots += own[:count]
-        token_starts.append(len(token_ids))
-        page_starts.append(page_starts[-1] + len(pages))
-        last_ids.append(ids[-1])
-        last_slots.append(own[count - 1])
-        indices.append(len(token_ids) - 1)
-        contexts.append(start + count)
-    num_rows, rows, tokens = len(contexts), shape.num_rows, shape.num_rows * shape.max_catch_up
+    ids, contexts, num_rows, num_tokens = plan.token_ids, plan.contexts, len(plan.contexts), len(plan.token_ids)
+    last = [end - 1 for end in plan.ends]
+    rows, tokens = shape.num_rows, shape.num_rows * shape.max_catch_up
+    page_starts = starts_of(plan.page_tables)
     parts = (
-        (token_ids, tokens, 0),
-        (positions, tokens, 0),
-        (slots, tokens, _NO_SLOT),
-        (token_starts, rows + 1, len(token_ids)),
-        (indices, rows, 0),
+        (ids, tokens, 0),
+        (plan.positions, tokens, 0),
+        (plan.slots, tokens, _NO_SLOT),
+        ([0, *plan.ends], rows + 1, num_tokens),
+        (last, rows, 0),
         ((0,), 1, 0),
-        (last_ids, rows, 0),
+        ([ids[place] for place in last], rows, 0),
         ([context - 1 for context in contexts], rows, 0),
-        (last_slots, rows, _NO_SLOT),
+        ([plan.slots[place] for place in last], rows, _NO_SLOT),
         (contexts, rows, 0),
-        (array("i", b"".join(plan.parameters)), rows * NUM_COLUMNS, 0),
+        (plan.parameters, rows * NUM_COLUMNS, 0),
         (range(num_rows + 1), rows + 1, num_rows),
         (page_starts, rows + 1, page_starts[-1]),
     )

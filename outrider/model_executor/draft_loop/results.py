@@ -2,7 +2,8 @@
 
 Owns the meaning of the records. Refuses to know devices and layouts of launches.
 
-Shape letters: ``K`` steps, ``R`` rows of the launch, ``S`` the most tokens of a support.
+Shape letters: ``B`` rows, ``K`` steps, ``R`` rows of the launch, ``S`` the most tokens of a support, ``T`` draft tokens
+of all rows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import IntegrityError, OutriderError
 from outrider.kernels.draft_sampling.layout import Field
+from outrider.model_executor.draft_loop.columns import DraftColumns, Ints
 from outrider.model_executor.draft_loop.rows import DraftRow
 from outrider.sampling.checks import row_error
 from outrider.types import Evidence, SparseEvidence
@@ -33,6 +35,46 @@ class Draws:
     """What they were drawn from, where the rule needs it and there are any."""
     error: OutriderError | None = None
     """Error that ended the draws early, if they are fewer than requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnColumns:
+    """Draft tokens and evidence of rows that drew all that they were to draw."""
+
+    counts: Ints  # [B] draft tokens of each
+    token_ids: Numbers  # [T]
+    supports: SparseEvidence | None
+    """The evidence of all, one draft token after the other."""
+
+    def texts(self) -> list[list[int]]:
+        """The draft tokens of each row."""
+        ids, ends = self.token_ids.tolist(), itertools.accumulate(self.counts.tolist(), initial=0)
+        return [ids[start:stop] for start, stop in itertools.pairwise(ends)]
+
+
+def read_columns(
+    columns: DraftColumns,
+    records: Numbers,  # [K, R, NUM_FIELDS]
+    supports: Numbers | None,  # [K, R, 2, S]; None: no row needs evidence
+) -> DrawnColumns | None:
+    """What ``read_draws`` gives of the same rows, whose evidence is of one form; None where a row lacks a draw."""
+    num_rows, lengths = len(columns.sequences), columns.num_drafts
+    of_rows = records[:, :num_rows].transpose(1, 0, 2)  # [B, K, NUM_FIELDS]
+    is_drawn = np.arange(len(records)) < lengths[:, None]  # [B, K]
+    drawn = of_rows[is_drawn]  # [T, NUM_FIELDS]
+    token_ids = drawn[:, Field.TOKEN].copy()
+    if min(token_ids.tolist()) < 0:
+        return None
+    if columns.metadata.is_certain:
+        ones = np.ones(len(token_ids), dtype=np.int32)
+        return DrawnColumns(lengths, token_ids, SparseEvidence(ones, token_ids, ones.astype(np.float32)))
+    if supports is None:
+        return DrawnColumns(lengths, token_ids, None)
+    widths = drawn[:, Field.WIDTH].copy()
+    widest = max(widths.tolist())
+    own = supports[:, :num_rows, :, :widest].transpose(1, 0, 2, 3)[is_drawn]  # [T, 2, W]
+    is_in = np.arange(widest) < widths[:, None]  # [T, W]
+    return DrawnColumns(lengths, token_ids, SparseEvidence(widths, own[:, 0][is_in], own[:, 1][is_in].view(np.float32)))
 
 
 def read_draws(

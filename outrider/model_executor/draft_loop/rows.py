@@ -24,6 +24,8 @@ MAX_CATCH_UP = 2
 two."""
 MAX_STEPS = 16
 """Draft tokens of one loop."""
+UNKNOWN = [[0] * count for count in range(MAX_STEPS)]
+"""What stands for so many tokens that will be drawn."""
 Words: TypeAlias = "array[int]"
 """32 bits each, as a device reads them."""
 

@@ -6,11 +6,10 @@ Shape letters: ``B`` sessions.
 from __future__ import annotations
 
 from collections.abc import KeysView, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.columns import (
     CommandColumns,
@@ -23,8 +22,7 @@ from outrider.columns import (
 from outrider.ports import Extend, Score
 from outrider.prefix_hash import chain_size
 from outrider.serving.session import Session, SessionKey
-
-Ints = NDArray[np.int64]
+from outrider.serving.steady.sessions import Ints, SteadySessions
 
 
 @dataclass(slots=True, eq=False)
@@ -33,19 +31,41 @@ class SteadyStep:
 
     link_id: int
     columns: CommandColumns
-    sessions: Sequence[Session[Any]]  # [B]
-    rows: NDArray[np.intp]  # [B] of the sessions, where they waited
+    own: SteadySessions
     kept: Ints  # [B] tokens to keep, none fewer than were committed
     bases: Ints  # [B] committed tokens, those of the items included
     draft_lengths: Ints  # [B] draft tokens asked for, or to be scored
-    max_lengths: Ints  # [B] of ``Open``
-    reserved_lengths: Ints  # [B] tokens that the sequences can grow to
-    num_token_ids: Ints  # [B] of ``Open``
     arrived_ns: int
-    _keys: dict[SessionKey, None] | None = field(default=None, init=False)
+    asked: Any = None
+    """What the executor found out when it took the step."""
 
     def __len__(self) -> int:
-        return len(self.sessions)
+        return len(self.own.sessions)
+
+    @property
+    def sessions(self) -> Sequence[Session[Any]]:
+        """B."""
+        return self.own.sessions
+
+    @property
+    def rows(self) -> Any:  # noqa: ANN401 - the executor's
+        """What the executor knows of the sessions in every step."""
+        return self.own.rows
+
+    @property
+    def max_lengths(self) -> Ints:  # [B]
+        """Of ``Open``."""
+        return self.own.max_lengths
+
+    @property
+    def reserved_lengths(self) -> Ints:  # [B]
+        """Tokens that the sequences can grow to."""
+        return self.own.reserved_lengths
+
+    @property
+    def num_token_ids(self) -> Ints:  # [B]
+        """Of ``Open``."""
+        return self.own.num_token_ids
 
     @property
     def is_scoring(self) -> bool:
@@ -55,15 +75,13 @@ class SteadyStep:
     @property
     def num_tokens(self) -> int:
         """Tokens of its forward."""
-        num_drafts = int(self.draft_lengths.sum()) if self.is_scoring else 0
+        num_drafts = sum(self.draft_lengths.tolist()) if self.is_scoring else 0
         return int(self.columns.token_ids.size) + num_drafts
 
     @property
     def keys(self) -> KeysView[SessionKey]:
-        """Of the sessions, in their order. Made once: each command that comes beside the step looks for its own."""
-        if self._keys is None:
-            self._keys = dict.fromkeys([session.key for session in self.sessions])
-        return self._keys.keys()
+        """Of the sessions, in their order."""
+        return self.own.keys.keys()
 
 
 def joined(columns: Sequence[CommandColumns], items: Sequence[Any]) -> CommandColumns | None:

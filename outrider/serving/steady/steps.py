@@ -21,6 +21,7 @@ from outrider.serving.request import AnyRequest, Batch, Request, RequestStatus, 
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
+from outrider.serving.steady.sessions import SteadySessions
 from outrider.serving.steady.step import SteadyStep, is_bare, joined
 from outrider.serving.steady.waiting import WaitingSessions
 
@@ -139,7 +140,8 @@ class SteadySteps:
 
     def start(self, batch: Batch, step: SteadyStep) -> None:
         """Start the forward, then note for each session that it runs."""
-        self._sessions.truncate(step.sessions, step.kept.tolist())
+        if not self._executor.truncates_columns:
+            self._sessions.truncate(step.sessions, step.kept.tolist())
         batch.forward = self._executor.start_columns(step)
         self._running = batch
         for session, generation in zip(step.sessions, step.columns.generations.tolist(), strict=True):
@@ -194,7 +196,7 @@ class SteadySteps:
             for session, base in zip(answered.step.sessions, answered.bases, strict=True):
                 self._sessions.commit(session, base)
             self._scheduler.note_steady_answers(answered.step, answered.batch, answered.forward)
-            self._put_down(answered.step.link_id, answered.step.sessions, answered.bases)
+            self._put_down(answered.step.own, answered.bases)
 
     def put_down(self, answered: Iterable[AnyRequest]) -> None:
         """Put down the sessions of requests that were answered one by one."""
@@ -208,13 +210,14 @@ class SteadySteps:
                 own.setdefault(session.link_id, []).append((session, answer.base_length))
             elif session.sequence.length > answer.base_length:  # there are drafts
                 self._sessions.hash_ahead(session, answer.base_length)
-        for link_id, entries in own.items():
-            self._put_down(link_id, [session for session, _ in entries], [base for _, base in entries])
+        for entries in own.values():
+            sessions, bases = [session for session, _ in entries], [base for _, base in entries]
+            if len(sessions) < FEWEST_ROWS:
+                for session, base in entries:
+                    self._sessions.hash_ahead(session, base)
+            else:
+                self._put_down(SteadySessions.of(sessions, self._executor.steady_rows(sessions)), bases)
 
-    def _put_down(self, link_id: int, sessions: Sequence[Session[Any]], bases: Sequence[int]) -> None:
-        if len(sessions) < FEWEST_ROWS:
-            for session, base in zip(sessions, bases, strict=True):
-                self._sessions.hash_ahead(session, base)
-            return
-        waiting = WaitingSessions(self._sessions, sessions, bases)
-        self._waiting.update({session.key: (waiting, row) for row, session in enumerate(sessions)})
+    def _put_down(self, own: SteadySessions, bases: Sequence[int]) -> None:
+        waiting = WaitingSessions(self._sessions, own, bases)
+        self._waiting.update({key: (waiting, row) for key, row in own.keys.items()})

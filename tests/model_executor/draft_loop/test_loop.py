@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from dataclasses import replace
@@ -16,9 +17,11 @@ from outrider.kernels.paged_attention import DevicePlan
 from outrider.kv_cache import KVCacheLayout, KVCacheManager, KVCacheSpec, KVSequence, PagePool
 from outrider.model_executor.device_inputs import BatchFrame
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftingRules, DraftMetadata, DraftRow, fits_loop
+from outrider.model_executor.draft_loop.columns import DraftColumns, MetadataColumns
+from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight, planning
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import LoopShape, loop_of, pack_draft, plan_draft
-from outrider.model_executor.draft_loop.results import Draws, read_draws
+from outrider.model_executor.draft_loop.results import DrawnColumns, Draws, read_draws
 from outrider.model_executor.graph_capture import CaptureBound, CaptureLimits, NoGraphs
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
@@ -185,6 +188,104 @@ def test_a_loop_draws_greedily_with_certain_evidence() -> None:
     ]
     for (row, text), drawn in zip(pairs, rig.draft([row for row, _ in pairs]), strict=True):
         check(drawn, one_by_one(row, text, greedy))
+
+
+def columns_of(rows: list[DraftRow]) -> DraftColumns:
+    return DraftColumns(
+        [row.sequence for row in rows],
+        MetadataColumns.of([row.metadata for row in rows]),
+        np.array([row.base for row in rows]),
+        np.array([token_id for row in rows for token_id in row.token_ids]),
+        np.array([len(row.token_ids) for row in rows]),
+        np.array([row.num_drafts for row in rows]),
+        rows[0].lag,
+    )
+
+
+def test_columns_draw_what_their_rows_do() -> None:
+    kinds = set[type]()
+    for seed in range(8):
+        compare_columns_with_rows(seed, kinds)
+    assert kinds == {DrawnColumns, list}
+
+
+def compare_columns_with_rows(seed: int, kinds: set[type]) -> None:
+    """After drafts of theirs were rejected, which a loop of columns leaves to be cut when it runs."""
+    found, held, packed = [], [], []
+    for are_columns in (False, True):
+        rig, choose = Rig(), random.Random(seed)
+        pairs = [random_row(rig, choose) for _ in range(7)]
+        pairs = [pair for pair in pairs if pair[0].metadata.needs_evidence == (seed % 2 > 0)] or pairs[:1]
+        rows = [replace(row, base=len(text) + len(row.token_ids)) for row, text in pairs]
+        for (row, text), length in zip(pairs, [choose.randrange(9) for _ in pairs], strict=True):
+            rig.table.extend(row.sequence, [50] * length if seed > 1 else [])
+            if not are_columns:
+                rig.table.truncate(row.sequence, len(text))
+        columns = columns_of(rows)
+        with (
+            planning(rig.table, columns) if are_columns else contextlib.nullcontext(plan_draft(rig.table, rows)) as plan
+        ):
+            command = rig.loop.command_for(plan)
+            packed.append(command.numbers.tolist())
+            rig.loop.run(loop_of(command), command.numbers)
+        if are_columns:
+            flight = ColumnsInFlight(rig.loop, loop_of(command), columns, rig.table)
+            assert [row.sequence.length for row in rows] == (columns.contexts + columns.num_drafts - 1).tolist()
+            drawn = flight.finish()
+            kinds.add(type(drawn))
+            found.append(in_rows(drawn))
+        else:
+            drawn_rows = read_draws(rows, *rig.loop.results(loop_of(command), with_supports=True))
+            found.append(in_rows(drawn_rows))
+            for row, draws in zip(rows, drawn_rows, strict=True):
+                rig.table.amend(row.sequence, row.base, draws.token_ids[: row.num_drafts - 1])
+        held.append([list(row.sequence.token_ids) for row in rows])
+        rig.table.check_integrity()
+    assert found[0] == found[1]
+    assert held[0] == held[1]
+    assert packed[0] == packed[1] or seed > 1  # else pages are taken in another order
+
+
+def in_rows(drawn: DrawnColumns | list[Draws]) -> list[tuple[tuple[int, ...], str]]:
+    if isinstance(drawn, list):
+        return [(draws.token_ids, repr(draws.evidence)) for draws in drawn]
+    rows, start, first = [], 0, 0
+    for ids in drawn.texts():
+        evidence = None
+        if drawn.supports is not None:
+            counts = drawn.supports.counts[start : start + len(ids)]
+            own = slice(first, first + int(counts.sum()))
+            evidence = SparseEvidence(counts, drawn.supports.token_ids[own], drawn.supports.probs[own])
+            start, first = start + len(ids), own.stop
+        rows.append((tuple(ids), repr(evidence)))
+    return rows
+
+
+def test_a_row_of_columns_that_cannot_be_drawn_from_ends_there_and_hurts_no_other() -> None:
+    rig = Rig()
+    good = DraftRow(metadata(opened(2, temperature=1.0)), rig.sequence([1, 2, 3, 4]), [5], 4, 5)
+    bad = DraftRow(metadata(opened(3, temperature=1.0)), rig.sequence([1, 2, 3, 4]), [POISON % VOCAB_SIZE], 4, 5)
+    columns = columns_of([bad, good])
+    with planning(rig.table, columns) as plan:
+        command = rig.loop.command_for(plan)
+        rig.loop.run(loop_of(command), command.numbers)
+    found = ColumnsInFlight(rig.loop, loop_of(command), columns, rig.table).finish()
+    assert isinstance(found, list)
+    check(found[1], one_by_one(good, [1, 2, 3, 4]))
+    assert isinstance(found[0].error, NonFiniteLogitsError)
+    assert bad.sequence.token_ids == [1, 2, 3, 4, POISON % VOCAB_SIZE]
+    assert good.sequence.token_ids == [1, 2, 3, 4, 5, *found[1].token_ids[:3]]
+    rig.table.check_integrity()
+
+
+def test_a_launch_of_columns_that_fails_leaves_sequences_as_they_were() -> None:
+    rig = Rig()
+    row = DraftRow(metadata(opened(2, temperature=1.0)), rig.sequence([1, 2, 3, 4, 7]), [5], 9, 4)
+    with pytest.raises(RuntimeError), planning(rig.table, columns_of([row])):
+        assert len(row.sequence.page_table) == 3
+        raise RuntimeError
+    assert row.sequence.token_ids == [1, 2, 3, 4, 7]
+    rig.table.check_integrity()
 
 
 def test_what_fills_up_a_shape_writes_nothing() -> None:

@@ -16,7 +16,8 @@ from outrider.errors import NonFiniteLogitsError
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import DraftRow
-from outrider.model_executor.draft_loop.results import Draws
+from outrider.model_executor.draft_loop.columns import DraftColumns
+from outrider.model_executor.draft_loop.results import DrawnColumns, Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.serving.engine_core import EngineCore
@@ -132,6 +133,21 @@ def drawn_by_forwards(runner: ModelRunner, rows: Sequence[DraftRow]) -> list[Dra
     return found
 
 
+class DrawnByForwards:
+    """``begin_draft`` by the same: as columns where all rows have draws."""
+
+    def __init__(self, runner: ModelRunner, columns: DraftColumns) -> None:
+        runner.sequences.replace_tails(columns.sequences, columns.lengths.tolist(), [()] * len(columns.sequences))
+        self._columns, self._drawn = columns, drawn_by_forwards(runner, columns.rows())
+
+    def finish(self) -> DrawnColumns | list[Draws]:
+        if any(draws.error is not None for draws in self._drawn):
+            return self._drawn
+        ids = np.array([token_id for draws in self._drawn for token_id in draws.token_ids], dtype=np.int32)
+        has_supports = self._columns.metadata.needs_evidence
+        return DrawnColumns(self._columns.num_drafts, ids, supports_of(ids.tolist()) if has_supports else None)
+
+
 def supports_of(drawn: Sequence[int]) -> SparseEvidence:
     ids = np.array([one for token_id in drawn for one in (token_id, 0)], dtype=np.int32)
     return SparseEvidence(np.full(len(drawn), 2, dtype=np.int32), ids, (ids / NUM_TOKEN_IDS).astype(np.float32))
@@ -141,8 +157,9 @@ def model_core(switch: Switch, *, takes_columns: bool) -> tuple[Core, Any]:
     folder = cached_tiny_model("llama", seed=1, max_position_embeddings=512)
     runner = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=1200, max_model_len=280)
     runner.draft = functools.partial(drawn_by_forwards, runner)  # type: ignore[method-assign]
+    runner.begin_draft = functools.partial(DrawnByForwards, runner)  # type: ignore[method-assign,assignment]
     executor = holding(ModelProposer, switch, asynchronous=False)(runner)
-    executor._can_loop = True
+    executor._can_loop, executor._max_rows = True, 8
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=True)
     table = SessionTable(runner.sequences, limits)
     return EngineCore(table, executor, takes_columns=takes_columns, clock=switch.clock), executor

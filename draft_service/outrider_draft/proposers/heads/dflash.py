@@ -20,7 +20,8 @@ from outrider.model_executor.draft_heads.dflash_config import read_dflash_config
 from outrider.ports import Extend
 from outrider.sampling.parameters import needs_history
 from outrider.sampling.rows import LogitRow
-from outrider.serving.steady.step import Ints, SteadyStep
+from outrider.serving.steady.sessions import Ints
+from outrider.serving.steady.step import SteadyStep
 from outrider_draft.proposers.head_executor import HeadExecutor, HeadJob, HeadSession
 from outrider_draft.proposers.heads.serving import load_served
 from outrider_draft.proposers.passes import single
