@@ -138,7 +138,10 @@ class DraftLengthController:
             self._choice.probe.leave(session)
 
     def _note_request(self, session: ControlledSession) -> None:
-        if session.began_s is not None:
+        """A request has ended. Those without drafts take no seconds of service, and those of a single token make no
+        step that could have drafts: counted as requests that end at once, neither would be worth any draft's text.
+        """
+        if session.began_s is not None and session.limit and session.num_rounds > 1:
             seconds, known = self._busy_s - session.began_s, self._request_s
             self._request_s = seconds if math.isinf(known) else known + _NEWEST_REQUEST * (seconds - known)
 
@@ -204,6 +207,8 @@ class DraftLengthController:
         if self._num_prompts:
             for session in self._sessions:
                 session.round_began = None
+        if self._num_prompts or self._has_prompts_ended:
+            self._choice.selector.pause(self._busy_s)
 
     def note_draft(self, draft_length: int, tokens: int, seconds: float, *, share: float = 1.0) -> None:
         """Proposals that were drawn together: the longest one's length, the draft tokens of all, their time. ``share``:

@@ -20,7 +20,7 @@ _SCORING = ((2, 4.6), (5, 4.76), (40, 5.27), (80, 5.85), (160, 6.64), (320, 10.4
 _DRAFT_STEP = ((1, 0.825), (8, 1.03), (32, 1.285), (64, 1.6), (128, 2.3), (256, 3.8))
 
 
-def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
     """Between the measured points, and past the last one by the slope before it."""
     (near, at_near), (last, at_last) = points[-2:]
     if x > last:
@@ -37,10 +37,10 @@ class H200:
     """Whether the draft reads hidden states, so that the target computes anew what it lacks."""
 
     def target(self, rows: int, tokens: int) -> float:
-        return _interpolate(_PLAIN, rows) if tokens == rows else _interpolate(_SCORING, tokens)
+        return interpolate(_PLAIN, rows) if tokens == rows else interpolate(_SCORING, tokens)
 
     def draft(self, rows: int, length: int) -> float:
-        return 0.1 + length * _interpolate(_DRAFT_STEP, rows) if length else 0.0
+        return 0.1 + length * interpolate(_DRAFT_STEP, rows) if length else 0.0
 
     def between(self, rows: int) -> float:
         return 0.68 + 0.063 * rows
@@ -65,10 +65,10 @@ class TargetOverTwoCards(H200):
     def target(self, rows: int, tokens: int) -> float:
         plain = ((1, 3.12), (8, 3.35), (32, 4.06), (64, 5.55))
         scoring = ((2, 3.35), (5, 3.43), (40, 3.85), (80, 4.4), (160, 5.72), (320, 8.5))
-        return _interpolate(plain, rows) if tokens == rows else _interpolate(scoring, tokens)
+        return interpolate(plain, rows) if tokens == rows else interpolate(scoring, tokens)
 
     def between(self, rows: int) -> float:
-        return _interpolate(((1, 1.15), (8, 2.05), (32, 3.0), (64, 4.5)), rows)
+        return interpolate(((1, 1.15), (8, 2.05), (32, 3.0), (64, 4.5)), rows)
 
     def plain_between(self, rows: int) -> float:
         return 0.7 + 0.01 * rows

@@ -1,0 +1,56 @@
+"""Pairs of models as stage times of an H200 as measured under load, harder on speculation than ``H200``'s.
+
+Measured with an 8B target, a 1B draft and an EAGLE-3 head: forwards of 1 to 256 rows, draft steps of 1, 8 and 32, and
+what lies between the forwards of 1, 8 and 32 users. The other points are inter- or extrapolated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.coordinator.speculation.simulated_load import H200, interpolate
+
+
+@dataclass(frozen=True)
+class MeasuredPair(H200):
+    """A 1B draft beside the target, on one card or on a card of its own."""
+
+    def target(self, rows: int, tokens: int) -> float:
+        plain = ((1, 4.2), (8, 4.28), (32, 4.6), (64, 5.25), (128, 6.8), (256, 11.0))
+        scoring = ((2, 4.55), (6, 4.65), (48, 4.93), (128, 5.69), (192, 7.0), (320, 9.8), (640, 16.0))
+        return interpolate(plain, rows) if tokens == rows else interpolate(scoring, tokens)
+
+    def draft(self, rows: int, length: int) -> float:
+        step = interpolate(((1, 0.81), (8, 0.96), (32, 1.15), (128, 2.1)), rows)
+        return 0.1 + length * step if length else 0.0
+
+    def between(self, rows: int) -> float:
+        return interpolate(((1, 1.4), (8, 2.3), (32, 3.3), (128, 6.5)), rows)
+
+    def prefill(self, tokens: int) -> float:
+        return 0.01 * tokens
+
+
+@dataclass(frozen=True)
+class MeasuredHead(MeasuredPair):
+    """An EAGLE-3 head beside the target."""
+
+    reads_states: bool = True
+
+    def draft(self, rows: int, length: int) -> float:
+        return 0.3 + length * interpolate(((1, 0.3), (32, 0.4), (128, 0.8)), rows) if length else 0.0
+
+    def prefill(self, tokens: int) -> float:
+        return 0.027 * tokens
+
+
+@dataclass(frozen=True)
+class MeasuredTargetOverTwoCards(MeasuredPair):
+    """The target over two cards and the draft on one of them."""
+
+    num_cards: int = 2
+
+    def target(self, rows: int, tokens: int) -> float:
+        plain = ((1, 3.12), (8, 3.35), (32, 4.06), (64, 5.0), (128, 6.3))
+        scoring = ((2, 3.35), (5, 3.43), (40, 3.85), (80, 4.4), (160, 5.72), (320, 8.5), (640, 14.0))
+        return interpolate(plain, rows) if tokens == rows else interpolate(scoring, tokens)

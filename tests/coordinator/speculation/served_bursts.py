@@ -1,0 +1,206 @@
+"""Bursts of requests as services serve them: slow first rounds, noise, prompts in pieces, commands before choices.
+
+Harder than ``Bursts`` in what a recorded run on a GPU showed: the first rounds of a kind take several times as long,
+and the first after a pause or with other numbers of rows somewhat longer; the commands of a message leave before the
+controller learns from it, so that a choice takes effect a round later; a benchmark's requests of one token, and plain
+requests, come between. A request's text decides which drafts are accepted, so that all arms can walk the same texts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider_coordinator.speculation import LONGEST_INLINE_FEED, ControlledSession, DraftLengthController
+from tests.coordinator.speculation.simulated_load import H200, FixedLength
+
+PROMPT = 128
+_PROMPTS_A_FORWARD = 8
+_MOST_DRAFTED = 8
+_ROUNDS_NOT_AHEAD = 2
+_AHEAD_MS = 0.1
+"""What lies between plain forwards that are computed ahead."""
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """How much longer the first rounds of something take."""
+
+    most: float
+    """Of the first one, as a share of the usual time."""
+    rounds: float
+    """After which the share is a third."""
+
+    def at(self, num_before: int) -> float:
+        return self.most * math.exp(-num_before / self.rounds)
+
+
+COLD, AFTER_PAUSE, NEW_ROWS = Slowness(3.0, 6.0), Slowness(0.6, 3.0), Slowness(0.25, 2.0)
+"""In a mode for the first time, after an idle pause, and after the rows of a round have changed by a quarter."""
+
+
+class Devices:
+    """The stages of a pair with what makes them slow, and the clock."""
+
+    def __init__(self, pair: H200, *, seed: int, noise: float, is_cold: bool) -> None:
+        self.pair, self.now = pair, 0.0
+        self._random, self._noise, self._is_cold = np.random.default_rng(seed), noise, is_cold
+        self._num_rounds = {False: 0, True: 0}
+        self._since_pause = self._since_rows = self._rows = self._num_plain = 0
+
+    def pause(self, seconds: float) -> None:
+        """Nothing is served."""
+        self.now += seconds
+        self._since_pause = 0
+
+    def shaken(self, milliseconds: float) -> float:
+        return milliseconds * math.exp(self._noise * float(self._random.standard_normal()))
+
+    def prompts_ms(self, rows: int, num_prompts: int) -> float:
+        """Of a forward with so many prompts and the rows that decode beside them."""
+        self._num_plain = 0
+        return self._slowness(rows, drafts=False) * self.shaken(4.0 + 2.2 * num_prompts)
+
+    def round_ms(self, lengths: list[int]) -> tuple[float, float, float]:
+        """(draft, target, whole) of a round of sessions that draft so many tokens."""
+        rows, longest, drafting = len(lengths), max(lengths), sum(length > 0 for length in lengths)
+        slow = self._slowness(rows, drafts=longest > 0)
+        target = slow * self.shaken(self.pair.target(rows, rows + sum(lengths)))
+        if longest:
+            self._num_plain = 0
+            draft = slow * self.shaken(self.pair.draft(drafting, longest))
+            return draft, target, draft + target + slow * self.shaken(self.pair.between(rows))
+        self._num_plain += 1
+        is_ahead = self._num_plain > _ROUNDS_NOT_AHEAD
+        return 0.0, target, target + (_AHEAD_MS if is_ahead else slow * self.shaken(self.pair.plain_between(rows)))
+
+    def _slowness(self, rows: int, *, drafts: bool) -> float:
+        if abs(rows - self._rows) > 0.25 * self._rows:
+            self._rows, self._since_rows = rows, 0
+        cold = COLD.at(self._num_rounds[drafts]) if self._is_cold else 0.0
+        found = 1.0 + cold + AFTER_PAUSE.at(self._since_pause) + NEW_ROWS.at(self._since_rows)
+        self._num_rounds[drafts] += 1
+        self._since_pause += 1
+        self._since_rows += 1
+        return found
+
+
+class Served:
+    """One coordinator's requests on a pair: burst after burst."""
+
+    def __init__(
+        self,
+        pair: H200,
+        acceptance: float,
+        *,
+        seed: int,
+        length: int | None = None,
+        is_cold: bool = True,
+        noise: float = 0.07,
+    ) -> None:
+        """``length``: a fixed draft length; None: chosen ones. ``is_cold``: a process's first rounds are slow."""
+        self.devices = Devices(pair, seed=seed, noise=noise, is_cold=is_cold)
+        self.acceptance = acceptance
+        self.is_chosen = length is None
+        self.controller = DraftLengthController(_MOST_DRAFTED) if length is None else FixedLength(length)
+        self.rounds: list[tuple[int, float]] = []
+        """Of the last burst: longest draft length and seconds of each round, those of prompts left out."""
+        self._seed = seed
+        self._left: dict[ControlledSession, int] = {}
+        """Tokens to come of each request whose prompt has ended."""
+        self._lags: dict[ControlledSession, int] = {}
+        self._lengths: dict[ControlledSession, int] = {}
+        """Draft lengths of the commands that have left, and below whose drafts are brought their text."""
+        self._fed: dict[ControlledSession, bool] = {}
+        self._texts: dict[ControlledSession, np.ndarray] = {}
+        """Of each request, by place: the draft's token is accepted where the number is below the acceptance."""
+
+    def burst(self, num_users: int, *, num_tokens: int = 256, drafts: bool = True, pause_s: float = 0.2) -> float:
+        """Seconds until the last of so many requests has ended, prompts included; without ``drafts`` they are plain."""
+        pair, limit = self.devices.pair, _MOST_DRAFTED if drafts else 0
+        self.devices.pause(pause_s)
+        began = self.devices.now
+        sessions = [ControlledSession(limit, reads_states=pair.reads_states) for _ in range(num_users)]
+        texts = np.random.default_rng(self._seed).random((num_users, num_tokens))
+        self._texts = dict(zip(sessions, texts, strict=True))
+        self.rounds, self._lags = [], {}
+        self._take_prompts(sessions, num_tokens)
+        while self._left:
+            self._round()
+        return self.devices.now - began
+
+    def _take_prompts(self, sessions: list[ControlledSession], num_tokens: int) -> None:
+        """The first request comes alone, the others while its prompt is computed."""
+        waiting = list(sessions)
+        arrived, num_prompts = waiting[:1], 1
+        while waiting:
+            text_ms = self._enter(arrived)
+            coming, waiting = waiting[:num_prompts], waiting[num_prompts:]
+            begun = list(self._left)
+            target = self.devices.prompts_ms(len(begun) + len(coming), len(coming))
+            self.devices.now += (target + text_ms) / 1e3
+            self._left.update(dict.fromkeys(coming, num_tokens))
+            both = begun + coming
+            self._tell(both, [0] * len(both), 0.0, target, tokens=len(begun) + PROMPT * len(coming))
+            arrived, num_prompts = waiting, _PROMPTS_A_FORWARD
+
+    def _enter(self, arrived: list[ControlledSession]) -> float:
+        """Milliseconds for the prompts that drafts compute at the same time."""
+        num_tokens = 0
+        for session in arrived:
+            if session not in self._lags:
+                self.controller.enter(session)
+                is_both = session.limit > 0 and (not self.is_chosen or self.controller.will_draft(PROMPT))
+                self._lags[session] = -1 if is_both else PROMPT
+                num_tokens += PROMPT if is_both else 0
+        return self.devices.pair.prefill(num_tokens)
+
+    def _round(self) -> None:
+        """One step of all sessions. One whose draft lacks its text decodes plainly while that is brought."""
+        sessions = list(self._left)
+        lengths = [min(self._lengths[each], self._left[each] - 1) if each.limit else 0 for each in sessions]
+        num_tokens = 0
+        for index, session in enumerate(sessions):
+            lag = self._lags[session]
+            if self.is_chosen and lag > LONGEST_INLINE_FEED and (lengths[index] or self._fed[session]):
+                num_tokens += lag
+                self._lags[session], lengths[index] = -1, 0
+        text_ms = self.devices.shaken(self.devices.pair.prefill(num_tokens))
+        if num_tokens:
+            self.controller.note_draft_text(num_tokens, text_ms / 1e3)
+        draft, target, whole = self.devices.round_ms(lengths)
+        self.devices.now += (whole + text_ms) / 1e3
+        self.rounds.append((max(lengths), (whole + text_ms) / 1e3))
+        self._tell(sessions, lengths, draft, target, tokens=len(sessions) + sum(lengths))
+
+    def _tell(
+        self, sessions: list[ControlledSession], lengths: list[int], draft: float, target: float, *, tokens: int
+    ) -> None:
+        """Let the controller hear of a round, and take the lengths of the next one before it learns and chooses."""
+        controller = self.controller
+        if max(lengths):
+            controller.note_draft(max(lengths), sum(lengths), draft / 1e3)
+        controller.begin(self.devices.now)
+        verdicts = []
+        for session, length in zip(sessions, lengths, strict=True):
+            accepted = self._accepted(session, length)
+            self._left[session] -= accepted + 1
+            self._lags[session] = 0 if length else self._lags[session] + 1
+            verdicts.append((session, length, accepted, self._lags[session]))
+        controller.note_verdicts(verdicts)
+        for session in sessions:
+            self._lengths[session] = controller.length(session)
+            self._fed[session] = controller.is_catching_up(session)
+            if self._left[session] <= 0:
+                del self._left[session]
+                controller.leave(session)
+        controller.end(rows=len(sessions), tokens=tokens, seconds=target / 1e3)
+        controller.choose()
+
+    def _accepted(self, session: ControlledSession, length: int) -> int:
+        """Draft tokens accepted of so many, by the place in the request's text."""
+        place = len(self._texts[session]) - self._left[session]
+        is_accepted = self._texts[session][place : place + length] < self.acceptance
+        return length if is_accepted.all() else int(is_accepted.argmin())

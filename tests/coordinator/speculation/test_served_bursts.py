@@ -1,0 +1,78 @@
+"""Draft lengths under bursts as services serve them: slow first rounds, noise, and requests that never draft."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from outrider_coordinator.speculation import Mode
+from outrider_coordinator.speculation.mode_selector import ModeSelector
+from tests.coordinator.speculation.measured_pairs import MeasuredHead, MeasuredPair
+from tests.coordinator.speculation.served_bursts import Served
+from tests.coordinator.speculation.simulated_load import H200
+
+
+def benchmark(pair: H200, acceptance: float, num_users: int, *, seed: int, length: int | None = None) -> list[float]:
+    """Seconds of the bursts of one arm, after a load of one user; plain ones, and those of one token, come between."""
+    served = Served(pair, acceptance, seed=seed, length=length)
+    for _ in range(4):
+        served.burst(1)
+    seconds = []
+    for _ in range(3):
+        served.burst(num_users, num_tokens=1)
+        seconds.append(served.burst(num_users))
+        for _ in range(2):
+            served.burst(num_users, num_tokens=1, drafts=False)
+            served.burst(num_users, drafts=False)
+    return seconds
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_plain_requests_and_those_of_one_token_do_not_end_speculation(seed: int) -> None:
+    """A recorded run on a GPU drafted once after such, and went on plainly for 115 of its steps."""
+    served = Served(MeasuredPair(), 0.81, seed=seed)
+    for _ in range(8):
+        served.burst(1)
+    served.burst(8)
+    before = served.controller._request_s
+    for _ in range(4):
+        served.burst(8, num_tokens=1, drafts=False)
+        served.burst(8, drafts=False)
+        served.burst(8, num_tokens=1)
+    assert served.controller._request_s == before
+    served.burst(8)
+    num_plain = sum(length == 0 for length, _ in served.rounds)
+    assert num_plain < 12  # while drafts take in their text, and of a trial of plain decoding
+    assert served.controller.num_switches == 0
+
+
+@pytest.mark.parametrize(("pair", "acceptance", "length"), [(MeasuredPair(), 0.9, 4), (MeasuredHead(), 0.75, 4)])
+def test_a_benchmark_of_many_users_drafts_though_its_other_arms_never_do(
+    pair: H200, acceptance: float, length: int
+) -> None:
+    chosen, fixed = (
+        fmean(fmean(benchmark(pair, acceptance, 32, seed=seed, length=arm)[1:]) for seed in range(3))
+        for arm in (None, length)
+    )
+    assert chosen < fixed / 0.93
+
+
+def test_the_time_until_first_tokens_is_no_loss_of_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is decoded in either mode meanwhile, nor while nothing is served."""
+    intervals_s: list[float] = []
+    observe = ModeSelector.observe
+
+    def noting(selector: ModeSelector, now: float, *arguments: Any, **named: Any) -> bool:
+        intervals_s.append(now - (now if selector._observed_at is None else selector._observed_at))
+        return observe(selector, now, *arguments, **named)
+
+    served = Served(MeasuredPair(), 0.81, seed=1)
+    for _ in range(4):
+        served.burst(1)
+    assert served.controller.mode is Mode.SPECULATIVE
+    monkeypatch.setattr(ModeSelector, "observe", noting)
+    served.burst(8, num_tokens=24, pause_s=10.0)
+    longest_s = max(seconds for _, seconds in served.rounds)
+    assert 0.0 < max(intervals_s) < 6 * longest_s
