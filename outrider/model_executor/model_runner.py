@@ -123,8 +123,8 @@ class ModelRunner:
 
     @property
     def takes_drawn(self) -> bool:
-        """Whether ``forward_drawn`` is available: on one GPU, because other ranks do not have the drawn tokens."""
-        return self.worker.is_on_gpu and (self._ranks is None or self._ranks.publish is None)
+        """Whether ``forward_drawn`` is available: on GPUs."""
+        return self.worker.is_on_gpu
 
     def close(self) -> None:
         """End the other ranks, if any. The runner cannot be used afterwards. Idempotent."""
@@ -178,7 +178,8 @@ class ModelRunner:
         with restoring_lengths(self.sequences, rows), torch.inference_mode():
             batch = plan_checked(self.sequences, rows)
             self._copy_pages(batch.page_copies)
-            command = forward_command(batch, self.worker.shape_for(BatchShape.of(batch)), layers)
+            shape = self.worker.shape_for(BatchShape.of(batch))
+            command = forward_command(batch, shape, layers, is_drawn=drawn is not None)
             self._broadcast(command)
             found = self.worker.forward(command, self._in_vocabulary(drawn))
         self.num_forwards += 1
@@ -261,6 +262,9 @@ class ModelRunner:
             if num_tokens <= sequence.max_length:
                 self.forward([ForwardRow(sequence, [0] * num_tokens, num_tokens)])
                 self.sequences.truncate(sequence, 0)
+        if self.takes_drawn:
+            self.forward_drawn([sequence], torch.zeros(1, dtype=torch.int32, device=self.device))
+            self.sequences.truncate(sequence, 0)
         self.sequences.release(sequence)
         self.num_forwards = count
 

@@ -17,12 +17,13 @@ from typing import Unpack
 
 import torch
 
-from outrider.kernels.device_stream import to_device
+from outrider.kernels.device_stream import Mark, to_device
 from outrider.kernels.launching import has_kernels, num_processors
 from outrider.kernels.paged_attention import prepare_prompts
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.model_executor.cuda_graphs import Captured, CaptureProgress, ForwardGraphs, capture_all, capture_limits
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, spans_in, unpack
+from outrider.model_executor.distributed.communicator import broadcast_token_ids
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of
@@ -128,7 +129,7 @@ class Worker:
 
     def run(self, command: WorkerCommand) -> None:
         """Run a command; its results stay on this rank."""
-        if command.operation == Operation.FORWARD:
+        if command.operation in {Operation.FORWARD, Operation.FORWARD_DRAWN}:
             self.forward(command)
         elif command.operation == Operation.COPY_PAGES:
             self.kv_cache.copy_pages(copies_of(command), page_size=self.page_size)
@@ -142,10 +143,11 @@ class Worker:
     def forward(self, command: WorkerCommand, drawn: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a forward: logits [N, V] of the weights' type, and the hidden states [T, F] that the command asks for.
 
-        ``drawn`` [n] int32, on the device, takes the place of the first n token ids. A shape that was captured runs as
-        a CUDA graph.
+        ``drawn`` [n] int32, on the device of rank 0, takes the place of the first n token ids on every rank. A shape
+        that was captured runs as a CUDA graph.
         """
         self._make_ready()
+        drawn = self._drawn_on_rank_0(command, drawn)
         layers = layers_of(command)
         replayed = self._graphs.replay(command, drawn, layers)
         self.used_graph = replayed is not None
@@ -154,6 +156,13 @@ class Worker:
         batch = self._inputs_of(command, drawn)
         hidden, states = self.model.layer_states(batch, self.kv_cache, layers)
         return self.model.logits(hidden, batch.logit_indices), states
+
+    def _drawn_on_rank_0(self, command: WorkerCommand, drawn: torch.Tensor | None) -> torch.Tensor | None:
+        """The tokens [n] int32 of a command that only rank 0 knows; None for other commands."""
+        if command.operation != Operation.FORWARD_DRAWN:
+            return None
+        _, num_drawn = shape_of(command)
+        return broadcast_token_ids(self.model.communicator, drawn, num_drawn, self.device)
 
     def _make_ready(self) -> None:
         """For prompts that no graph takes; what the library prepares is the thread's own."""
@@ -187,6 +196,10 @@ class Worker:
         """Select the device for launches of this thread; CUDA's current device is per thread."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self._frame.counters.device)  # unlike the setting's name, this has an index
+
+    def mark(self) -> Mark:
+        """Mark behind all work that this thread has queued on the device."""
+        return Mark(self.device)
 
     def wait(self) -> None:
         """Return when the device has done all queued work."""

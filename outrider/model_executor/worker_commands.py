@@ -34,6 +34,8 @@ class Operation(enum.IntEnum):
     DRAFT = 4
     """Arguments: the loop's rows, steps, tokens of a row before its first draw, and the most of them that the layout
     has room for. Numbers: as ``pack_draft`` lays them out."""
+    FORWARD_DRAWN = 5
+    """A ``FORWARD`` of one token a row, of which each gets logits, and which only the device of rank 0 knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,15 @@ def no_numbers() -> IntArray:
     return np.empty(0, dtype=np.int32)
 
 
-def forward_command(batch: ForwardBatch, shape: BatchShape, layers: Sequence[int] = ()) -> WorkerCommand:
-    """The forward of a batch, laid out as ``shape``; its page copies are a command of their own."""
+def forward_command(
+    batch: ForwardBatch, shape: BatchShape, layers: Sequence[int] = (), *, is_drawn: bool = False
+) -> WorkerCommand:
+    """The forward of a batch, laid out as ``shape``; its page copies are a command of their own. ``is_drawn``: its
+    tokens are placeholders, see ``Operation.FORWARD_DRAWN``.
+    """
     arguments = (shape.num_rows, shape.num_tokens, shape.max_queries, len(batch.logit_indices), *layers)
-    return WorkerCommand(Operation.FORWARD, arguments, pack(batch, shape))
+    operation = Operation.FORWARD_DRAWN if is_drawn else Operation.FORWARD
+    return WorkerCommand(operation, arguments, pack(batch, shape))
 
 
 def copy_command(copies: Sequence[PageCopy]) -> WorkerCommand:

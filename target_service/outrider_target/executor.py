@@ -89,7 +89,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         return ScoringForward(self._runner, batch, planes=self._planes)
 
     def may_follow(self, forward: InFlightForward[Scores]) -> bool:
-        """A chunk of prompts from which nothing is read; on one GPU."""
+        """A chunk of prompts from which nothing is read; on GPUs."""
         return self._runner.takes_drawn and isinstance(forward, ScoringForward) and forward.reads_nothing
 
     def look_ahead(self, job: ScoreJob) -> None:

@@ -1,11 +1,13 @@
 """A draft and a target over rounds of proposing, scoring and rolling back; writes all they answer to a file, as JSON.
 
-Run as a module, by ``test_gpu_path.py``: on a CPU as it is, on a CPU where Triton interprets, so that all that a GPU
-would do is done there but the capture of graphs, and on a GPU. Each must give the same answers.
+Run as a module, by ``test_gpu_path.py`` and ``distributed/test_gpu_path.py``: on a CPU as it is, on a CPU where Triton
+interprets, so that all that a GPU would do is done there but the capture of graphs, and on a GPU. With a third
+argument, target or draft, it is one of two ranks that share that model. Each must give the same answers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -18,7 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.config import DraftSettings, TargetSettings
 from outrider.kernels.launching import has_kernels
+from outrider.model_executor.distributed.rank_info import find_place
+from outrider.model_executor.distributed.runner import follow_model, open_runner
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
@@ -56,6 +61,11 @@ PROMPTS = [5, 7, 3, 6, 20]
 """Tokens of each request's prompt; the last comes when the others are running, and is prefilled beside them."""
 LATE = len(PROMPTS) - 1
 MAX_LENGTH = 60
+SIZES: Any = {"page_size": 4, "num_pages": 200, "max_model_len": MAX_LENGTH + 16}
+MODELS: dict[str, dict[str, Any]] = {
+    "target": {"architecture": "llama", "seed": 1},
+    "draft": {"architecture": "mistral", "seed": 2, "sliding_window": 12, "num_hidden_layers": 1},
+}
 GROUPED: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 
 ROUNDS = [(0, 1, 2, 3), (0, 1, 2, LATE), (1, LATE), (0, 2, 3)]
@@ -64,15 +74,35 @@ ROUNDS = [(0, 1, 2, 3), (0, 1, 2, LATE), (1, LATE), (0, 2, 3)]
 Answer = dict[str, Any]
 
 
-def load(name: str, device: str, dtype: str, **model: Any) -> ModelRunner:
-    folder = cached_tiny_model(name, vocab_size=VOCAB_SIZE, **GROUPED, **model)
-    runner = ModelRunner.load(
-        folder, device=device, dtype=dtype, page_size=4, num_pages=200, max_model_len=MAX_LENGTH + 16, drafting=RULES
-    )
+def load(architecture: str, device: str, dtype: str, **model: Any) -> ModelRunner:
+    folder = cached_tiny_model(architecture, vocab_size=VOCAB_SIZE, **GROUPED, **model)
+    runner = ModelRunner.load(folder, device=device, dtype=dtype, drafting=RULES, **SIZES)
+    assert (runner.drafting is not None) == has_kernels(torch.device(device))
+    return prepared(runner)
+
+
+def prepared(runner: ModelRunner) -> ModelRunner:
     runner.capture()
     with torch.inference_mode():
         runner.kv_cache.fill_(float("nan"))  # a stale read would show
-    assert (runner.drafting is not None) == has_kernels(torch.device(device))
+    return runner
+
+
+def shared_settings(role: str, device: str) -> TargetSettings | DraftSettings:
+    """The model of one role, shared by two ranks."""
+    folder = cached_tiny_model(vocab_size=VOCAB_SIZE, **GROUPED, **MODELS[role])
+    sharing = {"device": device, "dtype": "float32", "tensor_parallel_size": 2, "num_threads": 1, **SIZES}
+    if role == "target":
+        return TargetSettings.model_validate({"model": str(folder), **sharing})
+    rules = {"support_mass": RULES.support_mass, "support_limit": RULES.support_limit}
+    return DraftSettings.model_validate({"model": str(folder), **sharing, **rules})
+
+
+def open_model(role: str, device: str, shared: str) -> ModelRunner:
+    if role != shared:
+        return load(device=device, dtype="float32", **MODELS[role])
+    runner = prepared(open_runner(shared_settings(role, device)))
+    assert runner.tensor_parallel_size == 2
     return runner
 
 
@@ -231,21 +261,28 @@ def poison_empty() -> None:
     torch.empty = poisoned
 
 
-def main(device: str, path: Path) -> None:
+def main(device: str, path: Path, shared: str = "") -> None:
     torch.set_num_threads(1)
     if os.environ.get("TRITON_INTERPRET") == "1":
         set_up_quick_interpreter()
-    target = load("llama", device, "float32", seed=1)
+    if shared and (place := find_place(2)).rank:
+        follow_model(shared_settings(shared, device), place)
+        return
+    target = open_model("target", device, shared)
     target.sampler.warm_up(VOCAB_SIZE, target.dtype, target.device)
-    draft = load("mistral", device, "float32", seed=2, sliding_window=12, num_hidden_layers=1)
+    draft = open_model("draft", device, shared)
     poison_empty()
-    with torch.inference_mode():
-        answers, num_steps = play(draft, target)
-        texts, num_queued = plain_steps(target)
-        assert bool(num_queued) == has_kernels(torch.device(device))
-        found = {"texts": texts, "answers": answers, "draft_steps": num_steps, "narrow": narrow_logits(device)}
+    found: dict[str, Any] = {}
+    with contextlib.closing(target), contextlib.closing(draft), torch.inference_mode():
+        if shared != "target":
+            found["answers"], found["draft_steps"] = play(draft, target)
+        if shared != "draft":
+            found["texts"], num_queued = plain_steps(target)
+            assert bool(num_queued) == has_kernels(torch.device(device))
+        if not shared:
+            found["narrow"] = narrow_logits(device)
     path.write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

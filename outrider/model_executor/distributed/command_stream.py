@@ -1,7 +1,7 @@
 """Command stream from rank 0 to the other ranks: a short header and the numbers as they are, no copy in between.
 
-A rank on a GPU looks for the next command without sleeping for a moment after the last one, since waking up takes as
-long as some layers of a small model; after that, and on a CPU, it sleeps until one comes.
+A rank on a GPU looks for the next command without sleeping while its device computes, and for a moment after, since
+waking up takes as long as some layers of a small model; after that, and on a CPU, it sleeps until one comes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -56,9 +56,12 @@ class CommandReceiver:
         self._connection = connection
         self._spin_s = spin_s
 
-    def next(self) -> WorkerCommand | None:
-        """The next command, however long it takes; None: the last was read. ``ConnectionError``: rank 0 is gone."""
-        self._wait()
+    def next(self, is_busy: Callable[[], bool] = lambda: False) -> WorkerCommand | None:
+        """The next command, however long it takes; None: the last was read. ``ConnectionError``: rank 0 is gone.
+
+        ``is_busy`` says whether the device computes; it is asked until it does not, or the command is there.
+        """
+        self._wait(is_busy)
         operation, num_arguments, *rest = _HEADER.unpack(receive(self._connection, _HEADER.size))
         if operation == STOP:
             return None
@@ -66,8 +69,12 @@ class CommandReceiver:
         numbers = np.frombuffer(receive(self._connection, num_bytes), np.int32) if num_bytes else no_numbers()
         return WorkerCommand(operation, tuple(rest[:num_arguments]), numbers)
 
-    def _wait(self) -> None:
+    def _wait(self, is_busy: Callable[[], bool]) -> None:
         until = time.monotonic() + self._spin_s
-        while time.monotonic() < until:
+        while True:
+            if is_busy():
+                until = time.monotonic() + self._spin_s
+            elif time.monotonic() >= until:
+                return
             if select.select((self._connection,), (), (), 0)[0]:
                 return

@@ -70,3 +70,37 @@ class SingleRank:
 
 
 SINGLE_RANK = SingleRank()
+
+
+def gather_by_sum(communicator: Communicator, part: torch.Tensor) -> torch.Tensor:
+    """``all_gather`` as a sum of parts [N, C] between zeros: [N, size * C].
+
+    CUDA graphs of several ranks have no other collective than sums, and small ones are one-shot.
+    """
+    size = communicator.shard.size
+    if size == 1:
+        return part
+    num_rows, width = part.shape
+    parts = part.new_zeros(num_rows, size, width)
+    parts[:, communicator.shard.rank].copy_(part)
+    return communicator.all_reduce(parts).view(num_rows, size * width)
+
+
+_SUMMED_TOGETHER = 4
+"""Token ids by which a sum grows: one-shot sums take multiples of 16 bytes."""
+
+
+def broadcast_token_ids(
+    communicator: Communicator, token_ids: torch.Tensor | None, count: int, device: torch.device
+) -> torch.Tensor:
+    """The ``token_ids`` [count] int32 of rank 0 on every rank; the others give None.
+
+    A sum to which the others add zeros, queued on the current stream like any: the host does not wait. float32 holds
+    ids below 2**24 exactly.
+    """
+    if communicator.shard.size == 1 and token_ids is not None:
+        return token_ids
+    part = torch.zeros(-(-count // _SUMMED_TOGETHER) * _SUMMED_TOGETHER, dtype=torch.float32, device=device)
+    if token_ids is not None:
+        part[:count].copy_(token_ids)
+    return communicator.all_reduce(part)[:count].int()

@@ -209,10 +209,10 @@ class Follower(Member):
     publish = None
     """Only rank 0 tells the others what to do."""
 
-    def next_command(self) -> WorkerCommand | None:
-        """The next command of rank 0; None at the end."""
+    def next_command(self, is_busy: Callable[[], bool]) -> WorkerCommand | None:
+        """The next command of rank 0; None at the end. ``is_busy`` as in ``CommandReceiver.next``."""
         try:
-            return self._receiver.next()
+            return self._receiver.next(is_busy)
         except OSError:
             self._end()
 

@@ -6,6 +6,7 @@ Owns the way from a section of settings to either. Rank 0 starts the others with
 from __future__ import annotations
 
 import os
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -14,7 +15,9 @@ from outrider.config import DraftSettings, TargetSettings, service_module, to_ar
 from outrider.config.fields import DraftSampleMethod
 from outrider.config.schema.model_service import max_batched_tokens
 from outrider.errors import ConfigError
+from outrider.kernels.device_stream import Mark
 from outrider.model_executor.device_setup import prepare_device, resolve_device
+from outrider.model_executor.distributed.heartbeats import Heartbeats
 from outrider.model_executor.distributed.process_group import Follower, Leader, OnFailure
 from outrider.model_executor.distributed.rank_info import Place, find_place
 from outrider.model_executor.distributed.sharding import Shard
@@ -76,19 +79,40 @@ def follow_model(settings: Settings, place: Place) -> None:
             **options,
         )
         with torch.inference_mode():
-            _follow(follower, worker)
+            run_commands(follower, worker)
     except BaseException as error:
         follower.heartbeats.report_failure(f"{type(error).__name__}: {error}")
         raise
     follower.close()
 
 
-def _follow(follower: Follower, worker: Worker) -> None:
-    while (command := follower.next_command()) is not None:
+def run_commands(follower: Follower, worker: Worker) -> None:
+    """Queue each command behind the one before, as rank 0 does, without waiting for the device."""
+    steps = QueuedSteps(follower.heartbeats)
+    while (command := follower.next_command(steps.are_left)) is not None:
         worker.run(command)
         if command.operation != Operation.COPY_PAGES:
-            worker.wait()
-            follower.heartbeats.num_finished += 1
+            steps.add(worker.mark())
+    worker.wait()
+
+
+class QueuedSteps:
+    """Steps on this rank's device; those that it has finished are counted for the heartbeats."""
+
+    def __init__(self, heartbeats: Heartbeats) -> None:
+        self._heartbeats = heartbeats
+        self._marks: deque[Mark] = deque()
+
+    def add(self, mark: Mark) -> None:
+        """Add the step before ``mark``."""
+        self._marks.append(mark)
+
+    def are_left(self) -> bool:
+        """Whether any is unfinished."""
+        while self._marks and self._marks[0].is_reached():
+            self._marks.popleft()
+            self._heartbeats.num_finished += 1
+        return bool(self._marks)
 
 
 def _with_device(settings: Settings) -> Settings:
@@ -113,25 +137,21 @@ def _num_threads(settings: Settings) -> int | None:
 
 
 def _drafting(settings: Settings) -> DraftingRules | None:
-    """Loops are commands as forwards are, but were never run by several GPUs: ranks draft forward by forward."""
-    if not isinstance(settings, DraftSettings):
-        return None
-    return drafting_rules(settings, in_loops=settings.tensor_parallel_size == 1)
+    return drafting_rules(settings) if isinstance(settings, DraftSettings) else None
 
 
-def drafting_rules(settings: DraftSettings, *, in_loops: bool = False) -> DraftingRules:
-    """Draft sampling rules of the settings; ``in_loops`` as in ``DraftingRules``."""
+def drafting_rules(settings: DraftSettings) -> DraftingRules:
+    """Draft sampling rules of the settings."""
     return DraftingRules(
         settings.support_mass,
         settings.support_limit,
-        in_loops=in_loops,
         takes_argmax=settings.draft_sample_method is DraftSampleMethod.GREEDY,
     )
 
 
 def graph_limits(settings: Settings) -> GraphLimits:
     """Limits of the CUDA graphs under these settings. The coverage is logged after capture."""
-    memory_mb, drafting = settings.cuda_graph_memory_mb, _drafting(settings)
+    memory_mb = settings.cuda_graph_memory_mb
     num_tokens = max_batched_tokens(settings.max_batched_tokens, is_gpu=True)
     return GraphLimits(
         max_sequences=settings.max_running_requests,
@@ -140,7 +160,7 @@ def graph_limits(settings: Settings) -> GraphLimits:
         max_batched_tokens=num_tokens,
         memory_bytes=None if memory_mb is None else memory_mb << 20,
         capture_seconds=settings.cuda_graph_capture_s,
-        decodes=drafting is None or not drafting.in_loops,
+        decodes=not isinstance(settings, DraftSettings),
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from outrider.kernels.paged_attention import prepare_plan
 from outrider.kernels.rope_and_cache import CosSin
 from outrider.kv_cache import KVCacheLayout
-from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
+from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator, gather_by_sum
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.context import LayerContext
@@ -85,7 +85,8 @@ class Decoder:
         """What is computed here."""
         self.dtype = dtype
         self.device = device
-        self._communicator = communicator
+        self.communicator = communicator
+        """Of the ranks that share the model."""
         context = LayerContext(config, self.part, dtype, device, communicator, LINEAR_METHODS[config.quantization])
         self._vocab = VocabRows(context)
         self.layers = [DecoderLayer(context, layer) for layer in range(config.num_layers)]
@@ -124,7 +125,7 @@ class Decoder:
         ``layers``, bit for bit: each state costs one copy of what is computed anyway.
         """
         groups = [self._prepared(inputs) for inputs in batch.groups]
-        hidden = self._communicator.all_reduce(self._vocab.look_up(batch.token_ids))  # [T, hidden]
+        hidden = self.communicator.all_reduce(self._vocab.look_up(batch.token_ids))  # [T, hidden]
         cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
         size = self.config.hidden_size
         states = torch.empty(hidden.shape[0], size * len(layers), dtype=self.dtype, device=self.device)
@@ -134,7 +135,7 @@ class Decoder:
             hidden, delta = layer(
                 hidden, delta, kv_cache.layer(number), cos_sin, groups[group], state=places.get(number)
             )
-        total, last = Residual(hidden, delta, self.norm, self._communicator).normed()
+        total, last = Residual(hidden, delta, self.norm, self.communicator).normed()
         if (place := places.get(len(self.layers))) is not None:
             place.copy_(total)
         if (place := places.get(LAST_HIDDEN_STATE)) is not None:
@@ -149,14 +150,22 @@ class Decoder:
 
     def head_logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
         """Logits [N, V] of the model's own type of the chosen rows of ``hidden``, of all where ``indices`` is None."""
-        logits = self._communicator.all_gather(
-            self.head(hidden if indices is None else hidden.index_select(0, indices))
-        )
-        return logits[:, : self.config.vocab_size].contiguous()
+        return self._of_vocabulary(self.communicator.all_gather(self._own_logits(hidden, indices)))
 
     def draft_logits(self, batch: DeviceBatch, kv_cache: KVCacheTensors, indices: torch.Tensor | None) -> torch.Tensor:
-        """A step of a draft loop: logits [N, V] of the chosen rows of the batch, of all where ``indices`` is None."""
-        return self.head_logits(self.hidden_states(batch, kv_cache), indices)
+        """A step of a draft loop: logits [N, V] of the chosen rows of the batch, of all where ``indices`` is None.
+        Every rank has the same ones, bit for bit.
+        """
+        hidden = self.hidden_states(batch, kv_cache)
+        return self._of_vocabulary(gather_by_sum(self.communicator, self._own_logits(hidden, indices)))
+
+    def _own_logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
+        """Logits of the rank's rows of the vocabulary, [N, C]."""
+        return self.head(hidden if indices is None else hidden.index_select(0, indices))
+
+    def _of_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        """Less those that only round ranks' parts up: [N, size * C] to [N, V]."""
+        return logits[:, : self.config.vocab_size].contiguous()
 
     def _prepared(self, inputs: AttentionInputs) -> AttentionInputs:
         part = self.part

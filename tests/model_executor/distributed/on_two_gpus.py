@@ -28,7 +28,9 @@ def opened(size: int, *, one_shot: bool) -> contextlib.closing[ModelRunner]:
 
 
 def said(runner: ModelRunner) -> tuple[list[int], torch.Tensor]:
-    """Greedy tokens, and the logits of all that is run: prefill, decoding, scoring beside it, rollback and a fork."""
+    """Greedy tokens, and the logits of all that is run: prefill, decoding, scoring beside it, rollback, a fork, and a
+    step over a token that only the device knows.
+    """
     first, second = runner.sequences.open(200), runner.sequences.open(200)
     logits, tokens = [runner.forward([ForwardRow(first, list(range(3, 40)), 1)])], []
     for step in range(NUM_STEPS):
@@ -41,6 +43,8 @@ def said(runner: ModelRunner) -> tuple[list[int], torch.Tensor]:
         logits.append(runner.forward([ForwardRow(first, [token], 1)]))
     forked = runner.sequences.fork(first, 150)
     logits.append(runner.forward([ForwardRow(forked, [7, 8], 2), ForwardRow(first, [9], 1)]))
+    with torch.inference_mode():
+        logits.append(runner.forward_drawn([first], logits[-1][-1:].argmax(-1).int()).float())
     return tokens, torch.cat(logits).cpu()
 
 

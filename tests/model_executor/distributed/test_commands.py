@@ -33,6 +33,7 @@ def test_commands_arrive_whole_and_in_order_until_there_are_none() -> None:
     batch = make_batch()
     sent = [
         forward_command(batch, BatchShape.of(batch)),
+        forward_command(batch, BatchShape.of(batch), is_drawn=True),
         copy_command([(1, 2), (3, 4)]),
         capture_command(),
         WorkerCommand(77, tuple(range(12)), np.arange(100_000, dtype=np.int32)),
@@ -53,6 +54,22 @@ def test_commands_arrive_whole_and_in_order_until_there_are_none() -> None:
                 assert copies_of(found) == [(1, 2), (3, 4)]
         CommandSender([here]).close()
         assert receiver.next() is None
+
+
+def test_while_the_device_computes_a_command_is_looked_for_without_sleeping() -> None:
+    here, there = socket.socketpair()
+    answers = iter([True, True, False])
+
+    def is_busy() -> bool:
+        if not (answer := next(answers)):
+            CommandSender([here]).send(capture_command())
+        return answer
+
+    with here, there:
+        found = CommandReceiver(there, spin_s=60).next(is_busy)
+    assert found is not None
+    assert found.operation == Operation.CAPTURE
+    assert next(answers, None) is None
 
 
 def test_a_stream_that_breaks_off_is_an_error() -> None:

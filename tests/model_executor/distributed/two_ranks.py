@@ -14,7 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from outrider.model_executor.distributed.communicator import Communicator
+from outrider.model_executor.distributed.communicator import (
+    SINGLE_RANK,
+    Communicator,
+    broadcast_token_ids,
+    gather_by_sum,
+)
 from outrider.model_executor.distributed.device_communicators import CpuCommunicator
 from outrider.model_executor.distributed.process_group import Member
 from outrider.model_executor.distributed.rank_info import Place
@@ -144,6 +149,21 @@ def check_captures(rank: int) -> None:
         assert recorder.num_prepared == len(peaks)
 
 
+def check_exchanges(rank: int) -> None:
+    """Token ids that only rank 0 has, and parts of rows that are gathered by a sum, arrive bit for bit."""
+    communicator = CpuCommunicator(Shard(rank, SIZE), lambda error: None)
+    for count in (1, 4, 7):
+        token_ids = torch.arange(2**24 - count, 2**24, dtype=torch.int32)
+        given = None if rank else token_ids
+        torch.testing.assert_close(broadcast_token_ids(communicator, given, count, token_ids.device), token_ids)
+    for dtype in (torch.float32, torch.bfloat16):
+        rows = torch.randn(3, 10, generator=torch.Generator().manual_seed(1)).to(dtype)
+        rows[0, 0], rows[1, 7], rows[2, 3] = float("inf"), float("nan"), torch.finfo(dtype).max
+        part = rows[:, 5 * rank : 5 * (rank + 1)]
+        torch.testing.assert_close(gather_by_sum(communicator, part), rows, rtol=0, atol=0, equal_nan=True)
+        assert gather_by_sum(SINGLE_RANK, rows) is rows
+
+
 def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
     """Norms, and the biases of sums."""
     yield decoder.norm.weight
@@ -162,6 +182,7 @@ def main(store: str, rank: int, synthetic: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
     check_captures(rank)
+    check_exchanges(rank)
     for name, (architecture, config) in {**MODELS, **MORE}.items():
         try:
             check(build(architecture, **config), rank)

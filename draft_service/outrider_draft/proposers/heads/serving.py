@@ -55,7 +55,7 @@ def load_served(
             num_pages=choose_num_pages(request, device),
             page_size=settings.page_size,
             max_model_len=length,
-            rules=drafting_rules(settings, in_loops=True),
+            rules=drafting_rules(settings),
             prefix_caching=settings.prefix_caching,
             graphs=graph_limits(settings),
         )
