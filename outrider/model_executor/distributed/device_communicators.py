@@ -117,7 +117,7 @@ def open_gpu_communicator(
 
 
 def _try_symmetric_memory(shard: Shard, device: torch.device, dtype: torch.dtype) -> SymmetricMemory | None:
-    """None, on all ranks, where the GPUs cannot map each other's memory or give wrong sums."""
+    """None, on all ranks, where the GPUs cannot map each other's memory, or give wrong sums or none of this type."""
     try:
         found = open_symmetric_memory(shard, device)
     except (RuntimeError, ImportError, AttributeError) as error:
@@ -125,7 +125,12 @@ def _try_symmetric_memory(shard: Shard, device: torch.device, dtype: torch.dtype
         found = None
     if not _all_agree(holds=found is not None) or found is None:
         return None
-    return found if _all_agree(holds=found.is_right(device, dtype)) else None
+    try:
+        is_right = found.is_right(device, dtype)
+    except RuntimeError as error:  # of a type that torch's kernel does not sum, on every rank alike
+        _log.info("no sums of %s through symmetric memory: %s", dtype, error)
+        is_right = False
+    return found if _all_agree(holds=is_right) else None
 
 
 def _are_on_one_host() -> bool:

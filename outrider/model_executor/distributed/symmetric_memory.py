@@ -50,11 +50,15 @@ class SymmetricMemory:
         return sum_and_norm(hidden, part, norm.weight, norm.eps, self.rows)
 
     def is_right(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether sums are what they should be, through both halves of the memory for rows."""
+        """Whether sums are what they should be: of token ids, which are few and float32, and of rows, through both
+        halves of their memory. ``RuntimeError`` where the kernel does not take the type.
+        """
         part = torch.full((3, 64), float(self.rows.rank + 1), dtype=dtype, device=device)
         total = self.rows.size * (self.rows.size + 1) / 2
         hidden, norm = torch.zeros_like(part), _Plain(torch.ones(64, dtype=dtype, device=device))
+        ids = torch.full((4,), float(self.rows.rank + 1), dtype=torch.float32, device=device)
         found = bool((self.all_reduce(part) == total).all())
+        found &= bool((self.all_reduce(ids) == total).all())
         for times in (1, 2, 3):
             normed = self.add_and_norm(hidden, part, norm)
             found &= bool((hidden == times * total).all()) and bool(((normed - 1).abs() < _TOLERANCE).all())

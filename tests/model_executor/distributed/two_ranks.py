@@ -9,11 +9,14 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from outrider.model_executor.distributed import device_communicators
 from outrider.model_executor.distributed.communicator import (
     SINGLE_RANK,
     Communicator,
@@ -164,6 +167,19 @@ def check_exchanges(rank: int) -> None:
         assert gather_by_sum(SINGLE_RANK, rows) is rows
 
 
+def check_refused_types(rank: int) -> None:
+    """Sums of a type that torch's one-shot kernel does not take are not tried again, on any rank."""
+
+    def is_right(device: torch.device, dtype: torch.dtype) -> bool:
+        raise RuntimeError(f"not implemented for {dtype}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        found = SimpleNamespace(is_right=is_right)
+        patch.setattr(device_communicators, "open_symmetric_memory", lambda shard, device: found)
+        refused = device_communicators._try_symmetric_memory(Shard(rank, SIZE), torch.device("cpu"), torch.float16)
+    assert refused is None
+
+
 def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
     """Norms, and the biases of sums."""
     yield decoder.norm.weight
@@ -183,6 +199,7 @@ def main(store: str, rank: int, synthetic: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
     check_captures(rank)
     check_exchanges(rank)
+    check_refused_types(rank)
     for name, (architecture, config) in {**MODELS, **MORE}.items():
         try:
             check(build(architecture, **config), rank)
