@@ -2,8 +2,9 @@
 
 Runs a synchronous engine core, and breaks all links when it stops.
 
-The thread passes all messages that have arrived to the core, lets it take one step, delivers the events, and waits on a
-condition if there is nothing to do, or if the core asks for a pause.
+The thread passes all messages that have arrived to the core, lets it take one step, delivers the events, and waits at
+its inbox if there is nothing to do, or if the core asks for a pause. The inbox is a queue of the interpreter's own: a
+message is put and taken without a lock that both threads would hold in turn.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -98,7 +100,7 @@ class Core(Protocol[CommandT_contra, EventT]):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take twice as long to make
 class _Message(Generic[CommandT, EventT]):
     link: LocalLink[CommandT, EventT]
     commands: tuple[CommandT, ...]
@@ -131,8 +133,12 @@ class EngineThread(Generic[CommandT, EventT]):
         self._core = core
         self._planes: PlaneHost = planes or NoPlanes()
         self._on_failure = on_failure
-        self._changed = threading.Condition()
-        self._inbox: list[_Message[CommandT, EventT] | _Drop[CommandT, EventT]] = []
+        self._inbox: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        """None: something else has changed that the thread may wait for."""
+        self._arrived: list[_Entry] = []
+        """Taken out of the inbox by the thread, and not handled yet."""
+        self._lock = threading.Lock()
+        """Of what links are open, and of whether the thread has gone."""
         self._links: dict[int, LocalLink[CommandT, EventT]] = {}
         self._next_link_id = 0
         self._stopping = False
@@ -153,7 +159,7 @@ class EngineThread(Generic[CommandT, EventT]):
     def attach(self) -> LocalLink[CommandT, EventT]:
         """Open a link for the running event loop; ``UnavailableError`` if the thread has stopped."""
         loop = asyncio.get_running_loop()
-        with self._changed:
+        with self._lock:
             self._require_alive()
             link = LocalLink(self, self._next_link_id, loop)
             self._next_link_id += 1
@@ -162,30 +168,26 @@ class EngineThread(Generic[CommandT, EventT]):
 
     def submit(self, link: LocalLink[CommandT, EventT], commands: tuple[CommandT, ...]) -> bool:
         """Queue a message; False if too many wait on this link. Used by links."""
-        message = _Message(link, commands, num_items(commands), time.perf_counter_ns())
-        with self._changed:
-            self._require_alive()
-            if link.num_pending + message.num_items > MAX_PENDING_COMMANDS:
-                return False
-            link.num_pending += message.num_items
-            self._inbox.append(message)
-            self._changed.notify()
+        self._require_alive()
+        count = num_items(commands)
+        if link.num_pending + count > MAX_PENDING_COMMANDS:
+            return False
+        link.num_sent += count
+        self._inbox.put(_Message(link, commands, count, time.perf_counter_ns()))
         return True
 
     def drop(self, link: LocalLink[CommandT, EventT], done: Callable[[], None]) -> None:
         """Release the link's sessions after all its messages; ``done`` is called then. Used by links."""
-        with self._changed:
+        with self._lock:
             if self._gone is None:
-                self._inbox.append(_Drop(link, done))
-                self._changed.notify()
+                self._inbox.put(_Drop(link, done))
                 return
         done()
 
     def close(self) -> None:
         """Stop after the current step and wait for the thread; links break. Idempotent."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
+        self._stopping = True
+        self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -208,22 +210,36 @@ class EngineThread(Generic[CommandT, EventT]):
                 self._core.drop_link(link_id)
             self._stop("the engine was shut down")
 
-    def _take(self) -> list[_Message[CommandT, EventT] | _Drop[CommandT, EventT]] | None:
+    def _take(self) -> list[_Entry] | None:
         """What has arrived, of each link as much as one turn handles, without waiting while there is work; None when it
         is time to stop.
         """
-        with self._changed:
-            while not (self._inbox or self._stopping or self._is_due() or self._is_check_due()):
-                self._changed.wait(self._core.pause_s if self._core.has_work else self._core.next_check_s)
-            if self._stopping:
-                return None
-            inbox, self._inbox = _of_one_turn(self._inbox)
-            for entry in inbox:
-                if isinstance(entry, _Message):
-                    entry.link.num_pending -= entry.num_items
-            return inbox
+        while not (self._has_arrived() or self._stopping or self._is_due() or self._is_check_due()):
+            self._wait(self._core.pause_s if self._core.has_work else self._core.next_check_s)
+        if self._stopping:
+            return None
+        taken, self._arrived = _of_one_turn(self._arrived)
+        for entry in taken:
+            if isinstance(entry, _Message):
+                entry.link.num_taken += entry.num_items
+        return taken
 
-    def _turn(self, inbox: Sequence[_Message[CommandT, EventT] | _Drop[CommandT, EventT]]) -> None:
+    def _has_arrived(self) -> bool:
+        """Whether there are messages, all of them taken out of the inbox."""
+        while not self._inbox.empty():
+            self._note(self._inbox.get_nowait())
+        return bool(self._arrived)
+
+    def _wait(self, seconds: float | None) -> None:
+        """Wait until something arrives or changes, or so long; None: as long as that takes."""
+        with contextlib.suppress(queue.Empty):
+            self._note(self._inbox.get(timeout=seconds))
+
+    def _note(self, entry: _Entry | None) -> None:
+        if entry is not None:
+            self._arrived.append(entry)
+
+    def _turn(self, inbox: Sequence[_Entry]) -> None:
         for entry in inbox:
             if isinstance(entry, _Drop):
                 self._forget(entry.link.link_id)
@@ -245,16 +261,16 @@ class EngineThread(Generic[CommandT, EventT]):
         links = [link for link_id, _ in messages if (link := self._links.get(link_id)) is not None and link.is_read]
         for link_id, batch in messages:
             self._deliver(link_id, batch)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: bool(self._inbox) or self._stopping or all(link.is_read for link in links),
-                _LONGEST_DELIVERY_S if links else 0.0,
-            )
+        until = time.perf_counter() + _LONGEST_DELIVERY_S
+        while not (self._has_arrived() or self._stopping or all(link.is_read for link in links)):
+            left = until - time.perf_counter()
+            if left <= 0:
+                break
+            self._wait(left)
 
     def note_read(self) -> None:
         """A reader of answers has caught up. Used by links."""
-        with self._changed:
-            self._changed.notify()
+        self._inbox.put(None)
 
     def _handle(self, message: _Message[CommandT, EventT]) -> None:
         link, commands = message.link, message.commands
@@ -288,20 +304,20 @@ class EngineThread(Generic[CommandT, EventT]):
             self._forget(link_id)
 
     def _forget(self, link_id: int) -> None:
-        with self._changed:
+        with self._lock:
             known = self._links.pop(link_id, None)
         if known is not None:
             self._core.drop_link(link_id)
             self._planes.drop_link(link_id)
 
     def _stop(self, reason: str) -> None:
-        with self._changed:
+        with self._lock:
             self._gone = reason
-            inbox, self._inbox = self._inbox, []
             links, self._links = list(self._links.values()), {}
         for link in links:
             link.break_off(reason)
-        for entry in inbox:
+        self._has_arrived()
+        for entry in self._arrived:
             if isinstance(entry, _Drop):
                 entry.done()
 

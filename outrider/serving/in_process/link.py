@@ -51,8 +51,10 @@ class LocalLink(Generic[CommandT, EventT]):
 
     def __init__(self, inbox: CommandInbox[CommandT, EventT], link_id: int, loop: asyncio.AbstractEventLoop) -> None:
         self.link_id = link_id
-        self.num_pending = 0
-        """Commands that the thread has not taken yet; guarded by the thread's lock."""
+        self.num_sent = 0
+        """Commands that were sent; changed by the event loop alone."""
+        self.num_taken = 0
+        """Commands that the thread has taken; changed by that alone."""
         self.is_read = False
         """Whether its reader has passed on all that was delivered, and waits for more."""
         self._inbox = inbox
@@ -61,6 +63,11 @@ class LocalLink(Generic[CommandT, EventT]):
         self._changed = asyncio.Event()
         self._broken: str | None = None
         self._closed: asyncio.Future[None] | None = None
+
+    @property
+    def num_pending(self) -> int:
+        """Commands that the thread has not taken yet."""
+        return self.num_sent - self.num_taken
 
     @property
     def num_pages_free(self) -> int:
