@@ -51,7 +51,7 @@ def drawn_output(step: SteadyStep, drawn: DrawnColumns, computed_ns: int) -> Exe
         columns.sessions,
         columns.generations,
         step.bases,
-        drawn.counts.astype(np.uint32),
+        np.array(drawn.counts, dtype=np.uint32),
         drawn.token_ids.view(np.uint32),
         (),
         Proposal,

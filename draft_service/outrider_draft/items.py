@@ -10,7 +10,7 @@ from outrider.errors import InvalidRequestError
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import Extend, Open
 from outrider.serving.session import check_ids
-from outrider.serving.steady.waiting import are_all
+from outrider.serving.steady.sessions import are_all
 from outrider.types import HiddenStates
 
 if TYPE_CHECKING:

@@ -181,7 +181,9 @@ class KVCacheManager:
 
     # Many sequences at once.
 
-    def make_room(self, sequences: Sequence[KVSequence], lengths: Ints, counts: Ints) -> JoinedPages:
+    def make_room(
+        self, sequences: Sequence[KVSequence], lengths: Sequence[int] | Ints, counts: Sequence[int] | Ints
+    ) -> JoinedPages:
         """Have pages in which ``counts`` [B] more tokens, at least one each, can be written after the first ``lengths``
         [B] that sequences hold. These differ, are open and have room; of their pages only those in which the lengths
         end may be shared or be found. ``OutOfPagesError``, without a change, if too few pages are free.

@@ -107,30 +107,32 @@ class PageTables:
             sequence.page_table[start:stop] = page_table_of([0] * (stop - start))
             sequence.holes = range(first, stop)
 
-    def make_room(self, sequences: Sequence[KVSequence], lengths: Ints, counts: Ints) -> JoinedPages:
+    def make_room(
+        self, sequences: Sequence[KVSequence], lengths: Sequence[int] | Ints, counts: Sequence[int] | Ints
+    ) -> JoinedPages:
         """Pages for ``counts`` [B] more tokens, at least one each, after the first ``lengths`` [B] that sequences hold;
         they may be written to from there on. Pages past those tokens stay. ``OutOfPagesError``, without a change, if
         too few are free.
 
         Row by row: of up to some 60 rows arrays take more time, and several times as much where caches are cold.
         """
+        lengths, counts = _listed(lengths), _listed(counts)
         size, is_writable = self.pool.page_size, self.pool.is_writable
         tables = [sequence.page_table for sequence in sequences]
-        starts, ends = lengths.tolist(), (lengths + counts).tolist()
-        if len(tables) * (max(counts.tolist()) // size + 2) > self.pool.num_free:
-            self._require_room(tables, starts, ends)
-        for sequence, table, start, end in zip(sequences, tables, starts, ends, strict=True):
-            if end > len(table) * size:
-                self.take(sequence, -(-end // size))
+        if len(tables) * (max(counts) // size + 2) > self.pool.num_free:
+            self._require_room(tables, lengths, counts)
+        for sequence, table, start, count in zip(sequences, tables, lengths, counts, strict=True):
+            if start + count > len(table) * size:
+                self.take(sequence, -(-(start + count) // size))
             if not is_writable(table[start // size]):
                 self.own(sequence, start // size)
         return JoinedPages(tables, size)
 
-    def _require_room(self, tables: Sequence[PageTable], starts: Sequence[int], ends: Sequence[int]) -> None:
+    def _require_room(self, tables: Sequence[PageTable], lengths: Sequence[int], counts: Sequence[int]) -> None:
         """Raise ``OutOfPagesError`` unless there are pages for what ``make_room`` takes and copies."""
         size, needed = self.pool.page_size, 0
-        for table, start, end in zip(tables, starts, ends, strict=True):
-            needed += max(0, -(-end // size) - len(table))
+        for table, start, count in zip(tables, lengths, counts, strict=True):
+            needed += max(0, -(-(start + count) // size) - len(table))
             needed += start // size < len(table) and not self.pool.is_writable(table[start // size])
         self.pool.require(needed)
 
@@ -146,3 +148,8 @@ def slots_in(pages: PageTable, offset: int, count: int, page_size: int) -> Seque
     firsts = np.frombuffer(pages, dtype=np.int32)[:, None] * page_size
     slots = (firsts + np.arange(page_size, dtype=np.int32)).reshape(-1)[offset : offset + count]
     return array("i", slots.tobytes())
+
+
+def _listed(numbers: Sequence[int] | Ints) -> Sequence[int]:
+    """As Python reads them soonest."""
+    return numbers.tolist() if isinstance(numbers, np.ndarray) else numbers

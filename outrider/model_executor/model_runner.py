@@ -22,8 +22,8 @@ from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool
 from outrider.model_executor.cuda_graphs import CaptureProgress
 from outrider.model_executor.device_inputs import BatchShape
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
-from outrider.model_executor.draft_loop.columns import DraftColumns
-from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight, planning
+from outrider.model_executor.draft_loop.columns import DraftColumns, plan_columns, restore_sequences
+from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of, plan_draft
 from outrider.model_executor.draft_loop.results import Draws, read_draws
@@ -241,11 +241,16 @@ class ModelRunner:
         if (loop := self.worker.draft_loop) is None:
             raise ConfigError("drafting", "this runner was loaded without draft loops")
         self.worker.take_device()
-        with planning(self.sequences, columns) as plan, torch.inference_mode():
-            self._copy_pages(plan.page_copies)
-            command = loop.command_for(plan)
-            self._broadcast(command)
-            self.worker.run(command)
+        plan = plan_columns(self.sequences, columns)
+        try:
+            with torch.inference_mode():
+                self._copy_pages(plan.page_copies)
+                command = loop.command_for(plan)
+                self._broadcast(command)
+                self.worker.run(command)
+        except BaseException:
+            restore_sequences(self.sequences, columns.sequences)
+            raise
         self.num_forwards += plan.num_steps
         return ColumnsInFlight(loop, loop_of(command), columns, self.sequences)
 

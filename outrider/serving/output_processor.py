@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -139,7 +138,10 @@ class OutputProcessor:
         stages = started - arrived, computed - started, forward.ended_ns - computed
         timing = (*stages, now - forward.ended_ns, now - arrived)
         report = ForwardReport(*stages, now - arrived, forward.batch_size, forward.num_tokens, self._num_pages_free())
-        columns = replace(answers, timings_ns=timing * len(step))
+        columns = AnswerColumns(
+            answers.sessions, answers.generations, answers.base_lengths, answers.counts, answers.token_ids,
+            timing * len(step), answers.make, answers.outside_masses, answers.states, answers.supports,
+        )  # fmt: skip
         return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), (columns,)))]
 
     def note(self, event: object, opening: Open | None, trace_parent: str = "") -> None:

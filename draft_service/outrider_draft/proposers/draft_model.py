@@ -26,6 +26,7 @@ from outrider.config import DraftSettings
 from outrider.errors import OutriderError
 from outrider.kernels.device_stream import mark_reached
 from outrider.kv_cache import KVSequence
+from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftMetadata, DraftRow, fits_loop
 from outrider.model_executor.draft_loop.columns import DraftColumns, MetadataColumns
@@ -41,7 +42,7 @@ from outrider.serving.session import Session
 from outrider.serving.steady.step import SteadyStep
 from outrider.types import ModelDescription, part_of
 from outrider_draft.columns_forward import ColumnsForward
-from outrider_draft.items import check_extend, keeps_bounds, proposal_length, proposal_lengths
+from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer
 
@@ -120,10 +121,16 @@ class SteadyRows:
 
     sequences: list[KVSequence]  # [B]
     metadata: MetadataColumns
+    longest: list[int]  # [B] tokens, drafted ones included
 
     def selected(self, places: NDArray[np.intp]) -> SteadyRows:
         """Those at these places."""
-        return SteadyRows([self.sequences[place] for place in places.tolist()], self.metadata.selected(places))
+        own = places.tolist()
+        return SteadyRows(
+            [self.sequences[place] for place in own],
+            self.metadata.selected(places),
+            [self.longest[place] for place in own],
+        )
 
 
 class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
@@ -203,7 +210,9 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
         """How the tokens of sessions are drawn."""
         states: list[Any] = [session.executor_state for session in sessions]  # ``DraftState``
         metadata = MetadataColumns.of([state.metadata for state in states])
-        return SteadyRows([session.sequence for session in sessions], metadata)
+        # A drafted token's own KV is not computed, so that the last may stand just past the reservation.
+        longest = [min(session.open.max_length, session.reserved_length + 1) for session in sessions]
+        return SteadyRows([session.sequence for session in sessions], metadata, longest)
 
     @property
     def truncates_columns(self) -> bool:
@@ -214,27 +223,26 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
         """Whether every item keeps to ``check_extend`` and fits one loop, pages suffice for certain, and all proposals
         have evidence, or none has.
         """
-        columns = step.columns
-        if not isinstance(columns, ExtendColumns) or not step.rows.metadata.is_uniform:
+        columns, rows = step.columns, step.rows
+        if not isinstance(columns, ExtendColumns) or not rows.metadata.is_uniform:
             return False
-        step.asked = proposal_lengths(step)
-        counts, lengths = columns.counts.tolist(), step.asked.tolist()
+        heads = zip(columns.draft_lengths.tolist(), rows.longest, step.bases.tolist(), strict=True)
+        lengths = [min(asked, limit - base) for asked, limit, base in heads]  # as ``proposal_length``
+        counts, ids = columns.counts.tolist(), columns.token_ids.tolist()
         longest, most = max(counts), max(lengths)
-        return (
+        is_sound = (
             1 <= min(lengths) <= most <= MAX_STEPS
             and 1 <= min(counts) <= longest <= MAX_CATCH_UP
             and len(lengths) <= self._max_rows
-            and keeps_bounds(step, vocab_size=self.runner.config.vocab_size)
-            and self.runner.sequences.surely_fit(len(lengths), longest + most)
+            and 0 <= min(ids) <= max(ids) < self.runner.config.vocab_size
+            and max(columns.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH
         )
+        step.asked = DraftColumns(rows.sequences, rows.metadata, step.bases.tolist(), ids, counts, lengths)
+        return is_sound and self.runner.sequences.surely_fit(len(lengths), longest + most)
 
     def start_columns(self, step: SteadyStep) -> ColumnsForward:
         """A loop over all of them."""
-        rows, columns = step.rows, step.columns
-        drawing = DraftColumns(
-            rows.sequences, rows.metadata, step.bases, columns.token_ids, columns.counts.astype(np.int64), step.asked
-        )
-        return ColumnsForward(self.runner, step, drawing)
+        return ColumnsForward(self.runner, step, step.asked)
 
     def _state_of(self, session: DraftSession) -> DraftState:
         state = session.executor_state

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from outrider.model_executor.device_inputs import IntArray
 from outrider.model_executor.draft_loop.plan import DraftPlan
 from outrider.model_executor.draft_loop.rows import DraftMetadata, DraftRow
 
-Ints = NDArray[np.int64]
+_BASE, _POSITION, _LENGTH = int(Column.BASE), int(Column.POSITION), int(Column.LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class MetadataColumns:
     @classmethod
     def of(cls, metadata: Sequence[DraftMetadata]) -> MetadataColumns:
         """Of these."""
-        words = np.frombuffer(b"".join([one.words for one in metadata]), dtype=np.int32)
+        words = np.frombuffer(bytearray().join([one.words for one in metadata]), dtype=np.int32)
         keys_base = np.array([one.keys_base for one in metadata], dtype=np.int32)
         forms = {(one.needs_evidence, one.is_certain) for one in metadata}
         return cls(list(metadata), words.reshape(-1, NUM_COLUMNS), keys_base, len(forms) == 1)
@@ -58,58 +58,57 @@ class MetadataColumns:
         return self.each[0].is_certain
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftColumns:
-    """Append tokens to sequences, which all differ and have room, and draw what follows."""
+    """Append tokens to sequences, which all differ and have room, and draw what follows.
+
+    Of as many rows as there mostly are, lists are read and made sooner than arrays.
+    """
 
     sequences: Sequence[KVSequence]  # [B]
     metadata: MetadataColumns
-    bases: Ints  # [B] committed tokens
-    token_ids: NDArray[np.integer]  # [T]
-    counts: Ints  # [B] of those, as ``DraftRow.token_ids``
-    num_drafts: Ints  # [B]
+    bases: Sequence[int]  # [B] committed tokens
+    token_ids: list[int]  # [T]
+    counts: Sequence[int]  # [B] of those, as ``DraftRow.token_ids``
+    num_drafts: Sequence[int]  # [B]
     lag: int = 0
     """First tokens of the texts that the sequences lack."""
+    contexts: Sequence[int] = field(init=False)  # [B]
+    """Tokens of each sequence before the first draw."""
+    lengths: Sequence[int] = field(init=False)  # [B]
+    """Tokens of each sequence that are kept."""
+    texts: list[list[int]] = field(init=False)
+    """The tokens that are appended to each."""
 
-    @property
-    def contexts(self) -> Ints:  # [B]
-        """Tokens of each sequence before the first draw."""
-        return self.bases - self.lag if self.lag else self.bases
-
-    @property
-    def lengths(self) -> Ints:  # [B]
-        """Tokens of each sequence that are kept."""
-        return self.contexts - self.counts
+    def __post_init__(self) -> None:
+        self.contexts = [base - self.lag for base in self.bases] if self.lag else self.bases
+        self.lengths = [context - count for context, count in zip(self.contexts, self.counts, strict=True)]
+        ids, ends = self.token_ids, itertools.accumulate(self.counts)
+        self.texts = [ids[end - count : end] for end, count in zip(ends, self.counts, strict=True)]
 
     def words(self) -> IntArray:  # [B, NUM_COLUMNS]
-        """``DraftRow.words`` of each."""
-        words = self.metadata.words.copy()
-        words[:, Column.BASE] = self.bases * self.metadata.keys_base
-        words[:, Column.POSITION] = self.bases
-        words[:, Column.LENGTH] = self.num_drafts
+        """``DraftRow.words`` of each; valid until it is called again for the same sessions."""
+        words = self.metadata.words
+        words[:, _POSITION] = self.bases
+        words[:, _BASE] = words[:, _POSITION] * self.metadata.keys_base
+        words[:, _LENGTH] = self.num_drafts
         return words
 
     def rows(self) -> list[DraftRow]:
         """One by one; their sequences are to be truncated to what is kept."""
-        heads = zip(
-            self.metadata.each, self.sequences, self.texts(), self.num_drafts.tolist(), self.bases.tolist(), strict=True
-        )
+        heads = zip(self.metadata.each, self.sequences, self.texts, self.num_drafts, self.bases, strict=True)
         return [DraftRow(*head, self.lag) for head in heads]
-
-    def texts(self) -> list[list[int]]:
-        """The tokens that are appended to each."""
-        ids, ends = self.token_ids.tolist(), itertools.accumulate(self.counts.tolist(), initial=0)
-        return [ids[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
 def plan_columns(table: KVCacheManager, columns: DraftColumns) -> DraftPlan:
     """``plan_draft`` of columns, before their sequences are truncated to what is kept and extended: these have pages
     for that.
     """
-    lengths, counts, num_drafts = columns.lengths, columns.counts.tolist(), columns.num_drafts.tolist()
-    pages = table.make_room(columns.sequences, lengths, columns.counts + columns.num_drafts - 1)
+    counts, num_drafts = columns.counts, columns.num_drafts
+    appended = [count + drafts - 1 for count, drafts in zip(counts, num_drafts, strict=True)]
+    pages = table.make_room(columns.sequences, columns.lengths, appended)
     size, positions, slots = pages.page_size, list[int](), list[int]()
-    for own, start, count in zip(pages.tables, lengths.tolist(), counts, strict=True):
+    for own, start, count in zip(pages.tables, columns.lengths, counts, strict=True):
         index, offset = divmod(start, size)
         if offset + count <= size:
             first = own[index] * size + offset
@@ -118,14 +117,19 @@ def plan_columns(table: KVCacheManager, columns: DraftColumns) -> DraftPlan:
             slots += slots_in(own[index:], offset, count, size)
         positions += range(start, start + count)
     return DraftPlan(
-        columns.token_ids.tolist(),
+        columns.token_ids,
         positions,
         slots,
         list(itertools.accumulate(counts)),
-        columns.contexts.tolist(),
+        columns.contexts,
         pages.tables,
         array("i", columns.words().tobytes()),
         num_steps=max(num_drafts),
         catch_up=max(counts),
         page_copies=tuple(table.pending_copies()),
     )
+
+
+def restore_sequences(table: KVCacheManager, sequences: Sequence[KVSequence]) -> None:
+    """Nothing came of a plan: give back the pages that it has taken."""
+    table.replace_tails(sequences, [sequence.length for sequence in sequences], [()] * len(sequences))

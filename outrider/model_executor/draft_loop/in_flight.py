@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from outrider.kv_cache import KVCacheManager
-from outrider.model_executor.draft_loop.columns import DraftColumns, plan_columns
+from outrider.model_executor.draft_loop.columns import DraftColumns
 from outrider.model_executor.draft_loop.loop import DraftLoop
-from outrider.model_executor.draft_loop.plan import DraftPlan, LoopShape
+from outrider.model_executor.draft_loop.plan import LoopShape
 from outrider.model_executor.draft_loop.results import DrawnColumns, Draws, read_columns, read_draws
 from outrider.model_executor.draft_loop.rows import UNKNOWN
-
-
-@contextlib.contextmanager
-def planning(manager: KVCacheManager, columns: DraftColumns) -> Iterator[DraftPlan]:
-    """The plan of columns, with pages for all that they append. Sequences keep what they hold if the block raises."""
-    plan = plan_columns(manager, columns)
-    try:
-        yield plan
-    except BaseException:
-        lengths = [sequence.length for sequence in columns.sequences]
-        manager.replace_tails(columns.sequences, lengths, [()] * len(lengths))
-        raise
 
 
 class ColumnsInFlight:
@@ -32,9 +19,9 @@ class ColumnsInFlight:
 
     def __init__(self, loop: DraftLoop, shape: LoopShape, columns: DraftColumns, manager: KVCacheManager) -> None:
         self._loop, self._shape, self._columns, self._manager = loop, shape, columns, manager
-        heads = zip(columns.texts(), columns.num_drafts.tolist(), strict=True)
+        heads = zip(columns.texts, columns.num_drafts, strict=True)
         tails = [ids + UNKNOWN[num_drafts - 1] for ids, num_drafts in heads]
-        manager.replace_tails(columns.sequences, columns.lengths.tolist(), tails)
+        manager.replace_tails(columns.sequences, columns.lengths, tails)
 
     def finish(self) -> DrawnColumns | list[Draws]:
         """Wait for the draws: of all rows as columns, or row by row where one lacks a draw. The sequences then hold all
@@ -47,7 +34,7 @@ class ColumnsInFlight:
         texts: Sequence[Sequence[int]] = (
             drawn.texts() if isinstance(drawn, DrawnColumns) else [draws.token_ids for draws in drawn]
         )
-        heads = zip(texts, columns.num_drafts.tolist(), strict=True)
+        heads = zip(texts, columns.num_drafts, strict=True)
         held = [token_ids[: num_drafts - 1] for token_ids, num_drafts in heads]
-        self._manager.replace_tails(columns.sequences, columns.contexts.tolist(), held)
+        self._manager.replace_tails(columns.sequences, columns.contexts, held)
         return drawn

@@ -62,7 +62,7 @@ class DraftPlan:
     positions: list[int]  # [T]
     slots: list[int]  # [T]
     ends: list[int]  # [B] where each row's tokens end
-    contexts: list[int]  # [B] tokens of each sequence before the first draw
+    contexts: Sequence[int]  # [B] tokens of each sequence before the first draw
     page_tables: Sequence[PageTable]  # [B][P] of all that is appended, drawn tokens included
     parameters: Words  # [B * NUM_COLUMNS]
     num_steps: int

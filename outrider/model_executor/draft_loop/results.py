@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import IntegrityError, OutriderError
 from outrider.kernels.draft_sampling.layout import Field
-from outrider.model_executor.draft_loop.columns import DraftColumns, Ints
+from outrider.model_executor.draft_loop.columns import DraftColumns
 from outrider.model_executor.draft_loop.rows import DraftRow
 from outrider.sampling.checks import row_error
 from outrider.types import Evidence, SparseEvidence
@@ -41,15 +41,15 @@ class Draws:
 class DrawnColumns:
     """Draft tokens and evidence of rows that drew all that they were to draw."""
 
-    counts: Ints  # [B] draft tokens of each
+    counts: Sequence[int]  # [B] draft tokens of each
     token_ids: Numbers  # [T]
     supports: SparseEvidence | None
     """The evidence of all, one draft token after the other."""
 
     def texts(self) -> list[list[int]]:
         """The draft tokens of each row."""
-        ids, ends = self.token_ids.tolist(), itertools.accumulate(self.counts.tolist(), initial=0)
-        return [ids[start:stop] for start, stop in itertools.pairwise(ends)]
+        ids, ends = self.token_ids.tolist(), itertools.accumulate(self.counts)
+        return [ids[end - count : end] for end, count in zip(ends, self.counts, strict=True)]
 
 
 def read_columns(
@@ -58,11 +58,11 @@ def read_columns(
     supports: Numbers | None,  # [K, R, 2, S]; None: no row needs evidence
 ) -> DrawnColumns | None:
     """What ``read_draws`` gives of the same rows, whose evidence is of one form; None where a row lacks a draw."""
-    num_rows, lengths = len(columns.sequences), columns.num_drafts
+    lengths, num_steps, num_rows = columns.num_drafts, len(records), len(columns.sequences)
     of_rows = records[:, :num_rows].transpose(1, 0, 2)  # [B, K, NUM_FIELDS]
-    is_drawn = np.arange(len(records)) < lengths[:, None]  # [B, K]
-    drawn = of_rows[is_drawn]  # [T, NUM_FIELDS]
-    token_ids = drawn[:, Field.TOKEN].copy()
+    tokens, widths = of_rows[:, :, Field.TOKEN], of_rows[:, :, Field.WIDTH]
+    is_drawn = None if min(lengths) == num_steps else np.arange(num_steps) < np.array(lengths)[:, None]  # [B, K]
+    token_ids = tokens.flatten() if is_drawn is None else tokens[is_drawn]
     if min(token_ids.tolist()) < 0:
         return None
     if columns.metadata.is_certain:
@@ -70,11 +70,13 @@ def read_columns(
         return DrawnColumns(lengths, token_ids, SparseEvidence(ones, token_ids, ones.astype(np.float32)))
     if supports is None:
         return DrawnColumns(lengths, token_ids, None)
-    widths = drawn[:, Field.WIDTH].copy()
-    widest = max(widths.tolist())
-    own = supports[:, :num_rows, :, :widest].transpose(1, 0, 2, 3)[is_drawn]  # [T, 2, W]
-    is_in = np.arange(widest) < widths[:, None]  # [T, W]
-    return DrawnColumns(lengths, token_ids, SparseEvidence(widths, own[:, 0][is_in], own[:, 1][is_in].view(np.float32)))
+    counts = widths.flatten() if is_drawn is None else widths[is_drawn]
+    widest = max(counts.tolist())
+    is_in = np.arange(widest) < widths[:, :, None]  # [B, K, W]
+    if is_drawn is not None:
+        is_in &= is_drawn[:, :, None]
+    ids, probs = supports[:, :num_rows, :, :widest].transpose(2, 1, 0, 3)[:, is_in]
+    return DrawnColumns(lengths, token_ids, SparseEvidence(counts, ids, probs.view(np.float32)))
 
 
 def read_draws(

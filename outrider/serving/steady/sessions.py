@@ -60,11 +60,16 @@ class SteadySessions:
         return {session.key: place for place, session in enumerate(self.sessions)}
 
     @functools.cached_property
-    def order(self) -> NDArray[np.intp]:
-        """By number."""
-        return np.argsort(self.numbers)
+    def places(self) -> dict[int, int]:
+        """The place of each number."""
+        return {number: place for place, number in enumerate(self.numbers.tolist())}
 
     @functools.cached_property
     def number_bytes(self) -> bytes:
         """Of all numbers: compared so, they take a fifth of the time."""
         return self.numbers.tobytes()
+
+
+def are_all(flags: NDArray[np.bool_]) -> bool:
+    """Whether all are set: of few, a third of the time of ``flags.all()``."""
+    return 0 not in flags.tobytes()

@@ -12,19 +12,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.columns import CommandColumns
 from outrider.prefix_hash import chain_size
 from outrider.serving.session_table import SessionTable
-from outrider.serving.steady.sessions import Ints, SteadySessions
+from outrider.serving.steady.sessions import SteadySessions
 from outrider.serving.steady.step import SteadyStep
 
-_NO_REST = 2**64 - 1
-"""No running hash, which has 61 bits."""
-Rows = NDArray[np.intp]
-Places = Rows | slice
-"""Rows; all of them, in their order, as a slice, of which arrays are views."""
+Places = Sequence[int]
+"""Of sessions."""
+_ALL: Places = ()
+"""All of them, in their order."""
 
 
 class WaitingSessions:
@@ -34,15 +32,11 @@ class WaitingSessions:
         """``bases``: the committed tokens of each, all computed; after them it may hold drafts."""
         sessions = own.sessions
         hashes = [table.hash_ahead(session, base) for session, base in zip(sessions, bases, strict=True)]
-        width = max([len(rests) for _, rests in hashes])
-        padded = [(*rests, *[_NO_REST] * (width + 1 - len(rests))) for _, rests in hashes]
-        self._table, self._own = table, own
-        self._every = np.arange(len(sessions))
-        self._are_all_here = True
+        self._table, self._own, self._bases = table, own, bases
         self._is_here = np.ones(len(sessions), dtype=np.bool_)
-        self._generations = np.array([session.generation for session in sessions], dtype=np.uint64)
-        self._bases = np.array(bases, dtype=np.int64)
-        self._rests = np.array(padded, dtype=np.uint64)  # [B, W + 1] of lengths from the base on, within its block
+        self._are_all_here = True
+        self._generations = [session.generation for session in sessions]
+        self._rests = [rests for _, rests in hashes]  # [B] of lengths from the base on, within its block
         self._chains = [chain for chain, _ in hashes]
         self._all_chains = b"".join(self._chains)
 
@@ -51,60 +45,64 @@ class WaitingSessions:
         self._is_here[row] = self._are_all_here = False
 
     def find(self, link_id: int, columns: CommandColumns, arrived_ns: int) -> SteadyStep | None:
-        """The step that columns ask for; None unless all their sessions wait here and keep text that they have."""
-        rows = self._rows_of(columns)
-        if rows is None:
+        """The step that columns ask for; None unless all their sessions wait here, the items are newer than what was
+        answered, and they keep text that these have.
+        """
+        places = self._places_of(columns)
+        if places is None or not self._keep_their_text(columns, places):
             return None
-        kept = columns.num_kept_tokens.astype(np.int64)
-        if not self._keep_their_text(columns, kept, rows):
-            return None
-        own = self._own if isinstance(rows, slice) else self._own.selected(rows)
-        lengths = columns.draft_lengths.astype(np.int64)
+        own = self._own if places is _ALL else self._own.selected(np.array(places, dtype=np.intp))
+        kept, lengths = columns.num_kept_tokens.astype(np.int64), columns.draft_lengths.astype(np.int64)
         return SteadyStep(link_id, columns, own, kept, kept + columns.counts, lengths, arrived_ns)
 
     def take(self, step: SteadyStep) -> None:
         """The sessions of a step that ``find`` has found wait no more."""
-        places = self._own.keys
-        self._is_here[[places[key] for key in step.keys]] = self._are_all_here = False
+        self._are_all_here = False
+        if step.own is self._own:
+            self._is_here[:] = False
+        else:
+            places = self._own.keys
+            self._is_here[[places[key] for key in step.keys]] = False
 
-    def _rows_of(self, columns: CommandColumns) -> Places | None:
-        """Row of each session; None unless all are here, once, and the items are newer than what was answered."""
-        asked = columns.sessions.astype(np.uint64, copy=False)
-        if asked.tobytes() == self._own.number_bytes:  # as nearly always
-            is_new = are_all(columns.generations > self._generations)
-            return slice(None) if is_new and self._are_all_here else None
-        numbers, order = self._own.numbers, self._own.order
-        places = np.searchsorted(numbers, asked, sorter=order)
-        if int(places.max()) >= numbers.size:
-            return None
-        rows = order[places]
-        if not np.array_equal(numbers[rows], asked) or int(np.bincount(rows).max()) > 1:
-            return None
-        return rows if ((columns.generations > self._generations[rows]) & self._is_here[rows]).all() else None
+    def _places_of(self, columns: CommandColumns) -> Places | None:
+        """Place of each session; None unless all are here, once."""
+        if self._are_all_here and columns.sessions.tobytes() == self._own.number_bytes:  # as nearly always
+            return _ALL
+        known = self._own.places
+        places = [known.get(number, -1) for number in columns.sessions.tolist()]
+        is_here = min(places) >= 0 and bool(self._is_here[places].all())
+        return places if is_here and len(set(places)) == len(places) else None
 
-    def _keep_their_text(self, columns: CommandColumns, kept: Ints, rows: Places) -> bool:
-        """Whether every item keeps what was committed, no more than is held, and names the text that it is."""
-        ahead = kept - self._bases[rows]
-        # One that keeps less than was committed, or more than was hashed, comes to the hash that no text has.
-        places = np.minimum(ahead.view(np.uint64), np.uint64(self._rests.shape[1] - 1))
-        if are_all(self._rests[self._every[rows], places] == columns.rests):
-            chains = self._chains if isinstance(rows, slice) else [self._chains[row] for row in rows.tolist()]
-            return columns.chains == (self._all_chains if isinstance(rows, slice) else b"".join(chains))
-        return int(ahead.min()) >= 0 and self._are_their_texts(columns, kept, rows)
+    def _keep_their_text(self, columns: CommandColumns, places: Places) -> bool:
+        """Whether every item is new, keeps what was committed, no more than is held, and names the text that it is.
 
-    def _are_their_texts(self, columns: CommandColumns, kept: Ints, rows: Places) -> bool:
+        Row by row: of up to some 60 rows arrays take more time, and several times as much where caches are cold.
+        """
+        generations, bases, rests = self._generations, self._bases, self._rests
+        if places is not _ALL:
+            generations, bases = [generations[place] for place in places], [bases[place] for place in places]
+            rests = [rests[place] for place in places]
+        asked = columns.generations.tolist(), columns.num_kept_tokens.tolist(), columns.rests.tolist()
+        is_known = True
+        for generation, kept, rest, answered, base, own in zip(*asked, generations, bases, rests, strict=True):
+            if generation <= answered or kept < base:
+                return False
+            is_known = is_known and kept - base < len(own) and own[kept - base] == rest
+        if is_known:
+            return columns.chains == (
+                self._all_chains if places is _ALL else b"".join([self._chains[place] for place in places])
+            )
+        return self._are_their_texts(columns, range(len(bases)) if places is _ALL else places)
+
+    def _are_their_texts(self, columns: CommandColumns, places: Sequence[int]) -> bool:
         """Whether all keep the texts whose hashes they bring, hashed again: some end past a block."""
         start = 0
-        for row, length, rest in zip(self._every[rows].tolist(), kept.tolist(), columns.rests.tolist(), strict=True):
-            session, stop = self._own.sessions[row], start + chain_size(length)
+        heads = zip(places, columns.num_kept_tokens.tolist(), columns.rests.tolist(), strict=True)
+        for place, length, rest in heads:
+            session, stop = self._own.sessions[place], start + chain_size(length)
             if length > session.sequence.length:
                 return False
             if self._table.prefix_hash(session, length) != (columns.chains[start:stop], rest):
                 return False
             start = stop
         return start == len(columns.chains)
-
-
-def are_all(flags: NDArray[np.bool_]) -> bool:
-    """Whether all are set: of few, a third of the time of ``flags.all()``."""
-    return 0 not in flags.tobytes()

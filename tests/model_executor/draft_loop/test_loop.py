@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 from dataclasses import replace
@@ -17,8 +16,13 @@ from outrider.kernels.paged_attention import DevicePlan
 from outrider.kv_cache import KVCacheLayout, KVCacheManager, KVCacheSpec, KVSequence, PagePool
 from outrider.model_executor.device_inputs import BatchFrame
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftingRules, DraftMetadata, DraftRow, fits_loop
-from outrider.model_executor.draft_loop.columns import DraftColumns, MetadataColumns
-from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight, planning
+from outrider.model_executor.draft_loop.columns import (
+    DraftColumns,
+    MetadataColumns,
+    plan_columns,
+    restore_sequences,
+)
+from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import LoopShape, loop_of, pack_draft, plan_draft
 from outrider.model_executor.draft_loop.results import DrawnColumns, Draws, read_draws
@@ -194,10 +198,10 @@ def columns_of(rows: list[DraftRow]) -> DraftColumns:
     return DraftColumns(
         [row.sequence for row in rows],
         MetadataColumns.of([row.metadata for row in rows]),
-        np.array([row.base for row in rows]),
-        np.array([token_id for row in rows for token_id in row.token_ids]),
-        np.array([len(row.token_ids) for row in rows]),
-        np.array([row.num_drafts for row in rows]),
+        [row.base for row in rows],
+        [token_id for row in rows for token_id in row.token_ids],
+        [len(row.token_ids) for row in rows],
+        [row.num_drafts for row in rows],
         rows[0].lag,
     )
 
@@ -222,15 +226,13 @@ def compare_columns_with_rows(seed: int, kinds: set[type]) -> None:
             if not are_columns:
                 rig.table.truncate(row.sequence, len(text))
         columns = columns_of(rows)
-        with (
-            planning(rig.table, columns) if are_columns else contextlib.nullcontext(plan_draft(rig.table, rows)) as plan
-        ):
-            command = rig.loop.command_for(plan)
-            packed.append(command.numbers.tolist())
-            rig.loop.run(loop_of(command), command.numbers)
+        plan = plan_columns(rig.table, columns) if are_columns else plan_draft(rig.table, rows)
+        command = rig.loop.command_for(plan)
+        packed.append(command.numbers.tolist())
+        rig.loop.run(loop_of(command), command.numbers)
         if are_columns:
             flight = ColumnsInFlight(rig.loop, loop_of(command), columns, rig.table)
-            assert [row.sequence.length for row in rows] == (columns.contexts + columns.num_drafts - 1).tolist()
+            assert [row.sequence.length for row in rows] == [row.base + row.num_drafts - 1 for row in rows]
             drawn = flight.finish()
             kinds.add(type(drawn))
             found.append(in_rows(drawn))
@@ -266,9 +268,8 @@ def test_a_row_of_columns_that_cannot_be_drawn_from_ends_there_and_hurts_no_othe
     good = DraftRow(metadata(opened(2, temperature=1.0)), rig.sequence([1, 2, 3, 4]), [5], 4, 5)
     bad = DraftRow(metadata(opened(3, temperature=1.0)), rig.sequence([1, 2, 3, 4]), [POISON % VOCAB_SIZE], 4, 5)
     columns = columns_of([bad, good])
-    with planning(rig.table, columns) as plan:
-        command = rig.loop.command_for(plan)
-        rig.loop.run(loop_of(command), command.numbers)
+    command = rig.loop.command_for(plan_columns(rig.table, columns))
+    rig.loop.run(loop_of(command), command.numbers)
     found = ColumnsInFlight(rig.loop, loop_of(command), columns, rig.table).finish()
     assert isinstance(found, list)
     check(found[1], one_by_one(good, [1, 2, 3, 4]))
@@ -278,12 +279,12 @@ def test_a_row_of_columns_that_cannot_be_drawn_from_ends_there_and_hurts_no_othe
     rig.table.check_integrity()
 
 
-def test_a_launch_of_columns_that_fails_leaves_sequences_as_they_were() -> None:
+def test_sequences_are_as_they_were_when_nothing_came_of_a_plan() -> None:
     rig = Rig()
     row = DraftRow(metadata(opened(2, temperature=1.0)), rig.sequence([1, 2, 3, 4, 7]), [5], 9, 4)
-    with pytest.raises(RuntimeError), planning(rig.table, columns_of([row])):
-        assert len(row.sequence.page_table) == 3
-        raise RuntimeError
+    plan_columns(rig.table, columns_of([row]))
+    assert len(row.sequence.page_table) == 3
+    restore_sequences(rig.table, [row.sequence])
     assert row.sequence.token_ids == [1, 2, 3, 4, 7]
     rig.table.check_integrity()
 

@@ -137,7 +137,7 @@ class DrawnByForwards:
     """``begin_draft`` by the same: as columns where all rows have draws."""
 
     def __init__(self, runner: ModelRunner, columns: DraftColumns) -> None:
-        runner.sequences.replace_tails(columns.sequences, columns.lengths.tolist(), [()] * len(columns.sequences))
+        runner.sequences.replace_tails(columns.sequences, columns.lengths, [()] * len(columns.sequences))
         self._columns, self._drawn = columns, drawn_by_forwards(runner, columns.rows())
 
     def finish(self) -> DrawnColumns | list[Draws]:
