@@ -7,7 +7,7 @@ could be drawn for is decided as for single items.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,12 +40,15 @@ class ColumnsForward:
         drawn = self._drawing.finish()
         computed = time.perf_counter_ns()
         if isinstance(drawn, DrawnColumns):
-            return drawn_output(self._step, drawn, computed)
+            return drawn_output(self._step, drawn, computed, self._drawing.settle)
+        self._drawing.settle()
         return output_of(self._step, drawn, computed)
 
 
-def drawn_output(step: SteadyStep, drawn: DrawnColumns, computed_ns: int) -> ExecutorOutput[Proposal]:
-    """What was drawn for the sessions of a step."""
+def drawn_output(
+    step: SteadyStep, drawn: DrawnColumns, computed_ns: int, settle: Callable[[], None] | None = None
+) -> ExecutorOutput[Proposal]:
+    """What was drawn for the sessions of a step; ``settle`` as ``ExecutorOutput`` has it."""
     columns, supports = step.columns, drawn.supports
     answers: AnswerColumns[Proposal] = AnswerColumns(
         columns.sessions,
@@ -57,7 +60,7 @@ def drawn_output(step: SteadyStep, drawn: DrawnColumns, computed_ns: int) -> Exe
         Proposal,
         supports=None if supports is None else SupportColumns(supports.counts, supports.token_ids, supports.probs),
     )
-    return ExecutorOutput((), computed_ns, columns=answers)
+    return ExecutorOutput((), computed_ns, columns=answers, settle=settle)
 
 
 def output_of(step: SteadyStep, drawn: Sequence[Draws], computed_ns: int) -> ExecutorOutput[Proposal]:

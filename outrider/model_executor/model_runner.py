@@ -217,7 +217,6 @@ class ModelRunner:
         return [draws for group in groups for draws in self._draft(loop, group)]
 
     def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow]) -> list[Draws]:
-        lengths = [row.sequence.length for row in rows]
         with restoring_lengths(self.sequences, rows), torch.inference_mode():
             plan = plan_draft(self.sequences, rows)
             self._copy_pages(plan.page_copies)
@@ -227,10 +226,9 @@ class ModelRunner:
             with_supports = any(row.metadata.needs_evidence for row in rows)
             found = loop.results(loop_of(command), with_supports=with_supports)
         drawn = read_draws(rows, *found)
-        for row, length, draws in zip(rows, lengths, drawn, strict=True):
-            # The manager learns what the ids were that it made room for.
-            appended = draws.token_ids[: row.num_drafts - 1]
-            self.sequences.amend(row.sequence, length + len(row.token_ids), appended)
+        # The manager learns what the ids were that it made room for.
+        held = [draws.token_ids[: row.num_drafts - 1] for row, draws in zip(rows, drawn, strict=True)]
+        self.sequences.replace_tails([row.sequence for row in rows], plan.contexts, held)
         self.num_forwards += plan.num_steps
         return drawn
 

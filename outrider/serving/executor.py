@@ -7,7 +7,7 @@ pages and lookahead, so the simplest one implements only ``begin`` and ``execute
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -115,12 +115,18 @@ class ExecutorOutput(Generic[EventT_co]):
     """The answers of a step that came as columns, if all its sessions have one."""
     plain: PlainOutcome | None = None
     """What follows the texts of a plain step, which ``results`` do not tell."""
+    settle: Callable[[], None] | None = None
+    """To be called before the sequences of ``columns`` are used again: what no answer waits for."""
 
     def one_by_one(self) -> ExecutorOutput[EventT_co]:
-        """With a result for each job."""
+        """With a result for each job, and settled."""
         if self.columns is None:
             return self
-        return replace(self, results=list(self.columns.events(range(len(self.columns.sessions)))), columns=None)
+        if self.settle is not None:
+            self.settle()
+        return replace(
+            self, results=list(self.columns.events(range(len(self.columns.sessions)))), columns=None, settle=None
+        )
 
 
 class PlainOutcome(Protocol):

@@ -14,6 +14,8 @@ from outrider.kernels.draft_sampling.layout import NUM_FIELDS, Field
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
+from outrider.model_executor.draft_loop.columns import DraftColumns, MetadataColumns
+from outrider.model_executor.draft_loop.results import DrawnColumns
 from outrider.ports import Open
 from outrider.types import JudgingRule, SamplingParams
 from outrider_draft.proposers.head_executor import HeadExecutor
@@ -63,7 +65,9 @@ def opening(session: int) -> Open:
     )  # fmt: skip
 
 
-def test_the_rest_is_done_while_the_last_loop_runs(runner: DraftHeadRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_past_those_of_a_loop_are_drawn_by_the_next_one(
+    runner: DraftHeadRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     monkeypatch.setattr(runner, "_loop", IdleLoop(said.append))
     monkeypatch.setattr(runner, "_put_states", lambda states, begin, end: said.append(f"states {begin} to {end}"))
@@ -72,18 +76,29 @@ def test_the_rest_is_done_while_the_last_loop_runs(runner: DraftHeadRunner, monk
         DraftRow(DraftMetadata.of(opening(number), 272), sequence, [3, 4], 3, 3, 1)
         for number, sequence in enumerate(sequences)
     ]
-    states = StateRows([torch.zeros(6, 96)])
-
-    def meanwhile() -> None:
-        said.append("meanwhile")
-        assert [sequence.length for sequence in sequences] == [4, 4, 4]
-        for sequence in sequences:
-            runner.sequences.truncate(sequence, 2)
-
-    drawn = runner.draft(rows, states, meanwhile)
+    drawn = runner.draft(rows, StateRows([torch.zeros(6, 96)]))
     assert [one.token_ids for one in drawn] == [(7, 7, 7)] * 3
-    assert said == ["states 0 to 4", "plan 2", "run", "wait", "states 4 to 6", "plan 1", "run", "meanwhile", "wait"]
-    assert [sequence.length for sequence in sequences] == [2, 2, 2]
+    assert said == ["states 0 to 4", "plan 2", "run", "wait", "states 4 to 6", "plan 1", "run", "wait"]
+    assert [sequence.length for sequence in sequences] == [4, 4, 4]
+    runner.sequences.check_integrity()
+
+
+def test_a_loop_of_columns_runs_while_its_sequences_are_brought_up_to_date(
+    runner: DraftHeadRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(runner, "_loop", IdleLoop(said.append))
+    monkeypatch.setattr(runner, "_put_states", lambda states, begin, end: said.append(f"states {begin} to {end}"))
+    sequences = [runner.sequences.open(30) for _ in range(2)]
+    metadata = MetadataColumns.of([DraftMetadata.of(opening(number), 272) for number in range(2)])
+    columns = DraftColumns(sequences, metadata, [3, 4], [3, 4, 5, 6, 7], [2, 3], [3, 2], 1)
+    flight = runner.begin_draft(columns, StateRows([torch.zeros(5, 96)]))
+    assert said == ["states 0 to 5", "plan 2", "run"]
+    assert [sequence.token_ids for sequence in sequences] == [[3, 4], [5, 6, 7]]
+    drawn = flight.finish()
+    assert isinstance(drawn, DrawnColumns)
+    assert (drawn.counts, drawn.token_ids.tolist()) == ([3, 2], [7] * 5)
+    assert [sequence.token_ids for sequence in sequences] == [[3, 4], [5, 6, 7]]
     runner.sequences.check_integrity()
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from outrider.columns import ExtendColumns, StateColumns
@@ -31,7 +30,7 @@ from outrider.serving.session import Session
 from outrider.serving.steady.sessions import Ints
 from outrider.serving.steady.step import SteadyStep
 from outrider_draft.items import check_extend, check_hidden_states, keeps_bounds, proposal_length, proposal_lengths
-from outrider_draft.proposers.head_columns import HeadColumnsForward
+from outrider_draft.proposers.head_columns import HeadColumnsForward, SteadyHeads
 from outrider_draft.proposers.head_state import HeadState, last_of, last_of_each
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.state_sequences import StateSequence, StateSequences
@@ -167,16 +166,26 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             return False
         return state.metadata is not None or not self.runner.max_catch_up
 
+    def steady_rows(self, sessions: Sequence[HeadSession]) -> SteadyHeads | None:
+        """How the tokens of sessions are drawn, where there are loops."""
+        return SteadyHeads.of(sessions) if self.runner.max_catch_up else None
+
+    @property
+    def truncates_columns(self) -> bool:
+        """Where there are loops: texts hold no drafts, so that an item of columns keeps all of its text."""
+        return self.runner.max_catch_up > 0
+
     def takes_columns(self, step: SteadyStep) -> bool:
         """Whether every item keeps to ``check_extend`` and brings its tokens' states, and pages suffice for certain."""
-        columns, lengths = step.columns, self.lengths(step)
+        columns, lengths = step.columns, self.lengths(step).tolist()
         if not isinstance(columns, ExtendColumns) or not self._has_states(step, columns.states):
             return False
-        if not 1 <= int(lengths.min()) <= int(lengths.max()) <= MAX_STEPS:
+        counts, max_catch_up = columns.counts.tolist(), self.runner.max_catch_up
+        if not 1 <= min(lengths) <= max(lengths) <= MAX_STEPS or not min(counts) >= 1:
             return False
-        if not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= (self.runner.max_catch_up or _MAX_FED):
+        if max(counts) > (max_catch_up or _MAX_FED) or (max_catch_up and len(step) > self.runner.max_draft_rows):
             return False
-        most = int((columns.counts + lengths).max()) + 1  # a block has one query more
+        most = max(counts) + max(lengths) + 1  # a block has one query more
         if len({session.open.judging_rule.needs_evidence for session in step.sessions}) > 1:
             return False  # proposals have evidence of one form, or none has
         return keeps_bounds(step, vocab_size=self._vocab_size) and self.runner.sequences.surely_fit(len(step), most)
@@ -185,7 +194,8 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         """Whether the states were fetched, and are of the positions that the items must bring."""
         if states is None or states.tensor is None or states.width != self._width:
             return False
-        return np.array_equal(states.starts, step.kept - 1) and np.array_equal(states.counts, step.columns.counts)
+        starts, counts = (step.kept - 1).tolist(), step.columns.counts.tolist()
+        return bool(states.starts.tolist() == starts and states.counts.tolist() == counts)
 
     def start_columns(self, step: SteadyStep) -> HeadColumnsForward:
         """A loop over all of them, or what single items would lead to."""

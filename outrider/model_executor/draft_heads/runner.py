@@ -6,7 +6,7 @@ Not thread-safe: one thread calls it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -20,6 +20,8 @@ from outrider.model_executor.draft_heads.contract import DraftHead
 from outrider.model_executor.draft_heads.loop_model import HeadLoopModel
 from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftRow, check_draft_rows
+from outrider.model_executor.draft_loop.columns import DraftColumns, plan_columns, restore_sequences
+from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of, plan_draft
 from outrider.model_executor.draft_loop.results import Draws, read_draws
@@ -42,10 +44,6 @@ PAIR_LAG = 1
 _CATCH_UPS = (2, 4, 6, 8, 12, MAX_STEPS + 1)
 """Pairs of a row for which first steps are captured: of all that a step has committed, since those of drafted tokens
 are made anew from the target's states. A single pair is computed as two: steps of one read the head's own states."""
-
-
-def _nothing() -> None:
-    """Nothing to do while a loop runs."""
 
 
 class DraftHeadRunner:
@@ -96,6 +94,11 @@ class DraftHeadRunner:
         """Pairs that a row of ``draft`` may append before its first draw; 0 where there is no ``draft``: on a CPU."""
         return 0 if self._loop is None else self._loop.max_catch_up
 
+    @property
+    def max_draft_rows(self) -> int:
+        """Rows of one loop; 0 where there are none."""
+        return 0 if self._loop is None else self._loop.max_rows
+
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """On a GPU, capture the steps of draft loops as CUDA graphs."""
         if self._loop is not None:
@@ -125,12 +128,9 @@ class DraftHeadRunner:
         """``forward`` of the target's ``states`` [N, F] of each row."""
         return self.forward(rows, self.head.fuse(torch.cat(list(states))))
 
-    def draft(
-        self, rows: Sequence[DraftRow], states: StateRows, meanwhile: Callable[[], None] = _nothing
-    ) -> list[Draws]:
+    def draft(self, rows: Sequence[DraftRow], states: StateRows) -> list[Draws]:
         """Append each row's tokens, paired with the target's ``states``, row by row, and draw what follows, in
-        loops of as many rows as the graphs are for. ``meanwhile`` is called once all of them are queued, and before the
-        last is waited for; it may cut what is drafted.
+        loops of as many rows as the graphs are for.
 
         A row's draws end before the first that failed. Its sequence then holds what it held, its tokens, and pairs of
         what was drawn whose ids it does not know: they are to be cut. Errors are those of ``forward``.
@@ -143,22 +143,39 @@ class DraftHeadRunner:
         for start in range(0, len(rows), most):
             own = rows[start : start + most]
             end = begin + sum([len(row.token_ids) for row in own])
-            is_last = start + most >= len(rows)
             self._put_states(states, begin, end)
-            found += self._draft(self._loop, own, meanwhile if is_last else _nothing)
+            found += self._draft(self._loop, own)
             begin = end
         return found
 
-    def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow], meanwhile: Callable[[], None]) -> list[Draws]:
+    def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow]) -> list[Draws]:
         with restoring_lengths(self.sequences, rows), torch.inference_mode():
             plan = plan_draft(self.sequences, rows)
             self._copy_pages(plan.page_copies)
             command = loop.command_for(plan)
             self.used_graph = loop.run(loop_of(command), command.numbers)
-            meanwhile()
             with_supports = any(row.metadata.needs_evidence for row in rows)
             found = loop.results(loop_of(command), with_supports=with_supports)
         return read_draws(rows, *found)
+
+    def begin_draft(self, columns: DraftColumns, states: StateRows) -> ColumnsInFlight:
+        """``draft`` in two halves, of rows that are columns: ``max_draft_rows`` at most, checked by the caller. Their
+        sequences then hold no pairs of what is drawn.
+        """
+        if (loop := self._loop) is None:
+            raise ValueError(f"there are no draft loops on {self.device}")
+        self._take_device()
+        plan = plan_columns(self.sequences, columns)
+        try:
+            self._put_states(states, 0, len(columns.token_ids))
+            with torch.inference_mode():
+                self._copy_pages(plan.page_copies)
+                command = loop.command_for(plan)
+                self.used_graph = loop.run(loop_of(command), command.numbers)
+        except BaseException:
+            restore_sequences(self.sequences, columns.sequences)
+            raise
+        return ColumnsInFlight(loop, loop_of(command), columns, self.sequences, keeps_drafts=False)
 
     def _put_states(self, states: StateRows, begin: int, end: int) -> None:
         """Those of pairs ``begin`` to ``end`` - 1, to where the next loop's first step reads them."""

@@ -107,7 +107,9 @@ def plan_columns(table: KVCacheManager, columns: DraftColumns) -> DraftPlan:
     counts, num_drafts = columns.counts, columns.num_drafts
     appended = [count + drafts - 1 for count, drafts in zip(counts, num_drafts, strict=True)]
     pages = table.make_room(columns.sequences, columns.lengths, appended)
-    size, positions, slots = pages.page_size, list[int](), list[int]()
+    size = pages.page_size
+    positions: list[int] = []
+    slots: list[int] = []
     for own, start, count in zip(pages.tables, columns.lengths, counts, strict=True):
         index, offset = divmod(start, size)
         if offset + count <= size:

@@ -15,26 +15,46 @@ from outrider.model_executor.draft_loop.rows import UNKNOWN
 
 
 class ColumnsInFlight:
-    """A loop that runs. Its sequences hold what is appended, with zeros for what will be drawn."""
+    """A loop that runs. Its sequences hold what is appended, with zeros for what will be drawn, or nothing of that."""
 
-    def __init__(self, loop: DraftLoop, shape: LoopShape, columns: DraftColumns, manager: KVCacheManager) -> None:
+    def __init__(
+        self,
+        loop: DraftLoop,
+        shape: LoopShape,
+        columns: DraftColumns,
+        manager: KVCacheManager,
+        *,
+        keeps_drafts: bool = True,
+    ) -> None:
+        """``keeps_drafts``: sequences hold drawn tokens afterwards, whose KV is that of committed ones."""
         self._loop, self._shape, self._columns, self._manager = loop, shape, columns, manager
-        heads = zip(columns.texts, columns.num_drafts, strict=True)
-        tails = [ids + UNKNOWN[num_drafts - 1] for ids, num_drafts in heads]
+        self._keeps_drafts = keeps_drafts
+        self._drawn: DrawnColumns | list[Draws] = []
+        tails = columns.texts
+        if keeps_drafts:
+            heads = zip(columns.texts, columns.num_drafts, strict=True)
+            tails = [ids + UNKNOWN[num_drafts - 1] for ids, num_drafts in heads]
         manager.replace_tails(columns.sequences, columns.lengths, tails)
 
     def finish(self) -> DrawnColumns | list[Draws]:
-        """Wait for the draws: of all rows as columns, or row by row where one lacks a draw. The sequences then hold all
-        drawn tokens but the last, or those before the first that failed.
+        """Wait for the draws: of all rows as columns, or row by row where one lacks a draw. Then ``settle`` is to be
+        called, before the sequences are used.
         """
         columns = self._columns
         with torch.inference_mode():
             found = self._loop.results(self._shape, with_supports=columns.metadata.needs_evidence)
-        drawn = read_columns(columns, *found) or read_draws(columns.rows(), *found)
-        texts: Sequence[Sequence[int]] = (
-            drawn.texts() if isinstance(drawn, DrawnColumns) else [draws.token_ids for draws in drawn]
-        )
-        heads = zip(texts, columns.num_drafts, strict=True)
-        held = [token_ids[: num_drafts - 1] for token_ids, num_drafts in heads]
-        self._manager.replace_tails(columns.sequences, columns.contexts, held)
-        return drawn
+        self._drawn = read_columns(columns, *found) or read_draws(columns.rows(), *found)
+        return self._drawn
+
+    def settle(self) -> None:
+        """Say what the ids were that there was room for: sequences that keep drafts then hold all but the last, or the
+        ones before the first that failed. Where none failed, they hold as many pages as before.
+        """
+        columns, drawn = self._columns, self._drawn
+        if self._keeps_drafts:
+            texts: Sequence[Sequence[int]] = (
+                drawn.texts() if isinstance(drawn, DrawnColumns) else [draws.token_ids for draws in drawn]
+            )
+            heads = zip(texts, columns.num_drafts, strict=True)
+            held = [token_ids[: num_drafts - 1] for token_ids, num_drafts in heads]
+            self._manager.replace_tails(columns.sequences, columns.contexts, held)

@@ -13,13 +13,14 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from outrider.kernels.draft_advance import LoopState
 from outrider.kernels.draft_sampling.layout import NUM_COLUMNS
 from outrider.kernels.paged_attention import PagedRows
 from outrider.kv_cache import KVCacheManager, PageCopy, PageTable
-from outrider.model_executor.device_inputs import BatchFrame, IntArray, join_padded, starts_of
+from outrider.model_executor.device_inputs import BatchFrame, IntArray, starts_of
 from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, UNKNOWN, DraftRow, Words
 from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
 from outrider.model_executor.worker_commands import Operation, WorkerCommand
@@ -81,8 +82,13 @@ def plan_draft(table: KVCacheManager, rows: Sequence[DraftRow]) -> DraftPlan:
     """Extend every row's sequence, for which there is room, by what will be appended, as yet without the ids of what
     will be drawn.
     """
-    token_ids, positions, slots, ends, contexts = (list[int]() for _ in range(5))
-    parameters, page_tables = array("i"), list[PageTable]()
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    ends: list[int] = []
+    contexts: list[int] = []
+    page_tables: list[PageTable] = []
+    parameters = array("i")
     for row in rows:
         sequence, ids = row.sequence, row.token_ids
         start, count = len(sequence.token_ids), len(ids)
@@ -109,26 +115,28 @@ def plan_draft(table: KVCacheManager, rows: Sequence[DraftRow]) -> DraftPlan:
 
 def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
     """The plan in one array, laid out as ``shape``."""
-    ids, contexts, num_rows, num_tokens = plan.token_ids, plan.contexts, len(plan.contexts), len(plan.token_ids)
-    last = [end - 1 for end in plan.ends]
-    rows, tokens = shape.num_rows, shape.num_rows * shape.max_catch_up
-    page_starts = starts_of(plan.page_tables)
-    parts = (
-        (ids, tokens, 0),
-        (plan.positions, tokens, 0),
-        (plan.slots, tokens, _NO_SLOT),
-        ([0, *plan.ends], rows + 1, num_tokens),
-        (last, rows, 0),
-        ((0,), 1, 0),
-        ([ids[place] for place in last], rows, 0),
-        ([context - 1 for context in contexts], rows, 0),
-        ([plan.slots[place] for place in last], rows, _NO_SLOT),
-        (contexts, rows, 0),
-        (plan.parameters, rows * NUM_COLUMNS, 0),
-        (range(num_rows + 1), rows + 1, num_rows),
-        (page_starts, rows + 1, page_starts[-1]),
-    )
-    return join_padded(parts, plan.page_tables)
+    ids, slots, contexts, num_tokens = plan.token_ids, plan.slots, plan.contexts, len(plan.token_ids)
+    last, page_starts = [end - 1 for end in plan.ends], starts_of(plan.page_tables)
+    num_rows = len(contexts)
+    more, rest = shape.num_rows - num_rows, shape.num_rows * shape.max_catch_up - num_tokens
+    numbers = array("i", [
+        *ids, *[0] * rest,
+        *plan.positions, *[0] * rest,
+        *slots, *[_NO_SLOT] * rest,
+        0, *plan.ends, *[num_tokens] * more,
+        *last, *[0] * more,
+        0,
+        *[ids[place] for place in last], *[0] * more,
+        *[context - 1 for context in contexts], *[0] * more,
+        *[slots[place] for place in last], *[_NO_SLOT] * more,
+        *contexts, *[0] * more,
+    ])  # fmt: skip
+    numbers += plan.parameters
+    numbers.frombytes(bytes(more * NUM_COLUMNS * numbers.itemsize))
+    starts = [*range(num_rows + 1), *[num_rows] * more, *page_starts, *[page_starts[-1]] * more]
+    numbers += array("i", starts)
+    numbers.frombytes(b"".join(plan.page_tables))  # most of the numbers: they need no conversion
+    return np.frombuffer(numbers, dtype=np.int32)
 
 
 def draft_command(plan: DraftPlan, shape: LoopShape) -> WorkerCommand:

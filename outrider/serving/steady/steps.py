@@ -34,6 +34,8 @@ class _Answered:
     batch: Batch
     forward: ForwardRecord
     bases: Sequence[int]
+    settle: Callable[[], None] | None
+    """The executor's (``ExecutorOutput``)."""
 
 
 class SteadySteps:
@@ -157,7 +159,7 @@ class SteadySteps:
         columns = output.columns
         if columns is None:
             raise TypeError("answers that are no columns go one by one")
-        self._answered = _Answered(step, batch, forward, step.bases.tolist())
+        self._answered = _Answered(step, batch, forward, step.bases.tolist(), output.settle)
         return self._outputs.columns_message(step, columns, forward)
 
     def take_all_apart(self) -> None:
@@ -193,6 +195,8 @@ class SteadySteps:
         """Do what no answer of a step waits for, and put its sessions down for the next one."""
         answered, self._answered = self._answered, None
         if answered is not None:
+            if answered.settle is not None:
+                answered.settle()
             for session, base in zip(answered.step.sessions, answered.bases, strict=True):
                 self._sessions.commit(session, base)
             self._scheduler.note_steady_answers(answered.step, answered.batch, answered.forward)

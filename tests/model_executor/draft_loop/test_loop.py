@@ -234,6 +234,7 @@ def compare_columns_with_rows(seed: int, kinds: set[type]) -> None:
             flight = ColumnsInFlight(rig.loop, loop_of(command), columns, rig.table)
             assert [row.sequence.length for row in rows] == [row.base + row.num_drafts - 1 for row in rows]
             drawn = flight.finish()
+            flight.settle()
             kinds.add(type(drawn))
             found.append(in_rows(drawn))
         else:
@@ -263,6 +264,18 @@ def in_rows(drawn: DrawnColumns | list[Draws]) -> list[tuple[tuple[int, ...], st
     return rows
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_columns_are_laid_out_as_their_rows_are(lag: int) -> None:
+    packed = []
+    for are_columns in (False, True):
+        rig, choose = Rig(), random.Random(4)
+        pairs = [random_row(rig, choose) for _ in range(5)]
+        rows = [replace(row, base=len(text) + len(row.token_ids) + lag, lag=lag) for row, text in pairs]
+        plan = plan_columns(rig.table, columns_of(rows)) if are_columns else plan_draft(rig.table, rows)
+        packed.append(pack_draft(plan, LoopShape(8, 16, 2)).tolist())
+    assert packed[0] == packed[1]
+
+
 def test_a_row_of_columns_that_cannot_be_drawn_from_ends_there_and_hurts_no_other() -> None:
     rig = Rig()
     good = DraftRow(metadata(opened(2, temperature=1.0)), rig.sequence([1, 2, 3, 4]), [5], 4, 5)
@@ -270,7 +283,9 @@ def test_a_row_of_columns_that_cannot_be_drawn_from_ends_there_and_hurts_no_othe
     columns = columns_of([bad, good])
     command = rig.loop.command_for(plan_columns(rig.table, columns))
     rig.loop.run(loop_of(command), command.numbers)
-    found = ColumnsInFlight(rig.loop, loop_of(command), columns, rig.table).finish()
+    flight = ColumnsInFlight(rig.loop, loop_of(command), columns, rig.table)
+    found = flight.finish()
+    flight.settle()
     assert isinstance(found, list)
     check(found[1], one_by_one(good, [1, 2, 3, 4]))
     assert isinstance(found[0].error, NonFiniteLogitsError)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +134,18 @@ def drawn_by_forwards(runner: ModelRunner, rows: Sequence[DraftRow]) -> list[Dra
 
 
 class DrawnByForwards:
-    """``begin_draft`` by the same: as columns where all rows have draws."""
+    """``begin_draft`` by the same: as columns where all rows have draws. Until it is settled, sequences hold zeros."""
 
     def __init__(self, runner: ModelRunner, columns: DraftColumns) -> None:
         runner.sequences.replace_tails(columns.sequences, columns.lengths, [()] * len(columns.sequences))
         self._columns, self._drawn = columns, drawn_by_forwards(runner, columns.rows())
+        self._manager, self._texts = runner.sequences, [list(one.token_ids) for one in columns.sequences]
+        for sequence, context in zip(columns.sequences, columns.contexts, strict=True):
+            self._manager.replace_tails([sequence], [context], [[0] * (sequence.length - context)])
+
+    def settle(self) -> None:
+        tails = [text[context:] for text, context in zip(self._texts, self._columns.contexts, strict=True)]
+        self._manager.replace_tails(self._columns.sequences, self._columns.contexts, tails)
 
     def finish(self) -> DrawnColumns | list[Draws]:
         if any(draws.error is not None for draws in self._drawn):
@@ -190,9 +197,7 @@ def test_a_draft_says_and_holds_the_same(seed: int, samplings: Samplings) -> Non
     assert twins.outcomes["Proposal"] > 500
 
 
-def pairs_drawn_by_forwards(
-    runner: DraftHeadRunner, rows: Sequence[DraftRow], states: StateRows, meanwhile: Callable[[], None] | None = None
-) -> list[Draws]:
+def pairs_drawn_by_forwards(runner: DraftHeadRunner, rows: Sequence[DraftRow], states: StateRows) -> list[Draws]:
     """What a loop of a head draws for greedy rows, by one forward a token; now and then a row draws nothing."""
     found, first = [], 0
     for row in rows:
@@ -207,9 +212,23 @@ def pairs_drawn_by_forwards(
                 hidden, normed = runner.forward([ForwardRow(row.sequence, drawn[-1:], 0)], hidden[-1:])
         fails = row.base % 97 == 0
         found.append(Draws((), error=NonFiniteLogitsError("not a number")) if fails else Draws(tuple(drawn)))
-    if meanwhile is not None:
-        meanwhile()
     return found
+
+
+class PairsDrawnByForwards:
+    """``begin_draft`` of a head by the same."""
+
+    def __init__(self, runner: DraftHeadRunner, columns: DraftColumns, states: StateRows) -> None:
+        assert [sequence.length for sequence in columns.sequences] == columns.lengths
+        self._columns, self._drawn = columns, pairs_drawn_by_forwards(runner, columns.rows(), states)
+        for sequence, length in zip(columns.sequences, columns.contexts, strict=True):
+            runner.sequences.truncate(sequence, length)
+
+    def finish(self) -> DrawnColumns | list[Draws]:
+        if any(draws.error is not None for draws in self._drawn):
+            return self._drawn
+        ids = [token_id for draws in self._drawn for token_id in draws.token_ids]
+        return DrawnColumns(self._columns.num_drafts, np.array(ids, dtype=np.int32), None)
 
 
 def head_core(
@@ -220,7 +239,8 @@ def head_core(
     runner: Any = given.executor.runner  # type: ignore[attr-defined]
     if loops:
         runner.draft = functools.partial(pairs_drawn_by_forwards, runner)
-        runner.__class__ = type("Looping", (type(runner),), {"max_catch_up": 17})
+        runner.begin_draft = functools.partial(PairsDrawnByForwards, runner)
+        runner.__class__ = type("Looping", (type(runner),), {"max_catch_up": 17, "max_draft_rows": 8})
     executor = holding(type(given.executor), switch, asynchronous=False)(runner)
     limits = Limits(runner.head.config.layer.vocab_size, runner.max_model_len, trims=True)
     table = SessionTable(executor.sequences, limits)
