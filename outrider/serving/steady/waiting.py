@@ -1,9 +1,9 @@
-"""Waiting sessions: those that were answered, as arrays against which columns of their next items are checked.
+"""Waiting sessions: those that were answered, against which columns of their next items are checked.
 
 They are put down when their answers have left, while the device of somebody else computes. Owns what the next item may
 keep of a session's text; what it may ask for is the executor's.
 
-Shape letters: ``B`` sessions put down together, ``N`` of them asked for, ``W`` lengths that a session may keep.
+Shape letters: ``B`` sessions put down together.
 """
 
 from __future__ import annotations
