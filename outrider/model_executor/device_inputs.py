@@ -119,6 +119,22 @@ def join_padded(parts: Iterable[tuple[Sequence[int], int, int]], page_tables: It
     return np.frombuffer(numbers, dtype=np.int32)
 
 
+def fill_parts(
+    parts: Iterable[tuple[NDArray[np.integer], int, int]], pages: NDArray[np.int32], num_fixed: int
+) -> IntArray:
+    """``join_padded`` of arrays, whose sizes come to ``num_fixed``."""
+    numbers = np.empty(num_fixed + len(pages), dtype=np.int32)
+    start = 0
+    for values, size, filler in parts:
+        stop = start + len(values)
+        numbers[start:stop] = values
+        start += size
+        if stop < start:
+            numbers[stop:start] = filler
+    numbers[start:] = pages
+    return numbers
+
+
 def unpack(
     buffer: torch.Tensor,
     shape: BatchShape,

@@ -35,10 +35,17 @@ from outrider.model_executor.input_batch import (
     plan_checked,
     restoring_lengths,
 )
+from outrider.model_executor.input_columns import RowColumns, plan_rows
 from outrider.model_executor.kv_cache_sizing import explaining_out_of_memory
 from outrider.model_executor.loader.model import LoadOptions, Ranks
 from outrider.model_executor.worker import Worker
-from outrider.model_executor.worker_commands import WorkerCommand, capture_command, copy_command, forward_command
+from outrider.model_executor.worker_commands import (
+    WorkerCommand,
+    capture_command,
+    columns_command,
+    copy_command,
+    forward_command,
+)
 from outrider.sampling.sampler import Sampler
 
 _WARM_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -157,6 +164,33 @@ class ModelRunner:
         check_rows(self.sequences, rows, self._limits)
         logits, states = self._append(rows, layers=layers)
         return logits, states[: sum(len(row.token_ids) for row in rows)]  # a captured shape may have more
+
+    def forward_columns(
+        self, columns: RowColumns, layers: Sequence[int] = (), *, drawn: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``forward_with_states`` of rows that are columns, which the caller has checked: logits of the last committed
+        token and of the drafts of each. Sequences may hold more than what is kept of them. ``drawn`` [B] int32, as
+        ``forward_drawn`` has it: their tokens, if each has one.
+
+        If the device fails, they are left with what is kept.
+        """
+        self.worker.take_device()
+        lengths = columns.lengths.tolist()
+        with torch.inference_mode():
+            batch = plan_rows(self.sequences, columns)
+            try:
+                self._copy_pages(batch.page_copies)
+                shape = self.worker.shape_for(batch.pattern.shape)
+                command = columns_command(batch, shape, layers, is_drawn=drawn is not None)
+                self._broadcast(command)
+                logits, states = self.worker.forward(command, self._in_vocabulary(drawn))
+            except BaseException:
+                self.sequences.replace_tails(columns.sequences, lengths, [()] * len(lengths))
+                raise
+        # The device computes.
+        self.sequences.replace_tails(columns.sequences, lengths, columns.tails())
+        self.num_forwards += 1
+        return logits, states[: len(batch.token_ids)]
 
     def forward_drawn(self, sequences: Sequence[KVSequence], drawn: torch.Tensor) -> torch.Tensor:
         """``forward`` of one more token per sequence that is only on the device: ``drawn`` [R] int32.

@@ -16,6 +16,7 @@ import numpy as np
 from outrider.kv_cache import PageCopy, page_table_of
 from outrider.model_executor.device_inputs import BatchShape, IntArray, pack
 from outrider.model_executor.input_batch import ForwardBatch
+from outrider.model_executor.input_columns import ColumnsBatch
 
 _FORWARD_ARGUMENTS = 4
 """Of every forward; layers come after them."""
@@ -63,9 +64,21 @@ def forward_command(
     """The forward of a batch, laid out as ``shape``; its page copies are a command of their own. ``is_drawn``: its
     tokens are placeholders, see ``Operation.FORWARD_DRAWN``.
     """
-    arguments = (shape.num_rows, shape.num_tokens, shape.max_queries, len(batch.logit_indices), *layers)
-    operation = Operation.FORWARD_DRAWN if is_drawn else Operation.FORWARD
-    return WorkerCommand(operation, arguments, pack(batch, shape))
+    return _forward(shape, len(batch.logit_indices), layers, pack(batch, shape), is_drawn=is_drawn)
+
+
+def columns_command(
+    batch: ColumnsBatch, shape: BatchShape, layers: Sequence[int] = (), *, is_drawn: bool = False
+) -> WorkerCommand:
+    """``forward_command`` of columns."""
+    return _forward(shape, batch.num_logits, layers, batch.pack(shape), is_drawn=is_drawn)
+
+
+def _forward(
+    shape: BatchShape, num_logits: int, layers: Sequence[int], numbers: IntArray, *, is_drawn: bool
+) -> WorkerCommand:
+    arguments = (shape.num_rows, shape.num_tokens, shape.max_queries, num_logits, *layers)
+    return WorkerCommand(Operation.FORWARD_DRAWN if is_drawn else Operation.FORWARD, arguments, numbers)
 
 
 def copy_command(copies: Sequence[PageCopy]) -> WorkerCommand:

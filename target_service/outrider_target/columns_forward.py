@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.columns import AnswerColumns, ScoreColumns, StateColumns, SupportColumns, token_scores
 from outrider.errors import OutriderError
 from outrider.kernels.device_stream import Mark
-from outrider.model_executor.input_batch import ForwardRow
+from outrider.kv_cache import KVSequence
+from outrider.model_executor.input_columns import RowColumns
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Scores
 from outrider.sampling.scoring.columns import ScoringStep
 from outrider.sampling.scoring.score import ScoreOutcome
-from outrider.sampling.scoring.session_rows import SessionRows
+from outrider.sampling.scoring.session_rows import SessionRows, may_be_rows
+from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import ExecutorOutput
 from outrider.types import HiddenStates, SparseScores, TokenScores
+from outrider_target.jobs import needs_support
 from outrider_target.layer_states import StepStates, in_order
 
 if TYPE_CHECKING:
@@ -34,6 +39,46 @@ if TYPE_CHECKING:
 _NO_IDS = np.zeros(0, dtype=np.int32)
 
 
+@dataclass(frozen=True, slots=True)
+class SteadyRows:
+    """What does not change between the steps of sessions."""
+
+    sequences: list[KVSequence]  # [B]
+    samplings: list[SessionSampling]  # [B]
+    scoring: SessionRows | None
+    """None: one of the sessions may not be rows, as ``ScoringStep`` has it."""
+    is_sparse: bool | None
+    """Whether scores are about supports; None: of some sessions alone."""
+    layers: tuple[int, ...]
+    """Whose hidden states all sessions want; empty where one wants others, or none."""
+    num_token_ids: int
+    """Drafts of all sessions are below it."""
+    vocab_size: int
+
+    @classmethod
+    def of(cls, sequences: list[KVSequence], samplings: list[SessionSampling], vocab_size: int) -> SteadyRows:
+        """Of sessions that are steady."""
+        metadata, openings = [each.metadata for each in samplings], [each.open for each in samplings]
+        scoring = SessionRows.of(metadata, vocab_size) if all(map(may_be_rows, metadata)) else None
+        forms = {needs_support(opened) for opened in openings}
+        layers = {opened.hidden_state_layers for opened in openings}
+        return cls(
+            sequences,
+            samplings,
+            scoring,
+            forms.pop() if len(forms) == 1 else None,
+            layers.pop() if len(layers) == 1 else (),
+            min([opened.num_token_ids for opened in openings]),
+            vocab_size,
+        )
+
+    def selected(self, places: NDArray[np.intp]) -> SteadyRows:
+        """Those at these places."""
+        chosen = places.tolist()
+        sequences, samplings = [self.sequences[place] for place in chosen], [self.samplings[place] for place in chosen]
+        return SteadyRows.of(sequences, samplings, self.vocab_size)
+
+
 class ColumnsForward:
     """A forward and its scoring, both started."""
 
@@ -42,33 +87,25 @@ class ColumnsForward:
         runner: ModelRunner,
         step: SteadyStep,
         columns: ScoreColumns,
-        session_rows: SessionRows | None,
+        rows: SteadyRows,
         planes: TargetPlanes | None = None,
     ) -> None:
-        """``session_rows``: of the sessions, as ``ScoringStep`` has them. ``planes`` take hidden states; None: they go
-        inline.
-        """
+        """``planes`` take hidden states; None: they go inline."""
         self._step, self._columns = step, columns
-        drafts = _rows(columns.draft_token_ids.tolist(), columns.draft_lengths.tolist())
-        committed = _rows(columns.token_ids.tolist(), columns.counts.tolist())
-        rows = [
-            ForwardRow(session.sequence, ids + draft, len(draft) + 1)
-            for session, ids, draft in zip(step.sessions, committed, drafts, strict=True)
-        ]
+        counts = columns.counts.astype(np.int64, copy=False)
+        heads = rows.sequences, step.kept, columns.token_ids, counts, columns.draft_token_ids, step.draft_lengths
         self._states: StepStates | None = None
         if columns.hidden_states_from is None:
-            logits = runner.forward(rows, as_computed=True)
+            logits, _ = runner.forward_columns(RowColumns(*heads))
         else:
-            wanted = step.sessions[0].open.hidden_state_layers
-            layers = sorted(set(wanted))
-            logits, states = runner.forward_with_states(rows, layers)
+            layers = sorted(set(rows.layers))
+            logits, states = runner.forward_columns(RowColumns(*heads), layers)
             # Before the mark below: when that is reached, they are where the draft finds them.
-            self._states = StepStates(planes, step, columns, in_order(states, wanted, layers))
+            self._states = StepStates(planes, step, columns, in_order(states, rows.layers, layers))
         self._forward = Mark(runner.device)
         # While the device computes:
-        samplings: list[Any] = [session.executor_state for session in step.sessions]  # ``SessionSampling``
-        texts = [row.sequence.token_ids for row in rows]
-        scoring = ScoringStep(samplings, texts, step.bases, step.draft_lengths, columns, session_rows)
+        texts = [sequence.token_ids for sequence in rows.sequences]
+        scoring = ScoringStep(rows.samplings, texts, step.bases, step.draft_lengths, columns, rows.scoring)
         self._scoring = runner.sampler.begin_columns(logits, scoring)
 
     def is_done(self) -> bool:
@@ -80,7 +117,7 @@ class ColumnsForward:
         self._forward.wait()
         computed = time.perf_counter_ns()
         tokens = self._scoring.tokens()
-        states = None if self._states is None else self._states.columns()
+        states = None if self._states is None else self._states.columns
         is_handed = self._states is None or states is not None
         if is_handed and tokens is not None:
             return ExecutorOutput((), computed, columns=self._answers(tokens, states))
@@ -139,11 +176,3 @@ def joined_scores(forms: Sequence[SparseScores]) -> SparseScores:
         np.concatenate([form.outside_mass for form in forms]),
         np.concatenate([form.outside_token_ids for form in forms]),
     )
-
-
-def _rows(values: list[int], counts: list[int]) -> list[list[int]]:
-    found, start = [], 0
-    for count in counts:
-        found.append(values[start : start + count])
-        start += count
-    return found

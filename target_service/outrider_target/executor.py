@@ -6,11 +6,12 @@ are in ``outrider_target.scoring_forward``.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.columns import Column, ScoreColumns
+from outrider.columns import ScoreColumns
 from outrider.errors import IntegrityError
 from outrider.kernels.device_stream import to_device
 from outrider.kv_cache import KVSequence
@@ -21,10 +22,11 @@ from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session import Session
 from outrider.serving.steady.plain_step import PlainStep
+from outrider.serving.steady.sessions import are_all
 from outrider.serving.steady.step import SteadyStep
-from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores, part_of
-from outrider_target.columns_forward import ColumnsForward
-from outrider_target.jobs import ScoreJob, check_layers, check_score, needs_support
+from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores, are_within, part_of
+from outrider_target.columns_forward import ColumnsForward, SteadyRows
+from outrider_target.jobs import ScoreJob, check_layers, check_score
 from outrider_target.plain_forward import PlainForward
 from outrider_target.planes import TargetPlanes
 from outrider_target.scoring_forward import ScoringForward
@@ -39,8 +41,6 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
     def __init__(self, runner: ModelRunner, planes: TargetPlanes | None = None) -> None:
         """``planes`` take hidden states to drafts; None: they go inline."""
         self._runner, self._planes = runner, planes
-        self._last_rows: tuple[Sequence[SessionSampling], SessionRows | None] = ((), None)
-        """Of the last step that came as columns."""
 
     @property
     def num_pages_free(self) -> int:
@@ -106,47 +106,44 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
             no_logprobs and opened.judging_rule in COLUMN_RULES and isinstance(session.executor_state, SessionSampling)
         )
 
+    def steady_rows(self, sessions: Sequence[TargetSession]) -> SteadyRows:
+        """What forwards and kernels are told of sessions."""
+        sequences, samplings = [session.sequence for session in sessions], list(map(_sampling_of, sessions))
+        return SteadyRows.of(sequences, samplings, self._runner.config.vocab_size)
+
+    @property
+    def truncates_columns(self) -> bool:
+        """A forward starts before its sequences are brought up to date."""
+        return True
+
     def takes_columns(self, step: SteadyStep) -> bool:
         """Whether every item has drafts and keeps to the bounds of ``check_score``, pages suffice for certain, and all
         scores are tokens, or all are sparse.
         """
-        columns, lengths = step.columns, step.draft_lengths
-        if not isinstance(columns, ScoreColumns) or int(lengths.min()) < 1 or int(columns.counts.min()) < 1:
+        columns, rows = step.columns, step.rows
+        if not isinstance(columns, ScoreColumns) or rows.is_sparse is None:
             return False
-        if columns.hidden_states_from is not None and not _hand_over_all(step, columns.hidden_states_from):
+        counts, lengths = columns.counts.tolist(), step.draft_lengths.tolist()
+        if min(lengths) < 1 or min(counts) < 1:
             return False
-        if len(are_sparse := {needs_support(session.open) for session in step.sessions}) > 1:
+        if columns.hidden_states_from is not None and not (
+            rows.layers and np.array_equal(step.kept, columns.hidden_states_from)  # of just what every item brings
+        ):
             return False
-        if are_sparse == {True} and not _has_whole_supports(columns, int(step.num_token_ids.min())):
+        if rows.is_sparse and not _has_whole_supports(columns, rows.num_token_ids):
             return False
-        ids, drafts, vocab_size = columns.token_ids, columns.draft_token_ids, self._runner.config.vocab_size
-        return bool(
-            int(ids.min()) >= 0
-            and int(ids.max()) < vocab_size
-            and int(drafts.min()) >= 0
-            and int(drafts.max()) < int(step.num_token_ids.min())
-            and (step.bases + lengths <= step.max_lengths).all()
-            and self._runner.sequences.surely_fit(len(step), int((columns.counts + lengths).max()))
+        return (
+            are_within(columns.token_ids.tolist(), 0, self._runner.config.vocab_size - 1)
+            and are_within(columns.draft_token_ids.tolist(), 0, rows.num_token_ids - 1)
+            and are_all(step.bases + step.draft_lengths <= step.max_lengths)
+            and self._runner.sequences.surely_fit(len(counts), max(map(operator.add, counts, lengths)))
         )
 
     def start_columns(self, step: SteadyStep) -> ColumnsForward:
         """A forward over all of them."""
         if not isinstance(step.columns, ScoreColumns):
             raise TypeError("a target scores")
-        return ColumnsForward(self._runner, step, step.columns, self._rows_of(step.sessions), self._planes)
-
-    def _rows_of(self, sessions: Sequence[TargetSession]) -> SessionRows | None:
-        """What the scoring kernels are told of the sessions of a step; None if one of them may not be rows. Made anew
-        only for other sessions than those of the step before.
-        """
-        known, rows = self._last_rows
-        if known == (own := [_sampling_of(session) for session in sessions]):
-            return rows
-        metadata = [sampling.metadata for sampling in own]
-        vocab_size = self._runner.config.vocab_size
-        rows = SessionRows.of(metadata, vocab_size) if all(map(may_be_rows, metadata)) else None
-        self._last_rows = own, rows
-        return rows
+        return ColumnsForward(self._runner, step, step.columns, step.rows, self._planes)
 
     # Plain steps as arrays.
 
@@ -253,12 +250,6 @@ def _sampling_of(session: TargetSession) -> SessionSampling:
     if not isinstance(state, SessionSampling):
         state = session.executor_state = SessionSampling(session.open)
     return state
-
-
-def _hand_over_all(step: SteadyStep, firsts: Column) -> bool:
-    """Whether hidden states are wanted of just the tokens that every item brings, and of the same layers."""
-    layers = {session.open.hidden_state_layers for session in step.sessions}
-    return len(layers) == 1 and () not in layers and np.array_equal(step.kept, firsts)
 
 
 def next_token(form: ScoreForm) -> int | None:

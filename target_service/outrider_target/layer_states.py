@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from outrider.columns import ScoreColumns, StateColumns
@@ -60,17 +61,23 @@ class StepStates:
     ) -> None:
         """Queue the copy, with the forward's stream. ``states`` [T, F] are of all tokens of the step."""
         self._planes, self._states = planes, states
-        self._firsts, self._sizes = step.kept.tolist(), (columns.counts + step.draft_lengths).tolist()
+        self._starts, sizes = step.kept, columns.counts.astype(np.int64) + step.draft_lengths
+        self._sizes: list[int] = sizes.tolist()
+        self.columns: StateColumns | None = None
+        """Where they lie, once the forward has ended; None where they go inline."""
         writer = planes.writer(step.link_id, columns.plane) if planes is not None and columns.plane else None
-        self._references = None if writer is None else writer.put(states, self._sizes)
-        if writer is not None and planes is not None and self._references is not None:
+        references = None if writer is None else writer.put(states, self._sizes)
+        if writer is not None and planes is not None and references is not None:
             planes.sent_bytes[writer.report.kind] += states.numel() * states.element_size()
-
-    def columns(self) -> StateColumns | None:
-        """The states, once the forward has ended; None where they go inline."""
-        if self._references is None:
-            return None
-        return StateColumns.of(self._hidden_states([(b"", (reference,)) for reference in self._references]))
+            self.columns = StateColumns(
+                references[0].plane_id,
+                states.shape[1],
+                _name(states.dtype),
+                self._starts,
+                sizes,
+                np.array([reference.offset_bytes for reference in references], dtype=np.uint64),
+                np.array([reference.sequence for reference in references], dtype=np.uint64),
+            )
 
     def inline(self) -> list[HiddenStates]:
         """The states of each session."""
@@ -78,14 +85,9 @@ class StepStates:
         payloads = [part.contiguous().view(torch.uint8).numpy().tobytes() for part in rows]
         if self._planes is not None:
             self._planes.sent_bytes["inline"] += sum(map(len, payloads))
-        return self._hidden_states([(payload, ()) for payload in payloads])
-
-    def _hidden_states(self, contents: Sequence[tuple[bytes, tuple[PlaneReference, ...]]]) -> list[HiddenStates]:
         width, name = self._states.shape[1], _name(self._states.dtype)
-        return [
-            HiddenStates(first, size, width, name, *content)
-            for first, size, content in zip(self._firsts, self._sizes, contents, strict=True)
-        ]
+        heads = zip(self._starts.tolist(), self._sizes, payloads, strict=True)
+        return [HiddenStates(first, size, width, name, payload) for first, size, payload in heads]
 
 
 class StateHandover:

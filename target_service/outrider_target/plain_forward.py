@@ -15,6 +15,7 @@ import torch
 
 from outrider.kernels.device_stream import Mark
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.input_columns import RowColumns
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Scores
 from outrider.serving.executor import ExecutorOutput
@@ -43,16 +44,14 @@ class PlainForward:
         """
         sequences = [session.sequence for session in step.sessions]
         self._beside: ScoringForward | None = None
-        if drawn is not None:
-            logits = runner.forward_drawn(sequences, drawn)
-        else:
+        if shares:
             heads = zip(sequences, step.token_ids, strict=True)
             rows = [ForwardRow(sequence, (token_id,)) for sequence, token_id in heads]
-            if shares:
-                self._beside = ScoringForward(runner, shares, planes=planes, leading=rows)
-                logits = self._beside.leading_logits
-            else:
-                logits = runner.forward(rows, as_computed=True)
+            self._beside = ScoringForward(runner, shares, planes=planes, leading=rows)
+            logits = self._beside.leading_logits
+        else:
+            columns = RowColumns.plain(sequences, step.bases - 1, None if drawn is not None else step.tokens)
+            logits, _ = runner.forward_columns(columns, drawn=drawn)
         self._used_graph = runner.used_graph
         self._forward = Mark(runner.device)
         samplings: list[Any] = [session.executor_state for session in step.sessions]  # ``SessionSampling``

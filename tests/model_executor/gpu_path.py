@@ -29,6 +29,8 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal, Score, Scores
 from outrider.recording import ItemRecord
+from outrider.serving.steady.step import SteadyStep
+from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.types import (
     AcceptanceMethod,
     SamplingParams,
@@ -40,6 +42,7 @@ from outrider.types import (
 )
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
+from outrider_target.columns_forward import ColumnsForward
 from outrider_target.executor import next_token
 from outrider_target.service import build_core
 from tests.support.async_target import AsyncTargetExecutor, lookahead_core
@@ -207,7 +210,8 @@ def written(event: Any) -> Answer:
             name: numbers.tolist() for name, numbers in reals.items()
         }
     assert isinstance(form, SparseScores)
-    return {"outside": form.outside_token_ids.tolist(), "outside_mass": form.outside_mass.tolist()}
+    reals = {"outside_mass": form.outside_mass.tolist(), "support_probs": form.support_probs.tolist()}
+    return {"outside": form.outside_token_ids.tolist()} | reals
 
 
 def narrow_logits(device: str) -> list[list[float]]:
@@ -250,6 +254,50 @@ def plain_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
     return texts, scorer.num_queued
 
 
+def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
+    """What a target answers to steps with drafts that come as columns, from sessions whose scores are of one form."""
+    scorer = ColumnsExecutor(target)
+    driver, choose = Driver(lookahead_core(scorer, max_batched_tokens=60)), random.Random(kinds[0])
+    texts, kept = [[3 + i, 5, 7, 11][: 2 + i % 3] for i in range(len(kinds))], [0] * len(kinds)
+    answers: list[Answer] = []
+    driver.send(*(replace(opened(kind), session=i, max_length=40) for i, kind in enumerate(kinds)))
+    for number in range(6):
+        drafts = [[choose.randrange(NUM_IDS) for _ in range(choose.randint(1, 3))] if number else [] for _ in kinds]
+        supports = [support_of([{token_id, 9} for token_id in own]) if kinds[0] > 1 and own else None for own in drafts]
+        items = [
+            score_item(i, 2 + number, texts[i], drafts[i], num_kept_tokens=kept[i], support=supports[i])
+            for i in range(len(kinds))
+        ]
+        message = target_commands_to_proto(items, columns=True)
+        events = {
+            event.session: event for event in driver.run(*target_commands_from_proto(message, keeps_columns=True))
+        }
+        answers += [written(events[i]) for i in range(len(kinds))]
+        for i, text in enumerate(texts):
+            num_accepted = choose.randint(0, len(drafts[i]))
+            kept[i] = len(text) + num_accepted
+            text += [*drafts[i][:num_accepted], choose.randrange(NUM_IDS)]
+        target.sequences.check_integrity()
+    assert scorer.num_columns == 5, scorer.num_columns  # all but the prompts
+    driver.core.drop_link(driver.link_id)
+    return answers
+
+
+class ColumnsExecutor(AsyncTargetExecutor):
+    """Counts the steps that come as columns."""
+
+    num_columns = 0
+
+    def start_columns(self, step: SteadyStep) -> ColumnsForward:
+        self.num_columns += 1
+        return super().start_columns(step)
+
+
+def support_of(rows: Sequence[set[int]]) -> Support:
+    ids = [token_id for row in rows for token_id in sorted(row)]
+    return Support(np.array(list(map(len, rows)), dtype=np.int32), np.array(ids, dtype=np.int32))
+
+
 def poison_empty() -> None:
     """What is not written is not to be read: memory that is asked for is full of what would show."""
     plain_empty = torch.empty
@@ -277,6 +325,7 @@ def main(device: str, path: Path, shared: str = "") -> None:
         if shared != "target":
             found["answers"], found["draft_steps"] = play(draft, target)
         if shared != "draft":
+            found["columns"] = column_steps(target, (0, 1, 0, 1, 0)) + column_steps(target, (2, 3, 3, 2))
             found["texts"], num_queued = plain_steps(target)
             assert bool(num_queued) == has_kernels(torch.device(device))
         if not shared:

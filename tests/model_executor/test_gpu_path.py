@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,29 @@ def finish(started: RunningBatch) -> dict[str, Any]:
 
 def check(found: dict[str, Any], truth: dict[str, Any]) -> None:
     check_answers(found, truth)
+    check_columns(found, truth)
     assert found["texts"] == truth["texts"]
     np.testing.assert_allclose(found["narrow"], truth["narrow"], rtol=2e-2, atol=2e-2)
 
 
 def check_answers(found: dict[str, Any], truth: dict[str, Any]) -> None:
-    assert len(found["answers"]) == len(truth["answers"]) > 0
-    for ours, expected in zip(found["answers"], truth["answers"], strict=True):
+    _agree(found["answers"], truth["answers"])
+    assert found["draft_steps"] < truth["draft_steps"]  # for whole proposals are drawn in one
+
+
+def check_columns(found: dict[str, Any], truth: dict[str, Any]) -> None:
+    _agree(found["columns"], truth["columns"])
+
+
+def _agree(found: Sequence[dict[str, Any]], truth: Sequence[dict[str, Any]]) -> None:
+    assert len(found) == len(truth) > 0
+    for ours, expected in zip(found, truth, strict=True):
         assert ours.keys() == expected.keys()
         for name, values in expected.items():
             if name in REALS:
                 np.testing.assert_allclose(ours[name], values, rtol=1e-3, atol=1e-6)
             else:
                 assert ours[name] == values, name
-    assert found["draft_steps"] < truth["draft_steps"]  # for whole proposals are drawn in one
 
 
 @pytest.mark.timeout(400)

@@ -19,7 +19,7 @@ import torch
 
 from outrider.cli.stack.preflight import free_port
 from tests.end_to_end.commands import is_alive, wait_until
-from tests.model_executor.test_gpu_path import ROOT, check_answers, finish, start
+from tests.model_executor.test_gpu_path import ROOT, check_answers, check_columns, finish, start
 
 DEADLINE_S = 280
 DEVICES = [
@@ -55,7 +55,9 @@ def said_by_two(device: str, path: Path, shared: str) -> dict[str, Any]:
 @pytest.mark.parametrize("device", DEVICES)
 def test_steps_that_a_shared_target_queues_ahead(device: str, truth: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    assert said_by_two(device, tmp_path / "said", "target")["texts"] == truth["texts"]
+    found = said_by_two(device, tmp_path / "said", "target")
+    assert found["texts"] == truth["texts"]
+    check_columns(found, truth)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -17,6 +17,7 @@ import torch
 
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
+from outrider.model_executor.input_columns import RowColumns
 from outrider.ports import Score, Scores
 from outrider.prefix_hash import prefix_hash
 from outrider.sampling.parameters import needs_adjusting
@@ -55,6 +56,16 @@ class Runner:
     def forward(self, rows: Sequence[ForwardRow], *, as_computed: bool = False) -> torch.Tensor:
         batch = plan_forward(self.sequences, rows)
         return self._run(batch, batch.token_ids)
+
+    def forward_columns(
+        self, columns: RowColumns, layers: Sequence[int] = (), *, drawn: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if drawn is not None:
+            return self.forward_drawn(columns.sequences, drawn), torch.empty(0, 0)
+        for sequence, length in zip(columns.sequences, columns.lengths.tolist(), strict=True):
+            self.sequences.truncate(sequence, length)
+        heads = zip(columns.sequences, columns.tails(), (columns.num_drafts + 1).tolist(), strict=True)
+        return self.forward([ForwardRow(*head) for head in heads]), torch.empty(0, 0)
 
     def forward_drawn(self, sequences: Sequence[KVSequence], drawn: torch.Tensor) -> torch.Tensor:
         batch = plan_forward(self.sequences, [ForwardRow(sequence, (0,)) for sequence in sequences])

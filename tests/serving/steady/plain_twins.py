@@ -26,10 +26,6 @@ class PlainTwins(Twins):
         item = Score(session.number, session.asked, kept, digest, given)
         return self._broken(item) if self._chance(self._oddity / 8) else item
 
-    def _pages_of(self, sequence: Any) -> list[int]:
-        """How many: which, depends on the order of the rows of a forward."""
-        return [len(sequence.page_table)]
-
     def _send(self, commands: Sequence[Any]) -> None:
         super()._send(commands)
         items = [command for command in commands if isinstance(command, Score)]

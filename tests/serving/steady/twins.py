@@ -358,7 +358,9 @@ class Twins:
         return base + min(num_accepted, max(0, num_drafts - 1))
 
     def _pages_of(self, sequence: Any) -> list[int]:
-        return list(getattr(sequence, "page_table", ()))
+        """Of a target how many: which, depends on whether pages were given back before others are taken."""
+        pages = list(getattr(sequence, "page_table", ()))
+        return [len(pages)] if self.role == "target" else pages
 
     def _chance(self, share: float) -> bool:
         return self._random.random() < share
