@@ -73,6 +73,8 @@ class Worker:
         self._ready_in: int | None = None
         """The thread in which long prompts were last prepared for."""
         counters = torch.zeros(num_counters(num_processors(model.device)), dtype=torch.int32, device=model.device)
+        self._cuda_index = counters.device.index if counters.is_cuda else None
+        """The setting's name may have none."""
         self._frame = BatchFrame(self.page_size, layout.windows, counters, layout.sinks)
         pages_per_row = -(-self.max_model_len // self.page_size)
         self._graphs = ForwardGraphs(
@@ -194,8 +196,8 @@ class Worker:
 
     def take_device(self) -> None:
         """Select the device for launches of this thread; CUDA's current device is per thread."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self._frame.counters.device)  # unlike the setting's name, this has an index
+        if self._cuda_index is not None:
+            torch.cuda.set_device(self._cuda_index)
 
     def mark(self) -> Mark:
         """Mark behind all work that this thread has queued on the device."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, ScoreColumns, StateColumns, SupportColumns, token_scores
+from outrider.columns import AnswerColumns, Column, ScoreColumns, StateColumns, SupportColumns, token_scores
 from outrider.errors import OutriderError
 from outrider.kernels.device_stream import Mark
 from outrider.kv_cache import KVSequence
@@ -24,7 +24,7 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Scores
 from outrider.sampling.scoring.columns import ScoringStep
 from outrider.sampling.scoring.score import ScoreOutcome
-from outrider.sampling.scoring.session_rows import SessionRows, may_be_rows
+from outrider.sampling.scoring.session_rows import Ints, SessionRows, may_be_rows
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import ExecutorOutput
 from outrider.types import HiddenStates, SparseScores, TokenScores
@@ -107,6 +107,8 @@ class ColumnsForward:
         texts = [sequence.token_ids for sequence in rows.sequences]
         scoring = ScoringStep(rows.samplings, texts, step.bases, step.draft_lengths, columns, rows.scoring)
         self._scoring = runner.sampler.begin_columns(logits, scoring)
+        self._num_positions = step.draft_lengths + 1
+        self._support_sizes = _support_sizes(columns.support_counts, step.draft_lengths) if rows.is_sparse else None
 
     def is_done(self) -> bool:
         """Whether the forward has ended."""
@@ -141,18 +143,15 @@ class ColumnsForward:
         masses: np.ndarray | None = None,
         supports: SupportColumns | None = None,
     ) -> AnswerColumns[Scores]:
-        columns, step = self._columns, self._step
-        heads = columns.sessions, columns.generations, step.bases, step.draft_lengths + 1
+        columns = self._columns
+        heads = columns.sessions, columns.generations, self._step.bases, self._num_positions
         return AnswerColumns(*heads, token_ids, (), token_scores, masses, states, supports)
 
     def _sparse_answers(self, scores: SparseScores, states: StateColumns | None) -> AnswerColumns[Scores]:
         """``scores``: those of all sessions, one after the other."""
-        lengths, counts = self._step.draft_lengths, self._columns.support_counts
-        if counts is None:
+        if self._support_sizes is None:
             raise TypeError("sparse scores of drafts answer supports")
-        ends = np.concatenate((np.zeros(1, dtype=np.int64), counts.cumsum(dtype=np.int64)))[lengths.cumsum()]
-        sizes = np.diff(ends, prepend=0).astype(np.uint32)
-        supports = SupportColumns(sizes, _NO_IDS, scores.support_probs)
+        supports = SupportColumns(self._support_sizes, _NO_IDS, scores.support_probs)
         return self._answers(scores.outside_token_ids, states, scores.outside_mass, supports)
 
     def _one_by_one(
@@ -176,3 +175,12 @@ def joined_scores(forms: Sequence[SparseScores]) -> SparseScores:
         np.concatenate([form.outside_mass for form in forms]),
         np.concatenate([form.outside_token_ids for form in forms]),
     )
+
+
+def _support_sizes(counts: Column | None, lengths: Ints) -> NDArray[np.uint32] | None:  # [B]
+    """Ids in the supports of each session's drafts, of which each token's has ``counts``."""
+    if counts is None:
+        return None
+    ends = np.concatenate((np.zeros(1, dtype=np.int64), counts.cumsum(dtype=np.int64)))[lengths.cumsum()]
+    sizes: NDArray[np.uint32] = np.diff(ends, prepend=0).astype(np.uint32)
+    return sizes
