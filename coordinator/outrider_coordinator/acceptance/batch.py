@@ -13,7 +13,7 @@ from outrider.types import Evidence, JudgingRule, ScoreForm, SparseEvidence, Spa
 from outrider.values import step_value
 from outrider_coordinator.acceptance.evidence import EvidenceError, check_proposal
 from outrider_coordinator.acceptance.rules import JudgeRules, judge_one
-from outrider_coordinator.acceptance.vectorized import ProposalCase, ScoredCase, are_sound, judge_together
+from outrider_coordinator.acceptance.vectorized import FEWEST, ProposalCase, ScoredCase, are_sound, judge_together
 from outrider_coordinator.acceptance.verdict import Verdict
 
 
@@ -43,6 +43,8 @@ class ScoredDraft:
 
 def check_proposals(batch: Sequence[ProposedDraft]) -> list[str]:
     """For each proposal the reason why it cannot be judged, in order; empty if it can."""
+    if len(batch) < FEWEST:
+        return list(map(_fault_of, batch))
     cases = {index: case for index, one in enumerate(batch) if (case := _sparse_proposal(one)) is not None}
     sound = cases if are_sound(list(cases.values())) else {}
     return ["" if index in sound else _fault_of(one) for index, one in enumerate(batch)]
@@ -73,6 +75,8 @@ def _fault_of(one: ProposedDraft) -> str:
 
 def judge(batch: Sequence[ScoredDraft]) -> list[Verdict | OutriderError]:
     """The verdict on each proposal, in order; a ``ProtocolError`` if the scores do not answer it."""
+    if len(batch) < FEWEST:
+        return list(map(_verdict_on, batch))
     cases = {index: case for index, one in enumerate(batch) if (case := _sparse_scores(one)) is not None}
     together = dict(zip(cases, judge_together(list(cases.values())) or (), strict=False))
     return [together.get(index) or _verdict_on(one) for index, one in enumerate(batch)]

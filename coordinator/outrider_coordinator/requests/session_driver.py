@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -65,6 +65,15 @@ class Lifecycle(Protocol):
         """A message of a target was processed."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """Requests whose events came one by one in one message."""
+
+    requests: list[RequestState]
+    in_columns: bool
+    """Whether there were columns beside them."""
+
+
 class SessionDriver:
     """Driver of the running sessions of one coordinator."""
 
@@ -83,6 +92,14 @@ class SessionDriver:
         self._policy = request_manager.policy
         self._lifecycle = lifecycle
         self._output = OutputScheduler()
+        self._waits: list[tuple[RequestState, int]] = []
+        """Steps that wait for a proposal since commands were last put together."""
+        self._scored: list[RequestState] = []
+        """Requests with scores that came one by one since then: their targets have room for them."""
+        self._heard: list[_Heard] = []
+        """Messages of single events since then ..."""
+        self._proposed: list[EventBatch[DraftEvent]] = []
+        """... and all messages of drafts."""
         self._steady = SteadyDriver(
             request_manager.policy,
             self.draft_waits,
@@ -97,8 +114,14 @@ class SessionDriver:
         self._settle()
         handled = _now()
         self._policy.begin(replica, handled)
-        has_columns = bool(batch.columns)
-        batch = self._steady.take_scores(replica, batch, handled)
+        left = self._steady.take_scores(replica, batch, handled)
+        if left.events:
+            self._hear_target(replica, left, in_columns=bool(batch.columns))
+        self._lifecycle.answered()
+        is_learning = self._policy.end(replica, batch.report)
+        call_after_commands(partial(self._after_commands, replica if is_learning else None))
+
+    def _hear_target(self, replica: TargetReplica, batch: EventBatch[TargetEvent], *, in_columns: bool) -> None:
         heard = [
             (request, event, timing)
             for event, timing in batch.timed()
@@ -118,18 +141,14 @@ class SessionDriver:
                 request.trace.notes.answered(event, timing, is_draft=False)
             if isinstance(event, Scores):
                 handled = self._on_scores(request, event, verdicts.get(index), timing, handled)
-                self._lifecycle.found_room(request)
+                self._scored.append(request)
             else:
                 with _about(request):
                     log_trouble("target", event)
                     handled = self._on_target_event(request, event, None, timing, handled)
-        self._lifecycle.answered()
         requests = [request for request, _, _ in heard]
-        self._output.put(requests)
-        self._steady.touch(requests, in_columns=has_columns)
-        is_learning = self._policy.end(replica, batch.report)
-        if has_columns or is_learning:
-            call_after_commands(partial(self._after_commands, replica if is_learning else None))
+        self._output.put(requests)  # at once: steps are counted before a reader that was behind reads on
+        self._heard.append(_Heard(requests, in_columns=in_columns))
 
     def _after_commands(self, learning: TargetReplica | None = None) -> None:
         self._settle()
@@ -137,27 +156,48 @@ class SessionDriver:
             self._policy.choose(learning)
 
     def _settle(self) -> None:
-        """Confirm the commands that were sent as columns."""
+        """Do what has waited for the commands to leave, and confirm those that were sent as columns."""
+        self._begin_waits()
+        proposed, self._proposed = self._proposed, []
+        for batch in proposed:
+            if (first := self._first_of(batch)) is not None:
+                self._policy.note_proposals(first.place.target, batch)
+        scored, self._scored = self._scored, []
+        for request in scored:
+            self._lifecycle.found_room(request)
+        heard, self._heard = self._heard, []
+        for one in heard:
+            self._steady.touch(one.requests, in_columns=one.in_columns)
         ended = self._steady.settle()
         for request in ended:
             if not request.is_over:
                 self._lifecycle.found_room(request)
         self._output.put(ended)
 
+    def _begin_waits(self) -> None:
+        """Set the timers of steps that have begun to wait for their drafts."""
+        if self._waits:
+            waits, self._waits = self._waits, []
+            for request, step in waits:
+                self.draft_waits.begin(request, step)
+
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         """Check all proposals of a message, and send each to its target."""
         self._output.commands_first()
         self._settle()
-        whole, batch = batch, self._steady.take_proposals(replica, batch, _now())
+        left = self._steady.take_proposals(replica, batch, _now())
+        if left.events:
+            self._hear_draft(replica, left, in_columns=bool(batch.columns))
+        self._proposed.append(batch)
+        call_after_commands(self._after_commands)
+
+    def _hear_draft(self, replica: DraftReplica, batch: EventBatch[DraftEvent], *, in_columns: bool) -> None:
         heard = [
             (request, event, timing)
             for event, timing in batch.timed()
             if (request := self._find(event.session)) is not None and request.place.draft is replica
         ]
-        if batch.events:
-            self.draft_waits.note_response(replica, (found for found, event, _ in heard if isinstance(event, Proposal)))
-        if (first := self._first_of(whole)) is not None:
-            self._policy.note_proposals(first.place.target, whole)
+        self.draft_waits.note_response(replica, (found for found, event, _ in heard if isinstance(event, Proposal)))
         cases = {
             index: case
             for index, (request, event, _) in enumerate(heard)
@@ -176,10 +216,7 @@ class SessionDriver:
                 with _about(request):
                     log_trouble("draft", event)
                     handled = self._on_draft_event(request, event, None, timing, handled)
-
-        self._steady.touch([request for request, _, _ in heard], in_columns=bool(whole.columns))
-        if whole.columns:
-            call_after_commands(self._after_commands)
+        self._heard.append(_Heard([request for request, _, _ in heard], in_columns=in_columns))
 
     def _first_of(self, batch: EventBatch[DraftEvent]) -> RequestState | None:
         """A request that the message is for."""
@@ -225,8 +262,8 @@ class SessionDriver:
             self._send_to_target(request, command)
             self._act_on(request, arrived)  # a ``Prepare`` may follow
         else:
-            self.draft_waits.begin(request, request.loop.step)
             self._send_to_draft(request, command)
+            self._waits.append((request, request.loop.step))
         return handled
 
     def _on_proposal(
@@ -255,6 +292,7 @@ class SessionDriver:
         timing: ItemTiming | None,
         arrived: float,
     ) -> float:
+        self._begin_waits()
         try:
             request.loop.on_target_event(event, verdict, timing)
         except Exception as error:
@@ -264,6 +302,7 @@ class SessionDriver:
     def _on_draft_event(
         self, request: RequestState, event: DraftEvent, fault: str | None, timing: ItemTiming | None, arrived: float
     ) -> float:
+        self._begin_waits()
         try:
             request.loop.on_draft_event(event, fault, timing)
         except Exception as error:

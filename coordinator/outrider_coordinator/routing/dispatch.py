@@ -16,17 +16,26 @@ are outside of all this: they are cut into chunks, and a chunk is served beside 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
 
-from outrider.columns import CommandColumns, ScoreColumns
+from outrider.columns import AnswerColumns, CommandColumns, ScoreColumns
 from outrider.ports import Extend, HiddenStateChunk, Opened, Release, Score
 
 _LONGEST_STEP = 64
 """Tokens that a step's ``Score`` brings at most; one with more is part of a prompt."""
 LONGEST_WAIT_S = 0.1
 """Seconds to wait for what is under way: what takes longer is a prompt, or a service that does not answer."""
+_ONE_PAIR = 2
+"""Links to one target and one draft."""
+
+
+_exhaust = partial(deque[Any], maxlen=0)
+"""Goes through an iterator, without a step of the interpreter for each entry."""
 
 
 class SessionItem(Protocol):
@@ -38,6 +47,17 @@ class SessionItem(Protocol):
         ...
 
 
+class _Steps:
+    """Steps that were put since the link last sent, all plain or all with drafts."""
+
+    __slots__ = ("is_plain", "sent_at")
+
+    def __init__(self, *, is_plain: bool) -> None:
+        self.is_plain = is_plain
+        """Whether they are decoded by the target without a draft."""
+        self.sent_at = 0.0
+
+
 class LinkQueue:
     """Command queue of one link."""
 
@@ -46,10 +66,12 @@ class LinkQueue:
         """The same for all links to services on one device; empty: of no device that is shared."""
         self.is_waiting = False
         self.waiting_since = 0.0
-        self.waiting: dict[int, bool] = {}
-        """Sessions whose step waits to be sent, and whether it is plain: decoded by the target without a draft."""
-        self.under_way: dict[int, tuple[bool, float]] = {}
-        """Sessions whose step was sent and not answered: whether it is plain, and when it was sent."""
+        self.waiting: dict[int, _Steps] = {}
+        """Sessions whose step waits to be sent."""
+        self.under_way: dict[int, _Steps] = {}
+        """Sessions whose step was sent and not answered."""
+        self._put = (_Steps(is_plain=False), _Steps(is_plain=True))
+        """What ``waiting`` has."""
         self.send_all = send_all
         self._dispatch = dispatch
 
@@ -57,13 +79,13 @@ class LinkQueue:
         """Queue a command; ``send_all`` is called when the link may send."""
         self._wait()
         if (is_plain := _is_plain(command)) is not None:
-            self.waiting[command.session] = is_plain
+            self.waiting[command.session] = self._put[is_plain]
 
     def put_columns(self, columns: CommandColumns) -> None:
         """Queue one command each of many sessions."""
         self._wait()
-        is_plain = isinstance(columns, ScoreColumns) and not columns.draft_lengths.any()
-        self.waiting |= dict.fromkeys(columns.sessions.tolist(), is_plain)
+        is_plain = isinstance(columns, ScoreColumns) and not columns.draft_token_ids.size
+        self.waiting |= dict.fromkeys(columns.sessions.tolist(), self._put[is_plain])
 
     def _wait(self) -> None:
         if not self.is_waiting:
@@ -73,19 +95,21 @@ class LinkQueue:
 
     def note_sent(self, commands: Iterable[SessionItem | CommandColumns]) -> None:
         """The queued commands were sent."""
-        now = self._dispatch.now()
-        kinds = {is_plain: (is_plain, now) for is_plain in (False, True)}
-        self.under_way |= {session: kinds[is_plain] for session, is_plain in self.waiting.items()}
+        if self.waiting:
+            for steps in self._put:
+                steps.sent_at = self._dispatch.now()
+            self.under_way |= self.waiting
+            self.waiting.clear()
+            self._put = (_Steps(is_plain=False), _Steps(is_plain=True))
         self.is_waiting = False
-        self.waiting.clear()
         for command in commands:
             if isinstance(command, Release) and self.under_way.pop(command.session, None) is not None:
                 self._dispatch.schedule()
 
-    def note_answers(self, events: Iterable[SessionItem], sessions: Sequence[int] = ()) -> None:
-        """The sessions were answered; ``sessions``: those with answers in columns."""
-        for session in sessions:
-            self.under_way.pop(session, None)
+    def note_answers(self, events: Iterable[SessionItem], columns: Iterable[AnswerColumns[Any]] = ()) -> None:
+        """The sessions were answered."""
+        for answers in columns:
+            _exhaust(map(self.under_way.pop, answers.sessions.tolist(), itertools.repeat(None)))
         for event in events:
             if not isinstance(event, Opened | HiddenStateChunk):  # which answer no step
                 self.under_way.pop(event.session, None)
@@ -132,13 +156,26 @@ class DispatchScheduler:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._send_due)
 
+    def begin_message(self) -> None:
+        """A message of a service is about to be heard: what follows from it is sent by ``end_message``."""
+        self._is_due = True
+
+    def end_message(self) -> None:
+        """Send what is due, at once: nothing else follows for the other link in this turn. Where there are several
+        targets or drafts, whose messages may have come together, at its end.
+        """
+        if len(self._link_queues) <= _ONE_PAIR:
+            self._send_due()
+        else:
+            self._is_due = False
+            self.schedule()
+
     def _send_due(self) -> None:
         """Send the commands that have waited longest first; others may then have to wait longer."""
         self._is_due = False
-        waiting = sorted(
-            (link_queue for link_queue in self._link_queues if link_queue.is_waiting),
-            key=lambda link_queue: link_queue.waiting_since,
-        )
+        waiting = [link_queue for link_queue in self._link_queues if link_queue.is_waiting]
+        if len(waiting) > 1:
+            waiting.sort(key=lambda link_queue: link_queue.waiting_since)
         try:
             for link_queue in waiting:
                 if not link_queue.waiting or not self._must_wait(link_queue):
@@ -148,12 +185,12 @@ class DispatchScheduler:
                 self._schedule_later()
 
     def _must_wait(self, link_queue: LinkQueue) -> bool:
-        oldest = self.now() - LONGEST_WAIT_S
-        sharing = [other for other in self._link_queues if other.device_id and other.device_id == link_queue.device_id]
+        oldest, device_id = self.now() - LONGEST_WAIT_S, link_queue.device_id
+        sharing = [other for other in self._link_queues if other.device_id == device_id] if device_id else ()
         if len(sharing) > 1:
-            return any(sent_at > oldest for other in sharing for _, sent_at in other.under_way.values())
-        return all(link_queue.waiting.values()) and any(
-            is_plain and sent_at > oldest for is_plain, sent_at in link_queue.under_way.values()
+            return any(steps.sent_at > oldest for other in sharing for steps in set(other.under_way.values()))
+        return all(steps.is_plain for steps in set(link_queue.waiting.values())) and any(
+            steps.is_plain and steps.sent_at > oldest for steps in set(link_queue.under_way.values())
         )
 
     def _schedule_later(self) -> None:
@@ -161,10 +198,10 @@ class DispatchScheduler:
         if self._timer is None:
             oldest = self.now() - LONGEST_WAIT_S
             sent = (
-                sent_at
+                steps.sent_at
                 for link_queue in self._link_queues
-                for _, sent_at in link_queue.under_way.values()
-                if sent_at > oldest
+                for steps in set(link_queue.under_way.values())
+                if steps.sent_at > oldest
             )
             delay_s = min(sent, default=self.now()) - oldest
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)

@@ -80,6 +80,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self._link: Link[CommandT, EventT] | None = None
         self._outbox: list[Any] = []
         """Commands, and columns of them."""
+        self._dispatch = dispatch
         self._link_queue = dispatch.link_queue(self._flush)
         self._trouble = ""
         self._task: asyncio.Task[None] | None = None
@@ -209,8 +210,13 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             if batch.events and isinstance(batch.events[0], OfferPlane | PlaneChosen):
                 self._on_plane(batch.events[0])
                 continue
-            self._link_queue.note_answers(batch.events, batch.sessions_in_columns)
-            self._on_batch(batch)
+            self._dispatch.begin_message()
+            try:
+                self._link_queue.note_answers(batch.events, batch.columns)
+                self._on_batch(batch)
+            finally:
+                self._dispatch.end_message()
+            await asyncio.sleep(0)  # the commands are written before the next message is asked for
         raise UnavailableError("the link ended")
 
     async def _lose_link(self) -> None:
@@ -241,6 +247,8 @@ def in_order(commands: Sequence[Any]) -> list[Sequence[Any]]:
     counts only after the ``Score`` that it follows: one that was queued behind columns with its session goes in the
     next.
     """
+    if not any(isinstance(command, Prepare) for command in commands):
+        return [commands]
     asked = set[int]()
     late: list[Any] = []
     for command in commands:
