@@ -1,7 +1,7 @@
 """Checks and verdicts for all proposals or scores of a message.
 
-Sparse rejection is judged with array operations over many proposals (``vectorized``), the other rules and block
-verification one by one; the results are equal.
+Sparse rejection is judged with array operations over many proposals (``vectorized``, ``joint_verdicts``), the other
+rules and block verification one by one; the results are equal.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from outrider.errors import OutriderError
 from outrider.types import Evidence, JudgingRule, ScoreForm, SparseEvidence, SparseScores
 from outrider.values import step_value
 from outrider_coordinator.acceptance.evidence import EvidenceError, check_proposal
+from outrider_coordinator.acceptance.joint_verdicts import ScoredCase, judge_together
 from outrider_coordinator.acceptance.rules import JudgeRules, judge_one
-from outrider_coordinator.acceptance.vectorized import FEWEST, ProposalCase, ScoredCase, are_sound, judge_together
+from outrider_coordinator.acceptance.vectorized import FEWEST, ProposalCase, are_sound
 from outrider_coordinator.acceptance.verdict import Verdict
 
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from outrider.columns import I4, U4, U8, AnswerColumns, Column, ExtendColumns, StateColumns, chain_rows
 from outrider.prefix_hash import BLOCK_TOKENS, following
 from outrider.types import JudgingRule, SparseEvidence
-from outrider_coordinator.acceptance.vectorized import ProposalCase, Rows, has_fitting_shapes, judge_columns
+from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts
+from outrider_coordinator.acceptance.vectorized import ProposalCase, Rows, has_fitting_shapes
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.answered import AnsweredScores, Bools, Heads, Ints, Places, ints, listed, those
 from outrider_coordinator.session.service_state import Readiness
@@ -37,7 +38,7 @@ class ScoringBatch(SessionRows):
 
     _ROWS = (
         "numbers", "_asked", "_bases", "_counts", "_drafts", "_generations", "_rooms", "_limits", "_ends", "_lasts",
-        "_kept", "_rests", "_brought", "_chains", "_seeds",
+        "_kept", "_rests", "_brought", "_chains",
     )  # fmt: skip
 
     def __init__(self, sessions: Sequence[SessionState]) -> None:
@@ -59,12 +60,17 @@ class ScoringBatch(SessionRows):
         self._ends = ints([_num_before(self._endings, draft) for draft in drafts])
         """Draft tokens of each before the first that ends a generation."""
         self._lasts = np.array([draft[-1] for draft in drafts], dtype=I4)
-        self._seeds = np.array([session.engine_request.seed for session in sessions], dtype=np.uint64)
         self._put_down_extends(columns)
-        cases = [case for session in sessions if (case := _sparse_case(session)) is not None]
-        self._supports = Rows.of(cases) if len(cases) == len(sessions) else None
-        """Of the proposals; None: they have no evidence."""
+        self._verdicts = self._joint_verdicts()
         self._note_rows()
+
+    def _joint_verdicts(self) -> JointVerdicts | None:
+        """On the proposals; None: they have no evidence, or not all."""
+        cases = [case for session in self.sessions if (case := _sparse_case(session)) is not None]
+        if len(cases) < len(self.sessions):
+            return None
+        seeds = np.array([session.engine_request.seed for session in self.sessions], dtype=np.uint64)
+        return JointVerdicts.of(Rows.of(cases), limits=self._limits, seeds=seeds, bases=self._bases)
 
     def _put_down_extends(self, columns: int) -> None:
         """Kept tokens, running hashes after them, and how many tokens are brought, [B, K+1] by accepted draft tokens.
@@ -101,12 +107,6 @@ class ScoringBatch(SessionRows):
         is_even = int(self._counts.min()) == columns - 1
         self._places = None if is_even else starts[:, None] + np.minimum(np.arange(columns), self._counts[:, None])
         """Where the scores of each row are among all, [B, K+1], the last repeated; None: they lie so."""
-
-    def selected(self, rows: Ints) -> Self:
-        """As of any rows, with their supports."""
-        found = super().selected(rows)
-        found._supports = None if self._supports is None else self._supports.selected(rows)
-        return found
 
     @staticmethod
     def may_hold(session: SessionState) -> bool:
@@ -146,6 +146,7 @@ class ScoringBatch(SessionRows):
             if not rows.size:
                 return None
             batch, chosen = self.selected(rows), answers.selected(places)
+            batch._verdicts = None if self._verdicts is None else self._verdicts.selected(rows)
         judged = batch._judge(chosen)
         if judged is None:
             return None
@@ -174,8 +175,8 @@ class ScoringBatch(SessionRows):
         """Of each row the number of accepted tokens, the token after them, and whether both may be (True: of all); None
         if each has to be judged alone.
         """
-        if self._supports is not None:
-            judged = judge_columns(self._supports, answers, limits=self._limits, seeds=self._seeds, bases=self._bases)
+        if self._verdicts is not None:
+            judged = self._verdicts.on_columns(answers)
             return None if judged is None else (*judged, True)
         if answers.is_sparse:
             return None

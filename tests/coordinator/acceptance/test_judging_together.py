@@ -24,7 +24,8 @@ from outrider_coordinator.acceptance import (
     judge_one,
 )
 from outrider_coordinator.acceptance import batch as judging
-from outrider_coordinator.acceptance.vectorized import FEWEST, ProposalCase, ScoredCase, are_sound, judge_together
+from outrider_coordinator.acceptance.joint_verdicts import ScoredCase, judge_together
+from outrider_coordinator.acceptance.vectorized import FEWEST, ProposalCase, are_sound
 from tests.coordinator.test_service import ask, stack
 
 VOCAB_SIZE = 50

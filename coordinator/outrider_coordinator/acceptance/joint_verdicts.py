@@ -1,0 +1,173 @@
+"""Joint verdicts: sparse rejection of many sessions' proposals at once, as ``rejection`` judges each, bit by bit.
+
+All that does not depend on the scores is put down while the target computes: which rows belong together, where draft
+tokens are in their supports, and the random numbers. Wherever scores are not in order, or a draw is a border case, the
+answer is that each has to be judged alone.
+
+Shape letters: ``C`` proposals (cases), ``R`` draft tokens of all of them (rows), ``N`` ids of all supports, ``J`` cases
+with a rejection, ``S`` ids of the widest support.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.columns import AnswerColumns, ragged
+from outrider.randomness.philox_numpy import uniform
+from outrider.randomness.streams import Stream
+from outrider.types import FloatArray, IntArray, SparseScores
+from outrider.values import step_value
+from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
+from outrider_coordinator.acceptance.vectorized import FEWEST, Doubles, Indices, ProposalCase, Rows, are_near_1
+from outrider_coordinator.acceptance.verdict import NextToken, Verdict
+
+_NO_REJECTION = 1 << 40
+
+
+@step_value(frozen=True, slots=True)
+class ScoredCase:
+    """A proposal that passed ``check_proposal``, and its scores."""
+
+    proposal: ProposalCase
+    scores: SparseScores
+    seed: int
+    base: int
+
+
+class JointVerdicts:
+    """Verdicts on checked proposals, once their scores are there."""
+
+    def __init__(self, rows: Rows, limits: Indices, coins: Doubles) -> None:  # [C], [2, R]
+        """``limits``: of token ids. ``coins``: of each draft token, those of its acceptance and of a draw behind it."""
+        self._rows, self._limits, self._coins = rows, limits, coins
+        self._score_limits = limits.repeat(rows.num_rows + 1)  # [R+C]
+        self._firsts = rows.num_rows.cumsum() - rows.num_rows  # [C] row of the first draft token
+        self._steps = _steps(rows)
+        self._judged = np.arange(rows.counts.size) + rows.cases  # [R] the draft tokens' scores among all positions
+        self._lasts = (rows.num_rows + 1).cumsum() - 1  # [C] those of the position after each proposal
+        self._drafted = rows.where_drafted()
+        self._probs = rows.probs[self._drafted]
+        self._sizes = np.add.reduceat(rows.counts, self._firsts)  # [C] ids in the supports of each case
+
+    @classmethod
+    def of(cls, rows: Rows, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices) -> JointVerdicts:  # [C] each
+        """With the random numbers of sessions with these seeds, whose proposals begin at ``bases``."""
+        bases = bases[rows.cases]
+        streams = np.array([[Stream.ACCEPTANCE], [Stream.RESIDUAL]])
+        return cls(rows, limits, uniform(seeds[rows.cases], streams, bases, bases + _steps(rows)))
+
+    def selected(self, cases: Indices) -> JointVerdicts:
+        """Those on these cases alone."""
+        coins = self._coins[:, ragged(self._rows.num_rows, cases)]
+        return JointVerdicts(self._rows.selected(cases), self._limits[cases], coins)
+
+    def on_columns(self, scores: AnswerColumns[object]) -> tuple[Indices, Indices] | None:
+        """``on`` scores that came as columns, with one more than each proposal has tokens."""
+        if scores.outside_masses is None or scores.supports is None:
+            return None
+        if not np.array_equal(scores.supports.counts, self._sizes):
+            return None
+        return self.on(scores.supports.probs, scores.outside_masses, scores.token_ids)
+
+    def on(
+        self, inside: FloatArray, outside: FloatArray, drawn: IntArray
+    ) -> tuple[Indices, Indices] | None:  # [N], [R+C], [R+C]
+        """By case [C] the number of accepted tokens, and the token after them; None where each has to be judged alone.
+
+        ``inside``: the target's probabilities of the supports' ids. ``outside``: its mass outside them. ``drawn``: a
+        token from there.
+        """
+        if not self._are_sound(inside, outside, drawn):
+            return None
+        num_rows = self._rows.num_rows
+        ratios = inside[self._drafted].astype(np.float64) / self._probs
+        rejections = np.where(self._coins[0] >= ratios, self._steps, _NO_REJECTION)
+        accepted: Indices = np.minimum(np.minimum.reduceat(rejections, self._firsts), num_rows)
+        following = drawn[self._lasts].astype(np.int64)
+        ending = np.flatnonzero(accepted < num_rows)
+        if ending.size:
+            stops = (self._firsts + accepted)[ending]
+            recovered = self._draw_recovered(inside, outside[self._judged[stops]], drawn[self._judged[stops]], stops)
+            if recovered is None:
+                return None
+            following[ending] = recovered
+        return accepted, following
+
+    def _are_sound(self, inside: FloatArray, outside: FloatArray, drawn: IntArray) -> bool:
+        sums = outside.astype(np.float64)
+        sums[self._judged] += self._rows.sums(inside)
+        # The lowest of numbers with NaN among them is NaN.
+        return bool(
+            inside.item(inside.argmin()) >= 0
+            and outside.item(outside.argmin()) >= 0
+            and are_near_1(sums, TARGET_SUM_TOLERANCE)
+            and self._are_drawn(outside, drawn)
+        )
+
+    def _are_drawn(self, outside: FloatArray, drawn: IntArray) -> bool:
+        """Whether there is a token wherever one may be needed: behind a proposal, and where there is mass outside."""
+        lacks = (drawn < 0) | (drawn >= self._score_limits)
+        return not (lacks[self._lasts].any() or (outside[lacks] > 0).any())
+
+    def _draw_recovered(
+        self, inside: FloatArray, outside: FloatArray, drawn: IntArray, stops: Indices
+    ) -> Indices | None:  # [N], [J], [J], [J]
+        """A token from (target - draft)+ at each row of ``stops``; None when one is empty or ends past its sum."""
+        rows = self._rows
+        counts, starts = rows.counts[stops], rows.starts[stops]
+        columns = np.arange(counts.item(counts.argmax()))
+        places = np.minimum(starts[:, None] + columns, len(rows.ids) - 1)  # [J, S]
+        left = np.maximum(inside[places].astype(np.float64) - rows.probs[places], 0.0)
+        # Behind its support each row has the mass outside, then nothing.
+        weights = np.zeros((len(stops), len(columns) + 1))
+        weights[:, :-1] = np.where(columns < counts[:, None], left, 0.0)
+        weights[np.arange(len(stops)), counts] = outside
+        sums = weights.cumsum(axis=1)
+        chosen = (sums <= (self._coins[1][stops] * sums[:, -1])[:, None]).sum(axis=1)  # as searchsorted on the right
+        if (chosen > counts).any():
+            return None
+        found = rows.ids[np.minimum(starts + chosen, len(rows.ids) - 1)]
+        return np.where(chosen < counts, found, drawn)
+
+
+def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
+    """The verdict of ``judge`` on each case; None for a case that has to be judged alone."""
+    if len(cases) < FEWEST or not all(map(_has_fitting_scores, cases)):
+        return None
+    rows = Rows.of([case.proposal for case in cases])
+    verdicts = JointVerdicts.of(
+        rows,
+        limits=np.array([case.proposal.num_token_ids for case in cases], dtype=np.int64),
+        seeds=np.array([case.seed for case in cases], dtype=np.uint64),
+        bases=np.array([case.base for case in cases], dtype=np.int64),
+    )
+    judged = verdicts.on(
+        np.concatenate([case.scores.support_probs for case in cases]),
+        np.concatenate([case.scores.outside_mass for case in cases]),
+        np.concatenate([case.scores.outside_token_ids for case in cases]),
+    )
+    if judged is None:
+        return None
+    heads = zip(judged[0].tolist(), judged[1].tolist(), rows.num_rows.tolist(), strict=True)
+    return [
+        Verdict(num_accepted, token_id, NextToken.BONUS if num_accepted == num_drafted else NextToken.RECOVERED)
+        for num_accepted, token_id, num_drafted in heads
+    ]
+
+
+def _has_fitting_scores(case: ScoredCase) -> bool:
+    scores, num_positions = case.scores, len(case.proposal.draft_token_ids) + 1
+    return (
+        scores.support_probs.shape == case.proposal.evidence.token_ids.shape
+        and scores.outside_mass.shape == scores.outside_token_ids.shape == (num_positions,)
+    )
+
+
+def _steps(rows: Rows) -> Indices:  # [R]
+    """Which draft token of its case each row is."""
+    firsts = rows.num_rows.cumsum() - rows.num_rows
+    found: Indices = np.arange(len(rows.cases)) - firsts[rows.cases]
+    return found
