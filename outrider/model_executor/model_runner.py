@@ -251,18 +251,24 @@ class ModelRunner:
         return [draws for group in groups for draws in self._draft(loop, group)]
 
     def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow]) -> list[Draws]:
-        with restoring_lengths(self.sequences, rows), torch.inference_mode():
-            plan = plan_draft(self.sequences, rows)
-            self._copy_pages(plan.page_copies)
-            command = loop.command_for(plan)
-            self._broadcast(command)
-            self.worker.run(command)
-            with_supports = any(row.metadata.needs_evidence for row in rows)
-            found = loop.results(loop_of(command), with_supports=with_supports)
+        sequences = [row.sequence for row in rows]
+        lengths = [sequence.length for sequence in sequences]
+        try:
+            with torch.inference_mode():
+                plan = plan_draft(self.sequences, rows)
+                self._copy_pages(plan.page_copies)
+                command = loop.command_for(plan)
+                self._broadcast(command)
+                self.worker.run(command)
+                with_supports = any(row.metadata.needs_evidence for row in rows)
+                found = loop.results(loop_of(command), with_supports=with_supports)
+        except BaseException:
+            self.sequences.replace_tails(sequences, lengths, [()] * len(lengths))
+            raise
         drawn = read_draws(rows, *found)
         # The manager learns what the ids were that it made room for.
         held = [draws.token_ids[: row.num_drafts - 1] for row, draws in zip(rows, drawn, strict=True)]
-        self.sequences.replace_tails([row.sequence for row in rows], plan.contexts, held)
+        self.sequences.replace_tails(sequences, plan.contexts, held)
         self.num_forwards += plan.num_steps
         return drawn
 

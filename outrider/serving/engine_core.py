@@ -140,8 +140,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         if not self._in_flight:
             self._scheduler.note_begin(batch, batch.started_ns)
         self._in_flight.append(batch)
-        self._scheduler.learn()
         if self._executor.is_asynchronous:
+            self._scheduler.learn()
             for request in batch.prefills:
                 self._executor.look_ahead(request.job)
         return True
@@ -188,6 +188,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         answered, self._answered = self._answered, []
         self._steady.settle()
         self._steady.put_down(answered)
+        if not self._executor.is_asynchronous:  # else it has learned while the device computed
+            self._scheduler.learn()
 
     def _answer(self, request: AnyRequest, result: EventT | OutriderError) -> AnyRequest:
         if isinstance(result, OutriderError):

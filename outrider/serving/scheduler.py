@@ -301,7 +301,7 @@ class Scheduler:
     # Measurements of a batch.
 
     def learn(self) -> None:
-        """Update the delay policy with answers and returns noted so far; called while the device computes."""
+        """Update the delay policy with answers and returns noted so far; called when no answer waits for it."""
         self._delay.learn()
 
     def _note_duration(self, batch: Batch, ended_ns: int) -> None:

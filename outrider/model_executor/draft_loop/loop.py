@@ -7,6 +7,7 @@ in itself; what it drew it writes to the host's memory. Refuses to know sequence
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -114,10 +115,9 @@ class DraftLoop:
 
     def command_for(self, plan: DraftPlan) -> WorkerCommand:
         """The loop of a plan, laid out for as many rows as a step was captured for; of ``max_rows`` rows at most."""
-        own = plan.shape
-        num_rows = padded_size(own.num_rows, self.max_rows)
-        catch_up = next(size for size in self._catch_ups if size >= own.catch_up)
-        return draft_command(plan, LoopShape(num_rows, own.num_steps, catch_up, self.max_catch_up))
+        num_rows = padded_size(len(plan.contexts), self.max_rows)
+        catch_up = self._catch_ups[bisect.bisect_left(self._catch_ups, plan.catch_up)]
+        return draft_command(plan, LoopShape(num_rows, plan.num_steps, catch_up, self.max_catch_up))
 
     def run(self, shape: LoopShape, numbers: IntArray) -> bool:
         """Draft by what ``pack_draft`` gave; returns before the device is done, whether all steps were captured."""

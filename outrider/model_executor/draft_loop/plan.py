@@ -72,11 +72,6 @@ class DraftPlan:
     page_copies: tuple[PageCopy, ...]
     """Done before anything else: all sources are read before any destination is written."""
 
-    @property
-    def shape(self) -> LoopShape:
-        """The plan's own."""
-        return LoopShape(len(self.contexts), self.num_steps, self.catch_up)
-
 
 def plan_draft(table: KVCacheManager, rows: Sequence[DraftRow]) -> DraftPlan:
     """Extend every row's sequence, for which there is room, by what will be appended, as yet without the ids of what
