@@ -30,7 +30,12 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal, Score, Scores
 from outrider.recording import ItemRecord
 from outrider.serving.steady.step import SteadyStep
-from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
+from outrider.transport.convert.commands import (
+    draft_commands_from_proto,
+    draft_commands_to_proto,
+    target_commands_from_proto,
+    target_commands_to_proto,
+)
 from outrider.types import (
     AcceptanceMethod,
     SamplingParams,
@@ -40,6 +45,7 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
+from outrider_draft.columns_forward import ColumnsForward as DraftColumnsForward
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
 from outrider_target.columns_forward import ColumnsForward
@@ -283,6 +289,44 @@ def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
     return answers
 
 
+def column_drafts(draft: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
+    """What a draft answers to steps that come as columns, from sessions whose evidence is of one form."""
+    proposer = ColumnsProposer(draft)
+    driver, choose = Driver(build_model_core(proposer, max_batched_tokens=60)), random.Random(kinds[0])
+    texts, kept = [[3 + i, 5, 7, 11][: 2 + i % 3] for i in range(len(kinds))], [0] * len(kinds)
+    answers: list[Answer] = []
+    driver.send(*(replace(opened(kind), session=i, max_length=40) for i, kind in enumerate(kinds)))
+    for number in range(6):
+        items = [
+            extend_item(i, 2 + number, texts[i], 1 + (i + number) % 4, num_kept_tokens=kept[i])
+            for i in range(len(kinds))
+        ]
+        message = draft_commands_to_proto(items, columns=True)
+        commands = draft_commands_from_proto(message, keeps_columns=True)
+        events = {event.session: event for event in driver.run(*commands)}
+        for i, text in enumerate(texts):
+            answers.append(written(events[i]))
+            drafts = events[i].token_ids
+            num_accepted = choose.randint(0, len(drafts))
+            kept[i] = len(text) + min(num_accepted, len(drafts) - 1)
+            text += [*drafts[:num_accepted], choose.randrange(NUM_IDS)]
+        draft.sequences.check_integrity()
+    # Neither the prompts nor what follows: only then the link is known to send columns.
+    assert proposer.num_columns == (4 if draft.drafting is not None else 0)
+    driver.core.drop_link(driver.link_id)
+    return answers
+
+
+class ColumnsProposer(ModelProposer):
+    """Counts the steps that come as columns."""
+
+    num_columns = 0
+
+    def start_columns(self, step: SteadyStep) -> DraftColumnsForward:
+        self.num_columns += 1
+        return super().start_columns(step)
+
+
 class ColumnsExecutor(AsyncTargetExecutor):
     """Counts the steps that come as columns."""
 
@@ -324,6 +368,8 @@ def main(device: str, path: Path, shared: str = "") -> None:
     with contextlib.closing(target), contextlib.closing(draft), torch.inference_mode():
         if shared != "target":
             found["answers"], found["draft_steps"] = play(draft, target)
+        if not shared:
+            found["drafts"] = column_drafts(draft, (0, 1, 0, 1, 0)) + column_drafts(draft, (2, 3, 3, 2))
         if shared != "draft":
             found["columns"] = column_steps(target, (0, 1, 0, 1, 0)) + column_steps(target, (2, 3, 3, 2))
             found["texts"], num_queued = plain_steps(target)

@@ -44,6 +44,7 @@ def finish(started: RunningBatch) -> dict[str, Any]:
 def check(found: dict[str, Any], truth: dict[str, Any]) -> None:
     check_answers(found, truth)
     check_columns(found, truth)
+    _agree(found["drafts"], truth["drafts"])
     assert found["texts"] == truth["texts"]
     np.testing.assert_allclose(found["narrow"], truth["narrow"], rtol=2e-2, atol=2e-2)
 
