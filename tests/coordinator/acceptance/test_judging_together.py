@@ -158,6 +158,24 @@ def test_one_bad_proposal_sends_all_to_be_checked_alone(how: str) -> None:
     assert not are_sound(cases)
 
 
+def even_proposal(random: Generator) -> ProposalCase:
+    """Two tokens, each with a support of four ids."""
+    ids = np.concatenate([random.choice(VOCAB_SIZE, 4, replace=False) for _ in range(2)]).astype(np.int32)
+    evidence = SparseEvidence(np.full(2, 4, dtype=np.int32), ids, np.full(8, 0.25, dtype=np.float32))
+    return ProposalCase((int(ids[0]), int(ids[4])), evidence, VOCAB_SIZE)
+
+
+def test_an_id_that_is_twice_in_a_support_is_seen_where_all_have_one_length_too() -> None:
+    random = np.random.default_rng(12)
+    cases = [even_proposal(random) for _ in range(FEWEST)]
+    assert are_sound(cases) and all(map(is_sound_alone, cases))
+    ids = cases[3].evidence.token_ids.copy()
+    ids[7] = ids[6]  # neither is the draft token
+    cases[3] = replace(cases[3], evidence=replace(cases[3].evidence, token_ids=ids))
+    assert not is_sound_alone(cases[3])
+    assert not are_sound(cases)
+
+
 def test_a_draft_token_outside_its_support_is_seen() -> None:
     cases = [case.proposal for case in made_cases(7)]
     first = cases[0]

@@ -70,6 +70,33 @@ async def test_what_waits_at_the_end_of_a_turn_is_one_message() -> None:
     assert link.messages == [[1, 2, 3]]
 
 
+async def test_what_follows_from_a_message_of_one_pair_is_sent_as_soon_as_it_was_heard() -> None:
+    dispatch = DispatchScheduler()
+    target, draft = Link(dispatch), Link(dispatch)
+    dispatch.begin_message()
+    target.hear(1, 2)
+    draft.put(extend(1), extend(2))
+    await settle()
+    assert draft.messages == []
+    dispatch.end_message()
+    assert (target.messages, draft.messages) == ([], [[1, 2]])
+    await settle()
+    assert draft.messages == [[1, 2]]
+
+
+async def test_messages_of_several_targets_in_one_turn_are_followed_by_one_message_to_their_draft() -> None:
+    dispatch = DispatchScheduler()
+    first, second, draft = Link(dispatch), Link(dispatch), Link(dispatch)
+    for session, target in enumerate((first, second), start=1):
+        dispatch.begin_message()
+        target.hear(session)
+        draft.put(extend(session))
+        dispatch.end_message()
+    assert draft.messages == []
+    await settle()
+    assert draft.messages == [[1, 2]]
+
+
 async def test_drafts_and_scores_of_one_device_take_turns_and_sessions_come_into_step() -> None:
     dispatch = DispatchScheduler()
     target, draft = Link(dispatch, "gpu"), Link(dispatch, "gpu")
