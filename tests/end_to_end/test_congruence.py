@@ -12,7 +12,7 @@ import torch
 
 from outrider.errors import OutriderError
 from outrider.generation import GenerationResult, Timing
-from tests.end_to_end.waiting import Reader, all_free
+from tests.end_to_end.waiting import Reader, all_free, eventually
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
@@ -55,6 +55,16 @@ async def held(stack: Stack, index: int, options: dict[str, Any]) -> GenerationR
     return replace(last.result, timing=NO_TIME)
 
 
+def are_pages_told(stack: Stack) -> bool:
+    """Whether the coordinator knows of all free pages; over the wire they are told with the next heartbeat."""
+    stats = stack.coordinator.stats()
+    for service, told in ((stack.target, stats.target_pages_free), (stack.draft, stats.draft_pages_free)):
+        runner = None if service is None else service.runner
+        if runner is not None and told != runner.sequences.pool.num_free:
+            return False
+    return True
+
+
 async def play(draft: Path | str | None, *, wire: bool, evidence: str) -> tuple[list[object], object]:
     small = {"max_batched_tokens": 32, "page_size": 4}
     async with run_stack(
@@ -67,8 +77,9 @@ async def play(draft: Path | str | None, *, wire: bool, evidence: str) -> tuple[
         evidence=evidence,
     ) as stack:
         results: list[object] = [await held(stack, index, options) for index, options in enumerate(SCENARIO)]
-        info = await stack.client.model_info() if stack.client else await stack.coordinator.model_info()
         await all_free(stack)
+        await eventually(lambda: are_pages_told(stack), "free pages that the coordinator knows of")
+        info = await stack.client.model_info() if stack.client else await stack.coordinator.model_info()
         return results, info
 
 
