@@ -143,6 +143,7 @@ class SessionDriver:
                 handled = self._on_scores(request, event, verdicts.get(index), timing, handled)
                 self._scored.append(request)
             else:
+                self._find_rooms()  # not once the target has preempted or refused
                 with _about(request):
                     log_trouble("target", event)
                     handled = self._on_target_event(request, event, None, timing, handled)
@@ -162,9 +163,7 @@ class SessionDriver:
         for batch in proposed:
             if (first := self._first_of(batch)) is not None:
                 self._policy.note_proposals(first.place.target, batch)
-        scored, self._scored = self._scored, []
-        for request in scored:
-            self._lifecycle.found_room(request)
+        self._find_rooms()
         heard, self._heard = self._heard, []
         for one in heard:
             self._steady.touch(one.requests, in_columns=one.in_columns)
@@ -173,6 +172,12 @@ class SessionDriver:
             if not request.is_over:
                 self._lifecycle.found_room(request)
         self._output.put(ended)
+
+    def _find_rooms(self) -> None:
+        """Tell of requests with scores that their targets have room for them."""
+        scored, self._scored = self._scored, []
+        for request in scored:
+            self._lifecycle.found_room(request)
 
     def _begin_waits(self) -> None:
         """Set the timers of steps that have begun to wait for their drafts."""

@@ -147,7 +147,7 @@ class ScoringBatch(SessionRows):
                 return None
             batch, chosen = self.selected(rows), answers.selected(places)
             batch._verdicts = None if self._verdicts is None else self._verdicts.selected(rows)
-        judged = batch._judge(chosen)
+        judged = batch.judge(chosen)
         if judged is None:
             return None
         accepted, next_ids, fits = judged
@@ -171,7 +171,7 @@ class ScoringBatch(SessionRows):
         fits &= answers.counts[places].astype(np.int64) == self._counts[rows] + 1
         return fits
 
-    def _judge(self, answers: AnswerColumns[Any]) -> tuple[Ints, Column, Any] | None:
+    def judge(self, answers: AnswerColumns[Any]) -> tuple[Ints, Column, Any] | None:
         """Of each row the number of accepted tokens, the token after them, and whether both may be (True: of all); None
         if each has to be judged alone.
         """

@@ -42,6 +42,7 @@ from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from outrider.v1 import link_pb2 as pb
 from outrider_coordinator.requests import session_driver
 from outrider_coordinator.service import Coordinator
+from outrider_coordinator.session.scoring_batch import ScoringBatch
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
@@ -343,14 +344,17 @@ class _TimedCore(EngineCore[Any, Any, Any, Any]):
 
 @contextlib.contextmanager
 def _timed_judging(times: StepTimes) -> Iterator[None]:
-    originals = {name: getattr(session_driver, name) for name in ("judge", "check_proposals")}
-    for name, original in originals.items():
-        setattr(session_driver, name, times.wrap("judge", original))
+    places: tuple[tuple[Any, str], ...] = (
+        (session_driver, "judge"), (session_driver, "check_proposals"), (ScoringBatch, "judge"),
+    )  # fmt: skip
+    originals = [(place, name, getattr(place, name)) for place, name in places]
+    for place, name, original in originals:
+        setattr(place, name, times.wrap("judge", original))
     try:
         yield
     finally:
-        for name, original in originals.items():
-            setattr(session_driver, name, original)
+        for place, name, original in originals:
+            setattr(place, name, original)
 
 
 async def _generate(coordinator: Coordinator, plan: TurnPlan, seed: int) -> None:

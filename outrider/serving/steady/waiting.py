@@ -74,18 +74,20 @@ class WaitingSessions:
         return places if is_here and len(set(places)) == len(places) else None
 
     def _keep_their_text(self, columns: CommandColumns, places: Places) -> bool:
-        """Whether every item is new, keeps what was committed, no more than is held, and names the text that it is.
+        """Whether every item is new, keeps what was committed, no more than is held, and names the text that it is. A
+        session that was answered since then, as plain steps are, has committed more.
 
         Row by row: of up to some 60 rows arrays take more time, and several times as much where caches are cold.
         """
-        generations, bases, rests = self._generations, self._bases, self._rests
+        generations, bases, rests, sessions = self._generations, self._bases, self._rests, self._own.sessions
         if places is not _ALL:
             generations, bases = [generations[place] for place in places], [bases[place] for place in places]
-            rests = [rests[place] for place in places]
+            rests, sessions = [rests[place] for place in places], [sessions[place] for place in places]
         asked = columns.generations.tolist(), columns.num_kept_tokens.tolist(), columns.rests.tolist()
         is_known = True
-        for generation, kept, rest, answered, base, own in zip(*asked, generations, bases, rests, strict=True):
-            if generation <= answered or kept < base:
+        rows = zip(*asked, sessions, generations, bases, rests, strict=True)
+        for generation, kept, rest, session, answered, base, own in rows:
+            if generation <= answered or session.generation != answered or kept < base:
                 return False
             is_known = is_known and kept - base < len(own) and own[kept - base] == rest
         if is_known:
