@@ -4,6 +4,8 @@ can be found.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from outrider.ports import Prepare, Score, Scores
@@ -74,7 +76,7 @@ class _Caller:
         self._generation += 1
         return self._generation
 
-    def _send(self, commands: list[object]) -> None:
+    def _send(self, commands: Sequence[object]) -> None:
         content = target_commands_to_proto(commands, columns=True).SerializeToString()  # type: ignore[arg-type]
         message = pb.TargetCommands.FromString(content)
         self.core.handle(0, target_commands_from_proto(message, keeps_columns=True))
