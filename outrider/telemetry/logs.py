@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -19,6 +20,17 @@ from outrider.telemetry.output import DroppingStream
 
 about_request: ContextVar[Mapping[str, str]] = ContextVar("about_request", default=MappingProxyType({}))
 """Fields of every record made while something is done for a request: its id, and its trace's where it has one."""
+
+
+@contextmanager
+def records_about(fields: Mapping[str, str]) -> Iterator[None]:
+    """Let ``about_request`` be ``fields`` within the block."""
+    before = about_request.set(fields)
+    try:
+        yield
+    finally:
+        about_request.reset(before)
+
 
 _QUIET = ("grpc", "asyncio", "urllib3", "transformers", "filelock")
 

@@ -15,7 +15,7 @@ import pytest
 from outrider.config import DraftSettings
 from outrider.errors import ConfigError
 from outrider.readings import Histogram, Reading, each
-from outrider.telemetry.logs import JsonFormatter, about_request
+from outrider.telemetry.logs import JsonFormatter, records_about
 from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, find
 from outrider.telemetry.metrics.endpoint import MetricsEndpoint
 from outrider.telemetry.metrics.serving import metrics_served
@@ -210,10 +210,7 @@ async def test_an_interval_of_0_is_never() -> None:
 
 def test_lines_about_a_request_bear_its_ids() -> None:
     record = logging.LogRecord("outrider", logging.INFO, "", 0, "failed", None, None)
-    before = about_request.set({"request_id": "r-1", "trace_id": "abc"})
-    try:
+    with records_about({"request_id": "r-1", "trace_id": "abc"}):
         entry = json.loads(JsonFormatter("coordinator").format(record))
-    finally:
-        about_request.reset(before)
     assert (entry["request_id"], entry["trace_id"]) == ("r-1", "abc")
     assert "request_id" not in json.loads(JsonFormatter("coordinator").format(record))

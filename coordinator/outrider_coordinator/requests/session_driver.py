@@ -7,11 +7,10 @@ output scheduler until the commands have left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from outrider.errors import IntegrityError, OutriderError
 from outrider.ports import (
@@ -25,7 +24,7 @@ from outrider.ports import (
     TargetCommand,
     TargetEvent,
 )
-from outrider.telemetry.logs import about_request
+from outrider.telemetry.logs import records_about
 from outrider_coordinator.acceptance import Verdict, check_proposals, judge
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.output_scheduler import OutputScheduler
@@ -122,6 +121,7 @@ class SessionDriver:
         call_after_commands(partial(self._after_commands, replica if is_learning else None))
 
     def _hear_target(self, replica: TargetReplica, batch: EventBatch[TargetEvent], *, in_columns: bool) -> None:
+        self._settle_named(batch)
         heard = [
             (request, event, timing)
             for event, timing in batch.timed()
@@ -144,7 +144,7 @@ class SessionDriver:
                 self._scored.append(request)
             else:
                 self._find_rooms()  # not once the target has preempted or refused
-                with _about(request):
+                with records_about(request.log_fields):
                     log_trouble("target", event)
                     handled = self._on_target_event(request, event, None, timing, handled)
         requests = [request for request, _, _ in heard]
@@ -173,6 +173,11 @@ class SessionDriver:
                 self._lifecycle.found_room(request)
         self._output.put(ended)
 
+    def _settle_named(self, batch: EventBatch[Any]) -> None:
+        """Confirm what was sent first where a session is named again in the same message: then the rest is late."""
+        if self._steady.has_sent(batch.events):
+            self._settle()
+
     def _find_rooms(self) -> None:
         """Tell of requests with scores that their targets have room for them."""
         scored, self._scored = self._scored, []
@@ -197,6 +202,7 @@ class SessionDriver:
         call_after_commands(self._after_commands)
 
     def _hear_draft(self, replica: DraftReplica, batch: EventBatch[DraftEvent], *, in_columns: bool) -> None:
+        self._settle_named(batch)
         heard = [
             (request, event, timing)
             for event, timing in batch.timed()
@@ -218,7 +224,7 @@ class SessionDriver:
             if isinstance(event, Proposal):
                 handled = self._on_proposal(request, event, faults.get(index), timing, handled)
             else:
-                with _about(request):
+                with records_about(request.log_fields):
                     log_trouble("draft", event)
                     handled = self._on_draft_event(request, event, None, timing, handled)
         self._heard.append(_Heard([request for request, _, _ in heard], in_columns=in_columns))
@@ -233,7 +239,7 @@ class SessionDriver:
         self._settle()
         self._steady.forget(request)
         arrived = _now()
-        with _about(request):
+        with records_about(request.log_fields):
             try:
                 event()
             except Exception as error:
@@ -316,7 +322,7 @@ class SessionDriver:
 
     def _fail(self, request: RequestState, error: Exception) -> None:
         if not isinstance(error, OutriderError):
-            with _about(request):
+            with records_about(request.log_fields):
                 log_bug(error)
             error = IntegrityError(f"the coordinator failed: {type(error).__name__}")
         request.loop.fail(error)
@@ -348,7 +354,7 @@ class SessionDriver:
                 request.clear_draft_timer()
                 request.note(action, arrived, handled)
             case _:
-                with _about(request):
+                with records_about(request.log_fields):
                     self._act_on_request(request, action)
 
     def _send_to_target(self, request: RequestState, command: TargetCommand) -> None:
@@ -384,13 +390,3 @@ def call_after_commands(work: Callable[[], None], turns: int = _TURNS_TO_SEND) -
     """What can wait: call once the commands of this turn of the event loop are on their way."""
     loop = asyncio.get_running_loop()
     loop.call_soon(work if turns == 1 else partial(call_after_commands, work, turns - 1))
-
-
-@contextmanager
-def _about(request: RequestState) -> Iterator[None]:
-    """Lines of the log say which request they are about."""
-    before = about_request.set(request.log_fields)
-    try:
-        yield
-    finally:
-        about_request.reset(before)

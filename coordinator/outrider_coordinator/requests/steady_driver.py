@@ -75,6 +75,11 @@ class _Sent:
         return [self.waiting.requests[row] for row in self.taken.rows]
 
     @property
+    def sessions(self) -> frozenset[int]:
+        """Those that were answered."""
+        return frozenset(self.taken.commands.sessions.tolist())
+
+    @property
     def tokens(self) -> Ints:
         """The token that each plain step brought."""
         return self.taken.commands.token_ids
@@ -162,6 +167,10 @@ class SteadyDriver:
                 events += answers.events(left)
                 timings += answers.timings(left) if answers.timings_ns else []
         return EventBatch(tuple(events), batch.report, tuple(timings))
+
+    def has_sent(self, events: Sequence[DraftEvent | TargetEvent]) -> bool:
+        """Whether an event is of a session for which a command waits to be confirmed."""
+        return any(not sent.sessions.isdisjoint(event.session for event in events) for sent in self._sent)
 
     def touch(self, requests: Sequence[RequestState], *, in_columns: bool) -> None:
         """These were answered one by one; ``in_columns``: beside columns, so they may be steady from now on."""

@@ -282,10 +282,11 @@ async def outputs(
     draft_length: str = "fixed",
     lengths: tuple[int, ...] = (0, 1, 4, 7),
     temperatures: tuple[float, ...] = (0.0,),
+    port: type[turn.WiredPort[Any, Any]] = turn.WiredPort,
 ) -> list[Any]:
     plan, times = turn.TurnPlan(acceptance=0.8), turn.StepTimes(0, 1)
     cores = {role: turn._core(role, plan, times) for role in ("target", "draft")}
-    target, draft = [turn.WiredPort[Any, Any](core, role, times, columns=columns) for role, core in cores.items()]
+    target, draft = [port(core, role, times, columns=columns) for role, core in cores.items()]
     settings = {"tokenizer": str(TARGET), "draft_length": draft_length}
     coordinator = Coordinator(target, draft, CoordinatorSettings.model_validate(settings))
     await coordinator.start()

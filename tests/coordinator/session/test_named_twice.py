@@ -1,0 +1,80 @@
+"""A session that a service names twice in one message: one answer counts, and others are late."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.benchmarks.step import turn
+from outrider.ports import EventBatch
+from tests.coordinator.session.test_steady_batches import outputs
+
+
+def in_the_same_columns(batch: EventBatch[Any]) -> EventBatch[Any]:
+    """Half of the sessions again at the end."""
+    first = batch.columns[0]
+    count = len(first.sessions)
+    doubled = first.selected(np.array([*range(count), *range(count // 2, count)]))
+    own = len(first.timings_ns) // count
+    timings_ns = (*first.timings_ns, *first.timings_ns[count // 2 * own :])
+    return replace(batch, columns=(replace(doubled, timings_ns=timings_ns), *batch.columns[1:]))
+
+
+def in_columns_of_their_own(batch: EventBatch[Any]) -> EventBatch[Any]:
+    """All sessions again; where there is no evidence, with other tokens."""
+    again = batch.columns[0]
+    again = again if again.is_sparse else replace(again, token_ids=again.token_ids ^ 1)
+    return replace(batch, columns=(*batch.columns, again))
+
+
+def beside_columns(batch: EventBatch[Any]) -> EventBatch[Any]:
+    """Half of the sessions as single events, which come first."""
+    again = batch.columns[0]
+    places = range(len(again.sessions) // 2, len(again.sessions))
+    timings: Any = (*batch.timings, *again.timings(places))
+    assert len(batch.timings) == len(batch.events)
+    return replace(batch, events=(*batch.events, *again.events(places)), timings=timings)
+
+
+WAYS = [in_the_same_columns, in_columns_of_their_own, beside_columns]
+
+
+def port_of(role: str, change: Callable[[EventBatch[Any]], EventBatch[Any]], changed: list[int]) -> Any:
+    """Ports of which those of one role have their messages with columns changed; how many are, is told."""
+
+    class Link(turn.WiredLink[Any, Any]):
+        async def events(self) -> AsyncIterator[EventBatch[Any]]:
+            async for batch in super().events():
+                if not batch.columns or self._wire is not turn._WIRES[role]:
+                    yield batch
+                    continue
+                changed.append(len(batch.columns[0].sessions))
+                yield change(batch)
+
+    class Port(turn.WiredPort[Any, Any]):
+        async def attach(self) -> Any:
+            link: Any = await super().attach()
+            link.__class__ = Link
+            return link
+
+    return Port
+
+
+@pytest.mark.parametrize("change", WAYS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("role", "length"),
+    [("draft", 4), ("target", 4), ("target", 0)],
+)
+async def test_a_session_that_is_named_twice_is_answered_once(
+    role: str, length: int, temperature: float, change: Callable[[EventBatch[Any]], EventBatch[Any]]
+) -> None:
+    asked: dict[str, Any] = {"columns": True, "lengths": (length,), "temperatures": (temperature,)}
+    changed: list[int] = []
+    found = await outputs(port=port_of(role, change, changed), **asked)
+    assert found == await outputs(**asked)
+    assert len(changed) > 20
