@@ -185,6 +185,53 @@ async def test_a_crash_breaks_every_link_and_tells(core: EchoCore) -> None:
     await asyncio.to_thread(thread.close)
 
 
+class FailingCore(EchoCore):
+    """Fails at a command, and when a link is dropped that has sent another."""
+
+    def handle(self, link_id: int, commands: Sequence[str], *, arrived_ns: int | None = None) -> None:
+        if "fail" in commands:
+            raise RuntimeError("bad command")
+        super().handle(link_id, commands, arrived_ns=arrived_ns)
+
+    def drop_link(self, link_id: int) -> None:
+        if (link_id, "undroppable") in [entry for step in self.steps for entry in step]:
+            raise RuntimeError("bad link")
+        super().drop_link(link_id)
+
+
+@pytest.mark.parametrize("command", ["fail", "undroppable"])
+async def test_a_link_that_is_closed_when_the_core_fails_is_closed(command: str) -> None:
+    core = FailingCore()
+    thread: EngineThread[str, str] = EngineThread(core)
+    first, second = thread.attach(), thread.attach()
+    core.gate.clear()
+    first.send(["undroppable"])
+    assert await asyncio.to_thread(core.entered.wait, DEADLINE_S)
+    if command == "fail":
+        second.send(["fail"])
+    closing = [asyncio.create_task(link.close()) for link in (first, second)]
+    await asyncio.sleep(0)  # both are asked for in the turn that fails
+    core.gate.set()
+    await asyncio.wait_for(asyncio.gather(*closing), DEADLINE_S)
+    await asyncio.to_thread(thread.close)
+    assert not thread.is_alive
+
+
+async def test_links_break_when_the_core_fails_to_shut_down() -> None:
+    core = FailingCore()
+    failures: list[BaseException] = []
+    thread: EngineThread[str, str] = EngineThread(core, on_failure=failures.append)
+    link = thread.attach()
+    events = link.events()
+    link.send(["undroppable"])
+    assert await next_events(events) == ("undroppable",)
+    await asyncio.to_thread(thread.close)
+    with pytest.raises(UnavailableError, match="bad link"):
+        await next_events(events)
+    await asyncio.wait_for(link.close(), DEADLINE_S)
+    assert [str(error) for error in failures] == ["bad link"]
+
+
 async def test_closing_the_worker_breaks_links_and_releases_their_sessions(
     core: EchoCore, thread: EngineThread[str, str]
 ) -> None:

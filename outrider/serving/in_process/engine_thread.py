@@ -15,6 +15,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -136,7 +137,9 @@ class EngineThread(Generic[CommandT, EventT]):
         self._inbox: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         """None: something else has changed that the thread may wait for."""
         self._arrived: list[_Entry] = []
-        """Taken out of the inbox by the thread, and not handled yet."""
+        """Taken out of the inbox by the thread, for later turns."""
+        self._taken: deque[_Entry] = deque()
+        """What this turn has not handled yet; the first is being handled."""
         self._lock = threading.Lock()
         """Of what links are open, and of whether the thread has gone."""
         self._links: dict[int, LocalLink[CommandT, EventT]] = {}
@@ -198,31 +201,32 @@ class EngineThread(Generic[CommandT, EventT]):
     def _run(self) -> None:
         reduce_timer_slack()
         try:
-            while (inbox := self._take()) is not None:
-                self._turn(inbox)
+            while self._take():
+                self._turn()
+            for link_id in list(self._links):
+                self._core.drop_link(link_id)
         except BaseException as error:
             _log.exception("the engine failed; every link to it breaks")
             self._stop(f"the engine failed: {type(error).__name__}: {error}")
             if self._on_failure is not None:
                 self._on_failure(error)
         else:
-            for link_id in list(self._links):
-                self._core.drop_link(link_id)
             self._stop("the engine was shut down")
 
-    def _take(self) -> list[_Entry] | None:
-        """What has arrived, of each link as much as one turn handles, without waiting while there is work; None when it
-        is time to stop.
+    def _take(self) -> bool:
+        """Take what has arrived, of each link as much as one turn handles, without waiting while there is work; False
+        when it is time to stop.
         """
         while not (self._has_arrived() or self._stopping or self._is_due() or self._is_check_due()):
             self._wait(self._core.pause_s if self._core.has_work else self._core.next_check_s)
         if self._stopping:
-            return None
+            return False
         taken, self._arrived = _of_one_turn(self._arrived)
         for entry in taken:
             if isinstance(entry, _Message):
                 entry.link.num_taken += entry.num_items
-        return taken
+        self._taken.extend(taken)
+        return True
 
     def _has_arrived(self) -> bool:
         """Whether there are messages, all of them taken out of the inbox."""
@@ -239,13 +243,15 @@ class EngineThread(Generic[CommandT, EventT]):
         if entry is not None:
             self._arrived.append(entry)
 
-    def _turn(self, inbox: Sequence[_Entry]) -> None:
-        for entry in inbox:
+    def _turn(self) -> None:
+        while self._taken:
+            entry = self._taken[0]
             if isinstance(entry, _Drop):
                 self._forget(entry.link.link_id)
                 entry.done()
             elif entry.link.link_id in self._links:
                 self._handle(entry)
+            self._taken.popleft()
         if self._is_check_due():
             self._core.end_idle_sessions()
         if self._is_due():
@@ -317,7 +323,7 @@ class EngineThread(Generic[CommandT, EventT]):
         for link in links:
             link.break_off(reason)
         self._has_arrived()
-        for entry in self._arrived:
+        for entry in (*self._taken, *self._arrived):
             if isinstance(entry, _Drop):
                 entry.done()
 
