@@ -39,6 +39,12 @@ class RowColumns:
         ones, none = np.ones(len(sequences), dtype=np.int64), np.zeros(len(sequences), dtype=np.int64)
         return cls(sequences, lengths, none if token_ids is None else token_ids, ones, none[:0], none)
 
+    @classmethod
+    def drawn(cls, sequences: Sequence[KVSequence]) -> RowColumns:
+        """One token each, which the device alone knows, after all that they hold."""
+        lengths = np.array([sequence.length for sequence in sequences], dtype=np.int64)
+        return cls.plain(sequences, lengths, None)
+
     def tails(self) -> list[list[int]]:
         """The tokens that are appended to each."""
         ids, drafts = self.token_ids.tolist(), self.draft_token_ids.tolist()

@@ -18,7 +18,7 @@ from typing import Unpack
 import torch
 
 from outrider.errors import ConfigError
-from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool
+from outrider.kv_cache import KVCacheManager, PageCopy, PagePool
 from outrider.model_executor.cuda_graphs import CaptureProgress
 from outrider.model_executor.device_inputs import BatchShape
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
@@ -130,7 +130,7 @@ class ModelRunner:
 
     @property
     def takes_drawn(self) -> bool:
-        """Whether ``forward_drawn`` is available: on GPUs."""
+        """Whether ``forward_columns`` takes tokens that are ``drawn``: on GPUs."""
         return self.worker.is_on_gpu
 
     def close(self) -> None:
@@ -169,8 +169,10 @@ class ModelRunner:
         self, columns: RowColumns, layers: Sequence[int] = (), *, drawn: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """``forward_with_states`` of rows that are columns, which the caller has checked: logits of the last committed
-        token and of the drafts of each. Sequences may hold more than what is kept of them. ``drawn`` [B] int32, as
-        ``forward_drawn`` has it: their tokens, if each has one.
+        token and of the drafts of each. Sequences may hold more than what is kept of them.
+
+        ``drawn`` [B] int32: tokens that are only on the device, if each row has one. Numbers out of range are clamped.
+        The sequences hold a 0 in place of the token until they are truncated and given it.
 
         If the device fails, they are left with what is kept.
         """
@@ -183,7 +185,8 @@ class ModelRunner:
                 shape = self.worker.shape_for(batch.pattern.shape)
                 command = columns_command(batch, shape, layers, is_drawn=drawn is not None)
                 self._broadcast(command)
-                logits, states = self.worker.forward(command, self._in_vocabulary(drawn))
+                known = None if drawn is None else drawn.clamp(0, self.config.vocab_size - 1)
+                logits, states = self.worker.forward(command, known)
             except BaseException:
                 self.sequences.replace_tails(columns.sequences, lengths, [()] * len(lengths))
                 raise
@@ -192,35 +195,18 @@ class ModelRunner:
         self.num_forwards += 1
         return logits, states[: len(batch.token_ids)]
 
-    def forward_drawn(self, sequences: Sequence[KVSequence], drawn: torch.Tensor) -> torch.Tensor:
-        """``forward`` of one more token per sequence that is only on the device: ``drawn`` [R] int32.
-
-        Returns logits [R, V] of the weights' type. Numbers out of range are clamped. The sequences hold a 0 in place
-        of the token until they are truncated and given it. Raises as ``forward`` does.
-        """
-        if not self.takes_drawn:
-            raise ValueError(f"nothing is drawn on {self.device} that is not known here")
-        rows = [ForwardRow(sequence, (0,)) for sequence in sequences]
-        check_rows(self.sequences, rows, self._limits)
-        return self._append(rows, drawn)[0]
-
-    def _append(
-        self, rows: Sequence[ForwardRow], drawn: torch.Tensor | None = None, layers: Sequence[int] = ()
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _append(self, rows: Sequence[ForwardRow], layers: Sequence[int] = ()) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward of checked rows: logits, and hidden states, an empty tensor without ``layers``."""
         self.worker.take_device()
         with restoring_lengths(self.sequences, rows), torch.inference_mode():
             batch = plan_checked(self.sequences, rows)
             self._copy_pages(batch.page_copies)
             shape = self.worker.shape_for(BatchShape.of(batch))
-            command = forward_command(batch, shape, layers, is_drawn=drawn is not None)
+            command = forward_command(batch, shape, layers)
             self._broadcast(command)
-            found = self.worker.forward(command, self._in_vocabulary(drawn))
+            found = self.worker.forward(command)
         self.num_forwards += 1
         return found
-
-    def _in_vocabulary(self, drawn: torch.Tensor | None) -> torch.Tensor | None:
-        return None if drawn is None else drawn.clamp(0, self.config.vocab_size - 1)
 
     def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
         if copies:
@@ -306,7 +292,8 @@ class ModelRunner:
                 self.forward([ForwardRow(sequence, [0] * num_tokens, num_tokens)])
                 self.sequences.truncate(sequence, 0)
         if self.takes_drawn:
-            self.forward_drawn([sequence], torch.zeros(1, dtype=torch.int32, device=self.device))
+            drawn = torch.zeros(1, dtype=torch.int32, device=self.device)
+            self.forward_columns(RowColumns.drawn([sequence]), drawn=drawn)
             self.sequences.truncate(sequence, 0)
         self.sequences.release(sequence)
         self.num_forwards = count

@@ -58,27 +58,22 @@ def no_numbers() -> IntArray:
     return np.empty(0, dtype=np.int32)
 
 
-def forward_command(
-    batch: ForwardBatch, shape: BatchShape, layers: Sequence[int] = (), *, is_drawn: bool = False
-) -> WorkerCommand:
-    """The forward of a batch, laid out as ``shape``; its page copies are a command of their own. ``is_drawn``: its
-    tokens are placeholders, see ``Operation.FORWARD_DRAWN``.
-    """
-    return _forward(shape, len(batch.logit_indices), layers, pack(batch, shape), is_drawn=is_drawn)
+def forward_command(batch: ForwardBatch, shape: BatchShape, layers: Sequence[int] = ()) -> WorkerCommand:
+    """The forward of a batch, laid out as ``shape``; its page copies are a command of their own."""
+    arguments = _arguments(shape, len(batch.logit_indices), layers)
+    return WorkerCommand(Operation.FORWARD, arguments, pack(batch, shape))
 
 
 def columns_command(
     batch: ColumnsBatch, shape: BatchShape, layers: Sequence[int] = (), *, is_drawn: bool = False
 ) -> WorkerCommand:
-    """``forward_command`` of columns."""
-    return _forward(shape, batch.num_logits, layers, batch.pack(shape), is_drawn=is_drawn)
+    """``forward_command`` of columns. ``is_drawn``: their tokens are placeholders, see ``Operation.FORWARD_DRAWN``."""
+    operation = Operation.FORWARD_DRAWN if is_drawn else Operation.FORWARD
+    return WorkerCommand(operation, _arguments(shape, batch.num_logits, layers), batch.pack(shape))
 
 
-def _forward(
-    shape: BatchShape, num_logits: int, layers: Sequence[int], numbers: IntArray, *, is_drawn: bool
-) -> WorkerCommand:
-    arguments = (shape.num_rows, shape.num_tokens, shape.max_queries, num_logits, *layers)
-    return WorkerCommand(Operation.FORWARD_DRAWN if is_drawn else Operation.FORWARD, arguments, numbers)
+def _arguments(shape: BatchShape, num_logits: int, layers: Sequence[int]) -> tuple[int, ...]:
+    return shape.num_rows, shape.num_tokens, shape.max_queries, num_logits, *layers
 
 
 def copy_command(copies: Sequence[PageCopy]) -> WorkerCommand:

@@ -16,6 +16,7 @@ import torch
 from outrider.errors import OutriderError
 from outrider.kernels.device_stream import Mark, to_device
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.input_columns import RowColumns
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import HiddenStateChunk, Score, Scores
 from outrider.prefix_hash import EMPTY_PREFIX
@@ -93,7 +94,8 @@ class ScoringForward:
         elif fed is None:
             logits = runner.forward(own, as_computed=True)
         else:
-            logits = runner.forward_drawn([job.sequence for job in self.jobs], fed.token_ids)
+            columns = RowColumns.drawn([job.sequence for job in self.jobs])
+            logits, _ = runner.forward_columns(columns, drawn=fed.token_ids)
         self._logits = logits[len(leading) :] if leading else logits
         self.leading_logits = logits[: len(leading)]
         """Of ``leading``, row by row."""

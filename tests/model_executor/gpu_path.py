@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -260,13 +261,18 @@ def plain_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
     return texts, scorer.num_queued
 
 
+def opened_together(core: Any, kinds: Sequence[int]) -> tuple[Driver, list[list[int]], list[int]]:
+    """A driver with a session of each kind, their texts, and how many tokens of each are computed."""
+    driver = Driver(core)
+    driver.send(*(replace(opened(kind), session=i, max_length=40) for i, kind in enumerate(kinds)))
+    return driver, [[3 + i, 5, 7, 11][: 2 + i % 3] for i in range(len(kinds))], [0] * len(kinds)
+
+
 def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
     """What a target answers to steps with drafts that come as columns, from sessions whose scores are of one form."""
-    scorer = ColumnsExecutor(target)
-    driver, choose = Driver(lookahead_core(scorer, max_batched_tokens=60)), random.Random(kinds[0])
-    texts, kept = [[3 + i, 5, 7, 11][: 2 + i % 3] for i in range(len(kinds))], [0] * len(kinds)
+    scorer, choose = ColumnsExecutor(target), random.Random(kinds[0])
+    driver, texts, kept = opened_together(lookahead_core(scorer, max_batched_tokens=60), kinds)
     answers: list[Answer] = []
-    driver.send(*(replace(opened(kind), session=i, max_length=40) for i, kind in enumerate(kinds)))
     for number in range(6):
         drafts = [[choose.randrange(NUM_IDS) for _ in range(choose.randint(1, 3))] if number else [] for _ in kinds]
         supports = [support_of([{token_id, 9} for token_id in own]) if kinds[0] > 1 and own else None for own in drafts]
@@ -275,10 +281,8 @@ def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
             for i in range(len(kinds))
         ]
         message = target_commands_to_proto(items, columns=True)
-        events = {
-            event.session: event for event in driver.run(*target_commands_from_proto(message, keeps_columns=True))
-        }
-        answers += [written(events[i]) for i in range(len(kinds))]
+        events = driver.run(*target_commands_from_proto(message, keeps_columns=True))
+        answers += map(written, sorted(events, key=attrgetter("session")))
         for i, text in enumerate(texts):
             num_accepted = choose.randint(0, len(drafts[i]))
             kept[i] = len(text) + num_accepted
@@ -291,22 +295,20 @@ def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
 
 def column_drafts(draft: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
     """What a draft answers to steps that come as columns, from sessions whose evidence is of one form."""
-    proposer = ColumnsProposer(draft)
-    driver, choose = Driver(build_model_core(proposer, max_batched_tokens=60)), random.Random(kinds[0])
-    texts, kept = [[3 + i, 5, 7, 11][: 2 + i % 3] for i in range(len(kinds))], [0] * len(kinds)
+    proposer, choose = ColumnsProposer(draft), random.Random(kinds[0])
+    driver, texts, kept = opened_together(build_model_core(proposer, max_batched_tokens=60), kinds)
     answers: list[Answer] = []
-    driver.send(*(replace(opened(kind), session=i, max_length=40) for i, kind in enumerate(kinds)))
     for number in range(6):
         items = [
             extend_item(i, 2 + number, texts[i], 1 + (i + number) % 4, num_kept_tokens=kept[i])
             for i in range(len(kinds))
         ]
         message = draft_commands_to_proto(items, columns=True)
-        commands = draft_commands_from_proto(message, keeps_columns=True)
-        events = {event.session: event for event in driver.run(*commands)}
+        proposals: list[Any] = driver.run(*draft_commands_from_proto(message, keeps_columns=True))
+        proposals.sort(key=attrgetter("session"))
+        answers += map(written, proposals)
         for i, text in enumerate(texts):
-            answers.append(written(events[i]))
-            drafts = events[i].token_ids
+            drafts = proposals[i].token_ids
             num_accepted = choose.randint(0, len(drafts))
             kept[i] = len(text) + min(num_accepted, len(drafts) - 1)
             text += [*drafts[:num_accepted], choose.randrange(NUM_IDS)]

@@ -13,6 +13,7 @@ import torch
 from outrider.config import TargetSettings
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.input_columns import RowColumns
 from outrider.model_executor.model_runner import ModelRunner
 from tests.support.tiny_models import cached_tiny_model
 
@@ -44,7 +45,8 @@ def said(runner: ModelRunner) -> tuple[list[int], torch.Tensor]:
     forked = runner.sequences.fork(first, 150)
     logits.append(runner.forward([ForwardRow(forked, [7, 8], 2), ForwardRow(first, [9], 1)]))
     with torch.inference_mode():
-        logits.append(runner.forward_drawn([first], logits[-1][-1:].argmax(-1).int()).float())
+        drawn = logits[-1][-1:].argmax(-1).int()
+        logits.append(runner.forward_columns(RowColumns.drawn([first]), drawn=drawn)[0].float())
     return tokens, torch.cat(logits).cpu()
 
 

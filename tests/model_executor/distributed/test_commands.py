@@ -33,7 +33,7 @@ def test_commands_arrive_whole_and_in_order_until_there_are_none() -> None:
     batch = make_batch()
     sent = [
         forward_command(batch, BatchShape.of(batch)),
-        forward_command(batch, BatchShape.of(batch), is_drawn=True),
+        dataclasses.replace(forward_command(batch, BatchShape.of(batch)), operation=Operation.FORWARD_DRAWN),
         copy_command([(1, 2), (3, 4)]),
         capture_command(),
         WorkerCommand(77, tuple(range(12)), np.arange(100_000, dtype=np.int32)),

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
+from outrider.kv_cache import KVCacheManager, PagePool
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
 from outrider.model_executor.input_columns import RowColumns
 from outrider.ports import Score, Scores
@@ -60,16 +60,12 @@ class Runner:
     def forward_columns(
         self, columns: RowColumns, layers: Sequence[int] = (), *, drawn: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if drawn is not None:
-            return self.forward_drawn(columns.sequences, drawn), torch.empty(0, 0)
         for sequence, length in zip(columns.sequences, columns.lengths.tolist(), strict=True):
             self.sequences.truncate(sequence, length)
         heads = zip(columns.sequences, columns.tails(), (columns.num_drafts + 1).tolist(), strict=True)
-        return self.forward([ForwardRow(*head) for head in heads]), torch.empty(0, 0)
-
-    def forward_drawn(self, sequences: Sequence[KVSequence], drawn: torch.Tensor) -> torch.Tensor:
-        batch = plan_forward(self.sequences, [ForwardRow(sequence, (0,)) for sequence in sequences])
-        return self._run(batch, drawn.clamp(0, VOCAB_SIZE - 1).tolist())
+        batch = plan_forward(self.sequences, [ForwardRow(*head) for head in heads])
+        token_ids = batch.token_ids if drawn is None else drawn.clamp(0, VOCAB_SIZE - 1).tolist()
+        return self._run(batch, token_ids), torch.empty(0, 0)
 
     def _run(self, batch: ForwardBatch, token_ids: Sequence[int]) -> torch.Tensor:
         places = range(PAGE_SIZE)
