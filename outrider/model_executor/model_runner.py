@@ -174,8 +174,10 @@ class ModelRunner:
         ``drawn`` [B] int32: tokens that are only on the device, if each row has one. Numbers out of range are clamped.
         The sequences hold a 0 in place of the token until they are truncated and given it.
 
-        If the device fails, they are left with what is kept.
+        If the device fails, they are left with what is kept. ``ValueError`` unless ``takes_drawn``, if any are drawn.
         """
+        if drawn is not None and not self.takes_drawn:
+            raise ValueError(f"nothing is drawn on {self.device} that is not known here")
         self.worker.take_device()
         lengths = columns.lengths.tolist()
         with torch.inference_mode():

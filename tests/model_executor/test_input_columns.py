@@ -143,3 +143,12 @@ def test_a_forward_that_fails_leaves_what_is_kept(monkeypatch: pytest.MonkeyPatc
     runner.sequences.check_integrity()
     monkeypatch.undo()
     assert len(runner.forward_columns(columns)[0]) == 10
+
+
+def test_a_cpu_is_told_all_tokens() -> None:
+    runner = ModelRunner.load(cached_tiny_model(), device="cpu", dtype="float32", page_size=4, num_pages=20)
+    sequence = runner.sequences.open(9)
+    runner.forward([ForwardRow(sequence, [3, 4, 5], 1)])
+    with pytest.raises(ValueError, match="not known here"):
+        runner.forward_columns(RowColumns.drawn([sequence]), drawn=torch.tensor([6], dtype=torch.int32))
+    assert sequence.token_ids == [3, 4, 5]
