@@ -28,8 +28,8 @@ U8, U4, I4, F4 = np.dtype("<u8"), np.dtype("<u4"), np.dtype("<i4"), np.dtype("<f
 name takes as long as to read a column."""
 MAX_ROW_TOKENS = 64
 """Committed tokens of a command that goes as a row. More are a prompt, which travels packed and in parts."""
-FEWEST_ROWS = 4
-"""Fewer items of one form are no faster as columns."""
+FEWEST_PLAIN_ROWS = 4
+"""Fewer items are slower as columns where none of them is about draft tokens; of others a single one goes so."""
 _LOW_BITS = 41
 """Of a running hash: their product with the multiplier, of 20 bits, still fits in 61."""
 _NO_PROBS = np.zeros(0, dtype=np.float32)
@@ -301,6 +301,25 @@ def may_bring_states(command: Extend | Score) -> bool:
 def token_scores(session: int, generation: int, base_length: int, token_ids: tuple[int, ...]) -> Scores:
     """Scores of the form that greedy and coupled sessions get."""
     return Scores(session, generation, base_length, TokenScores(token_ids))
+
+
+def has_draft(item: Any) -> bool:  # noqa: ANN401 - any command or event
+    """Whether a command asks for draft tokens or brings some, or an answer brings some or judges some."""
+    if isinstance(item, Extend):
+        return item.draft_length > 0
+    if isinstance(item, Score):
+        return bool(item.draft_token_ids)
+    if isinstance(item, Proposal):
+        return bool(item.token_ids)
+    form = item.form if isinstance(item, Scores) else None
+    if isinstance(form, SparseScores):
+        return form.outside_token_ids.size > 1
+    return isinstance(form, TokenScores) and len(form.token_ids) > 1
+
+
+def are_enough(items: Sequence[Any]) -> bool:
+    """Whether items of one form are to be columns."""
+    return len(items) >= FEWEST_PLAIN_ROWS or any(map(has_draft, items))
 
 
 def num_items(commands: Sequence[Any]) -> int:

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from outrider.columns import one_by_one
 from outrider.errors import UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, TargetCommand, TargetEvent
 from outrider.randomness.streams import Stream
@@ -80,8 +81,9 @@ class ScriptedLink(Generic[CommandT, EventT]):
     def send(self, commands: Sequence[CommandT]) -> None:
         if self.is_closed or self._broken is not None:
             raise UnavailableError(self._broken or "the link is closed")
-        self.sent.append(tuple(commands))
-        batch = self.core.handle(commands)
+        items = one_by_one(commands)
+        self.sent.append(tuple(items))
+        batch = self.core.handle(items)
         if batch.events or batch.report is not None:
             (self._held if self.core.books.faults.hold else self._ready).append(batch)
             self._changed.set()

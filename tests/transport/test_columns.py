@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from outrider import ports
-from outrider.columns import FEWEST_ROWS, AnswerColumns
+from outrider.columns import FEWEST_PLAIN_ROWS, AnswerColumns
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_POSITIONS
 from outrider.planes import ID_BYTES, PlaneReference
@@ -265,11 +265,27 @@ def test_proposals_go_as_columns_with_and_without_evidence() -> None:
         draft_events_from_proto(message)
 
 
-def test_few_answers_and_two_of_one_session_and_rows_of_probabilities_go_one_by_one() -> None:
-    assert not column_groups([greedy(index) for index in range(FEWEST_ROWS - 1)])
+def test_few_plain_answers_and_two_of_one_session_and_rows_of_probabilities_go_one_by_one() -> None:
+    for few in (1, FEWEST_PLAIN_ROWS - 1):
+        assert not column_groups([greedy(index, 1) for index in range(few)])
+        assert not column_groups([sampled(index) for index in range(few)])
+        assert not column_groups([ports.Proposal(index, 2, 9, ()) for index in range(few)])
     assert not column_groups([*(greedy(index) for index in range(8)), ports.Opened(3, 1, 0)])
     dense = ports.Scores(99, 1, 1, DenseScores(np.ones((1, 4), dtype=np.float32)))
     assert not column_groups([*(greedy(index) for index in range(8)), dense])
+
+
+def test_a_single_answer_about_drafts_is_a_column_and_takes_plain_ones_of_its_form_along() -> None:
+    events = [greedy(1, 1), greedy(2, 3), sampled(3), sampled(4, 2)]
+    assert column_groups(events) == [[0, 1], [2, 3]]
+    for event in (greedy(1, 2), sampled(1, 1)):
+        message, batch = sent([event])
+        assert (len(message.events), len(message.columns)) == (0, 1)
+        assert plain(batch.events[0]) == plain(event)
+    for proposal in (ports.Proposal(1, 2, 9, (3,)), drawn(1, [2])):
+        proposed = draft_events_to_proto(ports.EventBatch((proposal,)), columns=True)
+        assert (len(proposed.events), len(proposed.columns)) == (0, 1)
+        assert plain(draft_events_from_proto(proposed).events[0]) == plain(proposal)
 
 
 def test_a_reader_that_does_not_ask_gets_none() -> None:

@@ -139,9 +139,18 @@ def test_what_is_said_twice_of_a_session_stays_in_order() -> None:
     assert found == [commands[3], commands[5], commands[8], commands[9]]
 
 
-def test_few_commands_and_services_that_read_no_columns_get_them_one_by_one() -> None:
-    assert not target_commands_to_proto([score(index) for index in range(3)], columns=True).columns
+def test_few_plain_commands_and_services_that_read_no_columns_get_them_one_by_one() -> None:
+    assert not target_commands_to_proto([score(index, num_drafted=0) for index in range(3)], columns=True).columns
+    assert not draft_commands_to_proto([extend(1, draft_length=0)], columns=True).columns
     assert not target_commands_to_proto([score(index) for index in range(30)]).columns
+
+
+@pytest.mark.parametrize("command", [score(1, num_drafted=1), score(1, drawn=True), extend(1)])
+def test_a_single_command_with_drafts_is_a_column(command: Any) -> None:
+    write, read, kind = SIDES[isinstance(command, ports.Score)]
+    message = write([command], columns=True)
+    assert (len(message.commands), len(message.columns)) == (0, 1)
+    assert list(map(plain, read(kind.FromString(message.SerializeToString())))) == [plain(command)]
 
 
 def test_a_command_that_is_too_long_ends_its_session_alone() -> None:

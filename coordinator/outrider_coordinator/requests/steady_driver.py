@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from outrider.columns import FEWEST_ROWS, AnswerColumns, ExtendColumns
+from outrider.columns import FEWEST_PLAIN_ROWS, AnswerColumns, ExtendColumns
 from outrider.errors import IntegrityError
 from outrider.ports import DraftEvent, EventBatch, Extend, Score, TargetEvent
 from outrider.types import JudgingRule
@@ -27,15 +27,19 @@ from outrider_coordinator.session import steady
 from outrider_coordinator.session.actions import DraftWaitEnded
 from outrider_coordinator.session.answered import AnsweredProposals, AnsweredScores, Ints, Places, ints, is_same
 from outrider_coordinator.session.drafting_batch import DraftingBatch
+from outrider_coordinator.session.drafting_row import DraftingRow
 from outrider_coordinator.session.plain_batch import PlainBatch
 from outrider_coordinator.session.scoring_batch import ScoringBatch
+from outrider_coordinator.session.scoring_row import ScoringRow
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
 _now = RequestTimings.now
 _DRAFTED: tuple[type[DraftingBatch | ScoringBatch], ...] = (DraftingBatch, ScoringBatch)
+_ALONE: dict[type[Any], type[DraftingRow | ScoringRow]] = {DraftingBatch: DraftingRow, ScoringBatch: ScoringRow}
+"""What a batch is of one session."""
 
-BatchT = TypeVar("BatchT", DraftingBatch, PlainBatch, ScoringBatch | PlainBatch)
+BatchT = TypeVar("BatchT", DraftingBatch | DraftingRow, PlainBatch, ScoringBatch | ScoringRow | PlainBatch)
 
 
 @dataclass(slots=True, eq=False)
@@ -102,8 +106,8 @@ class SteadyDriver:
         """
         self._plane_between = plane_between
         self._policy, self._draft_waits, self._act_on, self._fail = policy, draft_waits, act_on, fail
-        self._drafting: _Places[DraftingBatch] = {}
-        self._scoring: _Places[ScoringBatch | PlainBatch] = {}
+        self._drafting: _Places[DraftingBatch | DraftingRow] = {}
+        self._scoring: _Places[ScoringBatch | ScoringRow | PlainBatch] = {}
         self._sent: list[_Sent] = []
         self._touched: dict[RequestState, None] = {}
         """Requests that may have become steady."""
@@ -226,7 +230,7 @@ class SteadyDriver:
             self._drop(waiting)
         go_on = np.array([request not in others for request in requests])
         self._touched |= dict.fromkeys(request for request in requests if request in others)
-        if np.count_nonzero(go_on) < FEWEST_ROWS:
+        if np.count_nonzero(go_on) < FEWEST_PLAIN_ROWS:
             self._touched |= dict.fromkeys(requests)
             return
         batch = waiting.batch.following(rows[go_on], tokens[go_on])
@@ -239,7 +243,9 @@ class SteadyDriver:
 
     def _drop(self, waiting: _Waiting[Any]) -> None:
         """Nothing of the batch waits any more."""
-        known: _Places[Any] = self._drafting if isinstance(waiting.batch, DraftingBatch) else self._scoring
+        known: _Places[Any] = (
+            self._drafting if isinstance(waiting.batch, DraftingBatch | DraftingRow) else self._scoring
+        )
         for number in waiting.batch.numbers.tolist():
             if (found := known.get(number)) is not None and found[0] is waiting:
                 del known[number]
@@ -308,8 +314,10 @@ class SteadyDriver:
                 self._join(beside, PlainBatch([request.loop for request in own]), own)
                 continue
             replicas = [one for one in (target, draft) if one is not None]
-            if len(own) >= FEWEST_ROWS and all(one.connection.reads_columns for one in replicas):
-                waiting: Any = _Waiting(kind([request.loop for request in own]), own, target, draft, is_sparse)
+            are_enough = kind is not PlainBatch or len(own) >= FEWEST_PLAIN_ROWS
+            if are_enough and all(one.connection.reads_columns for one in replicas):
+                make: Any = _ALONE.get(kind, kind) if len(own) == 1 else kind
+                waiting: Any = _Waiting(make([request.loop for request in own]), own, target, draft, is_sparse)
                 places: Any = self._drafting if kind is DraftingBatch else self._scoring
                 self._wait(waiting, places)
 

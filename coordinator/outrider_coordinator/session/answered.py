@@ -55,6 +55,11 @@ class Heads:
         """Of answers with these fields."""
         return cls(generations.astype(U8).tobytes(), base_lengths.astype(U4).tobytes(), counts.astype(U4).tobytes())
 
+    @classmethod
+    def of_one(cls, generation: int, base_length: int, count: int) -> Heads:
+        """Of one answer."""
+        return cls(generation.to_bytes(8, "little"), base_length.to_bytes(4, "little"), count.to_bytes(4, "little"))
+
     def are_of(self, answers: AnswerColumns[Any]) -> bool:
         """Whether the answers begin so. False for columns of other types, whatever they hold."""
         return (

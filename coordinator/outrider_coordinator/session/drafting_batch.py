@@ -49,7 +49,7 @@ class DraftingBatch(SessionRows):
         self._limits = ints([session.engine_request.rules.num_token_ids for session in sessions])
         self._rests = np.array([rest for _, rest in hashes], dtype=U8)
         self._chains = chain_rows([chain for chain, _ in hashes])
-        self._is_sparse = np.array([_is_sparse(session) for session in sessions])
+        self._is_sparse = np.array([is_sparse(session) for session in sessions])
         self.reads_states = sessions[0].draft.reads_states
         """Whether their draft is handed hidden states; it is the same for all."""
         self._note_rows()
@@ -73,7 +73,7 @@ class DraftingBatch(SessionRows):
             and asked.length == session.tokens.length == target.held + 1
             and target.readiness is Readiness.OPEN
             and (not draft.reads_states or steps.hands_over_states(session))
-            and (session.engine_request.rules.evidence_form is None or _is_sparse(session))
+            and (session.engine_request.rules.evidence_form is None or is_sparse(session))
             and not session.commands.trace_parent
         )
 
@@ -144,7 +144,7 @@ class DraftingBatch(SessionRows):
         )
 
 
-def _is_sparse(session: SessionState) -> bool:
+def is_sparse(session: SessionState) -> bool:
     """Whether its proposals come with ``SparseEvidence``."""
     return session.engine_request.rules.evidence_form is SparseEvidence
 

@@ -55,22 +55,14 @@ class ScoringBatch(SessionRows):
         self._counts = ints([len(draft) for draft in drafts])
         self._drafts = np.array([_filled(draft, columns, _NO_TOKEN) for draft in drafts], dtype=U4)  # [B, K+1]
         self._generations = np.array([session.commands.next_generation for session in sessions], dtype=U8)
-        self._rooms = ints([_room(session) for session in sessions])
+        self._rooms = ints([room(session) for session in sessions])
         self._limits = ints([session.engine_request.rules.num_token_ids for session in sessions])
-        self._ends = ints([_num_before(self._endings, draft) for draft in drafts])
+        self._ends = ints([num_before(self._endings, draft) for draft in drafts])
         """Draft tokens of each before the first that ends a generation."""
         self._lasts = np.array([draft[-1] for draft in drafts], dtype=I4)
         self._put_down_extends(columns)
-        self._verdicts = self._joint_verdicts()
+        self._verdicts = joint_verdicts(sessions)
         self._note_rows()
-
-    def _joint_verdicts(self) -> JointVerdicts | None:
-        """On the proposals; None: they have no evidence, or not all."""
-        cases = [case for session in self.sessions if (case := _sparse_case(session)) is not None]
-        if len(cases) < len(self.sessions):
-            return None
-        seeds = np.array([session.engine_request.seed for session in self.sessions], dtype=np.uint64)
-        return JointVerdicts.of(Rows.of(cases), limits=self._limits, seeds=seeds, bases=self._bases)
 
     def _put_down_extends(self, columns: int) -> None:
         """Kept tokens, running hashes after them, and how many tokens are brought, [B, K+1] by accepted draft tokens.
@@ -237,17 +229,30 @@ class ScoringBatch(SessionRows):
         return pairs[is_brought]
 
 
+def joint_verdicts(sessions: Sequence[SessionState]) -> JointVerdicts | None:
+    """On the sessions' proposals; None: they have no evidence, or not all."""
+    cases = [case for session in sessions if (case := _sparse_case(session)) is not None]
+    if len(cases) < len(sessions):
+        return None
+    return JointVerdicts.of(
+        Rows.of(cases),
+        limits=ints([case.num_token_ids for case in cases]),
+        seeds=np.array([session.engine_request.seed for session in sessions], dtype=np.uint64),
+        bases=ints([session.tokens.length for session in sessions]),
+    )
+
+
 def _filled(values: Sequence[int], size: int, value: int) -> tuple[int, ...]:
     return (*values, *(value,) * (size - len(values)))
 
 
-def _room(session: SessionState) -> int:
+def room(session: SessionState) -> int:
     """For draft tokens of its next step, if none of this one is accepted."""
     longest = session.draft.facts.max_length or _ANY_LENGTH
     return min(session.output.num_remaining - 2, longest - session.tokens.length - 1)
 
 
-def _num_before(endings: frozenset[int], draft: Sequence[int]) -> int:
+def num_before(endings: frozenset[int], draft: Sequence[int]) -> int:
     """Draft tokens before the first that ends a generation."""
     return next((place for place, token_id in enumerate(draft) if token_id in endings), len(draft))
 

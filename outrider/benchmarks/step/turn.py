@@ -43,6 +43,7 @@ from outrider.v1 import link_pb2 as pb
 from outrider_coordinator.requests import session_driver
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session.scoring_batch import ScoringBatch
+from outrider_coordinator.session.scoring_row import ScoringRow
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
@@ -346,6 +347,7 @@ class _TimedCore(EngineCore[Any, Any, Any, Any]):
 def _timed_judging(times: StepTimes) -> Iterator[None]:
     places: tuple[tuple[Any, str], ...] = (
         (session_driver, "judge"), (session_driver, "check_proposals"), (ScoringBatch, "judge"),
+        (ScoringRow, "judge"),
     )  # fmt: skip
     originals = [(place, name, getattr(place, name)) for place, name in places]
     for place, name, original in originals:

@@ -96,6 +96,11 @@ class PlainSteps:
         return self._due is None and self._running is None and not any(step.unasked.any() for step in self._computed)
 
     @property
+    def has_members(self) -> bool:
+        """Whether any session has rows, or had."""
+        return bool(self._members)
+
+    @property
     def is_due(self) -> bool:
         """Whether a step may be started, if nothing runs."""
         return self._due is not None or (self._may_grow and self._lookahead.is_possible)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.columns import FEWEST_ROWS, CommandColumns, ExtendColumns, ScoreColumns, one_by_one
+from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, are_enough, one_by_one
 from outrider.ports import Extend, Score
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
@@ -87,14 +87,14 @@ class SteadySteps:
     def take(self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_free: bool) -> None:
         """Take columns as a step to be begun next, or item by item. ``is_free``: no forward is in flight."""
         items: Iterable[Any] | None = None
-        if isinstance(columns, ScoreColumns):
+        if isinstance(columns, ScoreColumns) and self._scheduler.plain.has_members:
             answers, is_taken = self._scheduler.take_plain(link_id, columns, arrived_ns)
             self._outputs.put_plain(answers)
             if is_taken.all():
                 return
             if is_taken.any():
                 items = [item for item, is_done in zip(columns.items(), is_taken.tolist(), strict=True) if not is_done]
-        found = self._waiting.get((link_id, int(columns.sessions[0]))) if items is None else None
+        found = self._waiting.get((link_id, columns.sessions.item(0))) if items is None else None
         if found is not None and is_free and self.pending is None and self._scheduler.is_free:
             waiting, _ = found
             step = waiting.find(link_id, columns, arrived_ns)
@@ -204,23 +204,23 @@ class SteadySteps:
 
     def put_down(self, answered: Iterable[AnyRequest]) -> None:
         """Put down the sessions of requests that were answered one by one."""
-        own: dict[int, list[tuple[Session[Any], int]]] = {}
+        own: dict[int, list[tuple[Session[Any], int, Any]]] = {}
         for request in answered:
             session, answer = request.session, request.answer
             if answer is None or isinstance(answer, CommonEvent) or not self._sessions.holds(session):
                 continue
             is_steady = session.link_id in self._links and self._scheduler.queue.first(session.key) is None
             if is_steady and self._executor.is_steady(session):
-                own.setdefault(session.link_id, []).append((session, answer.base_length))
+                own.setdefault(session.link_id, []).append((session, answer.base_length, request.item))
             elif session.sequence.length > answer.base_length:  # there are drafts
                 self._sessions.hash_ahead(session, answer.base_length)
         for entries in own.values():
-            sessions, bases = [session for session, _ in entries], [base for _, base in entries]
-            if len(sessions) < FEWEST_ROWS:
-                for session, base in entries:
-                    self._sessions.hash_ahead(session, base)
-            else:
+            sessions, bases = [session for session, _, _ in entries], [base for _, base, _ in entries]
+            if are_enough([item for _, _, item in entries]):
                 self._put_down(SteadySessions.of(sessions, self._executor.steady_rows(sessions)), bases)
+            else:
+                for session, base in zip(sessions, bases, strict=True):
+                    self._sessions.hash_ahead(session, base)
 
     def _put_down(self, own: SteadySessions, bases: Sequence[int]) -> None:
         waiting = WaitingSessions(self._sessions, own, bases)

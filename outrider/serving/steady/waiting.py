@@ -33,7 +33,7 @@ class WaitingSessions:
         sessions = own.sessions
         hashes = [table.hash_ahead(session, base) for session, base in zip(sessions, bases, strict=True)]
         self._table, self._own, self._bases = table, own, bases
-        self._is_here = np.ones(len(sessions), dtype=np.bool_)
+        self._is_here = [True] * len(sessions)
         self._are_all_here = True
         self._generations = [session.generation for session in sessions]
         self._rests = [rests for _, rests in hashes]  # [B] of lengths from the base on, within its block
@@ -59,10 +59,11 @@ class WaitingSessions:
         """The sessions of a step that ``find`` has found wait no more."""
         self._are_all_here = False
         if step.own is self._own:
-            self._is_here[:] = False
+            self._is_here = [False] * len(self._is_here)
         else:
             places = self._own.keys
-            self._is_here[[places[key] for key in step.keys]] = False
+            for key in step.keys:
+                self._is_here[places[key]] = False
 
     def _places_of(self, columns: CommandColumns) -> Places | None:
         """Place of each session; None unless all are here, once."""
@@ -70,7 +71,7 @@ class WaitingSessions:
             return _ALL
         known = self._own.places
         places = [known.get(number, -1) for number in columns.sessions.tolist()]
-        is_here = min(places) >= 0 and bool(self._is_here[places].all())
+        is_here = min(places) >= 0 and all(map(self._is_here.__getitem__, places))
         return places if is_here and len(set(places)) == len(places) else None
 
     def _keep_their_text(self, columns: CommandColumns, places: Places) -> bool:

@@ -17,7 +17,6 @@ import numpy as np
 from outrider import ports
 from outrider.columns import (
     F4,
-    FEWEST_ROWS,
     I4,
     U4,
     U8,
@@ -25,6 +24,7 @@ from outrider.columns import (
     Column,
     StateColumns,
     SupportColumns,
+    are_enough,
     token_scores,
 )
 from outrider.errors import InvalidRequestError, ProtocolError
@@ -64,7 +64,7 @@ def column_groups(events: Sequence[Any]) -> list[Indices]:
 
     None go where a session has two events, whose order would be lost, and where rows of probabilities travel.
     """
-    if len(events) < FEWEST_ROWS or len({event.session for event in events}) < len(events):
+    if not are_enough(events) or len({event.session for event in events}) < len(events):
         return []
     groups: defaultdict[object, Indices] = defaultdict(list)
     for index, event in enumerate(events):
@@ -80,7 +80,7 @@ def column_groups(events: Sequence[Any]) -> list[Indices]:
                 return []
             if (form := _form_of(event)) is not None:
                 groups[form].append(index)
-    return [group for group in groups.values() if len(group) >= FEWEST_ROWS]
+    return [group for group in groups.values() if are_enough([events[index] for index in group])]
 
 
 def _form_of(event: ports.Scores) -> tuple[object, ...] | None:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from outrider import ports
 from outrider.columns import (
-    FEWEST_ROWS,
     I4,
     MAX_ROW_TOKENS,
     U4,
@@ -24,6 +23,7 @@ from outrider.columns import (
     ExtendColumns,
     ScoreColumns,
     StateColumns,
+    are_enough,
     may_bring_states,
     states_form,
 )
@@ -52,14 +52,14 @@ def split_steady(commands: Sequence[Any]) -> tuple[list[list[Item]], Sequence[An
     Where a session has two commands both go one by one, so their order stays.
     """
     steady = [command for command in commands if _is_steady(command)]
-    if len(steady) < FEWEST_ROWS:
+    if not are_enough(steady):
         return [], commands
     if len({command.session for command in commands}) < len(commands):
         counts = Counter(command.session for command in commands)
         steady = [command for command in steady if counts[command.session] == 1]
     bare = [command for command in steady if type(command) is ports.Extend or command.support is None]
     drawn = [] if len(bare) == len(steady) else _with_whole_supports(steady)
-    groups = [group for each in (bare, drawn) for group in _by_states(each) if len(group) >= FEWEST_ROWS]
+    groups = [group for each in (bare, drawn) for group in _by_states(each) if are_enough(group)]
     num_steady = sum(map(len, groups))
     if num_steady == len(commands):
         return groups, ()
@@ -168,16 +168,17 @@ def score_arrays(message: pb.CommandColumns) -> ScoreColumns | None:
     ``scores_from_command_columns``.
     """
     heads, lengths = _head_arrays(message)
-    num_drafts = total("draft_lengths", lengths)
-    if heads is None or lengths.item(lengths.argmax()) > LINK_DRAFT_TOKEN_IDS.most:
+    each = lengths.tolist()  # as in ``_head_arrays``
+    if heads is None or max(each) > LINK_DRAFT_TOKEN_IDS.most:
         return None
+    num_drafts = sum(each)
     drafts = from_bytes("draft_token_ids", message.draft_token_ids, U4, num_drafts)
     firsts = _firsts(message, lengths.size)
     if not message.support_counts:
         return ScoreColumns(*(*heads, lengths, drafts, firsts, message.plane))
     counts, ids = _support_arrays(message, num_drafts)
     if ids.size > LINK_SUPPORT_IDS.most:
-        _check_support_sizes(sums_by_row(counts, lengths.tolist()))
+        _check_support_sizes(sums_by_row(counts, each))
     return ScoreColumns(*(*heads, lengths, drafts, firsts, message.plane, counts, ids))
 
 
@@ -205,9 +206,10 @@ def _head_arrays(message: pb.CommandColumns) -> tuple[Any, NDArray[np.uint32]]:
     kept = from_bytes("num_kept_tokens", message.num_kept_tokens, U4, size)
     counts = from_bytes("counts", message.counts, U4, size)
     lengths = from_bytes("draft_lengths", message.draft_lengths, U4, size)
-    if not size or counts.item(counts.argmax()) > LINK_TOKEN_IDS.most:
+    each = counts.tolist()  # less than a hundred numbers, mostly: reductions of arrays take longer
+    if not size or max(each) > LINK_TOKEN_IDS.most:
         return None, lengths
-    num_chains, chains = int(np.count_nonzero(kept >= BLOCK_TOKENS)), message.prefix_chains
+    num_chains, chains = sum([length >= BLOCK_TOKENS for length in kept.tolist()]), message.prefix_chains
     if len(chains) != CHAIN_BYTES * num_chains:
         raise ProtocolError(_wrong_chains(len(chains), num_chains))
     heads = (
@@ -217,7 +219,7 @@ def _head_arrays(message: pb.CommandColumns) -> tuple[Any, NDArray[np.uint32]]:
         chains,
         from_bytes("prefix_rests", message.prefix_rests, U8, size),
         counts,
-        from_bytes("token_ids", message.token_ids, I4, total("counts", counts)),
+        from_bytes("token_ids", message.token_ids, I4, sum(each)),
     )
     return heads, lengths
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from outrider import ports
-from outrider.columns import FEWEST_ROWS, CommandColumns
+from outrider.columns import CommandColumns
 from outrider.errors import ProtocolError
 from outrider.limits import (
     ANY_MODEL,
@@ -226,7 +226,7 @@ def _write_columns(message: pb.DraftCommands | pb.TargetCommands, commands: Sequ
             write_column_arrays(message.columns.add(), command)
         else:
             singles.append(command)
-    groups, left = split_steady(singles) if len(singles) >= FEWEST_ROWS else ([], singles)
+    groups, left = split_steady(singles)
     for group in groups:
         write_command_columns(message.columns.add(), group)
     return left

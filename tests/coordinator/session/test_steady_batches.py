@@ -24,14 +24,17 @@ from outrider_coordinator.requests.steady_driver import SteadyDriver
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
 from outrider_coordinator.session.drafting_batch import DraftingBatch
+from outrider_coordinator.session.drafting_row import DraftingRow
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.plain_batch import PlainBatch
 from outrider_coordinator.session.scoring_batch import ScoringBatch
+from outrider_coordinator.session.scoring_row import ScoringRow
 from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 
 VOCAB, NUM_SESSIONS = 12, 7
+OF_ONE: dict[Any, Any] = {DraftingBatch: DraftingRow, ScoringBatch: ScoringRow}
 TIMING = ItemTiming(1, 2, 3, 4, 10)
 
 
@@ -162,29 +165,37 @@ def new_loop(
 
 
 @pytest.mark.parametrize(
-    ("length", "temperature", "layers"),
+    ("length", "temperature", "layers", "num_sessions"),
     [
-        (1, 0.0, ()),
-        (4, 0.0, ()),
-        (0, 0.0, ()),
-        (0, 1.0, ()),
-        (1, 1.0, ()),
-        (4, 1.0, ()),
-        (1, 0.0, (1, 3)),
-        (4, 0.0, (1, 3)),
-        (4, 1.0, (1, 3)),
+        (1, 0.0, (), NUM_SESSIONS),
+        (4, 0.0, (), NUM_SESSIONS),
+        (0, 0.0, (), NUM_SESSIONS),
+        (0, 1.0, (), NUM_SESSIONS),
+        (1, 1.0, (), NUM_SESSIONS),
+        (4, 1.0, (), NUM_SESSIONS),
+        (1, 0.0, (1, 3), NUM_SESSIONS),
+        (4, 0.0, (1, 3), NUM_SESSIONS),
+        (4, 1.0, (1, 3), NUM_SESSIONS),
+        (1, 0.0, (), 1),
+        (4, 0.0, (), 1),
+        (1, 1.0, (), 1),
+        (4, 1.0, (), 1),
+        (4, 0.0, (1, 3), 1),
+        (4, 1.0, (1, 3), 1),
     ],
 )
-def test_columns_hold_what_the_state_machines_send(length: int, temperature: float, layers: tuple[int, ...]) -> None:
+def test_columns_hold_what_the_state_machines_send(
+    length: int, temperature: float, layers: tuple[int, ...], num_sessions: int
+) -> None:
     chance = random.Random(length)
     num_prepared = 0
     count: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in range(12 * NUM_SESSIONS // num_sessions):
         policy = DraftLengthPolicy(length)
         num_more = 0 if length else 60
         loops = [
             new_loop(chance, seed, policy, temperature=temperature, num_more=num_more, layers=layers)
-            for _ in range(NUM_SESSIONS)
+            for _ in range(num_sessions)
         ]
         waiting: dict[int, Any] = {}
         for number, loop in enumerate(loops):
@@ -197,7 +208,7 @@ def test_columns_hold_what_the_state_machines_send(length: int, temperature: flo
             asked = {number: command for number, command in waiting.items() if isinstance(command, kind)}
             events = [answer(chance, command, is_sampled=temperature > 0) for command in asked.values()]
             batch_kind: Any = DraftingBatch if kind is Extend else ScoringBatch if length else PlainBatch
-            taken = take(chance, sessions, events, batch_kind, policy)
+            taken = take(chance, sessions, events, batch_kind, policy, is_alone=num_sessions == 1)
             for event in events:
                 loop = loops[event.session]
                 if event.generation != asked[event.session].generation:
@@ -219,7 +230,7 @@ def test_columns_hold_what_the_state_machines_send(length: int, temperature: flo
                 count["left"] += event.session not in taken
                 waiting.pop(event.session)
                 waiting |= {event.session: sent[-1]} if sent else {}
-    assert count["taken"] > count["left"] > 0
+    assert count["taken"] > count["left"] / (2 if num_sessions == 1 else 1) > 0  # a row takes what a batch takes whole
     assert bool(num_prepared) == (not length)
 
 
@@ -237,8 +248,9 @@ def with_text_brought(loop: SessionLoop, said: list[Any]) -> list[Any]:
 
 
 def take(
-    chance: random.Random, sessions: list[SessionLoop], events: list[Any], batch_kind: Any, policy: DraftLengthPolicy
-) -> dict[int, Any]:
+    chance: random.Random, sessions: list[SessionLoop], events: list[Any], batch_kind: Any, policy: DraftLengthPolicy,
+    *, is_alone: bool,
+) -> dict[int, Any]:  # fmt: skip
     """By session the commands that a batch makes of the answers, some of them left out and in any order."""
     with_states = [event for event in events if isinstance(event, Scores) and event.hidden_states is not None]
     events = with_states or events  # as columns hold them
@@ -246,14 +258,15 @@ def take(
     if not held:
         return {}
     chance.shuffle(held)
-    batch = batch_kind(held)
+    make = OF_ONE[batch_kind] if is_alone else batch_kind
+    batch = make(held)
     rows = {int(number): row for row, number in enumerate(batch.numbers)}
     places = [place for place, event in enumerate(events) if event.session in rows and chance.random() < 0.95]
     if not places:
         return {}
-    is_whole = chance.random() < 0.5 and len(places) == len(held) == len(events)
+    is_whole = chance.random() < (0.5 if make is batch_kind else 0.95) and len(places) == len(held) == len(events)
     if is_whole:
-        batch = batch_kind([next(one for one in held if one.commands.session == event.session) for event in events])
+        batch = make([next(one for one in held if one.commands.session == event.session) for event in events])
     is_drafting = batch_kind is DraftingBatch
     columns = columns_of(events, Proposal if is_drafting else token_scores)
     more = (policy, 3) if is_drafting else (policy,)
@@ -345,3 +358,30 @@ async def test_outputs_and_counts_are_those_without_columns(
 
 async def test_outputs_are_the_targets_own_where_lengths_are_controlled() -> None:
     assert len(await outputs(columns=True, draft_length="auto")) == 15
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_single_user_with_drafts_is_served_as_columns_everywhere(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All steps but the prompt's and the first ones, which tell the services that the coordinator sends columns."""
+    counts = Counter[Any]()
+    start, start_columns = turn._TimedExecutor.start, turn._TimedExecutor.start_columns
+
+    def one_by_one(self: Any, batch: Any) -> Any:
+        counts["items"] += 1
+        return start(self, batch)
+
+    def as_columns(self: Any, step: Any) -> Any:
+        counts["columns", type(step.columns).__name__] += 1
+        return start_columns(self, step)
+
+    monkeypatch.setattr(turn._TimedExecutor, "start", one_by_one)
+    monkeypatch.setattr(turn._TimedExecutor, "start_columns", as_columns)
+    plan = {"num_sessions": (1,), "temperature": temperature, "num_samples": 30, "num_warmups": 5}
+    await turn._run(turn.TurnPlan(**plan), 1)  # type: ignore[arg-type]
+    scored, drafted = counts["columns", "ScoreColumns"], counts["columns", "ExtendColumns"]
+    assert min(scored, drafted) > 30 and counts["items"] < 10
+    counts.clear()
+    await turn._run(turn.TurnPlan(**plan, num_speculative_tokens=0), 1)  # type: ignore[arg-type]
+    assert counts.keys() == {"items"}
