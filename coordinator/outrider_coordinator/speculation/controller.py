@@ -8,7 +8,7 @@ times alone, never on what was drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from outrider_coordinator.speculation.catch_up import CatchUp
 from outrider_coordinator.speculation.estimates.round_timer import VerdictBatch
@@ -106,6 +106,18 @@ class DraftLengthController:
         """Draft length of the session's next step; 0 while prompts are computed, which longer steps would hold up."""
         return 0 if self._is_held_back else session.length
 
+    def lengths(self, sessions: Sequence[ControlledSession]) -> list[int]:
+        """``length`` of each session."""
+        if self._is_held_back:
+            return [0] * len(sessions)
+        return [session.length for session in sessions]
+
+    def are_plain(self, sessions: Sequence[ControlledSession]) -> list[bool]:
+        """Whether each session's next step is plain, and its draft is not brought text meanwhile."""
+        if self._is_held_back and not self._is_bringing_text:
+            return [True] * len(sessions)
+        return [not session.length for session in sessions]
+
     def is_to_draft(self, session: ControlledSession) -> bool:
         """Whether the session drafts now, or will once prompts are computed and its draft has the text."""
         if self._choice.is_trying_plain:
@@ -114,7 +126,11 @@ class DraftLengthController:
 
     def is_catching_up(self, session: ControlledSession) -> bool:
         """Whether the session's draft is to be brought its text, so that the session can draft later."""
-        return self._catch_up.is_active and session.length > 0 and not self._num_prompts
+        return self._is_bringing_text and session.length > 0
+
+    @property
+    def _is_bringing_text(self) -> bool:
+        return self._catch_up.is_active and not self._num_prompts
 
     @property
     def _is_held_back(self) -> bool:

@@ -125,22 +125,20 @@ class DraftLengthPolicy:
         return controller.length(session) if session.length else 0
 
     def lengths(self, sessions: Sequence[ControlledSession]) -> list[int]:
-        """``length`` of each session."""
+        """``length`` of each session; all live on one target."""
         if self.is_off_by_load:
             return [0] * len(sessions)
-        if not self._controller_of:
-            return [session.limit for session in sessions]
-        return [self.length(session) for session in sessions]
+        controller = self._controller_of.get(sessions[0]) if sessions else None
+        return [session.limit for session in sessions] if controller is None else controller.lengths(sessions)
 
     def are_plain(self, sessions: Sequence[ControlledSession]) -> list[bool]:
-        """Whether each session's next step is plain, and its draft is not brought text meanwhile."""
-        controlled = self._controller_of
-        if not controlled:
+        """Whether each session's next step is plain, and its draft is not brought text meanwhile; all live on one
+        target.
+        """
+        controller = self._controller_of.get(sessions[0]) if sessions else None
+        if self.is_off_by_load or controller is None:
             return [not length for length in self.lengths(sessions)]
-        return [
-            (not session.length and session in controlled) or not (self.length(session) or self.is_catching_up(session))
-            for session in sessions
-        ]
+        return controller.are_plain(sessions)
 
     def will_draft(self, session: ControlledSession, num_tokens: int) -> bool:
         """Whether it drafts as soon as its prompt of ``num_tokens`` was taken in, so that its draft needs that too."""

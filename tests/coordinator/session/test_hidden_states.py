@@ -158,6 +158,9 @@ class Switched(DraftLengthPolicy):
     def length(self, session: ControlledSession) -> int:
         return 2 if self.is_speculating else 0
 
+    def lengths(self, sessions: Sequence[ControlledSession]) -> list[int]:
+        return [self.length(session) for session in sessions]
+
     def is_to_draft(self, session: ControlledSession) -> bool:
         return self.is_speculating
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,9 @@ class AtRandom(DraftLengthPolicy):
 
     def length(self, session: ControlledSession) -> int:
         return int(self._random.integers(0, session.limit + 1))
+
+    def lengths(self, sessions: Sequence[ControlledSession]) -> list[int]:
+        return [self.length(session) for session in sessions]
 
     def no_draft_reason(self, session: ControlledSession) -> WithoutDraft | None:
         return WithoutDraft.NOT_WORTH

@@ -79,6 +79,49 @@ def test_nothing_is_drafted_on_a_target_that_takes_a_prompt_in() -> None:
     assert policy.length(running) > 0
 
 
+def test_a_batchs_lengths_are_those_of_its_sessions_by_one_look_at_its_controller() -> None:
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    sessions = [policy.session(limit) for limit in (None, 0, 2)]
+    assert policy.lengths([]) == policy.are_plain([]) == []
+    for session in sessions:
+        policy.enter(session, "target")
+
+    def note_step(*, draft_lag: int) -> None:
+        policy.begin("target", 1.0)
+        for session in sessions:
+            policy.note_verdict(session, 0, 0, draft_lag=draft_lag)
+        policy.end("target", None)
+        policy.choose("target")
+
+    def answers() -> tuple[list[int], list[bool]]:
+        lengths, are_plain = policy.lengths(sessions), policy.are_plain(sessions)
+        assert lengths == [policy.length(session) for session in sessions]
+        are_catching_up = map(policy.is_catching_up, sessions)
+        assert are_plain == [not (length or lags) for length, lags in zip(lengths, are_catching_up, strict=True)]
+        return lengths, are_plain
+
+    assert answers() == ([0, 0, 0], [True] * 3)  # prompts are computed
+    note_step(draft_lag=128)
+    assert answers() == ([0, 0, 0], [False, True, False])  # drafts are brought their text
+    note_step(draft_lag=0)
+    assert answers() == ([4, 0, 2], [False, True, False])
+    controller = policy.controller("target")
+    assert controller is not None
+    asked: list[int] = []
+    controller.length = lambda session: asked.append(1) or 0  # type: ignore[method-assign,func-returns-value]
+    assert policy.lengths(sessions) == [4, 0, 2]
+    assert asked == []
+
+
+def test_the_load_switches_a_batch_off() -> None:
+    for policy in (DraftLengthPolicy(8, disable_by_batch_size=2, is_controlled=True), DraftLengthPolicy(8)):
+        session = policy.session(None)
+        policy.enter(session, "target")
+        policy.set_load(2)
+        is_off = policy.is_controlled
+        assert (policy.lengths([session]), policy.are_plain([session])) == ([0 if is_off else 8], [is_off])
+
+
 def test_an_idle_servers_length_is_that_with_which_the_next_session_begins() -> None:
     assert DraftLengthPolicy(8).mean_length == 8.0
     policy = DraftLengthPolicy(8, is_controlled=True)
