@@ -151,7 +151,7 @@ class DraftLengthController:
             del self._sessions[session]
             self._note_request(session)
             self._num_prompts -= not session.has_begun
-            self._choice.probe.leave(session)
+            self._choice.note_end(session)
 
     def _note_request(self, session: ControlledSession) -> None:
         """A request has ended. Those without drafts take no seconds of service, and those of a single token make no

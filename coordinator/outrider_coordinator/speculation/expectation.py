@@ -14,6 +14,7 @@ import numpy as np
 from outrider_coordinator.speculation.draft_length import Choice, best_choice, usefulness
 from outrider_coordinator.speculation.estimates.acceptance_estimate import HIGHEST, AcceptanceEstimate
 from outrider_coordinator.speculation.estimates.round_timer import RoundTimer
+from outrider_coordinator.speculation.estimates.session_spread import SessionSpread
 from outrider_coordinator.speculation.estimates.step_times import StepTimes
 from outrider_coordinator.speculation.session_state import ControlledSession
 
@@ -85,6 +86,7 @@ class Expectations:
 
     def __init__(self, timer: RoundTimer, acceptance: AcceptanceEstimate) -> None:
         self._timer, self._acceptance = timer, acceptance
+        self.spread = SessionSpread()
         self._known: Expectation | None = None
         """None where something was learned since that may change it."""
 
@@ -102,8 +104,9 @@ class Expectations:
 
     def _usefulness(self, sessions: tuple[ControlledSession, ...]) -> np.ndarray:  # -> [B, K]
         mean = self._acceptance.mean
+        mean_tokens = self.spread.mean_tokens((session.acceptance for session in sessions), mean)
         for session in sessions:
-            session.expected = min(mean * session.acceptance.relative(mean), HIGHEST)
+            session.expected = min(mean * session.acceptance.relative(mean, mean_tokens), HIGHEST)
         acceptance = np.array([session.expected for session in sessions])
         limits = np.array([session.limit for session in sessions])
         by_position = self._acceptance.by_position()[: limits.max()]

@@ -107,6 +107,11 @@ class ModeChoice:
         """Something was learned of drafts: what they cost, or how many tokens were accepted."""
         self._expectations.forget()
 
+    def note_end(self, session: ControlledSession) -> None:
+        """The session takes no part any more."""
+        self.probe.leave(session)
+        self._expectations.spread.note_ended(session.acceptance)
+
     def cancel_trials(self, now: float) -> None:
         """End trials without a result: the load has changed."""
         for mode, trial in self._trials.items():

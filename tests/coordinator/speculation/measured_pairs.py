@@ -16,8 +16,8 @@ class MeasuredPair(H200):
     """A 1B draft beside the target, on one card or on a card of its own."""
 
     def target(self, rows: int, tokens: int) -> float:
-        plain = ((1, 4.2), (8, 4.28), (32, 4.6), (64, 5.25), (128, 6.8), (256, 11.0))
-        scoring = ((2, 4.55), (6, 4.65), (48, 4.93), (128, 5.69), (192, 7.0), (320, 9.8), (640, 16.0))
+        plain = ((1, 4.07), (8, 4.15), (32, 4.4), (64, 5.0), (128, 6.7), (256, 11.0))
+        scoring = ((2, 4.55), (6, 4.65), (48, 4.93), (128, 5.69), (192, 6.4), (320, 9.8), (640, 16.0))
         return interpolate(plain, rows) if tokens == rows else interpolate(scoring, tokens)
 
     def draft(self, rows: int, length: int) -> float:
@@ -25,7 +25,7 @@ class MeasuredPair(H200):
         return 0.1 + length * step if length else 0.0
 
     def between(self, rows: int) -> float:
-        return interpolate(((1, 1.4), (8, 2.3), (32, 3.3), (128, 6.5)), rows)
+        return interpolate(((1, 1.4), (8, 2.5), (32, 3.7), (128, 6.5)), rows)
 
     def prefill(self, tokens: int) -> float:
         return 0.01 * tokens

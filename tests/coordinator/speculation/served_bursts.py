@@ -20,6 +20,8 @@ PROMPT = 128
 _PROMPTS_A_FORWARD = 8
 _MOST_DRAFTED = 8
 _ROUNDS_NOT_AHEAD = 2
+_TEXT_ROUNDS = 3
+"""Plain rounds until a draft has told that it holds the text that it was brought."""
 _AHEAD_MS = 0.1
 """What lies between plain forwards that are computed ahead."""
 
@@ -104,6 +106,7 @@ class Served:
         self.devices = Devices(pair, seed=seed, noise=noise, is_cold=is_cold)
         self.acceptance = acceptance
         self.is_chosen = length is None
+        self._limit = 0 if length == 0 else _MOST_DRAFTED
         self.controller = DraftLengthController(_MOST_DRAFTED) if length is None else FixedLength(length)
         self.rounds: list[tuple[int, float]] = []
         """Of the last burst: longest draft length and seconds of each round, those of prompts left out."""
@@ -114,18 +117,20 @@ class Served:
         self._lengths: dict[ControlledSession, int] = {}
         """Draft lengths of the commands that have left, and below whose drafts are brought their text."""
         self._fed: dict[ControlledSession, bool] = {}
+        self._brought: dict[ControlledSession, tuple[int, int]] = {}
+        """Tokens of text on their way to a draft, and the rounds until it holds them."""
         self._texts: dict[ControlledSession, np.ndarray] = {}
         """Of each request, by place: the draft's token is accepted where the number is below the acceptance."""
 
     def burst(self, num_users: int, *, num_tokens: int = 256, drafts: bool = True, pause_s: float = 0.2) -> float:
         """Seconds until the last of so many requests has ended, prompts included; without ``drafts`` they are plain."""
-        pair, limit = self.devices.pair, _MOST_DRAFTED if drafts else 0
+        pair, limit = self.devices.pair, self._limit if drafts else 0
         self.devices.pause(pause_s)
         began = self.devices.now
         sessions = [ControlledSession(limit, reads_states=pair.reads_states) for _ in range(num_users)]
         texts = np.random.default_rng(self._seed).random((num_users, num_tokens))
         self._texts = dict(zip(sessions, texts, strict=True))
-        self.rounds, self._lags = [], {}
+        self.rounds, self._lags, self._brought = [], {}, {}
         self._take_prompts(sessions, num_tokens)
         while self._left:
             self._round()
@@ -163,10 +168,9 @@ class Served:
         lengths = [min(self._lengths[each], self._left[each] - 1) if each.limit else 0 for each in sessions]
         num_tokens = 0
         for index, session in enumerate(sessions):
-            lag = self._lags[session]
-            if self.is_chosen and lag > LONGEST_INLINE_FEED and (lengths[index] or self._fed[session]):
-                num_tokens += lag
-                self._lags[session], lengths[index] = -1, 0
+            if self.is_chosen and self._lags[session] > LONGEST_INLINE_FEED and (lengths[index] or self._fed[session]):
+                num_tokens += self._bring_text(session)
+                lengths[index] = 0
         text_ms = self.devices.shaken(self.devices.pair.prefill(num_tokens))
         if num_tokens:
             self.controller.note_draft_text(num_tokens, text_ms / 1e3)
@@ -174,6 +178,16 @@ class Served:
         self.devices.now += (whole + text_ms) / 1e3
         self.rounds.append((max(lengths), (whole + text_ms) / 1e3))
         self._tell(sessions, lengths, draft, target, tokens=len(sessions) + sum(lengths))
+
+    def _bring_text(self, session: ControlledSession) -> int:
+        """Tokens of text that go out to the session's draft now, unless they are on their way; it holds them later."""
+        is_new = session not in self._brought
+        brought, num_rounds = self._brought.pop(session, (self._lags[session], _TEXT_ROUNDS))
+        if num_rounds:
+            self._brought[session] = brought, num_rounds - 1
+        else:
+            self._lags[session] -= brought
+        return brought if is_new else 0
 
     def _tell(
         self, sessions: list[ControlledSession], lengths: list[int], draft: float, target: float, *, tokens: int

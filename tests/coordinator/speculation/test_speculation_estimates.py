@@ -11,8 +11,12 @@ from outrider_coordinator.speculation.draft_length import best_choice, choice_of
 from outrider_coordinator.speculation.estimates.acceptance_estimate import PRIOR, AcceptanceEstimate, SessionAcceptance
 from outrider_coordinator.speculation.estimates.linear_fit import LinearFit
 from outrider_coordinator.speculation.estimates.round_timer import RoundTimer, VerdictBatch
+from outrider_coordinator.speculation.estimates.session_spread import SessionSpread
 from outrider_coordinator.speculation.estimates.step_times import RoundPrice, StepTimes
+from outrider_coordinator.speculation.exploration.acceptance_probe import AcceptanceProbe
+from outrider_coordinator.speculation.exploration.budget import ExplorationBudget
 from outrider_coordinator.speculation.mode_selector import Mode, SwitchPrice
+from outrider_coordinator.speculation.session_state import ControlledSession
 
 
 def fit() -> LinearFit:
@@ -59,6 +63,96 @@ def test_nothing_seen_is_the_prior_acceptance() -> None:
     estimate.fold()
     assert estimate.mean == PRIOR
     assert SessionAcceptance().relative(PRIOR) == 1.0
+
+
+def judged_sessions(acceptances: list[float], num_rounds: int, *, seed: int) -> tuple[list[float], SessionSpread]:
+    """What is believed of each after so many rounds of five draft tokens, and the spread once they have ended."""
+    estimate, spread, random = AcceptanceEstimate(8), SessionSpread(), np.random.default_rng(seed)
+    sessions = [SessionAcceptance() for _ in acceptances]
+    for _ in range(num_rounds):
+        mean = estimate.mean
+        for session, acceptance in zip(sessions, acceptances, strict=True):
+            is_accepted = random.random(5) < acceptance
+            num_accepted = 5 if is_accepted.all() else int(is_accepted.argmin())
+            session.note(5, num_accepted, mean)
+            estimate.note(5, num_accepted, mean * session.relative(mean))
+        estimate.fold()
+    mean_tokens = spread.mean_tokens(sessions, estimate.mean)
+    believed = [estimate.mean * session.relative(estimate.mean, mean_tokens) for session in sessions]
+    for session in sessions:
+        spread.note_ended(session)
+    return believed, spread
+
+
+def test_sessions_that_are_equal_are_believed_to_be_though_their_tokens_scatter() -> None:
+    found = [judged_sessions([0.81] * 8, 20, seed=seed)[0] for seed in range(20)]
+    assert np.mean([np.std(believed) for believed in found]) < 0.018  # 0.028 where the mean counts for 32 tokens
+
+
+def test_sessions_that_differ_are_told_apart_within_some_rounds() -> None:
+    found = [judged_sessions([0.9, 0.5] * 4, 5, seed=seed)[0] for seed in range(20)]
+    differences = [np.mean(believed[::2]) - np.mean(believed[1::2]) for believed in found]
+    assert np.mean(differences) > 0.25  # 0.13 where the mean counts for 32 tokens
+
+
+def test_sessions_that_have_ended_say_how_much_new_ones_differ() -> None:
+    equal, different = (judged_sessions(each, 40, seed=1)[1] for each in ([0.7] * 8, [0.9, 0.5] * 4))
+    assert SessionSpread().mean_tokens([], 0.7) == 32.0  # nothing is known
+    assert equal.mean_tokens([], 0.7) > 100.0
+    assert different.mean_tokens([], 0.7) < 10.0
+
+
+def test_a_mean_that_lags_behind_all_sessions_makes_no_difference_between_them() -> None:
+    sessions = [SessionAcceptance() for _ in range(8)]
+    for session in sessions:
+        for number in range(40):
+            session.note(1, int(number % 10 < 9), 0.5)
+    assert SessionSpread().mean_tokens(sessions, 0.9) > 100.0
+
+
+def test_rounds_of_one_length_are_timed_by_enough_of_them_to_tell_neighbours_apart() -> None:
+    """Two draft lengths near the best one differ by 1% of their rates."""
+    random, found = np.random.default_rng(3), []
+    for _ in range(200):
+        times = StepTimes()
+        for _ in range(40):
+            times.note_plain(8, 4e-3 * (1.0 + 0.07 * float(random.standard_normal())))
+        found.append(times._seen_of(8, 0).seconds / 4e-3)
+    assert np.std(found) < 0.021
+
+
+def test_an_exploration_that_is_not_paid_for_holds_up_those_of_the_next_load() -> None:
+    budget = ExplorationBudget(shortest_pause_s=0.25, longest_pause_s=20.0)
+    assert not budget.is_due(0.0)
+    assert budget.is_due(0.25)
+    budget.spend(0.3, 0.02)
+    budget.reset()  # decoding was speculative meanwhile, and is plain again
+    assert not budget.is_due(0.6)
+    assert not budget.is_due(2.2)
+    assert budget.is_due(2.31)
+    budget.reset()
+    assert not budget.is_due(9.0)
+    assert budget.is_due(9.25)
+
+
+@pytest.mark.parametrize(("num_accepted", "is_followed"), [(6, False), (8, True)])
+def test_a_probe_is_followed_by_another_one_if_more_was_accepted_than_by_chance(
+    num_accepted: int, is_followed: bool
+) -> None:
+    """With 0.6 expected, 6 of seven judged tokens are within one and a half standard errors, 8 of eight are not."""
+    probe, sessions = AcceptanceProbe(), [ControlledSession(8) for _ in range(4)]
+    probe.begin_if_due(0.0, sessions, 0.6)
+    probe.begin_if_due(0.25, sessions, 0.6)
+    left = num_accepted
+    for session in (each for each in sessions if each.probe_steps):
+        for _ in range(2):
+            probe.note_verdict(session, 2, min(left, 2))
+            left -= min(left, 2)
+    for number in range(6):
+        probe.note_round(0.26 + 0.01 * number, 4, 1.0, 800.0)
+    assert not probe.is_active
+    probe.begin_if_due(0.33, sessions, 0.6)
+    assert probe.is_active is is_followed
 
 
 def test_acceptance_counts_judged_tokens_and_differs_by_position() -> None:

@@ -85,17 +85,23 @@ def test_long_requests_pay_for_their_trial_while_they_are_new() -> None:
 
 
 def test_many_users_on_cards_of_their_own_come_to_draft() -> None:
-    """On one card 128 users gain nothing. That both cards can work at once has to be tried, once that is paid for."""
-    kinds = {length: BurstsInTwoGroups(Load(H200(), lambda now, number: 0.9, seed=1)) for length in (0, 4, None)}
-    for length, users in kinds.items():
-        if length is not None:
-            users.controller = FixedLength(length)
-    plain, best = (2 / sum(kinds[length].burst(128) for _ in range(2)) for length in (0, 4))
+    """On one card 128 users gain nothing. That both cards can work at once has to be tried, once that is paid for.
+    Chosen lengths are means over seeds: in some a late burst turns plain again.
+    """
+    plain, best = (2 / sum(bursts_on_two_cards(2, length=length)) for length in (0, 4))
     assert best > 1.1 * plain
-    chosen = [1 / kinds[None].burst(128) for _ in range(14)]
-    assert min(chosen) > 0.9 * plain
-    assert fmean(chosen) > plain
-    assert fmean(chosen[10:]) > 0.95 * best
+    chosen = [[1 / seconds for seconds in bursts_on_two_cards(14, seed=seed)] for seed in range(1, 5)]
+    assert min(map(min, chosen)) > 0.9 * plain
+    assert fmean(map(fmean, chosen)) > plain
+    assert fmean(fmean(rates[10:]) for rates in chosen) > 0.95 * best
+
+
+def bursts_on_two_cards(count: int, *, length: int | None = None, seed: int = 1) -> list[float]:
+    """Seconds of so many bursts of 128 users; ``length``: a fixed draft length."""
+    users = BurstsInTwoGroups(Load(H200(), lambda now, number: 0.9, seed=seed))
+    if length is not None:
+        users.controller = FixedLength(length)
+    return [users.burst(128) for _ in range(count)]
 
 
 def test_many_sessions_of_a_server_that_knows_nothing_begin_plainly() -> None:

@@ -15,9 +15,9 @@ _PRIOR_TOKENS = 8.0
 """Judged tokens that the prior counts for."""
 _POSITION_TOKENS = 32.0
 """Judged tokens that count for positions not differing."""
-_SESSION_TOKENS = 32.0
-"""Judged tokens that the overall mean counts for in a session's own acceptance: sessions differ by about 0.07, and
-fewer tokens of one say less than that.
+SESSION_TOKENS = 32.0
+"""Judged tokens that the overall mean counts for in a session's own acceptance until it is known how much sessions
+differ: by about 0.07, and fewer tokens of one say less than that.
 """
 _SESSION_MEMORY = 128.0
 _MEMORY, _MEMORY_ROUNDS = 256.0, 16.0
@@ -32,10 +32,14 @@ HIGHEST, LOWEST = 0.98, 0.005
 class SessionAcceptance:
     """Acceptance of one session relative to that of all sessions at the time."""
 
-    __slots__ = ("_accepted", "_expected")
+    __slots__ = ("_accepted", "_expected", "num_judged", "surplus")
 
     def __init__(self) -> None:
         self._accepted = self._expected = 0.0
+        self.num_judged = 0
+        """Judged tokens, all of them."""
+        self.surplus = 0.0
+        """Accepted tokens beyond what the overall acceptance of the time made expect."""
 
     def note(self, num_drafted: int, num_accepted: int, overall: float) -> None:
         """One verdict, and the acceptance over all sessions then."""
@@ -43,10 +47,14 @@ class SessionAcceptance:
         keep = _SESSION_MEMORY / (_SESSION_MEMORY + judged)
         self._accepted = keep * self._accepted + num_accepted
         self._expected = keep * self._expected + judged * overall
+        self.num_judged += judged
+        self.surplus += num_accepted - judged * overall
 
-    def relative(self, overall: float) -> float:
-        """The session's acceptance over that of all, drawn to 1 as long as little is known of it."""
-        prior = _SESSION_TOKENS * overall
+    def relative(self, overall: float, mean_tokens: float = SESSION_TOKENS) -> float:
+        """The session's acceptance over that of all, drawn to 1 as long as little is known of it: ``mean_tokens`` are
+        the judged tokens that the mean counts for.
+        """
+        prior = mean_tokens * overall
         return (self._accepted + prior) / (self._expected + prior)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from outrider_coordinator.speculation.estimates.linear_fit import LinearFit
 
-_NUM_KEPT = 9
+_NUM_KEPT = 17
 """Rounds of a kind that are kept."""
 _NUM_TRIMMED = 4
 """One in so many of those, at either end, is left out of the mean: a few rounds are held up by something else."""

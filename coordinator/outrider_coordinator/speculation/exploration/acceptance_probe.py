@@ -5,6 +5,7 @@ A probe costs all sessions time, since a target computes nothing ahead while any
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from outrider_coordinator.speculation.exploration.budget import Excursion, ExplorationBudget
@@ -14,7 +15,8 @@ _LENGTH, _STEPS = 2, 2
 _MAX_SESSIONS = 4
 _MAX_FOLLOW_UPS = 6
 """Probes in a row while more is accepted than expected."""
-_SURPRISE = 0.1
+_SURPRISE, _SURPRISE_SIGMA = 0.1, 1.5
+"""More than expected is a share of the judged tokens, and so many standard errors of that."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 20.0
 _LONGEST_S = 2.0
 _ROUNDS_AFTER = 2
@@ -104,12 +106,18 @@ class AcceptanceProbe:
         self._excursion = None
         self._price_s += self._load_ratio * excursion.price(now, plain_rate)
         self._num_follow_ups += 1
-        is_surprising = self._num_accepted > (self._expected + _SURPRISE) * self._num_judged
-        if is_surprising and self._num_follow_ups < _MAX_FOLLOW_UPS:
+        if self._is_surprising and self._num_follow_ups < _MAX_FOLLOW_UPS:
             self._budget.allow(now)
             return
         self._budget.spend(now, self._price_s)
         self._price_s, self._num_follow_ups = 0.0, 0
+
+    @property
+    def _is_surprising(self) -> bool:
+        """Whether more was accepted than expected, by more than chance."""
+        judged, expected = self._num_judged, self._expected
+        excess = self._num_accepted - expected * judged
+        return excess > max(_SURPRISE * judged, _SURPRISE_SIGMA * math.sqrt(judged * expected * (1.0 - expected)))
 
 
 def _choose_sessions(sessions: Sequence[ControlledSession]) -> list[ControlledSession]:

@@ -35,22 +35,26 @@ class ExplorationBudget:
     def __init__(self, *, shortest_pause_s: float, longest_pause_s: float) -> None:
         self._bounds = shortest_pause_s, longest_pause_s
         self._next_at: float | None = None
+        self._paid_at = 0.0
+        """When those so far are paid for."""
 
     def is_due(self, now: float, *, is_urgent: bool = False) -> bool:
         """Whether one may begin; ``is_urgent``: the first one need not wait."""
         if self._next_at is None:
-            self._next_at = now if is_urgent else now + self._bounds[0]
+            self._next_at = max(now if is_urgent else now + self._bounds[0], self._paid_at)
         return now >= self._next_at
 
     def spend(self, now: float, price_s: float) -> None:
         """One has ended and cost so many seconds."""
         shortest, longest = self._bounds
-        self._next_at = now + min(max(price_s / _SHARE, shortest), longest)
+        self._next_at = self._paid_at = now + min(max(price_s / _SHARE, shortest), longest)
 
     def allow(self, now: float) -> None:
         """The next one may begin at once."""
         self._next_at = now
 
     def reset(self) -> None:
-        """Begin with the shortest pause."""
+        """Begin with the shortest pause, once those so far are paid for: loads that come and go are not to explore at
+        each beginning.
+        """
         self._next_at = None
