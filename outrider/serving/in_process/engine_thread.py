@@ -3,8 +3,7 @@
 Runs a synchronous engine core, and breaks all links when it stops.
 
 The thread passes all messages that have arrived to the core, lets it take one step, delivers the events, and waits at
-its inbox if there is nothing to do, or if the core asks for a pause. The inbox is a queue of the interpreter's own: a
-message is put and taken without a lock that both threads would hold in turn.
+its inbox if there is nothing to do, or if the core asks for a pause.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -24,6 +22,7 @@ from outrider.columns import num_items, one_by_one
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.recording import Recorder
+from outrider.serving.in_process.inbox import Inbox
 from outrider.serving.in_process.link import MAX_PENDING_COMMANDS, LocalLink
 from outrider.serving.in_process.plane_host import PLANE_COMMANDS, NoPlanes, PlaneHost
 from outrider.serving.timer_slack import reduce_timer_slack
@@ -134,7 +133,7 @@ class EngineThread(Generic[CommandT, EventT]):
         self._core = core
         self._planes: PlaneHost = planes or NoPlanes()
         self._on_failure = on_failure
-        self._inbox: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._inbox: Inbox[_Entry | None] = Inbox()
         """None: something else has changed that the thread may wait for."""
         self._arrived: list[_Entry] = []
         """Taken out of the inbox by the thread, for later turns."""
@@ -218,7 +217,7 @@ class EngineThread(Generic[CommandT, EventT]):
         when it is time to stop.
         """
         while not (self._has_arrived() or self._stopping or self._is_due() or self._is_check_due()):
-            self._wait(self._core.pause_s if self._core.has_work else self._core.next_check_s)
+            self._inbox.wait(self._core.pause_s if self._core.has_work else self._core.next_check_s)
         if self._stopping:
             return False
         taken, self._arrived = _of_one_turn(self._arrived)
@@ -230,18 +229,8 @@ class EngineThread(Generic[CommandT, EventT]):
 
     def _has_arrived(self) -> bool:
         """Whether there are messages, all of them taken out of the inbox."""
-        while not self._inbox.empty():
-            self._note(self._inbox.get_nowait())
+        self._arrived += [entry for entry in self._inbox.take_all() if entry is not None]
         return bool(self._arrived)
-
-    def _wait(self, seconds: float | None) -> None:
-        """Wait until something arrives or changes, or so long; None: as long as that takes."""
-        with contextlib.suppress(queue.Empty):
-            self._note(self._inbox.get(timeout=seconds))
-
-    def _note(self, entry: _Entry | None) -> None:
-        if entry is not None:
-            self._arrived.append(entry)
 
     def _turn(self) -> None:
         while self._taken:
@@ -272,7 +261,7 @@ class EngineThread(Generic[CommandT, EventT]):
             left = until - time.perf_counter()
             if left <= 0:
                 break
-            self._wait(left)
+            self._inbox.wait(left)
 
     def note_read(self) -> None:
         """A reader of answers has caught up. Used by links."""
