@@ -137,11 +137,20 @@ class AnswerColumns(Generic[EventT_co]):
     """Of scores: the hidden states, if they were asked for."""
     supports: SupportColumns | None = None
     """Of proposals with evidence, and of sparse scores of these; None: there are none."""
+    channel: int = 0
+    """Of proposals: the proposal channel by which they are to go, or have gone, to the target too; 0: none."""
+    draft_token_ids: Column | None = None  # [T - B] uint32
+    """Of scores: the draft tokens that were scored, if they came by a proposal channel."""
 
     @property
     def is_sparse(self) -> bool:
         """Whether there is more than tokens."""
         return self.outside_masses is not None or self.supports is not None
+
+    @property
+    def channel_key(self) -> bytes:
+        """Names proposals on their channel: by sessions and generations."""
+        return _channel_key(self.sessions, self.generations)
 
     def selected(self, places: NDArray[np.intp]) -> AnswerColumns[EventT_co]:
         """The answers at these places, without their times."""
@@ -164,10 +173,21 @@ class AnswerColumns(Generic[EventT_co]):
             None if self.outside_masses is None else self.outside_masses[tokens],
             None if self.states is None else self.states.selected(places),
             supports,
+            0,
+            None if self.draft_token_ids is None else self.draft_token_ids[ragged(self.counts - 1, places)],
         )
 
     def events(self, places: Sequence[int]) -> Iterator[EventT_co]:
         """The answers at these places, one by one."""
+        if self.draft_token_ids is None:
+            yield from self._events(places)
+            return
+        drafts = list(_rows(self.counts - 1, self.draft_token_ids))
+        for place, event in zip(places, self._events(places), strict=True):
+            scores: Any = event
+            yield replace(scores, draft_token_ids=drafts[place])
+
+    def _events(self, places: Sequence[int]) -> Iterator[EventT_co]:
         heads = list(zip(self.sessions.tolist(), self.generations.tolist(), self.base_lengths.tolist(), strict=True))
         if self.is_sparse:
             yield from self._sparse_events(heads, places)
@@ -226,6 +246,8 @@ class ExtendColumns:
     draft_lengths: Column  # [B] tokens asked for
     states: StateColumns | None = None
     """For a draft that reads them."""
+    channel: int = 0
+    """The proposal channel by which the proposals go to the target too, if they leave as columns; 0: by none."""
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -235,7 +257,7 @@ class ExtendColumns:
         states = [None] * len(self) if self.states is None else self.states.hidden_states()
         for head, token_ids, length, own in zip(_heads(self), _rows(self.counts, self.token_ids),
                                                 self.draft_lengths.tolist(), states, strict=True):  # fmt: skip
-            yield Extend(*head, token_ids, length, "", own)
+            yield Extend(*head, token_ids, length, "", own, self.channel)
 
 
 @step_value(frozen=True, slots=True)
@@ -258,6 +280,8 @@ class ScoreColumns:
     support_counts: Column | None = None  # [sum(draft_lengths)] int32, ids in the support of each draft token
     support_token_ids: Column | None = None  # [N] int32
     """None: no command has a support. One whose supports have no ids has none either."""
+    is_direct: bool = False
+    """Whether the draft tokens came by a proposal channel. Never travels."""
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -268,7 +292,7 @@ class ScoreColumns:
         firsts = [None] * len(self) if self.hidden_states_from is None else self.hidden_states_from.tolist()
         rows = _rows(self.counts, self.token_ids)
         for head, token_ids, draft, support, first in zip(_heads(self), rows, drafts, supports, firsts, strict=True):
-            yield Score(*head, token_ids, draft, support, "", first, self.plane)
+            yield Score(*head, token_ids, draft, support, "", first, self.plane, self.is_direct)
 
     def supports(self) -> list[Support | None]:
         """The support of each command."""
@@ -284,6 +308,63 @@ class ScoreColumns:
 
 
 CommandColumns = ExtendColumns | ScoreColumns
+
+
+def proposal_columns(
+    proposals: Sequence[Proposal], timings: Sequence[ItemTiming], channel: int
+) -> AnswerColumns[Proposal] | None:
+    """Proposals of one step as columns; None unless each has tokens, and whole sparse evidence or none like the others.
+    ``timings``: of each.
+    """
+    evidence = [proposal.evidence for proposal in proposals if isinstance(proposal.evidence, SparseEvidence)]
+    is_alike = len(evidence) == len(proposals) or all(proposal.evidence is None for proposal in proposals)
+    if not is_alike or not all(proposal.token_ids for proposal in proposals):
+        return None
+    supports = None
+    if evidence:
+        counts, ids, probs = zip(*[(each.counts, each.token_ids, each.probs) for each in evidence], strict=True)
+        supports = SupportColumns(*(np.concatenate(each) for each in (counts, ids, probs)))
+    return AnswerColumns(
+        np.array([proposal.session for proposal in proposals], dtype=U8),
+        np.array([proposal.generation for proposal in proposals], dtype=U8),
+        np.array([proposal.base_length for proposal in proposals], dtype=U4),
+        np.array([len(proposal.token_ids) for proposal in proposals], dtype=U4),
+        np.array([token_id for proposal in proposals for token_id in proposal.token_ids], dtype=U4),
+        [
+            number
+            for timing in timings
+            for number in (timing.queue_ns, timing.forward_ns, timing.sample_ns, timing.wait_ns, timing.total_ns)
+        ],
+        Proposal,
+        supports=supports,
+        channel=channel,
+    )
+
+
+@step_value(frozen=True, slots=True)
+class ScoreAhead:
+    """``Score`` of sessions whose draft tokens come by a proposal channel, sent while the draft computes."""
+
+    columns: ScoreColumns
+    """Without draft tokens and supports; ``draft_lengths`` are what the draft was asked for."""
+    channel: int
+    proposals: Column  # [B] uint64, generations of the ``Extend`` that the proposals answer
+
+    @property
+    def channel_key(self) -> bytes:
+        """Names the proposals that it waits for, as ``AnswerColumns.channel_key`` does."""
+        return _channel_key(self.columns.sessions, self.proposals)
+
+    def with_proposals(self, draft_token_ids: Column, supports: tuple[Column, Column] | None) -> ScoreColumns:
+        """What is to be scored, now that the proposals are there. ``supports``: counts and ids."""
+        counts, ids = (None, None) if supports is None else supports
+        return replace(
+            self.columns,
+            draft_token_ids=draft_token_ids,
+            support_counts=counts,
+            support_token_ids=ids,
+            is_direct=True,
+        )
 
 
 def states_form(command: Extend | Score) -> object:
@@ -363,6 +444,10 @@ def ragged(counts: Column, places: NDArray[np.intp]) -> NDArray[np.intp]:  # cou
     shifts = (counts.cumsum() - counts)[places] - (own.cumsum() - own)
     found: NDArray[np.intp] = shifts.repeat(own) + np.arange(int(own.sum()))
     return found
+
+
+def _channel_key(sessions: Column, generations: Column) -> bytes:
+    return sessions.astype(U8, copy=False).tobytes() + generations.astype(U8, copy=False).tobytes()
 
 
 def _edges(counts: Column) -> list[int]:

@@ -106,6 +106,8 @@ class Extend:
     hidden_states: HiddenStates | None = None
     """For a draft that reads them: of the positions from the last kept token (or 0) to the last but one that it will
     then hold. None: it takes what it can hold without, and its answer's ``base_length`` says how much that is."""
+    channel: int = 0
+    """As in ``ExtendColumns``, of which it was one. Never travels."""
 
 
 @step_value(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class Score:
     ``num_kept_tokens``. None: of none."""
     plane: int = 0
     """The connection of the tensor plane by which the states go, as ``RequestPlane`` numbered it; 0: inline."""
+    is_direct: bool = False
+    """Whether the draft tokens came by a proposal channel. Never travels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,39 @@ class PlaneChosen:
     """The connection has ended, or could not be made."""
 
 
+@dataclass(frozen=True, slots=True)
+class RequestChannel:
+    """Asks a target to offer a draft of its host a proposal channel. Answered with ``OfferChannel``."""
+
+    connection: int
+    """A number above 0 that no other connection of the link ever had."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferChannel:
+    """A target's offer of a proposal channel, which the coordinator brings to one draft as it is."""
+
+    connection: int
+    offer: PlaneOffer
+
+
+@dataclass(frozen=True, slots=True)
+class CloseChannel:
+    """Ends a proposal channel, or takes its offer back."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelState:
+    """What became of a proposal channel."""
+
+    connection: int
+    is_open: bool
+    reason: str = ""
+    """Why it has ended, or could not be made."""
+
+
 @step_value(frozen=True, slots=True)
 class Proposal:
     """The answer to ``Extend``: K draft tokens, possibly fewer than asked for, possibly none."""
@@ -203,6 +240,8 @@ class Scores:
     hidden_states: HiddenStates | None = None
     """Where they were asked for: of the positions that were not sent as ``HiddenStateChunk`` before, up to the last
     draft token's."""
+    draft_token_ids: tuple[int, ...] = ()
+    """The draft tokens that were scored, if they came by a proposal channel."""
 
 
 @step_value(frozen=True, slots=True)
@@ -303,6 +342,10 @@ TargetEvent = Scores | HiddenStateChunk | Opened | Preempted | SessionLost | Ses
 PlaneCommand = RequestPlane | OfferPlane | ClosePlane
 """Of no session. Each travels in a message of its own."""
 PlaneEvent = OfferPlane | PlaneChosen
+"""Likewise."""
+ChannelCommand = RequestChannel | OfferChannel | CloseChannel
+"""Likewise."""
+ChannelEvent = OfferChannel | ChannelState
 """Likewise."""
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)

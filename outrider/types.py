@@ -369,6 +369,9 @@ class ModelDescription:
     """Of a draft: the layers whose hidden states it reads, as ``Open.hidden_state_layers`` has them."""
     plane_kinds: tuple[str, ...] = ()
     """Tensor planes that a target can offer, or that a draft can read, for hidden states; none: all travel inline."""
+    channel_host: str = ""
+    """Names the network of its host: a draft and a target where it is the same may have a proposal channel. Empty: it
+    has none."""
     heartbeat_interval_ms: int = 0
     """How often it sends a heartbeat on each link; 0: never, as in process, where no link falls silent."""
     reads_command_columns: bool = False

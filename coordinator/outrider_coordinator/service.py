@@ -104,6 +104,7 @@ class Coordinator:
             on_target=on_target,
             target_timeout_s=settings.target_timeout_s,
             draft_timeout_s=settings.draft_timeout_ms / 1000,
+            direct_proposals=settings.direct_proposals,
         )
         self._services = self._driver.services
         self._latency_histograms = LatencyHistograms()

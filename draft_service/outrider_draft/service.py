@@ -13,6 +13,8 @@ from outrider.config import DraftSettings
 from outrider.config.schema.model_service import max_batched_tokens as tokens_of_a_forward
 from outrider.ports import DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.proposal_channel.host import channel_host
+from outrider.proposal_channel.sender import ProposalSender
 from outrider.readings import Reading
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.in_process.engine_thread import OnFailure
@@ -59,15 +61,17 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
             session_limits=session_limits,
             planes=planes,
         )
+        kinds = served.description.plane_kinds if planes is None else planes.kinds
         super().__init__(
             core,
-            served.description if planes is None else replace(served.description, plane_kinds=planes.kinds),
+            replace(served.description, plane_kinds=kinds, channel_host=channel_host()),
             warm_up_commands=_warm_up_commands(served.description),
             capture_seconds=0.0 if runner is None else runner.worker.capture_seconds,
             on_failure=on_failure,
             on_closed=served.close,
             prefix_cache=served.prefix_cache if runner is None else runner.sequences.prefix_cache,
             planes=planes or NoPlanes(Reading("outrider_stale_references_total", 0)),
+            channels=ProposalSender(),
         )
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.columns import AnswerColumns
+from outrider.columns import AnswerColumns, Column, CommandColumns, ExtendColumns, proposal_columns
 from outrider.limits.rate_limit import RateLimit
 from outrider.ports import (
     EventBatch,
@@ -20,6 +20,7 @@ from outrider.ports import (
     Open,
     Opened,
     Preempted,
+    Proposal,
     Refused,
     SessionFailed,
     SessionLost,
@@ -141,6 +142,7 @@ class OutputProcessor:
         columns = AnswerColumns(
             answers.sessions, answers.generations, answers.base_lengths, answers.counts, answers.token_ids,
             timing * len(step), answers.make, answers.outside_masses, answers.states, answers.supports,
+            *_of_channel(step.columns),
         )  # fmt: skip
         return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), (columns,)))]
 
@@ -195,12 +197,35 @@ class OutputProcessor:
             num_tokens=max([request.num_tokens for request in finished]),
             num_pages_free=self._num_pages_free(),
         )
+        if channel := _channel_of(finished):
+            proposals = [event for event in events if isinstance(event, Proposal)]
+            columns = proposal_columns(proposals, timings, channel)
+            if columns is not None:
+                return EventBatch((), report, (), (columns,))
         return EventBatch(events, report, timings)
 
     def _end(self, record: ItemRecord, now_ns: int, outcome: str) -> None:
         record.ended_ns, record.outcome = now_ns, outcome
         if self.recorder is not None:
             self.recorder.ended(record)
+
+
+def _channel_of(finished: Sequence[AnyRequest]) -> int:
+    """The proposal channel that the answers of one step go by; 0 for none, or not all."""
+    channel: int = getattr(finished[0].item, "channel", 0)
+    if not channel:
+        return 0
+    are_proposals = all(
+        isinstance(request.answer, Proposal) and request.item.channel == channel for request in finished
+    )
+    return channel if are_proposals else 0
+
+
+def _of_channel(columns: CommandColumns) -> tuple[int, Column | None]:
+    """``channel`` and ``draft_token_ids`` of the answers to columns."""
+    if isinstance(columns, ExtendColumns):
+        return columns.channel, None
+    return 0, columns.draft_token_ids if columns.is_direct else None
 
 
 def _larger(report: ForwardReport, other: ForwardReport | None) -> ForwardReport:

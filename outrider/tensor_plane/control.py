@@ -74,6 +74,10 @@ class ControlConnection:
             self._rest += content
         return self._take()
 
+    def detach(self) -> socket.socket:
+        """The socket itself, for a caller with messages of its own; nothing was received on it."""
+        return self._socket
+
     def close(self) -> None:
         """Idempotent; a thread that receives hears of it."""
         if not self._is_closed:
@@ -118,6 +122,10 @@ class ControlListener:
         self._lock = threading.Lock()
         self._is_closed = False
         threading.Thread(target=self._accept, name="tensor-plane-listener", daemon=True).start()
+
+    def new_offer(self) -> PlaneOffer:
+        """An offer of a connection to this listener, which ``expect`` makes good."""
+        return PlaneOffer.new(self.host, self.port)
 
     def expect(self, offer: PlaneOffer, on_connected: Callable[[ControlConnection], None]) -> None:
         """Let one reader in with this offer; ``on_connected`` is called from a thread of that connection."""

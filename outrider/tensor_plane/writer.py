@@ -228,7 +228,7 @@ class PlaneWriters:
 
     def offer(self, on_report: OnReport | None = None) -> PlaneOffer:
         """An offer for one more reader; ``writer`` finds the connection that is made with it."""
-        offer = PlaneOffer.new(self._listener.host, self._listener.port)
+        offer = self._listener.new_offer()
         writer = PlaneWriter(self._device, kinds=self._kinds, limits=self._limits, on_report=on_report)
         with self._lock:
             self._writers = {key: each for key, each in self._writers.items() if not each.is_closed}

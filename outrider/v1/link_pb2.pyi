@@ -1,3 +1,4 @@
+from outrider.v1 import channel_pb2 as _channel_pb2
 from outrider.v1 import sampling_pb2 as _sampling_pb2
 from outrider.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
@@ -39,7 +40,7 @@ class TokenizerFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "reads_command_columns", "hidden_state_layers", "plane_kinds")
+    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "reads_command_columns", "hidden_state_layers", "plane_kinds", "channel_host")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +67,7 @@ class ModelDescription(_message.Message):
     READS_COMMAND_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     PLANE_KINDS_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_HOST_FIELD_NUMBER: _ClassVar[int]
     role: str
     model_name: str
     architecture: str
@@ -92,7 +94,8 @@ class ModelDescription(_message.Message):
     reads_command_columns: bool
     hidden_state_layers: _containers.RepeatedScalarFieldContainer[int]
     plane_kinds: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., reads_command_columns: bool = ..., hidden_state_layers: _Optional[_Iterable[int]] = ..., plane_kinds: _Optional[_Iterable[str]] = ...) -> None: ...
+    channel_host: str
+    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., reads_command_columns: bool = ..., hidden_state_layers: _Optional[_Iterable[int]] = ..., plane_kinds: _Optional[_Iterable[str]] = ..., channel_host: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("num_received_messages", "num_pages_free")
@@ -315,7 +318,7 @@ class CandidateLogprobs(_message.Message):
     def __init__(self, token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class Scores(_message.Message):
-    __slots__ = ("session", "generation", "base_length", "tokens", "sparse", "typical", "dense", "logprobs", "prompt_logprobs", "hidden_states")
+    __slots__ = ("session", "generation", "base_length", "tokens", "sparse", "typical", "dense", "draft_token_ids", "logprobs", "prompt_logprobs", "hidden_states")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +326,7 @@ class Scores(_message.Message):
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     TYPICAL_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
@@ -333,10 +337,11 @@ class Scores(_message.Message):
     sparse: SparseScores
     typical: TypicalScores
     dense: DenseScores
+    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[CandidateLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[CandidateLogprobs]
     hidden_states: HiddenStates
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Union[TokenScores, _Mapping]] = ..., sparse: _Optional[_Union[SparseScores, _Mapping]] = ..., typical: _Optional[_Union[TypicalScores, _Mapping]] = ..., dense: _Optional[_Union[DenseScores, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ..., hidden_states: _Optional[_Union[HiddenStates, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Union[TokenScores, _Mapping]] = ..., sparse: _Optional[_Union[SparseScores, _Mapping]] = ..., typical: _Optional[_Union[TypicalScores, _Mapping]] = ..., dense: _Optional[_Union[DenseScores, _Mapping]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ..., hidden_states: _Optional[_Union[HiddenStates, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "generation", "num_cached_tokens")
@@ -413,18 +418,22 @@ class ForwardReport(_message.Message):
     def __init__(self, queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_pages_free: _Optional[int] = ...) -> None: ...
 
 class DraftCommand(_message.Message):
-    __slots__ = ("open", "extend", "release", "plane_offer", "plane_close")
+    __slots__ = ("open", "extend", "release", "plane_offer", "plane_close", "channel_offer", "channel_close")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     PLANE_OFFER_FIELD_NUMBER: _ClassVar[int]
     PLANE_CLOSE_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_OFFER_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_CLOSE_FIELD_NUMBER: _ClassVar[int]
     open: Open
     extend: Extend
     release: Release
     plane_offer: _tensor_pb2.TensorPlaneOffer
     plane_close: _tensor_pb2.TensorPlaneClose
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ...) -> None: ...
+    channel_offer: _channel_pb2.ProposalChannelOffer
+    channel_close: _channel_pb2.ProposalChannelClose
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ..., channel_offer: _Optional[_Union[_channel_pb2.ProposalChannelOffer, _Mapping]] = ..., channel_close: _Optional[_Union[_channel_pb2.ProposalChannelClose, _Mapping]] = ...) -> None: ...
 
 class DraftCommands(_message.Message):
     __slots__ = ("commands", "columns", "plane_answer", "heartbeat")
@@ -439,7 +448,7 @@ class DraftCommands(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[CommandColumns, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class DraftEvent(_message.Message):
-    __slots__ = ("proposal", "session_lost", "session_failed", "refused", "opened", "preempted", "plane_chosen")
+    __slots__ = ("proposal", "session_lost", "session_failed", "refused", "opened", "preempted", "plane_chosen", "channel_state")
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
     SESSION_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -447,6 +456,7 @@ class DraftEvent(_message.Message):
     OPENED_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     PLANE_CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_STATE_FIELD_NUMBER: _ClassVar[int]
     proposal: Proposal
     session_lost: SessionLost
     session_failed: SessionFailed
@@ -454,7 +464,8 @@ class DraftEvent(_message.Message):
     opened: Opened
     preempted: Preempted
     plane_chosen: _tensor_pb2.TensorPlaneChosen
-    def __init__(self, proposal: _Optional[_Union[Proposal, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ...) -> None: ...
+    channel_state: _channel_pb2.ProposalChannelState
+    def __init__(self, proposal: _Optional[_Union[Proposal, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ..., channel_state: _Optional[_Union[_channel_pb2.ProposalChannelState, _Mapping]] = ...) -> None: ...
 
 class DraftEvents(_message.Message):
     __slots__ = ("events", "report", "item_timings_ns", "columns", "plane_offer", "heartbeat")
@@ -473,20 +484,26 @@ class DraftEvents(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., item_timings_ns: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[AnswerColumns, _Mapping]]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetCommand(_message.Message):
-    __slots__ = ("open", "score", "release", "prepare", "plane_request", "plane_close")
+    __slots__ = ("open", "score", "release", "prepare", "plane_request", "plane_close", "channel_request", "channel_close", "score_ahead")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     PLANE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     PLANE_CLOSE_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_CLOSE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_AHEAD_FIELD_NUMBER: _ClassVar[int]
     open: Open
     score: Score
     release: Release
     prepare: Prepare
     plane_request: _tensor_pb2.TensorPlaneRequest
     plane_close: _tensor_pb2.TensorPlaneClose
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., plane_request: _Optional[_Union[_tensor_pb2.TensorPlaneRequest, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ...) -> None: ...
+    channel_request: _channel_pb2.ProposalChannelRequest
+    channel_close: _channel_pb2.ProposalChannelClose
+    score_ahead: ScoreAhead
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., plane_request: _Optional[_Union[_tensor_pb2.TensorPlaneRequest, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ..., channel_request: _Optional[_Union[_channel_pb2.ProposalChannelRequest, _Mapping]] = ..., channel_close: _Optional[_Union[_channel_pb2.ProposalChannelClose, _Mapping]] = ..., score_ahead: _Optional[_Union[ScoreAhead, _Mapping]] = ...) -> None: ...
 
 class TargetCommands(_message.Message):
     __slots__ = ("commands", "columns", "plane_answer", "heartbeat")
@@ -501,7 +518,7 @@ class TargetCommands(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[CommandColumns, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetEvent(_message.Message):
-    __slots__ = ("scores", "session_lost", "session_failed", "refused", "opened", "preempted", "hidden_states", "plane_offer", "plane_chosen")
+    __slots__ = ("scores", "session_lost", "session_failed", "refused", "opened", "preempted", "hidden_states", "plane_offer", "plane_chosen", "channel_offer", "channel_state")
     SCORES_FIELD_NUMBER: _ClassVar[int]
     SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
     SESSION_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -511,6 +528,8 @@ class TargetEvent(_message.Message):
     HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     PLANE_OFFER_FIELD_NUMBER: _ClassVar[int]
     PLANE_CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_OFFER_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_STATE_FIELD_NUMBER: _ClassVar[int]
     scores: Scores
     session_lost: SessionLost
     session_failed: SessionFailed
@@ -520,7 +539,9 @@ class TargetEvent(_message.Message):
     hidden_states: HiddenStateChunk
     plane_offer: _tensor_pb2.TensorPlaneOffer
     plane_chosen: _tensor_pb2.TensorPlaneChosen
-    def __init__(self, scores: _Optional[_Union[Scores, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., hidden_states: _Optional[_Union[HiddenStateChunk, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ...) -> None: ...
+    channel_offer: _channel_pb2.ProposalChannelOffer
+    channel_state: _channel_pb2.ProposalChannelState
+    def __init__(self, scores: _Optional[_Union[Scores, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., hidden_states: _Optional[_Union[HiddenStateChunk, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ..., channel_offer: _Optional[_Union[_channel_pb2.ProposalChannelOffer, _Mapping]] = ..., channel_state: _Optional[_Union[_channel_pb2.ProposalChannelState, _Mapping]] = ...) -> None: ...
 
 class TargetEvents(_message.Message):
     __slots__ = ("events", "report", "item_timings_ns", "columns", "plane_offer", "heartbeat")
@@ -557,7 +578,7 @@ class StateColumns(_message.Message):
     def __init__(self, plane_id: _Optional[bytes] = ..., dtype: _Optional[str] = ..., width: _Optional[int] = ..., starts: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., offsets_bytes: _Optional[bytes] = ..., sequences: _Optional[bytes] = ...) -> None: ...
 
 class CommandColumns(_message.Message):
-    __slots__ = ("sessions", "generations", "num_kept_tokens", "prefix_chains", "prefix_rests", "counts", "token_ids", "draft_lengths", "draft_token_ids", "support_counts", "support_token_ids", "states", "hidden_states_from", "plane")
+    __slots__ = ("sessions", "generations", "num_kept_tokens", "prefix_chains", "prefix_rests", "counts", "token_ids", "draft_lengths", "draft_token_ids", "support_counts", "support_token_ids", "states", "hidden_states_from", "plane", "channel")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -572,6 +593,7 @@ class CommandColumns(_message.Message):
     STATES_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATES_FROM_FIELD_NUMBER: _ClassVar[int]
     PLANE_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     sessions: bytes
     generations: bytes
     num_kept_tokens: bytes
@@ -586,10 +608,21 @@ class CommandColumns(_message.Message):
     states: StateColumns
     hidden_states_from: bytes
     plane: int
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., num_kept_tokens: _Optional[bytes] = ..., prefix_chains: _Optional[bytes] = ..., prefix_rests: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., hidden_states_from: _Optional[bytes] = ..., plane: _Optional[int] = ...) -> None: ...
+    channel: int
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., num_kept_tokens: _Optional[bytes] = ..., prefix_chains: _Optional[bytes] = ..., prefix_rests: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., hidden_states_from: _Optional[bytes] = ..., plane: _Optional[int] = ..., channel: _Optional[int] = ...) -> None: ...
+
+class ScoreAhead(_message.Message):
+    __slots__ = ("columns", "channel", "proposal_generations")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    columns: CommandColumns
+    channel: int
+    proposal_generations: bytes
+    def __init__(self, columns: _Optional[_Union[CommandColumns, _Mapping]] = ..., channel: _Optional[int] = ..., proposal_generations: _Optional[bytes] = ...) -> None: ...
 
 class AnswerColumns(_message.Message):
-    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs", "states")
+    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs", "states", "channel", "draft_token_ids")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -601,6 +634,8 @@ class AnswerColumns(_message.Message):
     SUPPORT_SIZES_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_PROBS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     sessions: bytes
     generations: bytes
     base_lengths: bytes
@@ -612,4 +647,6 @@ class AnswerColumns(_message.Message):
     support_sizes: bytes
     support_probs: bytes
     states: StateColumns
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ...) -> None: ...
+    channel: int
+    draft_token_ids: bytes
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., channel: _Optional[int] = ..., draft_token_ids: _Optional[bytes] = ...) -> None: ...

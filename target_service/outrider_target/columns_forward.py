@@ -162,9 +162,14 @@ class ColumnsForward:
         handed: Iterable[HiddenStates | None] = [None] * len(outcomes)
         if self._states is not None:
             handed = self._states.inline() if states is None else states.hidden_states()
+        drafts: Iterable[tuple[int, ...]] = [()] * len(outcomes)
+        if columns.is_direct:
+            drafts = [item.draft_token_ids for item in columns.items()]
         return [
-            outcome.error if outcome.form is None else Scores(*head, outcome.form, hidden_states=own)
-            for head, outcome, own in zip(heads, outcomes, handed, strict=True)
+            outcome.error
+            if outcome.form is None
+            else Scores(*head, outcome.form, hidden_states=own, draft_token_ids=drafted)
+            for head, outcome, own, drafted in zip(heads, outcomes, handed, drafts, strict=True)
         ]
 
 

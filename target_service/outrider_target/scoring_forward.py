@@ -240,4 +240,5 @@ def _answer(job: ScoreJob, outcome: ScoreOutcome, states: HiddenStates | None) -
         logprobs=outcome.logprobs,
         prompt_logprobs=tuple(job.prompt_logprobs),
         hidden_states=states,
+        draft_token_ids=job.score.draft_token_ids if job.score.is_direct else (),
     )

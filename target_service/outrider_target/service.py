@@ -18,6 +18,8 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open, Score, TargetCommand, TargetEvent
 from outrider.ports import Scores as ScoresEvent
 from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.proposal_channel.host import channel_host
+from outrider.proposal_channel.receiver import ProposalReceiver
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.in_process.engine_thread import OnFailure
 from outrider.serving.in_process.service import InProcessService
@@ -59,13 +61,14 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
         )
         super().__init__(
             core,
-            description,
+            replace(description, channel_host=channel_host()),
             warm_up_commands=_warm_up_commands(description),
             capture_seconds=runner.worker.capture_seconds,
             on_failure=on_failure,
             on_closed=runner.close,
             prefix_cache=runner.sequences.prefix_cache,
             planes=planes,
+            channels=ProposalReceiver(),
         )
 
     @classmethod

@@ -159,7 +159,7 @@ def test_proposals_have_no_states() -> None:
     message = draft_events_to_proto(batch, columns=True)
     message.columns[0].states.width = 1
     for keeps_columns in (True, False):
-        with pytest.raises(ProtocolError, match="states belong to scores"):
+        with pytest.raises(ProtocolError, match="states and draft_token_ids belong to scores"):
             draft_events_from_proto(message, keeps_columns=keeps_columns)
 
 

@@ -15,6 +15,7 @@ from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_runner import RequestRunner
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.session_driver import SessionDriver
+from outrider_coordinator.routing.channel_introductions import ChannelIntroductions
 from outrider_coordinator.routing.placement import Placement
 from outrider_coordinator.routing.plane_introductions import PlaneIntroductions
 from outrider_coordinator.routing.replica import Source
@@ -35,22 +36,33 @@ class Driver:
         on_target: Callable[[bool], None],
         target_timeout_s: float,
         draft_timeout_s: float,
+        direct_proposals: bool,
     ) -> None:
-        """``on_target`` is told of the first target attached and the last lost; ``on_model`` is as for ``Services``."""
+        """``on_target`` is told of the first target attached and the last lost; ``on_model`` is as for ``Services``.
+        ``direct_proposals``: drafts may send proposals to targets of their host directly.
+        """
         self._request_manager = request_manager
         self._on_target = on_target
         self.planes = PlaneIntroductions()
+        self.channels = ChannelIntroductions(is_enabled=direct_proposals)
         self._sessions = SessionDriver(
             request_manager,
             draft_timeout_s,
             self,
             plane_between=self.planes.connection,
+            channel_between=self.channels.channel,
         )
         self.on_target_batch = self._sessions.on_target_batch
         self.on_draft_batch = self._sessions.on_draft_batch
         self._deliver = self._sessions.deliver
         self.services = Services(
-            targets, drafts, self, planes=self.planes, on_model=on_model, target_timeout_s=target_timeout_s
+            targets,
+            drafts,
+            self,
+            planes=self.planes,
+            channels=self.channels,
+            on_model=on_model,
+            target_timeout_s=target_timeout_s,
         )
         self.placement = Placement(self.services, request_manager.policy)
         self._failover = Failover(

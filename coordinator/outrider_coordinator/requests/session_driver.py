@@ -83,8 +83,11 @@ class SessionDriver:
         lifecycle: Lifecycle,
         *,
         plane_between: Callable[[TargetReplica, DraftReplica | None], int] = lambda target, draft: 0,
+        channel_between: Callable[[TargetReplica, DraftReplica | None], int] = lambda target, draft: 0,
     ) -> None:
-        """``plane_between``: the connection by which hidden states go; 0: inline."""
+        """``plane_between``: the connection by which hidden states go; 0: inline. ``channel_between``: that by which
+        proposals go directly; 0: there is none.
+        """
         self._plane_between = plane_between
         self.draft_waits = DraftWaits(draft_timeout_s, running=request_manager.running, time_out=self._time_out_draft)
         self._find = request_manager.find
@@ -105,12 +108,16 @@ class SessionDriver:
             act_on=lambda request: self._act_on(request, _now()),
             fail=self._end_with,
             plane_between=plane_between,
+            channel_between=channel_between,
         )
 
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
         """Judge all scores of a message, and send the commands that follow."""
         self._output.commands_first()
         self._settle()
+        if (rest := self._steady.early.hold(replica, batch)) is None:
+            return
+        batch = rest
         handled = _now()
         self._policy.begin(replica, handled)
         left = self._steady.take_scores(replica, batch, handled)
@@ -200,6 +207,8 @@ class SessionDriver:
             self._hear_draft(replica, left, in_columns=bool(batch.columns))
         self._proposed.append(batch)
         call_after_commands(self._after_commands)
+        for target, scores in self._steady.early.take():
+            self.on_target_batch(target, scores)
 
     def _hear_draft(self, replica: DraftReplica, batch: EventBatch[DraftEvent], *, in_columns: bool) -> None:
         self._settle_named(batch)

@@ -3,6 +3,9 @@
 While the services compute, the sessions that wait for them are put into batches (``drafting_batch``, ``scoring_batch``,
 ``plain_batch``). An answer that comes as columns is judged and answered from those. What was sent is confirmed when the
 commands have left, or before anything else happens to any session.
+
+Where a draft may send its proposals to the target directly, the target is told of what it will score while the draft
+computes (``ScoreAhead``), and nothing is sent when they come here.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from outrider.ports import DraftEvent, EventBatch, Extend, Score, TargetEvent
 from outrider.types import JudgingRule
 from outrider_coordinator.acceptance import NextToken, Verdict
 from outrider_coordinator.requests.draft_waits import DraftWaits
+from outrider_coordinator.requests.early_scores import EarlyScores
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import steady
@@ -100,15 +104,17 @@ class SteadyDriver:
         act_on: Callable[[RequestState], object],
         fail: Callable[[RequestState, Exception], None],
         plane_between: Callable[[TargetReplica, DraftReplica | None], int],
+        channel_between: Callable[[TargetReplica, DraftReplica | None], int],
     ) -> None:
         """``act_on`` does what a request's session asks for; ``fail`` ends a request with an error. ``plane_between``
-        is as for ``SessionDriver``.
+        and ``channel_between`` are as for ``SessionDriver``.
         """
-        self._plane_between = plane_between
+        self._plane_between, self._channel_between = plane_between, channel_between
         self._policy, self._draft_waits, self._act_on, self._fail = policy, draft_waits, act_on, fail
         self._drafting: _Places[DraftingBatch | DraftingRow] = {}
         self._scoring: _Places[ScoringBatch | ScoringRow | PlainBatch] = {}
         self._sent: list[_Sent] = []
+        self.early = EarlyScores(self._is_early)
         self._touched: dict[RequestState, None] = {}
         """Requests that may have become steady."""
         self._answered_singly: set[RequestState] = set()
@@ -129,9 +135,13 @@ class SteadyDriver:
             taken = None
             if waiting.draft is replica:
                 plane = self._plane_between(waiting.target, replica) if waiting.batch.reads_states else 0
-                taken = waiting.batch.take(places, rows, answers, self._policy, plane)
+                channel = self._channel_between(waiting.target, replica)
+                taken = waiting.batch.take(places, rows, answers, self._policy, plane=plane, channel=channel)
             if taken is not None:
-                waiting.target.send_columns(taken.commands)
+                if not taken.is_direct:
+                    waiting.target.send_columns(taken.commands)
+                elif not self.early.are_held:
+                    waiting.target.connection.note_direct(taken.commands)
                 yield _Sent(waiting, taken, answers, arrived, _now())
             elif waiting.is_answered:
                 self._drop(waiting)
@@ -146,13 +156,31 @@ class SteadyDriver:
         self, replica: TargetReplica, arrived: float, answers: AnswerColumns[TargetEvent]
     ) -> Iterator[_Sent]:
         for waiting, places, rows in _found(self._scoring, answers):
-            if waiting.target is replica and (taken := waiting.batch.take(places, rows, answers, self._policy)):
+            if waiting.target is replica and (taken := self._judged(waiting, places, rows, answers)):
                 asked = waiting.target if isinstance(waiting.batch, PlainBatch) else waiting.draft
                 if asked is not None:
                     asked.send_columns(taken.commands)
                 yield _Sent(waiting, taken, answers, arrived, _now())
             elif waiting.is_answered:
                 self._drop(waiting)
+
+    def _judged(
+        self,
+        waiting: _Waiting[ScoringBatch | ScoringRow | PlainBatch],
+        places: Places,
+        rows: Places,
+        answers: AnswerColumns[TargetEvent],
+    ) -> AnsweredScores | None:
+        batch = waiting.batch
+        if isinstance(batch, PlainBatch):
+            return batch.take(places, rows, answers, self._policy)
+        channel = self._channel_between(waiting.target, waiting.draft)
+        return batch.take(places, rows, answers, self._policy, channel=channel)
+
+    def _is_early(self, session: int, generation: int) -> bool:
+        """Whether scores are of proposals that have not come here yet."""
+        found = self._drafting.get(session)
+        return found is not None and not found[0].is_answered and found[0].batch.is_ahead(found[1], generation)
 
     def _without_taken(
         self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], Iterator[_Sent]]
@@ -213,6 +241,7 @@ class SteadyDriver:
         if self._touched or len(going_on) > 1:
             touched, self._touched = self._touched, {}
             self._group_waiting(touched, going_on)
+            self._score_ahead(sent)
         self._answered_singly.clear()
         self._failed.clear()
         return ended
@@ -250,6 +279,23 @@ class SteadyDriver:
             if (found := known.get(number)) is not None and found[0] is waiting:
                 del known[number]
 
+    def _score_ahead(self, sent: Sequence[_Sent]) -> None:
+        """Tell a target what it will score, where all that its draft computes now may go to it directly."""
+        asked = [(one, one.taken.commands) for one in sent if isinstance(one.taken.commands, ExtendColumns)]
+        if len(asked) != 1:
+            return
+        one, commands = asked[0]
+        requests, target, draft = one.requests, one.waiting.target, one.waiting.draft
+        if draft is None or not (commands.channel and commands.channel == self._channel_between(target, draft)):
+            return
+        found = self._drafting.get(requests[0].session)
+        if found is None or found[0].requests != requests or draft.connection.num_steps_open != len(requests):
+            return
+        batch = found[0].batch
+        plane = self._plane_between(target, draft) if batch.reads_states else 0
+        if plane or not batch.reads_states:
+            target.connection.send_alone(batch.ahead(commands.channel, plane))
+
     def _confirm_proposals(self, sent: _Sent, taken: AnsweredProposals, requests: Sequence[RequestState]) -> None:
         if sent.waiting.draft is not None:
             self._draft_waits.note_response(sent.waiting.draft, requests)
@@ -258,7 +304,7 @@ class SteadyDriver:
         generations = taken.commands.generations.tolist()
         for request, event, timing, generation in zip(requests, proposals, timings, generations, strict=True):
             try:
-                command = steady.take_proposal(request.loop, event)
+                command = steady.take_proposal(request.loop, event, generation if taken.is_direct else None)
                 _require_sent(request, command, generation)
             except Exception as error:
                 self._fail(request, error)

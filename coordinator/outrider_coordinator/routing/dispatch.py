@@ -106,6 +106,17 @@ class LinkQueue:
             if isinstance(command, Release) and self.under_way.pop(command.session, None) is not None:
                 self._dispatch.schedule()
 
+    @property
+    def num_open(self) -> int:
+        """Sessions whose step waits to be sent, or was not answered."""
+        return len(self.waiting) + len(self.under_way)
+
+    def note_direct(self, columns: CommandColumns) -> None:
+        """These steps are under way without having been sent from here."""
+        steps = _Steps(is_plain=False)
+        steps.sent_at = self._dispatch.now()
+        self.under_way |= dict.fromkeys(columns.sessions.tolist(), steps)
+
     def note_answers(self, events: Iterable[SessionItem], columns: Iterable[AnswerColumns[Any]] = ()) -> None:
         """The sessions were answered."""
         for answers in columns:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from outrider.columns import CommandColumns
+from outrider.columns import CommandColumns, ScoreAhead
 from outrider.errors import (
     ConfigError,
     DeadlineError,
@@ -20,7 +20,19 @@ from outrider.errors import (
     PairMismatchError,
     UnavailableError,
 )
-from outrider.ports import EventBatch, Link, OfferPlane, PlaneChosen, PlaneCommand, PlaneEvent, Prepare
+from outrider.ports import (
+    ChannelCommand,
+    ChannelEvent,
+    ChannelState,
+    EventBatch,
+    Link,
+    OfferChannel,
+    OfferPlane,
+    PlaneChosen,
+    PlaneCommand,
+    PlaneEvent,
+    Prepare,
+)
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
 
@@ -67,16 +79,17 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         on_batch: Callable[[EventBatch[EventT]], None],
         on_lost: Callable[[], None],
         on_plane: Callable[[PlaneEvent], None] = lambda event: None,
+        on_channel: Callable[[ChannelEvent], None] = lambda event: None,
     ) -> None:
         """``accept`` sees each description before the link is opened, and raises what speaks against it. ``on_plane``
-        gets the events of no session.
+        and ``on_channel`` get the events of no session.
         """
         self.description: ModelDescription | None = None
         """Of the service that is attached, or was last."""
         self.num_messages_sent = 0
         self._port, self._name = port, name
         self._accept, self._on_attached, self._on_batch, self._on_lost = accept, on_attached, on_batch, on_lost
-        self._on_plane = on_plane
+        self._on_plane, self._on_channel = on_plane, on_channel
         self._link: Link[CommandT, EventT] | None = None
         self._outbox: list[Any] = []
         """Commands, and columns of them."""
@@ -127,8 +140,18 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         """Whether the service reads commands as columns."""
         return self.description is not None and self.description.reads_command_columns
 
-    def send_alone(self, command: PlaneCommand) -> None:
-        """Send a command of no session in a message of its own, now; dropped if the link is lost."""
+    @property
+    def num_steps_open(self) -> int:
+        """Steps of sessions that wait to be sent, or for their answers."""
+        return self._link_queue.num_open
+
+    def note_direct(self, columns: CommandColumns) -> None:
+        """The service was asked for these by somebody else, and is at it."""
+        if self._link is not None:
+            self._link_queue.note_direct(columns)
+
+    def send_alone(self, command: PlaneCommand | ChannelCommand | ScoreAhead) -> None:
+        """Send what takes no turn in a message of its own, now; dropped if the link is lost."""
         if self._link is None:
             return
         link: Any = self._link  # of no session, so none of CommandT
@@ -209,6 +232,9 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         async for batch in link.events():
             if batch.events and isinstance(batch.events[0], OfferPlane | PlaneChosen):
                 self._on_plane(batch.events[0])
+                continue
+            if batch.events and isinstance(batch.events[0], OfferChannel | ChannelState):
+                self._on_channel(batch.events[0])
                 continue
             self._dispatch.begin_message()
             try:

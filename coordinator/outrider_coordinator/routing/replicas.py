@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import OutriderError
-from outrider.ports import EventBatch, PlaneEvent
+from outrider.ports import ChannelEvent, EventBatch, PlaneEvent
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
 from outrider_coordinator.routing.replica import Replica, Source
@@ -51,6 +51,10 @@ class Listener(Protocol[CommandT, EventT]):
 
     def on_plane_event(self, replica: Replica[CommandT, EventT], event: PlaneEvent) -> None:
         """An event of the replica's tensor plane."""
+        ...
+
+    def on_channel_event(self, replica: Replica[CommandT, EventT], event: ChannelEvent) -> None:
+        """An event of a proposal channel of the replica."""
         ...
 
 
@@ -203,6 +207,7 @@ class Replicas(Generic[CommandT, EventT]):
             lost=self._lost,
             on_batch=listener.on_batch,
             on_plane_event=listener.on_plane_event,
+            on_channel_event=listener.on_channel_event,
         )
         self._replicas[name] = replica
         replica.connection.start()

@@ -14,6 +14,7 @@ from typing import Protocol
 from outrider.errors import OutriderError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, TargetCommand, TargetEvent
 from outrider.types import ModelDescription
+from outrider_coordinator.routing.channel_introductions import ChannelIntroductions
 from outrider_coordinator.routing.dispatch import DispatchScheduler
 from outrider_coordinator.routing.model_pair import check_pair, check_same_model
 from outrider_coordinator.routing.plane_introductions import PlaneIntroductions
@@ -59,6 +60,7 @@ class Services:
         listener: Listener,
         *,
         planes: PlaneIntroductions,
+        channels: ChannelIntroductions,
         on_model: Callable[[ModelDescription], None],
         target_timeout_s: float,
     ) -> None:
@@ -73,7 +75,7 @@ class Services:
         self._give_up_timer: asyncio.TimerHandle | None = None
         self.has_given_up = False
         """Whether no target is waited for any more."""
-        self.planes = planes
+        self.planes, self.channels = planes, channels
         dispatch = DispatchScheduler()
         self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", _TargetSide(self), dispatch)
         self.draft: Replicas[DraftCommand, DraftEvent] | None = None
@@ -96,6 +98,7 @@ class Services:
         """Close all links."""
         self.stop_waiting()
         self.planes.close()
+        self.channels.close()
         if self.draft is not None:
             await self.draft.close()
         await self.target.close()
@@ -129,11 +132,13 @@ class Services:
         self.has_given_up = False
         self._on_model(self.require_target())
         self.planes.target_attached(replica)
+        self.channels.target_attached(replica)
         self._listener.target_attached(replica)
 
     def target_lost(self, replica: TargetReplica) -> None:
         """A target is lost: if it was the last, start the timeout."""
         self.planes.lost(replica)
+        self.channels.lost(replica)
         if not self.target.is_up:
             self.stop_waiting()
             self._give_up_timer = asyncio.get_running_loop().call_later(self._target_timeout_s, self._give_up)
@@ -159,11 +164,13 @@ class Services:
     def draft_attached(self, replica: DraftReplica) -> None:
         """A draft is attached."""
         self.planes.draft_attached(replica)
+        self.channels.draft_attached(replica)
         self._listener.draft_attached(replica)
 
     def draft_lost(self, replica: DraftReplica) -> None:
         """A draft is lost."""
         self.planes.lost(replica)
+        self.channels.lost(replica)
         self._listener.draft_lost(replica)
 
     @property
@@ -181,6 +188,7 @@ class _TargetSide:
         self.attached = services.target_attached
         self.lost = services.target_lost
         self.on_plane_event = services.planes.on_event
+        self.on_channel_event = services.channels.on_event
 
     async def accept(self, description: ModelDescription) -> None:
         self._services.accept_target(description)
@@ -195,3 +203,4 @@ class _DraftSide:
         self.lost = services.draft_lost
         self.accept = services.accept_draft
         self.on_plane_event = services.planes.on_event
+        self.on_channel_event = services.channels.on_event

@@ -26,6 +26,8 @@ class AnsweredProposals:
     rows: list[int]
     """Of the batch."""
     commands: ScoreColumns
+    is_direct: bool = False
+    """Whether the target has them already, by a proposal channel."""
 
 
 @dataclass(slots=True)

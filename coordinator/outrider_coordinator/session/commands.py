@@ -88,11 +88,15 @@ class CommandBuilder:
         drafted: Drafted,
         hidden_states_from: int | None = None,
         length: int | None = None,
+        generation: int | None = None,
     ) -> Score:
         """Brings the target what it lacks, and the proposal to judge. Positions whose hidden states are wanted are
         computed anew where it holds them. ``length``: with the text up to there alone, which is part of it.
+        ``generation``: that was left out for it before.
         """
-        kept, tokens, generation = side.held, self._tokens, self._next_generation()
+        kept, tokens = side.held, self._tokens
+        if generation is None:
+            generation = self._next_generation()
         if hidden_states_from is not None:
             kept = min(kept, hidden_states_from)
         return Score(

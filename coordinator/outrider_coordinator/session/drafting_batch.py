@@ -1,7 +1,8 @@
 """Drafting batch: sessions that wait for proposals, and what their targets are asked once these are there.
 
 All but the draft tokens and their supports is put down while the draft computes. Proposals that are what was asked for
-are told by comparing bytes, and go to the target as they came.
+are told by comparing bytes, and go to the target as they came; or they went there already, by a proposal channel, and
+the target knows what it is to score since the draft began.
 
 Shape letters: ``B`` sessions of a batch, ``N`` answers, ``K`` draft tokens.
 """
@@ -9,11 +10,12 @@ Shape letters: ``B`` sessions of a batch, ``N`` answers, ``K`` draft tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from outrider.columns import I4, U4, U8, AnswerColumns, ScoreColumns, chain_rows
+from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreAhead, ScoreColumns, chain_rows
 from outrider.prefix_hash import BLOCK_TOKENS
 from outrider.types import SparseEvidence
 from outrider_coordinator.acceptance.vectorized import are_sound_columns
@@ -24,13 +26,15 @@ from outrider_coordinator.session.session_rows import SessionRows
 from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.speculation import DraftLengthPolicy
 
+_NO_IDS = np.zeros(0, dtype=U4)
+
 
 class DraftingBatch(SessionRows):
     """Sessions that wait for proposals."""
 
     _ROWS = (
-        "numbers", "_asked", "_bases", "_lengths", "_generations", "_kept", "_last", "_limits", "_rests", "_chains",
-        "_is_sparse",
+        "numbers", "_asked", "_bases", "_lengths", "_generations", "_ahead", "_kept", "_last", "_limits", "_rests",
+        "_chains", "_is_sparse",
     )  # fmt: skip
 
     def __init__(self, sessions: Sequence[SessionState]) -> None:
@@ -44,6 +48,9 @@ class DraftingBatch(SessionRows):
         self._bases = ints([session.tokens.length for session in sessions])
         self._lengths = ints([found.draft_length for found in asked if found])
         self._generations = np.array([session.commands.next_generation for session in sessions], dtype=U8)
+        self._ahead = np.zeros_like(self._generations)
+        """Generations of ``ahead``."""
+        self._channel = self._plane = 0
         self._kept = (self._bases - 1).astype(U4)
         self._last = np.array([session.tokens.last for session in sessions], dtype=I4)
         self._limits = ints([session.engine_request.rules.num_token_ids for session in sessions])
@@ -77,23 +84,50 @@ class DraftingBatch(SessionRows):
             and not session.commands.trace_parent
         )
 
+    def ahead(self, channel: int, plane: int) -> ScoreAhead:
+        """What the target is to score when the proposals come by a channel. Called once at most, before ``take``: any
+        other ``Score`` of these sessions is newer.
+        """
+        self._channel, self._plane, self._ahead = channel, plane, self._generations
+        for session in self.sessions:
+            session.commands.skip_generation()
+        self._generations = self._ahead + 1
+        columns = self._columns(self._ahead, self._lengths.astype(U4), _NO_IDS, plane)
+        return ScoreAhead(columns, channel, self._asked.astype(U8))
+
+    def is_ahead(self, row: int, generation: int) -> bool:
+        """Whether that is the generation of a row's ``ahead``."""
+        return bool(self._channel) and int(self._ahead[row]) == generation
+
     def take(
-        self, places: Places, rows: Places, answers: AnswerColumns[Any], policy: DraftLengthPolicy, plane: int = 0
+        self,
+        places: Places,
+        rows: Places,
+        answers: AnswerColumns[Any],
+        policy: DraftLengthPolicy,
+        *,
+        plane: int = 0,
+        channel: int = 0,
     ) -> AnsweredProposals | None:
         """The ``Score`` of these rows, whose answers are at ``places``; None if none can be taken. ``plane``: by which
-        hidden states go; 0: inline, as no columns have them.
+        hidden states go; 0: inline, as no columns have them. ``channel``: by which proposals go directly now; 0: none.
         """
         if self.reads_states and not plane:
             return None
         batch, chosen = self, answers
-        if not (isinstance(rows, slice) and self._are_as_asked(answers, policy)):
+        if isinstance(rows, slice) and self._are_as_asked(answers, policy):
+            has_come = self._channel != 0 and self._channel == channel == answers.channel and self._plane == plane
+            if has_come and (commands := self._scores(answers, plane, self._ahead)) is not None:
+                every = listed(slice(None), commands.counts)
+                return AnsweredProposals(every, every, commands, is_direct=True)
+        else:
             fits = self._fits(places, rows, answers, policy)
             if not (isinstance(rows, slice) and fits.all()):
                 places, rows = those(places, answers.counts)[fits], those(rows, self._bases)[fits]
                 if not rows.size:
                     return None
                 batch, chosen = self.selected(rows), answers.selected(places)
-        commands = batch._scores(chosen, plane)
+        commands = batch._scores(chosen, plane, batch._generations)
         if commands is None:
             return None
         return AnsweredProposals(listed(places, commands.counts), listed(rows, commands.counts), commands)
@@ -122,25 +156,29 @@ class DraftingBatch(SessionRows):
             fits &= np.array([policy.is_to_draft(self._speculations[row]) for row in listed(rows, self._bases)])
         return fits
 
-    def _scores(self, answers: AnswerColumns[Any], plane: int) -> ScoreColumns | None:
+    def _scores(self, answers: AnswerColumns[Any], plane: int, generations: Column) -> ScoreColumns | None:
         """What follows from answers to all rows; None if there is evidence that is not sound."""
         supports = answers.supports if answers.is_sparse else None
         if answers.is_sparse and not are_sound_columns(answers, self._limits):
             return None
+        columns = self._columns(generations, answers.counts, answers.token_ids, plane)
+        if supports is None:
+            return columns
+        return replace(columns, support_counts=supports.counts, support_token_ids=supports.token_ids)
+
+    def _columns(self, generations: Column, lengths: Column, draft_token_ids: Column, plane: int) -> ScoreColumns:
         return ScoreColumns(
             self.numbers,
-            self._generations,
+            generations,
             self._kept,
             self._chain_bytes,
             self._rests,
             self._ones,
             self._last,
-            answers.counts,
-            answers.token_ids,
+            lengths,
+            draft_token_ids,
             self._kept if self.reads_states else None,
             plane if self.reads_states else 0,
-            None if supports is None else supports.counts,
-            None if supports is None else supports.token_ids,
         )
 
 

@@ -21,7 +21,17 @@ from outrider.types import JudgingRule, SparseEvidence
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts
 from outrider_coordinator.acceptance.vectorized import ProposalCase, Rows, has_fitting_shapes
 from outrider_coordinator.session import steps
-from outrider_coordinator.session.answered import AnsweredScores, Bools, Heads, Ints, Places, ints, listed, those
+from outrider_coordinator.session.answered import (
+    AnsweredScores,
+    Bools,
+    Heads,
+    Ints,
+    Places,
+    ints,
+    is_same,
+    listed,
+    those,
+)
 from outrider_coordinator.session.service_state import Readiness
 from outrider_coordinator.session.session_rows import SessionRows
 from outrider_coordinator.session.state import SessionState, SessionStatus
@@ -123,10 +133,16 @@ class ScoringBatch(SessionRows):
         )
 
     def take(
-        self, places: Places, rows: Places, answers: AnswerColumns[Any], policy: DraftLengthPolicy
+        self,
+        places: Places,
+        rows: Places,
+        answers: AnswerColumns[Any],
+        policy: DraftLengthPolicy,
+        *,
+        channel: int = 0,
     ) -> AnsweredScores | None:
         """The verdicts on these rows, whose answers are at ``places``, and the ``Extend`` that follow; None if none can
-        be taken.
+        be taken. ``channel``: by which proposals may go directly; 0: none.
         """
         if self._reads_states != (answers.states is not None):
             return None
@@ -139,6 +155,8 @@ class ScoringBatch(SessionRows):
                 return None
             batch, chosen = self.selected(rows), answers.selected(places)
             batch._verdicts = None if self._verdicts is None else self._verdicts.selected(rows)
+        if chosen.draft_token_ids is not None and not batch._are_of_proposals(chosen.draft_token_ids):
+            return None
         judged = batch.judge(chosen)
         if judged is None:
             return None
@@ -153,7 +171,7 @@ class ScoringBatch(SessionRows):
             batch, accepted, next_ids, lengths = batch.selected(own), accepted[own], next_ids[own], lengths[own]
             states = None if states is None else states.selected(own)
             places, rows = those(places, answers.counts)[own], those(rows, self._bases)[own]
-        commands = batch._extends(accepted, next_ids, lengths, states)
+        commands = batch._extends(accepted, next_ids, lengths, states, channel)
         return AnsweredScores(listed(places, accepted), listed(rows, accepted), accepted, next_ids, commands)
 
     def _fits(self, places: Places, rows: Places, answers: AnswerColumns[Any]) -> Bools:  # [N]
@@ -162,6 +180,11 @@ class ScoringBatch(SessionRows):
         fits &= answers.base_lengths[places] == self._bases[rows]
         fits &= answers.counts[places].astype(np.int64) == self._counts[rows] + 1
         return fits
+
+    def _are_of_proposals(self, draft_token_ids: Column) -> bool:
+        """Whether the draft tokens that came to the target directly are those that came here."""
+        own = self._drafts[np.arange(self._drafts.shape[1]) < self._counts[:, None]]
+        return is_same(own, draft_token_ids.astype(U4, copy=False))
 
     def judge(self, answers: AnswerColumns[Any]) -> tuple[Ints, Column, Any] | None:
         """Of each row the number of accepted tokens, the token after them, and whether both may be (True: of all); None
@@ -199,7 +222,7 @@ class ScoringBatch(SessionRows):
         return fits
 
     def _extends(
-        self, accepted: Ints, next_ids: Column, lengths: Column, states: StateColumns | None
+        self, accepted: Ints, next_ids: Column, lengths: Column, states: StateColumns | None, channel: int
     ) -> ExtendColumns:  # [N] each
         at = accepted + self._firsts
         return ExtendColumns(
@@ -212,6 +235,7 @@ class ScoringBatch(SessionRows):
             self._brought_ids(accepted, next_ids, at),
             lengths,
             None if states is None else replace(states, counts=accepted + 1),
+            channel,
         )
 
     def _brought_ids(self, accepted: Ints, next_ids: Column, at: Ints) -> Column:

@@ -61,13 +61,21 @@ class ScoringRow:
         self._rests = np.array(rests, dtype=U8)
 
     def take(
-        self, places: Places, rows: Places, answers: AnswerColumns[Any], policy: DraftLengthPolicy
+        self,
+        places: Places,
+        rows: Places,
+        answers: AnswerColumns[Any],
+        policy: DraftLengthPolicy,
+        *,
+        channel: int = 0,
     ) -> AnsweredScores | None:
         """The verdict and the ``Extend`` that follows; None unless the scores are all that a message brings, and the
-        generation goes on with a proposal.
+        generation goes on with a proposal. ``channel`` as for ``ScoringBatch``.
         """
         states = answers.states
         if not (isinstance(rows, slice) and self._heads.are_of(answers)) or self._reads_states != (states is not None):
+            return None
+        if (scored := answers.draft_token_ids) is not None and tuple(scored.tolist()) != self._draft:
             return None
         judged = self.judge(answers)
         if judged is None:
@@ -92,6 +100,7 @@ class ScoringRow:
             self._brought_ids(accepted, next_id),
             np.array((length,), dtype=U4),
             states,
+            channel,
         )
         return AnsweredScores([0], [0], self._accepted[own], np.array((next_id,)), commands)
 

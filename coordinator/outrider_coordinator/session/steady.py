@@ -20,8 +20,11 @@ from outrider_coordinator.speculation import LONGEST_INLINE_FEED
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
-def take_proposal(session: SessionState, event: Proposal) -> Score | None:
-    """``draft_events.on_proposal`` for one without fault that this step waits for: what its target is asked."""
+def take_proposal(session: SessionState, event: Proposal, ahead: int | None = None) -> Score | None:
+    """``draft_events.on_proposal`` for one without fault that this step waits for: what its target is asked.
+
+    ``ahead``: the generation of the ``ScoreAhead`` by which it was asked for that before; None: it was not.
+    """
     draft, target = session.draft, session.target
     asked = draft.asked
     if (
@@ -32,6 +35,7 @@ def take_proposal(session: SessionState, event: Proposal) -> Score | None:
         or not event.token_ids
         or not asked.draft_length
         or target.readiness is not Readiness.OPEN
+        or (ahead is not None and ahead + 1 != session.commands.next_generation)
     ):
         return None
     first = None
@@ -43,7 +47,7 @@ def take_proposal(session: SessionState, event: Proposal) -> Score | None:
     evidence = event.evidence if session.engine_request.rules.evidence_form is not None else None
     session.proposal = Drafted(event.token_ids, evidence, draft.opened)
     session.status = SessionStatus.SCORING
-    command = session.commands.score(target, session.proposal, first)
+    command = session.commands.score(target, session.proposal, first, generation=ahead)
     target.asked = command.generation
     target.note_score(is_plain=False)
     return command

@@ -27,7 +27,7 @@ from outrider_coordinator.session.state import SessionState, SessionStatus
 def scored_draft(session: SessionState, event: Scores) -> ScoredDraft | None:
     """The input of ``judge`` for scores that this session waits for; None for any others."""
     base, proposal, engine_request = session.tokens.length, session.proposal, session.engine_request
-    if event.generation != session.target.asked or event.base_length != base:
+    if event.generation != session.target.asked or event.base_length != base or _is_of_others(session, event):
         return None
     return ScoredDraft(
         engine_request.rules, proposal.token_ids, proposal.evidence, event.form, engine_request.seed, base
@@ -46,6 +46,11 @@ def on_scores(
     """
     if event.generation != session.target.asked:
         session.spec_stats.num_stale_target_replies += 1
+        return
+    if _is_of_others(session, event):
+        # What came to the target directly was not what came here: have it score what did.
+        session.spec_stats.num_bad_evidence += 1
+        steps.score(session)
         return
     if session.target.part is not None:
         _on_part(session, event)
@@ -69,6 +74,11 @@ def on_scores(
             # Of the positions whose tokens are kept; the last new token has none yet.
             session.draft.states.put(event.hidden_states, session.tokens.length + verdict.num_accepted)
         _commit(session, verdict, new, logprobs, timing)
+
+
+def _is_of_others(session: SessionState, event: Scores) -> bool:
+    """Whether other draft tokens were scored than the draft has proposed here."""
+    return bool(event.draft_token_ids) and event.draft_token_ids != session.proposal.token_ids
 
 
 def _on_part(session: SessionState, event: Scores) -> None:

@@ -106,6 +106,11 @@ class CoordinatorSettings(Section):
         " draft that"
         " usually answers quickly, and no wait while it does not answer at all.",
     )
+    direct_proposals: bool = Field(
+        True,
+        description="A draft sends its proposals to a target of the same host directly too, so that scoring begins"
+        " sooner; off: they go through the coordinator alone.",
+    )
     link_timeout_ms: Positive = Field(
         3000,
         description="Time without any message from a target or draft, heartbeats included, after which its sessions"

@@ -22,6 +22,7 @@ from outrider.columns import num_items, one_by_one
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.recording import Recorder
+from outrider.serving.in_process.channel_host import CHANNEL_COMMANDS, ChannelHost, NoChannels
 from outrider.serving.in_process.inbox import Inbox
 from outrider.serving.in_process.link import MAX_PENDING_COMMANDS, LocalLink
 from outrider.serving.in_process.plane_host import PLANE_COMMANDS, NoPlanes, PlaneHost
@@ -40,6 +41,8 @@ others wait for the next turn, so that one link's flood delays the forwards of o
 _LONGEST_DELIVERY_S = 1e-3
 """How long the thread waits for the event loop to send answers, before it goes on with what no answer waits for. A
 thread that computes keeps the interpreter lock for up to 5 ms, and answers would leave when all that is done."""
+
+_OF_NO_CORE = PLANE_COMMANDS | CHANNEL_COMMANDS
 
 OnFailure = Callable[[BaseException], None]
 
@@ -128,10 +131,14 @@ class EngineThread(Generic[CommandT, EventT]):
         name: str = "engine",
         on_failure: OnFailure | None = None,
         planes: PlaneHost | None = None,
+        channels: ChannelHost | None = None,
     ) -> None:
-        """``planes`` serves the commands of the tensor plane; None: there is none."""
+        """``planes`` serves the commands of the tensor plane, ``channels`` those of proposal channels; None: there are
+        none.
+        """
         self._core = core
         self._planes: PlaneHost = planes or NoPlanes()
+        self._channels: ChannelHost = channels or NoChannels()
         self._on_failure = on_failure
         self._inbox: Inbox[_Entry | None] = Inbox()
         """None: something else has changed that the thread may wait for."""
@@ -269,19 +276,26 @@ class EngineThread(Generic[CommandT, EventT]):
 
     def _handle(self, message: _Message[CommandT, EventT]) -> None:
         link, commands = message.link, message.commands
-        if not PLANE_COMMANDS.isdisjoint(map(type, commands)):
+        if not _OF_NO_CORE.isdisjoint(map(type, commands)):
             for command in commands:
-                if type(command) in PLANE_COMMANDS:
-                    self._handle_plane(link, command)
-            commands = tuple(command for command in commands if type(command) not in PLANE_COMMANDS)
+                if type(command) in _OF_NO_CORE:
+                    self._handle_beside(link, command)
+            commands = tuple(command for command in commands if type(command) not in _OF_NO_CORE)
         self._core.handle(link.link_id, commands, arrived_ns=message.arrived_ns)
 
-    def _handle_plane(self, link: LocalLink[CommandT, EventT], command: Any) -> None:  # noqa: ANN401 - a plane's
+    def _handle_beside(self, link: LocalLink[CommandT, EventT], command: Any) -> None:  # noqa: ANN401 - of a plane or channel
         def tell(event: Any) -> None:  # noqa: ANN401 - of no session, so none of EventT
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 link.deliver(EventBatch((event,)))
 
-        self._planes.handle(link.link_id, command, tell)
+        def submit(columns: Any) -> None:  # noqa: ANN401 - a command
+            # Not counted among what the link has sent: it was asked for by a command that was.
+            self._inbox.put(_Message(link, (columns,), 0, time.perf_counter_ns()))
+
+        if type(command) in CHANNEL_COMMANDS:
+            self._channels.handle(link.link_id, command, tell, submit)
+        else:
+            self._planes.handle(link.link_id, command, tell)
 
     def _is_due(self) -> bool:
         return self._core.has_work and not self._core.pause_s
@@ -293,6 +307,8 @@ class EngineThread(Generic[CommandT, EventT]):
         link = self._links.get(link_id)
         if link is None:
             return
+        if batch.columns:
+            batch = self._channels.send(link_id, batch)
         try:
             link.deliver(batch)
         except RuntimeError:  # its loop was closed without closing the link
@@ -304,6 +320,7 @@ class EngineThread(Generic[CommandT, EventT]):
         if known is not None:
             self._core.drop_link(link_id)
             self._planes.drop_link(link_id)
+            self._channels.drop_link(link_id)
 
     def _stop(self, reason: str) -> None:
         with self._lock:

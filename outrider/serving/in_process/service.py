@@ -15,6 +15,7 @@ from outrider.kv_cache import PrefixCache
 from outrider.ports import Opened, Refused, SessionFailed, SessionLost
 from outrider.readings import Reading
 from outrider.recording import Recorder
+from outrider.serving.in_process.channel_host import ChannelHost, NoChannels
 from outrider.serving.in_process.engine_thread import Core, EngineThread, OnFailure
 from outrider.serving.in_process.link import LocalLink
 from outrider.serving.in_process.plane_host import NoPlanes, PlaneHost
@@ -54,15 +55,19 @@ class InProcessService(Generic[CommandT, EventT]):
         on_closed: Callable[[], None] | None = None,
         prefix_cache: PrefixCache | None = None,
         planes: PlaneHost | None = None,
+        channels: ChannelHost | None = None,
     ) -> None:
         self._on_closed = on_closed
         self._planes: PlaneHost = planes or NoPlanes()
+        self._channels: ChannelHost = channels or NoChannels()
         self.description = description
         self._core = core
         self._warm_up_commands = tuple(warm_up_commands)
         self._capture_seconds = capture_seconds
         self._prefix_cache = prefix_cache
-        self._thread = EngineThread(core, name=f"{description.role}-engine", on_failure=on_failure, planes=planes)
+        self._thread = EngineThread(
+            core, name=f"{description.role}-engine", on_failure=on_failure, planes=planes, channels=channels
+        )
 
     @property
     def is_alive(self) -> bool:
@@ -91,6 +96,7 @@ class InProcessService(Generic[CommandT, EventT]):
             Reading("outrider_graph_capture_seconds", self._capture_seconds),
             *self._prefix_cache_readings(),
             *self._planes.readings(),
+            *self._channels.readings(),
         ]
 
     def _prefix_cache_readings(self) -> list[Reading]:
@@ -141,5 +147,6 @@ class InProcessService(Generic[CommandT, EventT]):
         """Stop after the step in progress; links break. Idempotent."""
         await asyncio.to_thread(self._thread.close)
         await asyncio.to_thread(self._planes.close)
+        await asyncio.to_thread(self._channels.close)
         if self._on_closed is not None:
             await asyncio.to_thread(self._on_closed)

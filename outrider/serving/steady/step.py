@@ -106,6 +106,8 @@ def _joined_field(name: str, values: Sequence[Any], parts: Sequence[Any]) -> Any
         return b"".join(values)
     if name.startswith("support"):
         return _joined_supports(name, values, parts)
+    if name == "channel" and any(value != first for value in values):
+        return 0  # proposals of one step leave together
     if isinstance(first, StateColumns):
         arrays = [(each.starts, each.counts, each.offsets_bytes, each.sequences) for each in values]
         return StateColumns(
@@ -131,6 +133,8 @@ def _form_of(part: CommandColumns | Extend | Score) -> object:
     """What columns or items say of hidden states, alike in all that are joined."""
     if isinstance(part, ExtendColumns):
         return None if part.states is None else (part.states.plane_id, part.states.width, part.states.dtype)
+    if isinstance(part, ScoreColumns) and part.is_direct:
+        return id(part)  # its answers say so, and no others
     if isinstance(part, ScoreColumns):
         return None if part.hidden_states_from is None else part.plane
     return states_form(part)

@@ -88,6 +88,8 @@ def _form_of(event: ports.Scores) -> tuple[object, ...] | None:
     states = None if event.hidden_states is None else StateColumns.form_of(event.hidden_states)
     if event.logprobs or event.prompt_logprobs or (event.hidden_states is not None and states is None):
         return None
+    if event.draft_token_ids:
+        return None  # of a step that was taken apart
     if isinstance(event.form, TokenScores) or (isinstance(event.form, SparseScores) and _is_whole_form(event.form)):
         return type(event.form), states
     return None
@@ -138,6 +140,10 @@ def write_answer_arrays(message: pb.AnswerColumns, answers: AnswerColumns[Any]) 
         message.outside_mass = array_bytes(answers.outside_masses, F4)
     if answers.states is not None:
         write_state_columns(message.states, answers.states)
+    if answers.channel:
+        message.channel = answers.channel
+    if answers.draft_token_ids is not None:
+        message.draft_token_ids = array_bytes(answers.draft_token_ids, U4)
     if (supports := answers.supports) is not None:
         message.support_probs = array_bytes(supports.probs, F4)
         if answers.outside_masses is None:
@@ -194,7 +200,18 @@ def scores_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Scores | po
     """The scores of a group; ``ProtocolError`` for columns that do not fit each other."""
     _check_kind(message, are_scores=True)
     found = _sparse_scores(message) if message.outside_mass else _answers(message, LINK_POSITIONS, token_scores)
+    if message.draft_token_ids:
+        found = _with_drafts(message, found)
     return _with_states(message, found) if message.HasField("states") else found
+
+
+def _with_drafts(
+    message: pb.AnswerColumns, scores: Iterator[ports.Scores | ports.SessionFailed]
+) -> Iterator[ports.Scores | ports.SessionFailed]:
+    _, counts = _heads(message)
+    drafts = _scored_drafts(message, counts).tolist()
+    for event, own in zip(scores, spans([count - 1 for count in counts]), strict=True):
+        yield replace(event, draft_token_ids=tuple(drafts[own])) if isinstance(event, ports.Scores) else event
 
 
 def _with_states(
@@ -259,15 +276,27 @@ def _answer_arrays(
         from_bytes("outside_mass", masses, F4, num_tokens) if masses else None,
         state_columns_from_proto(group.states, size) if group.HasField("states") else None,
         supports,
+        group.channel,
+        _scored_drafts(group, each) if group.draft_token_ids else None,
     )
+
+
+def _scored_drafts(message: pb.AnswerColumns, counts: Sequence[int]) -> Column:
+    """The draft tokens that came by a proposal channel."""
+    if not min(counts):
+        raise ProtocolError("columns: scores have at least one position")
+    return from_bytes("draft_token_ids", message.draft_token_ids, U4, sum(counts) - len(counts))
 
 
 def _check_kind(message: pb.AnswerColumns, *, are_scores: bool) -> None:
     """``ProtocolError`` for columns that answers of this kind do not have."""
     if are_scores and (message.support_counts or message.support_token_ids):
         raise ProtocolError("columns: support_counts and support_token_ids belong to proposals, not to scores")
-    if not are_scores and (message.outside_mass or message.support_sizes or message.HasField("states")):
-        raise ProtocolError("columns: outside_mass, support_sizes and states belong to scores, not to proposals")
+    is_scored = message.outside_mass or message.support_sizes or message.HasField("states") or message.draft_token_ids
+    if not are_scores and is_scored:
+        raise ProtocolError(
+            "columns: outside_mass, support_sizes, states and draft_token_ids belong to scores, not to proposals"
+        )
 
 
 def _proposal_supports(message: pb.AnswerColumns, num_tokens: int) -> SupportColumns:

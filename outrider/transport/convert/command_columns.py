@@ -120,8 +120,11 @@ def write_column_arrays(message: pb.CommandColumns, columns: CommandColumns) -> 
         if columns.support_counts is not None and columns.support_token_ids is not None:
             message.support_counts = array_bytes(columns.support_counts, I4)
             message.support_token_ids = array_bytes(columns.support_token_ids, I4)
-    elif columns.states is not None:
+        return
+    if columns.states is not None:
         write_state_columns(message.states, columns.states)
+    if columns.channel:
+        message.channel = columns.channel
 
 
 def write_command_columns(message: pb.CommandColumns, commands: Sequence[Item]) -> None:
@@ -160,18 +163,18 @@ def extend_arrays(message: pb.CommandColumns) -> ExtendColumns | None:
     """The ``Extend`` of a group as columns; None where one is beyond its limits. Raises as ``extends_from_columns``."""
     _require_extends(message)
     heads, lengths = _head_arrays(message)
-    return None if heads is None else ExtendColumns(*(*heads, lengths, _states(message, lengths.size)))
+    return None if heads is None else ExtendColumns(*(*heads, lengths, _states(message, lengths.size), message.channel))
 
 
-def score_arrays(message: pb.CommandColumns) -> ScoreColumns | None:
+def score_arrays(message: pb.CommandColumns, *, are_ahead: bool = False) -> ScoreColumns | None:
     """The ``Score`` of a group as columns; None where one is beyond its limits. Raises as
-    ``scores_from_command_columns``.
+    ``scores_from_command_columns``. ``are_ahead``: their draft tokens come later.
     """
     heads, lengths = _head_arrays(message)
     each = lengths.tolist()  # as in ``_head_arrays``
     if heads is None or max(each) > LINK_DRAFT_TOKEN_IDS.most:
         return None
-    num_drafts = sum(each)
+    num_drafts = 0 if are_ahead else sum(each)
     drafts = from_bytes("draft_token_ids", message.draft_token_ids, U4, num_drafts)
     firsts = _firsts(message, lengths.size)
     if not message.support_counts:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from outrider import ports
-from outrider.columns import CommandColumns
+from outrider.columns import CommandColumns, ScoreAhead
 from outrider.errors import ProtocolError
 from outrider.limits import (
     ANY_MODEL,
@@ -28,6 +28,16 @@ from outrider.transport.convert.arrays import (
     token_ids_to_bytes,
 )
 from outrider.transport.convert.bounds import check_extend, check_open, check_prepare, check_score
+from outrider.transport.convert.channels import (
+    channel_close_from_proto,
+    channel_close_to_proto,
+    channel_offer_from_proto,
+    channel_offer_to_proto,
+    channel_request_from_proto,
+    channel_request_to_proto,
+    score_ahead_from_proto,
+    write_score_ahead,
+)
 from outrider.transport.convert.column_bytes import num_rows
 from outrider.transport.convert.command_columns import (
     extend_arrays,
@@ -253,6 +263,10 @@ def draft_commands_to_proto(
                 add().plane_offer.CopyFrom(offer_to_proto(command))
             elif isinstance(command, ports.ClosePlane):
                 add().plane_close.CopyFrom(close_to_proto(command))
+            elif isinstance(command, ports.OfferChannel):
+                add().channel_offer.CopyFrom(channel_offer_to_proto(command))
+            elif isinstance(command, ports.CloseChannel):
+                add().channel_close.CopyFrom(channel_close_to_proto(command))
             else:
                 raise ProtocolError(f"{type(command).__name__} is no command to a draft")
     return message
@@ -308,8 +322,14 @@ def target_commands_to_proto(
                 add().release.CopyFrom(release_to_proto(command))
             elif isinstance(command, ports.RequestPlane):
                 add().plane_request.CopyFrom(request_to_proto(command))
+            elif isinstance(command, ScoreAhead):
+                write_score_ahead(add().score_ahead, command)
             elif isinstance(command, ports.ClosePlane):
                 add().plane_close.CopyFrom(close_to_proto(command))
+            elif isinstance(command, ports.RequestChannel):
+                add().channel_request.CopyFrom(channel_request_to_proto(command))
+            elif isinstance(command, ports.CloseChannel):
+                add().channel_close.CopyFrom(channel_close_to_proto(command))
             else:
                 raise ProtocolError(f"{type(command).__name__} is no command to a target")
     return message
@@ -346,10 +366,20 @@ def _target_command_from_proto(
     return command
 
 
-_COMMON_READERS: Readers = {"release": release_from_proto, "plane_close": close_from_proto}
-_DRAFT_READERS: Readers = {**_COMMON_READERS, "plane_offer": offer_from_proto}
+_COMMON_READERS: Readers = {
+    "release": release_from_proto,
+    "plane_close": close_from_proto,
+    "channel_close": channel_close_from_proto,
+}
+_DRAFT_READERS: Readers = {
+    **_COMMON_READERS,
+    "plane_offer": offer_from_proto,
+    "channel_offer": channel_offer_from_proto,
+}
 _TARGET_READERS: Readers = {
     **_COMMON_READERS,
     "prepare": partial(command_within, prepare_from_proto),
     "plane_request": request_from_proto,
+    "channel_request": channel_request_from_proto,
+    "score_ahead": score_ahead_from_proto,
 }

@@ -48,6 +48,7 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
         hidden_state_layers=description.hidden_state_layers,
         reads_command_columns=description.reads_command_columns,
         plane_kinds=description.plane_kinds,
+        channel_host=description.channel_host,
     )
 
 
@@ -86,6 +87,7 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         hidden_state_layers=tuple(message.hidden_state_layers),
         reads_command_columns=message.reads_command_columns,
         plane_kinds=tuple(map(shortened, message.plane_kinds)),
+        channel_host=message.channel_host,
     )
 
 

@@ -16,6 +16,12 @@ from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
 from outrider.transport.convert.bounds import check_scores
+from outrider.transport.convert.channels import (
+    channel_offer_from_proto,
+    channel_offer_to_proto,
+    channel_state_from_proto,
+    channel_state_to_proto,
+)
 from outrider.transport.convert.column_bytes import num_rows
 from outrider.transport.convert.columns import (
     NUMBERS_IN_A_TIMING,
@@ -82,6 +88,8 @@ def write_scores(message: pb.Scores, event: ports.Scores, place: Place) -> None:
         message.prompt_logprobs.extend(candidates_to_proto(event.prompt_logprobs))
     if event.hidden_states is not None:
         write_hidden_states(message.hidden_states, event.hidden_states)
+    if event.draft_token_ids:
+        message.draft_token_ids.extend(event.draft_token_ids)
 
 
 def scores_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ports.Scores:
@@ -95,6 +103,7 @@ def scores_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ports
         candidates_from_proto(message.logprobs),
         candidates_from_proto(message.prompt_logprobs),
         hidden_states_from_proto(message.hidden_states) if message.HasField("hidden_states") else None,
+        tuple(message.draft_token_ids),
     )
 
 
@@ -136,8 +145,17 @@ _COMMON_READERS: Readers = {
 }
 
 
-_DRAFT_READERS: Readers = {**_COMMON_READERS, "plane_chosen": chosen_from_proto}
-_TARGET_READERS: Readers = {**_DRAFT_READERS, "hidden_states": _chunk_from_proto, "plane_offer": offer_from_proto}
+_DRAFT_READERS: Readers = {
+    **_COMMON_READERS,
+    "plane_chosen": chosen_from_proto,
+    "channel_state": channel_state_from_proto,
+}
+_TARGET_READERS: Readers = {
+    **_DRAFT_READERS,
+    "hidden_states": _chunk_from_proto,
+    "plane_offer": offer_from_proto,
+    "channel_offer": channel_offer_from_proto,
+}
 
 
 def _write_common(
@@ -168,6 +186,8 @@ def _write_draft_event(message: pb.DraftEvent, event: ports.DraftEvent, place: P
         write_proposal(message.proposal, event, place)
     elif isinstance(event, ports.PlaneChosen):
         message.plane_chosen.CopyFrom(chosen_to_proto(event))
+    elif isinstance(event, ports.ChannelState):
+        message.channel_state.CopyFrom(channel_state_to_proto(event))
     else:
         _write_common(message, event)
 
@@ -183,6 +203,10 @@ def _write_target_event(message: pb.TargetEvent, event: ports.TargetEvent, place
         message.plane_chosen.CopyFrom(chosen_to_proto(event))
     elif isinstance(event, ports.OfferPlane):
         message.plane_offer.CopyFrom(offer_to_proto(event))
+    elif isinstance(event, ports.ChannelState):
+        message.channel_state.CopyFrom(channel_state_to_proto(event))
+    elif isinstance(event, ports.OfferChannel):
+        message.channel_offer.CopyFrom(channel_offer_to_proto(event))
     else:
         _write_common(message, event)
 

@@ -74,7 +74,7 @@ def state_columns_from_proto(message: link_pb2.StateColumns, size: int) -> State
     """Hidden states of ``size`` sessions; ``ProtocolError`` where the fields disagree, or a row is of none or too many
     positions.
     """
-    _check_id("plane_id", message.plane_id)
+    check_id("plane_id", message.plane_id)
     if message.dtype not in STATE_BYTES or not message.width:
         raise ProtocolError(f"states: must be of {', '.join(STATE_BYTES)}, not {message.dtype[:20] or 'nothing'}")
     columns = StateColumns(
@@ -100,7 +100,7 @@ def write_reference(message: tensor_pb2.TensorPlaneReference, reference: PlaneRe
 
 def reference_from_proto(message: tensor_pb2.TensorPlaneReference) -> PlaneReference:
     """A reference; ``ProtocolError`` where its plane's id is none."""
-    _check_id("plane_id", message.plane_id)
+    check_id("plane_id", message.plane_id)
     return PlaneReference(message.plane_id, message.offset_bytes, message.num_bytes, message.sequence)
 
 
@@ -134,8 +134,8 @@ def offer_to_proto(message: ports.OfferPlane) -> tensor_pb2.TensorPlaneOffer:
 
 def offer_from_proto(message: tensor_pb2.TensorPlaneOffer) -> ports.OfferPlane:
     """An offer; ``ProtocolError`` for an id, token, host or port out of its format."""
-    _check_id("offer_id", message.offer_id)
-    _check_id("token", message.token)
+    check_id("offer_id", message.offer_id)
+    check_id("token", message.token)
     if not 0 < message.port < 1 << 16 or len(message.host) > LINK_TEXT.most:
         raise ProtocolError(f"plane_offer: {shortened(message.host)!r} port {message.port} is no address")
     offer = PlaneOffer(message.offer_id, message.token, message.host, message.port)
@@ -166,6 +166,7 @@ def chosen_from_proto(message: tensor_pb2.TensorPlaneChosen) -> ports.PlaneChose
     return ports.PlaneChosen(message.connection, PlaneReport(kind, message.round_trip_ms, reasons), message.is_closed)
 
 
-def _check_id(name: str, content: bytes) -> None:
+def check_id(name: str, content: bytes) -> None:
+    """``ProtocolError`` for content that is no id."""
     if len(content) != ID_BYTES:
         raise ProtocolError(f"{name}: must have {ID_BYTES} bytes, not {len(content)}")

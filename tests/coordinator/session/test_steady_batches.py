@@ -269,10 +269,10 @@ def take(
         batch = make([next(one for one in held if one.commands.session == event.session) for event in events])
     is_drafting = batch_kind is DraftingBatch
     columns = columns_of(events, Proposal if is_drafting else token_scores)
-    more = (policy, 3) if is_drafting else (policy,)
+    more = {"plane": 3} if is_drafting else {}
     taken_rows = np.array([rows[events[place].session] for place in places])
     which = (slice(None), slice(None)) if is_whole else (np.array(places), taken_rows)
-    found = batch.take(*which, columns, *more)
+    found = batch.take(*which, columns, policy, **more)
     return {} if found is None else {command.session: command for command in found.commands.items()}
 
 

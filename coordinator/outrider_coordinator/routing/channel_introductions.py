@@ -1,0 +1,60 @@
+"""Introductions of drafts to targets of their host, so that proposals are scored without passing through here first.
+
+Whatever fails, the coordinator brings the proposals.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from outrider.ports import ChannelState, CloseChannel, OfferChannel, RequestChannel
+from outrider.types import ModelDescription
+from outrider_coordinator.routing.introductions import RETRY_S, AnyReplica, Introductions, name_of
+
+_log = logging.getLogger(__name__)
+
+
+class ChannelIntroductions(Introductions[bool]):
+    """All pairs of one coordinator that may have a proposal channel; a pair's state is whether it is open."""
+
+    def __init__(self, *, is_enabled: bool) -> None:
+        """``is_enabled``: False: no pair is introduced."""
+        super().__init__(nothing_yet=False)
+        self._is_enabled = is_enabled
+
+    def channel(self, target: AnyReplica | None, draft: AnyReplica | None) -> int:
+        """The number of the connection by which a draft's proposals reach a target; 0: none is open."""
+        found = self._found(target, draft)
+        return found.connection if found is not None and found.state else 0
+
+    @property
+    def num_open(self) -> int:
+        """Channels that are open."""
+        return sum(found.state for found in self._pairs.values())
+
+    def on_event(self, replica: AnyReplica, event: OfferChannel | ChannelState) -> None:
+        """A target's offer, or what either side says of a channel."""
+        found = self._introduction(replica, event.connection)
+        if found is None:
+            return
+        if isinstance(event, OfferChannel):
+            if replica is found.target:
+                found.draft.connection.send_alone(event)
+            return
+        found.state = event.is_open
+        names = name_of(found.draft), name_of(found.target)
+        if event.is_open:
+            found.retry_s = RETRY_S
+            _log.info("proposals go from %s to %s directly", *names)
+        else:
+            _log.info("proposals from %s to %s do not go directly: %s", *names, event.reason)
+            self._try_again(found)
+
+    def _may_meet(self, target: ModelDescription, draft: ModelDescription) -> bool:
+        return self._is_enabled and bool(target.channel_host) and target.channel_host == draft.channel_host
+
+    def _request(self, connection: int) -> RequestChannel:
+        return RequestChannel(connection)
+
+    def _end(self, connection: int) -> CloseChannel:
+        return CloseChannel(connection)

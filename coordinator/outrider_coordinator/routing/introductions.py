@@ -1,0 +1,125 @@
+"""Introductions of targets to drafts, so that these may talk to each other directly.
+
+Owns one connection for each attached pair that may have one: the target is asked for an offer, the offer is brought to
+the draft, and it is tried again when the connection has ended. What the two do with it is a subclass's.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import itertools
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from outrider.types import ModelDescription
+from outrider_coordinator.routing.replica import Replica
+
+RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+"""Before a pair is introduced again: at first, and at most, after it was in vain again and again."""
+
+AnyReplica = Replica[Any, Any]
+StateT = TypeVar("StateT")
+
+
+@dataclass(slots=True, eq=False)
+class Introduction(Generic[StateT]):
+    """One target, one draft, and the connection between them."""
+
+    target: AnyReplica
+    draft: AnyReplica
+    state: StateT
+    """What is known of the connection."""
+    connection: int = 0
+    """On both links; 0 while there is none."""
+    retry_s: float = RETRY_S
+    retry: asyncio.TimerHandle | None = None
+
+
+class Introductions(abc.ABC, Generic[StateT]):
+    """All pairs of one coordinator."""
+
+    def __init__(self, nothing_yet: StateT) -> None:
+        """``nothing_yet``: the state of a pair before anything was heard of it."""
+        self._nothing_yet = nothing_yet
+        self._numbers = itertools.count(1)
+        self._targets: list[AnyReplica] = []
+        self._drafts: list[AnyReplica] = []
+        self._pairs: dict[tuple[AnyReplica, AnyReplica], Introduction[StateT]] = {}
+
+    def target_attached(self, target: AnyReplica) -> None:
+        """A target may be introduced."""
+        self._targets.append(target)
+        for draft in self._drafts:
+            self._introduce(target, draft)
+
+    def draft_attached(self, draft: AnyReplica) -> None:
+        """A draft may be introduced."""
+        self._drafts.append(draft)
+        for target in self._targets:
+            self._introduce(target, draft)
+
+    def lost(self, replica: AnyReplica) -> None:
+        """A replica's link has ended, and its ends of all connections with it; the other ends are told."""
+        for known in (self._targets, self._drafts):
+            if replica in known:
+                known.remove(replica)
+        for pair in [pair for pair in self._pairs if replica in pair]:
+            self._forget(self._pairs.pop(pair))
+
+    def close(self) -> None:
+        """Stop introducing services to each other."""
+        for found in self._pairs.values():
+            if found.retry is not None:
+                found.retry.cancel()
+        self._pairs.clear()
+
+    @abc.abstractmethod
+    def _may_meet(self, target: ModelDescription, draft: ModelDescription) -> bool:
+        """Whether the two are to be introduced."""
+
+    @abc.abstractmethod
+    def _request(self, connection: int) -> Any:  # noqa: ANN401 - a command
+        """Asks a target for an offer."""
+
+    @abc.abstractmethod
+    def _end(self, connection: int) -> Any:  # noqa: ANN401 - a command
+        """Ends a connection."""
+
+    def _found(self, target: AnyReplica | None, draft: AnyReplica | None) -> Introduction[StateT] | None:
+        return None if target is None or draft is None else self._pairs.get((target, draft))
+
+    def _introduction(self, replica: AnyReplica, connection: int) -> Introduction[StateT] | None:
+        """The pair that a replica's event is about; None for one that has been forgotten since."""
+        found = next((each for each in self._pairs.values() if connection == each.connection), None)
+        return found if found is not None and connection and replica in (found.target, found.draft) else None
+
+    def _introduce(self, target: AnyReplica, draft: AnyReplica) -> None:
+        ours, theirs = target.description, draft.description
+        if ours is None or theirs is None or not self._may_meet(ours, theirs):
+            return
+        new: Introduction[StateT] = Introduction(target, draft, self._nothing_yet)
+        found = self._pairs.setdefault((target, draft), new)
+        found.retry, found.connection = None, next(self._numbers)
+        target.connection.send_alone(self._request(found.connection))
+
+    def _try_again(self, found: Introduction[StateT]) -> None:
+        """The connection has ended, or could not be made."""
+        self._forget(found)
+        again = asyncio.get_running_loop().call_later(found.retry_s, self._introduce, found.target, found.draft)
+        found.retry, found.retry_s = again, min(2 * found.retry_s, LONGEST_RETRY_S)
+
+    def _forget(self, found: Introduction[StateT]) -> None:
+        """Let go of the connection on both sides; on a link that is lost that goes nowhere."""
+        if found.retry is not None:
+            found.retry.cancel()
+        if found.connection:
+            command = self._end(found.connection)
+            found.connection = 0
+            found.target.connection.send_alone(command)
+            found.draft.connection.send_alone(command)
+
+
+def name_of(replica: AnyReplica) -> str:
+    """For people."""
+    return replica.name or "this process"

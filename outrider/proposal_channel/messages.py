@@ -1,0 +1,110 @@
+"""Messages of the proposal channel: the proposals of one step, as arrays one after the other. Little-endian.
+
+Shape letters: ``B`` sessions, ``T`` draft tokens of all of them, ``N`` ids of all supports.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outrider.columns import I4, U4, AnswerColumns, Column
+from outrider.limits import LINK_COMMANDS, LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS
+
+_HEAD = struct.Struct("<4I")
+"""B, T, T or 0 without supports, N."""
+_KEY_BYTES, _WORD_BYTES = 16, 4
+_RECEIVED_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class DirectProposals:
+    """Proposals of one step, as a target receives them."""
+
+    key: bytes
+    """``AnswerColumns.channel_key``: sessions and generations."""
+    counts: Column  # [B] draft tokens of each
+    token_ids: Column  # [T]
+    supports: tuple[Column, Column] | None
+    """[T] counts and [N] ids; None: the proposals have no evidence."""
+
+
+def to_bytes(answers: AnswerColumns[Any]) -> bytes:
+    """Proposals as one message."""
+    supports = answers.supports
+    counts, ids = (None, None) if supports is None else (supports.counts, supports.token_ids)
+    head = _HEAD.pack(
+        answers.sessions.size,
+        answers.token_ids.size,
+        0 if counts is None else counts.size,
+        0 if ids is None else ids.size,
+    )
+    parts = [head, answers.channel_key, _bytes(answers.counts, U4), _bytes(answers.token_ids, U4)]
+    if counts is not None and ids is not None:
+        parts += [_bytes(counts, I4), _bytes(ids, I4)]
+    return b"".join(parts)
+
+
+class MessageReader:
+    """Takes messages off a socket, one after the other. Called by one thread."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._rest = bytearray()
+
+    @property
+    def is_between(self) -> bool:
+        """Whether nothing of the next message has come."""
+        return not self._rest
+
+    def read(self) -> DirectProposals | None:
+        """The next message, whose bytes are waited for as long as the socket's timeout; None where they are not all
+        there by then. ``ConnectionError`` for the end of the connection, or what is no message.
+        """
+        while (found := self._take()) is None:
+            try:
+                content = self._socket.recv(_RECEIVED_BYTES)
+            except TimeoutError:
+                return None
+            if not content:
+                raise ConnectionError("the draft has closed it")
+            self._rest += content
+        return found
+
+    def _take(self) -> DirectProposals | None:
+        if len(self._rest) < _HEAD.size:
+            return None
+        num_sessions, num_tokens, num_counts, num_ids = _HEAD.unpack_from(self._rest)
+        _check(num_sessions, num_tokens, num_counts, num_ids)
+        sizes = [_KEY_BYTES * num_sessions, *(_WORD_BYTES * size for size in (num_sessions, num_tokens))]
+        sizes += [_WORD_BYTES * num_counts, _WORD_BYTES * num_ids]
+        if len(self._rest) < _HEAD.size + sum(sizes):
+            return None
+        content, start = bytes(self._rest), _HEAD.size
+        parts = []
+        for size in sizes:
+            parts.append(content[start : start + size])
+            start += size
+        del self._rest[:start]
+        key, *columns = parts
+        counts, token_ids = (np.frombuffer(column, dtype=U4) for column in columns[:2])
+        supports = [np.frombuffer(column, dtype=I4) for column in columns[2:]]
+        if int(counts.sum(dtype=np.int64)) != num_tokens or (num_counts and int(supports[0].sum()) != num_ids):
+            raise ConnectionError("the numbers of tokens in a message do not add up")
+        return DirectProposals(key, counts, token_ids, (supports[0], supports[1]) if num_counts else None)
+
+
+def _check(num_sessions: int, num_tokens: int, num_counts: int, num_ids: int) -> None:
+    """``ConnectionError`` for what is no head of a message."""
+    is_small = 0 < num_sessions <= LINK_COMMANDS.most and num_tokens <= num_sessions * LINK_DRAFT_TOKEN_IDS.most
+    is_whole = num_counts in (0, num_tokens) and num_ids <= LINK_SUPPORT_IDS.most and (num_counts or not num_ids)
+    if not (is_small and is_whole):
+        raise ConnectionError(f"{num_sessions}, {num_tokens}, {num_counts} and {num_ids} are no sizes of a message")
+
+
+def _bytes(column: Column, dtype: np.dtype[Any]) -> bytes:
+    return column.astype(dtype, copy=False).tobytes()

@@ -1,0 +1,207 @@
+"""The target's end of proposal channels: one for each draft that proposes to it.
+
+A ``ScoreAhead`` and the proposals that it waits for meet here, in either order. Nothing waits without a limit: what is
+given up is answered with ``SessionLost``, which means nothing to a session that was asked for something else since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from outrider.columns import ScoreAhead, ScoreColumns
+from outrider.ports import ChannelEvent, ChannelState, CloseChannel, OfferChannel, RequestChannel, SessionLost
+from outrider.proposal_channel.messages import DirectProposals, MessageReader
+from outrider.readings import Reading
+from outrider.tensor_plane.control import ControlConnection, ControlListener
+
+_log = logging.getLogger(__name__)
+
+MAX_CHANNELS = 64
+"""Of one link."""
+MAX_WAITING = 64
+"""Of one channel: scores that wait for proposals, and proposals for which no scores wait yet."""
+PATIENCE_S = 5.0
+"""How long scores wait for proposals: far longer than a coordinator does."""
+_TICK_S = 0.5
+_LOOPBACK = "127.0.0.1"
+
+_Tell = Callable[[ChannelEvent | SessionLost], None]
+_Submit = Callable[[ScoreColumns], None]
+_Key = tuple[int, int]
+
+
+class ProposalReceiver:
+    """Channels from drafts, by link and number of the connection. ``handle`` is called by one thread."""
+
+    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._listener: ControlListener | None = None
+        self._channels: dict[_Key, _Channel] = {}
+
+    def handle(self, link_id: int, command: Any, tell: _Tell, submit: _Submit) -> None:  # noqa: ANN401 - any of a channel
+        """Offer a channel, end one, or let scores wait for proposals. ``submit`` passes what is to be scored to the
+        engine, from any thread.
+        """
+        if isinstance(command, ScoreAhead):
+            channel = self._channels.get((link_id, command.channel))
+            if channel is None:
+                _give_up(command, tell, "there is no such proposal channel")
+            else:
+                channel.expect(command)
+        elif isinstance(command, CloseChannel):
+            self._end((link_id, command.connection))
+        elif isinstance(command, RequestChannel):
+            try:
+                tell(self._offer((link_id, command.connection), tell, submit))
+            except OSError as error:
+                reason = f"the target makes no offer: {error}"
+                tell(ChannelState(command.connection, is_open=False, reason=reason))
+
+    def send(self, link_id: int, batch: Any) -> Any:  # noqa: ANN401 - of any events
+        """A target sends nothing."""
+        return batch
+
+    def drop_link(self, link_id: int) -> None:
+        """End all channels of a link."""
+        for key in [key for key in self._channels if key[0] == link_id]:
+            self._end(key)
+
+    def readings(self) -> list[Reading]:
+        """Messages that were taken are counted where they were sent."""
+        return []
+
+    def close(self) -> None:
+        """End all channels; idempotent."""
+        for key in list(self._channels):
+            self._end(key)
+        if self._listener is not None:
+            self._listener.close()
+
+    def _offer(self, key: _Key, tell: _Tell, submit: _Submit) -> OfferChannel:
+        """An offer; ``OSError`` where none can be made."""
+        link_id, connection = key
+        self._channels = {each: found for each, found in self._channels.items() if not found.is_closed}
+        if key in self._channels or sum(other == link_id for other, _ in self._channels) >= MAX_CHANNELS:
+            raise OSError(f"connection {connection} is there already, or one of more than {MAX_CHANNELS}")
+        if self._listener is None:
+            self._listener = ControlListener(_LOOPBACK)
+        offer = self._listener.new_offer()
+        channel = _Channel(connection, tell, submit, self._patience_s)
+        channel.withdraw = partial(self._listener.forget, offer)
+        self._channels[key] = channel
+        self._listener.expect(offer, channel.serve)
+        return OfferChannel(connection, offer)
+
+    def _end(self, key: _Key) -> None:
+        channel = self._channels.pop(key, None)
+        if channel is not None:
+            channel.withdraw()
+            channel.close("it was ended")
+
+
+class _Channel:
+    """One connection, and what waits at it."""
+
+    def __init__(self, connection: int, tell: _Tell, submit: _Submit, patience_s: float) -> None:
+        self.is_closed = False
+        self.withdraw: Callable[[], object] = lambda: None
+        """Takes the offer back."""
+        self._connection, self._tell, self._submit, self._patience_s = connection, tell, submit, patience_s
+        self._lock = threading.Lock()
+        self._waiting: dict[bytes, tuple[ScoreAhead, float]] = {}
+        """Scores by what they wait for, and until when; oldest first."""
+        self._early: dict[bytes, DirectProposals] = {}
+        """Proposals that came before their scores, oldest first."""
+        self._socket: socket.socket | None = None
+
+    def serve(self, control: ControlConnection) -> None:
+        """Take proposals until either end closes; runs in the connection's thread."""
+        self._socket = connected = control.detach()
+        connected.settimeout(_TICK_S)
+        reader, reason = MessageReader(connected), "it was ended"
+        began = time.monotonic()
+        try:
+            while not self.is_closed:
+                proposals = reader.read()
+                if proposals is not None:
+                    self._take(proposals)
+                if reader.is_between:
+                    began = time.monotonic()
+                elif time.monotonic() - began > self._patience_s:
+                    raise ConnectionError("the rest of a message does not come")
+                self._give_up_late()
+        except OSError as error:
+            reason = str(error)
+        finally:
+            control.close()
+            self.close(reason)
+
+    def expect(self, ahead: ScoreAhead) -> None:
+        """Score this when its proposals are there, which may be now."""
+        key = ahead.channel_key
+        oldest = None
+        with self._lock:
+            proposals = self._early.pop(key, None)
+            if proposals is None and not self.is_closed:
+                self._waiting[key] = ahead, time.monotonic() + self._patience_s
+                if len(self._waiting) > MAX_WAITING:
+                    oldest = self._waiting.pop(next(iter(self._waiting)))[0]
+        if proposals is not None:
+            self._complete(ahead, proposals)
+        elif self.is_closed:
+            _give_up(ahead, self._tell, "the proposal channel has ended")
+        if oldest is not None:
+            _give_up(oldest, self._tell, f"more than {MAX_WAITING} messages wait for proposals")
+
+    def close(self, reason: str) -> None:
+        """Give up what waits; idempotent, from any thread."""
+        with self._lock:
+            was_closed, self.is_closed = self.is_closed, True
+            waiting, self._waiting = list(self._waiting.values()), {}
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        if was_closed:
+            return
+        # First that the channel is of no use: what is asked for from then on does not count on it.
+        self._tell(ChannelState(self._connection, is_open=False, reason=reason))
+        for ahead, _ in waiting:
+            _give_up(ahead, self._tell, f"the proposal channel has ended: {reason}")
+
+    def _take(self, proposals: DirectProposals) -> None:
+        with self._lock:
+            found = self._waiting.pop(proposals.key, None)
+            if found is None:
+                self._early[proposals.key] = proposals
+                if len(self._early) > MAX_WAITING:
+                    del self._early[next(iter(self._early))]
+        if found is not None:
+            self._complete(found[0], proposals)
+
+    def _complete(self, ahead: ScoreAhead, proposals: DirectProposals) -> None:
+        """Pass the whole command on; proposals of other lengths than were asked for are the coordinator's to send."""
+        if ahead.columns.draft_lengths.tolist() == proposals.counts.tolist():
+            self._submit(ahead.with_proposals(proposals.token_ids, proposals.supports))
+
+    def _give_up_late(self) -> None:
+        now = time.monotonic()
+        late = []
+        with self._lock:
+            while self._waiting and (first := next(iter(self._waiting.items())))[1][1] < now:
+                del self._waiting[first[0]]
+                late.append(first[1][0])
+        for ahead in late:
+            _give_up(ahead, self._tell, f"no proposals came within {self._patience_s:g} s")
+
+
+def _give_up(ahead: ScoreAhead, tell: _Tell, reason: str) -> None:
+    columns = ahead.columns
+    for session, generation in zip(columns.sessions.tolist(), columns.generations.tolist(), strict=True):
+        tell(SessionLost(session, generation, reason))

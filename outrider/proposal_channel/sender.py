@@ -1,0 +1,116 @@
+"""The draft's end of proposal channels: one for each target that it proposes to."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from outrider.columns import AnswerColumns
+from outrider.errors import UnavailableError
+from outrider.ports import ChannelEvent, ChannelState, CloseChannel, EventBatch, OfferChannel
+from outrider.proposal_channel.messages import to_bytes
+from outrider.readings import Reading
+from outrider.tensor_plane.control import connect
+
+_log = logging.getLogger(__name__)
+
+MAX_CHANNELS = 64
+"""Of one link."""
+_SEND_S = 0.05
+"""A target that takes nothing for so long is not waited for."""
+
+_Tell = Callable[[ChannelEvent], None]
+_Key = tuple[int, int]
+
+
+class ProposalSender:
+    """Channels to targets, by link and number of the connection. ``handle`` and ``send`` are called by one thread."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[_Key, tuple[socket.socket, _Tell]] = {}
+        self._wanted: set[_Key] = set()
+        """Connections that were offered and not closed."""
+        self._lock = threading.Lock()
+        self._num_sent = 0
+
+    def handle(self, link_id: int, command: Any, tell: _Tell, submit: object = None) -> None:  # noqa: ANN401 - any of a channel
+        """Connect to a target, or end a channel."""
+        key = link_id, command.connection
+        if isinstance(command, CloseChannel):
+            self._end(key)
+        elif isinstance(command, OfferChannel):
+            if key in self._wanted or sum(other == link_id for other, _ in self._wanted) >= MAX_CHANNELS:
+                reason = f"connection {command.connection} is there already, or one of more than {MAX_CHANNELS}"
+                tell(ChannelState(command.connection, is_open=False, reason=reason))
+                return
+            with self._lock:
+                self._wanted.add(key)
+            threading.Thread(
+                target=self._connect, args=(key, command, tell), name="proposal-channel", daemon=True
+            ).start()
+
+    def send(self, link_id: int, batch: EventBatch[Any]) -> EventBatch[Any]:
+        """Send the proposals of a message to the targets that wait for them; the message, which says what was sent."""
+        if not any(columns.channel for columns in batch.columns):
+            return batch
+        return replace(batch, columns=tuple([self._sent(link_id, columns) for columns in batch.columns]))
+
+    def drop_link(self, link_id: int) -> None:
+        """End all channels of a link."""
+        for key in [key for key in self._wanted if key[0] == link_id]:
+            self._end(key)
+
+    def readings(self) -> list[Reading]:
+        """How many messages went by a channel."""
+        return [Reading("outrider_direct_proposals_total", self._num_sent)]
+
+    def close(self) -> None:
+        """End all channels; idempotent."""
+        for key in list(self._wanted):
+            self._end(key)
+
+    def _sent(self, link_id: int, columns: AnswerColumns[Any]) -> AnswerColumns[Any]:
+        found = self._sockets.get((link_id, columns.channel)) if columns.channel else None
+        if found is None:
+            return replace(columns, channel=0)
+        connected, tell = found
+        try:
+            connected.sendall(to_bytes(columns))
+        except OSError as error:
+            _log.info("the proposal channel is given up: %s", error)
+            self._end((link_id, columns.channel))
+            tell(ChannelState(columns.channel, is_open=False, reason=f"the target cannot be reached: {error}"))
+            return replace(columns, channel=0)
+        self._num_sent += 1
+        return columns
+
+    def _connect(self, key: _Key, command: OfferChannel, tell: _Tell) -> None:
+        connection = command.connection
+        try:
+            connected = connect(command.offer).detach()
+        except UnavailableError as error:
+            with self._lock:
+                self._wanted.discard(key)
+            tell(ChannelState(connection, is_open=False, reason=str(error)))
+            return
+        connected.settimeout(_SEND_S)
+        with self._lock:
+            if key in self._wanted:
+                self._sockets[key] = connected, tell
+                tell(ChannelState(connection, is_open=True))
+                return
+        connected.close()  # it was closed meanwhile
+
+    def _end(self, key: _Key) -> None:
+        with self._lock:
+            self._wanted.discard(key)
+            found = self._sockets.pop(key, None)
+        if found is not None:
+            with contextlib.suppress(OSError):
+                found[0].shutdown(socket.SHUT_RDWR)
+            found[0].close()

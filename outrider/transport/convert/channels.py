@@ -1,0 +1,83 @@
+"""``channel.proto``: introductions to proposal channels, and scores that wait for proposals."""
+
+from __future__ import annotations
+
+from outrider import ports
+from outrider.columns import U8, ScoreAhead
+from outrider.errors import ProtocolError
+from outrider.planes import PlaneOffer
+from outrider.transport.convert.column_bytes import array_bytes, from_bytes
+from outrider.transport.convert.command_columns import score_arrays, write_column_arrays
+from outrider.transport.convert.reading import shortened
+from outrider.transport.convert.tensors import check_id
+from outrider.v1 import channel_pb2
+from outrider.v1 import link_pb2 as pb
+
+_LOOPBACK = "127.0.0.1"
+
+
+def channel_request_to_proto(command: ports.RequestChannel) -> channel_pb2.ProposalChannelRequest:
+    """A request for an offer."""
+    return channel_pb2.ProposalChannelRequest(connection=command.connection)
+
+
+def channel_request_from_proto(message: channel_pb2.ProposalChannelRequest) -> ports.RequestChannel:
+    """A request for an offer."""
+    return ports.RequestChannel(message.connection)
+
+
+def channel_close_to_proto(command: ports.CloseChannel) -> channel_pb2.ProposalChannelClose:
+    """The end of a channel."""
+    return channel_pb2.ProposalChannelClose(connection=command.connection)
+
+
+def channel_close_from_proto(message: channel_pb2.ProposalChannelClose) -> ports.CloseChannel:
+    """The end of a channel."""
+    return ports.CloseChannel(message.connection)
+
+
+def channel_offer_to_proto(message: ports.OfferChannel) -> channel_pb2.ProposalChannelOffer:
+    """An offer."""
+    offer = message.offer
+    return channel_pb2.ProposalChannelOffer(
+        connection=message.connection, offer_id=offer.offer_id, token=offer.token, port=offer.port
+    )
+
+
+def channel_offer_from_proto(message: channel_pb2.ProposalChannelOffer) -> ports.OfferChannel:
+    """An offer; ``ProtocolError`` for an id, token or port out of its format."""
+    check_id("offer_id", message.offer_id)
+    check_id("token", message.token)
+    if not 0 < message.port < 1 << 16:
+        raise ProtocolError(f"channel_offer: {message.port} is no port")
+    return ports.OfferChannel(message.connection, PlaneOffer(message.offer_id, message.token, _LOOPBACK, message.port))
+
+
+def channel_state_to_proto(event: ports.ChannelState) -> channel_pb2.ProposalChannelState:
+    """What became of a channel."""
+    return channel_pb2.ProposalChannelState(connection=event.connection, is_open=event.is_open, reason=event.reason)
+
+
+def channel_state_from_proto(message: channel_pb2.ProposalChannelState) -> ports.ChannelState:
+    """What became of a channel."""
+    return ports.ChannelState(message.connection, message.is_open, shortened(message.reason))
+
+
+def write_score_ahead(message: pb.ScoreAhead, command: ScoreAhead) -> None:
+    """Write scores that wait for proposals into an empty message."""
+    write_column_arrays(message.columns, command.columns)
+    message.channel = command.channel
+    message.proposal_generations = array_bytes(command.proposals, U8)
+
+
+def score_ahead_from_proto(message: pb.ScoreAhead) -> ScoreAhead:
+    """Scores that wait for proposals; ``ProtocolError`` for columns that do not fit each other, or beyond limits."""
+    if message.columns.draft_token_ids or message.columns.support_counts or message.columns.support_token_ids:
+        raise ProtocolError("score_ahead: draft_token_ids and supports are brought by the proposals")
+    columns = score_arrays(message.columns, are_ahead=True)
+    if columns is None:
+        raise ProtocolError("score_ahead: has no sessions, or more token_ids or a larger draft length than a Score may")
+    size = columns.sessions.size
+    return ScoreAhead(
+        columns, message.channel, from_bytes("proposal_generations", message.proposal_generations, U8, size)
+    )

@@ -1,0 +1,39 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ProposalChannelRequest(_message.Message):
+    __slots__ = ("connection",)
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    connection: int
+    def __init__(self, connection: _Optional[int] = ...) -> None: ...
+
+class ProposalChannelOffer(_message.Message):
+    __slots__ = ("connection", "offer_id", "token", "port")
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    OFFER_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    connection: int
+    offer_id: bytes
+    token: bytes
+    port: int
+    def __init__(self, connection: _Optional[int] = ..., offer_id: _Optional[bytes] = ..., token: _Optional[bytes] = ..., port: _Optional[int] = ...) -> None: ...
+
+class ProposalChannelClose(_message.Message):
+    __slots__ = ("connection",)
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    connection: int
+    def __init__(self, connection: _Optional[int] = ...) -> None: ...
+
+class ProposalChannelState(_message.Message):
+    __slots__ = ("connection", "is_open", "reason")
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    IS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    connection: int
+    is_open: bool
+    reason: str
+    def __init__(self, connection: _Optional[int] = ..., is_open: bool = ..., reason: _Optional[str] = ...) -> None: ...

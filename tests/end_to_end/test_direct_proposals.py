@@ -1,0 +1,201 @@
+"""Proposals that go from draft to target directly: they save time and never change a token, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.generation import GenerationResult
+from outrider.proposal_channel import sender as sending
+from outrider.transport.link.remote_link import RemoteLink
+from tests.end_to_end.faults import break_links, lose_sessions, outage
+from tests.end_to_end.waiting import again_until, all_free, eventually
+from tests.support.stack import Stack, run_stack
+from tests.support.tiny_models import cached_tiny_model
+
+torch.set_num_threads(1)
+
+TARGET = cached_tiny_model("qwen3", seed=1, max_position_embeddings=1024)
+DRAFT = cached_tiny_model("qwen3", seed=2, max_position_embeddings=1024)
+PATIENT: dict[str, Any] = {"draft_timeout_ms": 60_000}
+GREEDY: dict[str, Any] = {"temperature": 0}
+COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance_method": "coupled"}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "acceptance_method": "rejection"}
+RULES = pytest.mark.parametrize("rule", [GREEDY, COUPLED, SAMPLED], ids=["greedy", "coupled", "rejection"])
+NUM_USERS = 6
+
+
+def requests(rule: dict[str, Any], *, max_tokens: int = 48) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt_token_ids": [72, 101, 108, user],
+            "max_tokens": max_tokens + user,
+            "ignore_eos": True,
+            "seed": user,
+            **rule,
+        }
+        for user in range(NUM_USERS)
+    ]
+
+
+async def together(stack: Stack, rule: dict[str, Any], **options: Any) -> list[GenerationResult]:
+    return list(await asyncio.gather(*[stack.generate(**request) for request in requests(rule, **options)]))
+
+
+def num_direct(stack: Stack) -> float:
+    assert stack.draft is not None
+    return next(each.value for each in stack.draft.readings() if each.name == "outrider_direct_proposals_total")
+
+
+async def introduced(stack: Stack) -> None:
+    await eventually(lambda: stack.coordinator._driver.channels.num_open == 1, "a proposal channel")
+
+
+async def directly(stack: Stack, rule: dict[str, Any], expected: list[GenerationResult]) -> list[GenerationResult]:
+    """The same requests until some proposals have gone directly: those that do are of sessions in step, which is a
+    matter of time. Every time the tokens are the expected ones.
+    """
+    results: list[list[GenerationResult]] = []
+
+    async def play() -> None:
+        results.append(await together(stack, rule))
+        check_same(results[-1], expected)
+
+    await again_until(lambda: num_direct(stack) >= 5, play)
+    assert num_direct(stack) >= 5
+    return results[-1]
+
+
+def check_same(results: list[GenerationResult], others: list[GenerationResult]) -> None:
+    for result, other in zip(results, others, strict=True):
+        assert result.token_ids == other.token_ids
+        assert result.text == other.text
+
+
+@RULES
+@pytest.mark.parametrize("draft", [DRAFT, TARGET], ids=["other draft", "same model"])
+async def test_tokens_are_the_same_with_and_without(draft: Any, rule: dict[str, Any]) -> None:
+    async with run_stack(TARGET, draft, wire=True, direct_proposals=False, **PATIENT) as stack:
+        expected = await together(stack, rule)
+        assert not num_direct(stack) and not stack.coordinator._driver.channels.num_open
+    async with run_stack(TARGET, draft, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        found = await directly(stack, rule, expected)
+        await all_free(stack)
+    assert [each.speculation.num_draft_tokens for each in found] == [
+        each.speculation.num_draft_tokens for each in expected
+    ]
+
+
+@pytest.mark.parametrize("side", ["draft", "target"])
+async def test_a_channel_that_breaks_changes_no_token(side: str) -> None:
+    async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0}, max_tokens=200)
+        service: Any = stack.draft if side == "draft" else stack.target
+        running = asyncio.ensure_future(together(stack, GREEDY, max_tokens=200))
+        for breaks in range(3):
+            before = num_direct(stack)
+            await eventually(lambda before=before: num_direct(stack) > before + 2 or running.done(), "steps")
+            if running.done():
+                break
+            service._thread._inbox.put(None)
+            await asyncio.to_thread(service._channels.close)
+            if side == "target":
+                service._channels._listener = None
+            assert breaks < 3
+        check_same(await running, expected)
+        await introduced(stack)  # again
+        before = num_direct(stack)
+
+        async def play() -> None:
+            check_same(await together(stack, GREEDY, max_tokens=200), expected)
+
+        await again_until(lambda: num_direct(stack) > before, play)
+        assert num_direct(stack) > before
+        await all_free(stack)
+
+
+async def test_a_draft_that_dies_changes_no_token() -> None:
+    async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0}, max_tokens=150)
+        running = asyncio.ensure_future(together(stack, GREEDY, max_tokens=150))
+        await eventually(lambda: num_direct(stack) > 2, "steps")
+        async with outage(stack, "draft"):
+            await asyncio.sleep(0.05)
+        check_same(await running, expected)
+        await all_free(stack)
+
+
+async def test_a_draft_that_forgets_its_sessions_gets_them_again() -> None:
+    async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0}, max_tokens=100)
+        running = asyncio.ensure_future(together(stack, GREEDY, max_tokens=100))
+        await eventually(lambda: num_direct(stack) > 2, "steps")
+        lose_sessions(stack.draft, at_item=1)
+        check_same(await running, expected)
+        await all_free(stack)
+
+
+async def test_a_target_whose_links_break_gets_its_sessions_again() -> None:
+    async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0}, max_tokens=100)
+        running = asyncio.ensure_future(together(stack, GREEDY, max_tokens=100))
+        await eventually(lambda: num_direct(stack) > 2, "steps")
+        break_links(stack.target)
+        check_same(await running, expected)
+        await all_free(stack)
+
+
+async def test_a_channel_that_brings_other_tokens_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = sending.to_bytes
+
+    def lying(answers: Any) -> bytes:
+        return honest(replace(answers, token_ids=(answers.token_ids + 1) % 200))
+
+    monkeypatch.setattr(sending, "to_bytes", lying)
+    async with run_stack(TARGET, TARGET, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0})
+        found = await directly(stack, GREEDY, expected)
+        assert stack.coordinator._request_manager.spec_stats().num_bad_evidence >= 1
+        # Every draft token is right, so all are accepted, though the target scored others first.
+        assert all(each.speculation.mean_acceptance_length > 4 for each in found)
+
+
+@RULES
+async def test_scores_may_come_before_the_proposals(rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_stack(TARGET, DRAFT, wire=True, direct_proposals=False, **PATIENT) as stack:
+        expected = await together(stack, rule)
+    events = RemoteLink.events
+    held: list[int] = []
+
+    async def late(link: Any) -> AsyncIterator[Any]:
+        async for batch in events(link):
+            if any(columns.channel for columns in batch.columns):
+                held.append(1)
+                await asyncio.sleep(0.05)
+            yield batch
+
+    monkeypatch.setattr(RemoteLink, "events", late)
+    async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        await directly(stack, rule, expected)
+        assert len(held) >= 5
+        await all_free(stack)
+
+
+async def test_late_proposals_do_not_hold_a_step() -> None:
+    async with run_stack(TARGET, DRAFT, wire=True, draft_timeout_ms=5) as stack:
+        await introduced(stack)
+        expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0})
+        check_same(await together(stack, GREEDY), expected)
+        await all_free(stack)

@@ -1,0 +1,319 @@
+"""Both ends over a real socket: proposals meet the scores that wait for them, and nothing waits for good."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.columns import I4, U4, U8, AnswerColumns, ScoreAhead, ScoreColumns, SupportColumns
+from outrider.planes import ID_BYTES
+from outrider.ports import (
+    ChannelState,
+    CloseChannel,
+    EventBatch,
+    OfferChannel,
+    Proposal,
+    RequestChannel,
+    SessionLost,
+)
+from outrider.proposal_channel import receiver as receiving
+from outrider.proposal_channel.host import channel_host
+from outrider.proposal_channel.messages import to_bytes
+from outrider.proposal_channel.receiver import MAX_CHANNELS, MAX_WAITING, ProposalReceiver
+from outrider.proposal_channel.sender import ProposalSender
+from outrider.tensor_plane.control import connect
+
+DEADLINE_S = 20.0
+LINK = 3
+
+
+@dataclass
+class Ends:
+    """A target's end and a draft's, and what both have said."""
+
+    receiver: ProposalReceiver
+    sender: ProposalSender = field(default_factory=ProposalSender)
+    from_target: queue.Queue[Any] = field(default_factory=queue.Queue)
+    from_draft: queue.Queue[Any] = field(default_factory=queue.Queue)
+    scored: queue.Queue[ScoreColumns] = field(default_factory=queue.Queue)
+
+    def tell_target(self, command: Any) -> None:
+        self.receiver.handle(LINK, command, self.from_target.put, self.scored.put)
+
+    def tell_draft(self, command: Any) -> None:
+        self.sender.handle(LINK, command, self.from_draft.put)
+
+    def offer(self, connection: int = 1) -> OfferChannel:
+        self.tell_target(RequestChannel(connection))
+        found = self.from_target.get(timeout=DEADLINE_S)
+        assert isinstance(found, OfferChannel)
+        return found
+
+    def open(self, connection: int = 1) -> None:
+        self.tell_draft(self.offer(connection))
+        assert self.from_draft.get(timeout=DEADLINE_S) == ChannelState(connection, is_open=True)
+
+    def send(self, columns: AnswerColumns[Proposal]) -> AnswerColumns[Proposal]:
+        (sent,) = self.sender.send(LINK, EventBatch((), None, (), (columns,))).columns
+        return sent
+
+    def close(self) -> None:
+        self.sender.close()
+        self.receiver.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    found = Ends(ProposalReceiver(patience_s=60.0))
+    yield found
+    found.close()
+
+
+def proposals(
+    generations: list[int], lengths: list[int], *, channel: int = 1, supports: bool = False
+) -> AnswerColumns[Proposal]:
+    num_tokens = sum(lengths)
+    counts = np.arange(num_tokens, dtype=I4) % 3
+    return AnswerColumns(
+        np.arange(len(lengths), dtype=U8) + 7,
+        np.array(generations, dtype=U8),
+        np.full(len(lengths), 20, dtype=U4),
+        np.array(lengths, dtype=U4),
+        np.arange(num_tokens, dtype=U4) + 1000,
+        (),
+        Proposal,
+        supports=SupportColumns(
+            counts, np.arange(int(counts.sum()), dtype=I4), np.zeros(int(counts.sum()), dtype="<f4")
+        )
+        if supports
+        else None,
+        channel=channel,
+    )
+
+
+def ahead(generations: list[int], lengths: list[int], *, channel: int = 1) -> ScoreAhead:
+    size = len(lengths)
+    columns = ScoreColumns(
+        np.arange(size, dtype=U8) + 7,
+        np.array(generations, dtype=U8) + 1,
+        np.full(size, 19, dtype=U4),
+        b"",
+        np.arange(size, dtype=U8),
+        np.ones(size, dtype=U4),
+        np.arange(size, dtype=I4),
+        np.array(lengths, dtype=U4),
+        np.zeros(0, dtype=U4),
+    )
+    return ScoreAhead(columns, channel, np.array(generations, dtype=U8))
+
+
+def check_whole(scored: ScoreColumns, sent: AnswerColumns[Proposal], waited: ScoreAhead) -> None:
+    assert scored.is_direct
+    assert scored.draft_token_ids.tolist() == sent.token_ids.tolist()
+    assert scored.draft_lengths.tolist() == sent.counts.tolist()
+    assert scored.generations.tolist() == waited.columns.generations.tolist()
+    assert scored.rests.tolist() == waited.columns.rests.tolist()
+    if sent.supports is None:
+        assert scored.support_counts is None
+    else:
+        assert scored.support_counts is not None and scored.support_token_ids is not None
+        assert scored.support_counts.tolist() == sent.supports.counts.tolist()
+        assert scored.support_token_ids.tolist() == sent.supports.token_ids.tolist()
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def waiting_at(ends: Ends, name: str) -> int:
+    (channel,) = ends.receiver._channels.values()
+    return len(getattr(channel, name))
+
+
+@pytest.mark.parametrize("supports", [False, True])
+@pytest.mark.parametrize("is_early", [False, True])
+def test_proposals_and_scores_meet_in_either_order(ends: Ends, *, is_early: bool, supports: bool) -> None:
+    ends.open()
+    for round_number in range(5):
+        generations, lengths = [round_number, 90 + round_number], [3, 1 + round_number]
+        sent, waited = proposals(generations, lengths, supports=supports), ahead(generations, lengths)
+        if is_early:
+            assert ends.send(sent).channel == 1
+            eventually(lambda: waiting_at(ends, "_early"))
+        ends.tell_target(waited)
+        if not is_early:
+            assert ends.send(sent).channel == 1
+        check_whole(ends.scored.get(timeout=DEADLINE_S), sent, waited)
+    assert not waiting_at(ends, "_early") and not waiting_at(ends, "_waiting")
+
+
+def test_answers_of_no_channel_are_not_sent(ends: Ends) -> None:
+    ends.open()
+    for columns in (proposals([1], [2], channel=0), proposals([1], [2], channel=9)):
+        assert ends.send(columns).channel == 0
+    assert ends.sender.readings()[0].value == 0
+    ends.send(proposals([1], [2]))
+    assert ends.sender.readings()[0].value == 1
+
+
+def test_fewer_tokens_than_were_asked_for_are_not_scored(ends: Ends) -> None:
+    ends.open()
+    ends.tell_target(ahead([1, 2], [3, 3]))
+    ends.send(proposals([1, 2], [3, 2]))
+    ends.tell_target(ahead([3, 4], [2, 2]))
+    sent = proposals([3, 4], [2, 2])
+    ends.send(sent)
+    check_whole(ends.scored.get(timeout=DEADLINE_S), sent, ahead([3, 4], [2, 2]))
+    assert ends.scored.empty() and ends.from_target.empty()
+
+
+def test_a_channel_that_ends_says_so_before_what_it_gives_up(ends: Ends) -> None:
+    ends.open()
+    ends.tell_target(ahead([1, 2], [3, 3]))
+    ends.sender.close()
+    state, *lost = [ends.from_target.get(timeout=DEADLINE_S) for _ in range(3)]
+    assert isinstance(state, ChannelState) and not state.is_open and "closed" in state.reason
+    assert [(each.session, each.generation) for each in lost] == [(7, 2), (8, 3)]
+    assert all(isinstance(each, SessionLost) for each in lost)
+    ends.tell_target(ahead([5], [3]))  # what is on its way meanwhile
+    late = ends.from_target.get(timeout=DEADLINE_S)
+    assert isinstance(late, SessionLost) and (late.session, late.generation) == (7, 6)
+
+
+def test_what_was_sent_before_the_draft_died_is_scored(ends: Ends) -> None:
+    ends.open()
+    sent = proposals([1], [3])
+    ends.send(sent)
+    ends.sender.close()
+    state = ends.from_target.get(timeout=DEADLINE_S)
+    assert isinstance(state, ChannelState) and not state.is_open
+    ends.tell_target(ahead([1], [3]))
+    check_whole(ends.scored.get(timeout=DEADLINE_S), sent, ahead([1], [3]))
+
+
+def test_scores_do_not_wait_for_good() -> None:
+    ends = Ends(ProposalReceiver(patience_s=0.2))
+    try:
+        ends.open()
+        ends.tell_target(ahead([1], [3]))
+        lost = ends.from_target.get(timeout=DEADLINE_S)
+        assert isinstance(lost, SessionLost) and lost.generation == 2 and "0.2 s" in lost.reason
+        sent = proposals([4], [2])  # the channel goes on
+        ends.tell_target(ahead([4], [2]))
+        ends.send(sent)
+        check_whole(ends.scored.get(timeout=DEADLINE_S), sent, ahead([4], [2]))
+    finally:
+        ends.close()
+
+
+def test_no_more_waits_than_there_is_room_for(ends: Ends) -> None:
+    ends.open()
+    for number in range(MAX_WAITING + 1):
+        ends.tell_target(ahead([number], [2]))
+    lost = ends.from_target.get(timeout=DEADLINE_S)
+    assert isinstance(lost, SessionLost) and lost.generation == 1
+    assert waiting_at(ends, "_waiting") == MAX_WAITING
+    for number in range(MAX_WAITING + 40):
+        ends.send(proposals([1000 + number], [2]))
+    eventually(lambda: waiting_at(ends, "_early") == MAX_WAITING)
+
+
+def test_scores_for_a_channel_that_is_not_there_are_given_up(ends: Ends) -> None:
+    ends.tell_target(ahead([1], [2], channel=5))
+    assert isinstance(ends.from_target.get(timeout=DEADLINE_S), SessionLost)
+
+
+@pytest.mark.parametrize("side", ["target", "draft"])
+@pytest.mark.parametrize("how", ["command", "link"])
+def test_either_side_may_end_a_channel(ends: Ends, side: str, how: str) -> None:
+    ends.open()
+    end = ends.receiver if side == "target" else ends.sender
+    if how == "link":
+        end.drop_link(LINK)
+    elif side == "target":
+        ends.tell_target(CloseChannel(1))
+    else:
+        ends.tell_draft(CloseChannel(1))
+    if side == "target":
+        state = ends.from_target.get(timeout=DEADLINE_S)
+        assert state == ChannelState(1, is_open=False, reason="it was ended")
+        # The draft finds out when it sends; nothing is left waiting for what it sends until then.
+        eventually(lambda: ends.send(proposals([1], [2])).channel == 0)
+        told = ends.from_draft.get(timeout=DEADLINE_S)
+        assert isinstance(told, ChannelState) and not told.is_open
+    else:
+        assert ends.send(proposals([1], [2])).channel == 0
+        state = ends.from_target.get(timeout=DEADLINE_S)
+        assert isinstance(state, ChannelState) and not state.is_open
+    ends.open(2)  # and another one may follow
+
+
+def test_strangers_get_no_channel(ends: Ends) -> None:
+    offered = ends.offer()
+    ends.tell_draft(replace(offered, offer=replace(offered.offer, token=bytes(ID_BYTES))))
+    state = ends.from_draft.get(timeout=DEADLINE_S)
+    assert isinstance(state, ChannelState) and not state.is_open
+    assert ends.send(proposals([1], [2])).channel == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        bytes(16),
+        to_bytes(proposals([1], [2]))[:4] + b"\xff" * 12,
+        b"\x01\x00\x00\x00\x03\x00\x00\x00" + bytes(8 + 16) + b"\x02\x00\x00\x00" + bytes(12),
+    ],
+    ids=["no sessions", "sizes", "sums"],
+)
+def test_what_is_no_message_ends_the_channel(ends: Ends, content: bytes) -> None:
+    connected = connect(ends.offer().offer).detach()
+    connected.sendall(content)
+    state = ends.from_target.get(timeout=DEADLINE_S)
+    assert isinstance(state, ChannelState) and not state.is_open
+    connected.close()
+
+
+def test_half_a_message_does_not_stay(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "_TICK_S", 0.02)
+    found = Ends(ProposalReceiver(patience_s=0.2))
+    try:
+        connected = connect(found.offer().offer).detach()
+        connected.sendall(to_bytes(proposals([1], [2]))[:-3])
+        state = found.from_target.get(timeout=DEADLINE_S)
+        assert isinstance(state, ChannelState) and "rest of a message" in state.reason
+        connected.close()
+    finally:
+        found.close()
+
+
+def test_a_target_that_takes_nothing_is_not_waited_for(ends: Ends) -> None:
+    ends.open()
+    (channel,) = ends.receiver._channels.values()
+    with channel._lock:  # its thread is stuck
+        eventually(lambda: ends.send(proposals([1] * 64, [16] * 64)).channel == 0)
+    state = ends.from_draft.get(timeout=DEADLINE_S)
+    assert isinstance(state, ChannelState) and not state.is_open
+
+
+def test_connections_are_counted(ends: Ends) -> None:
+    for number in range(1, MAX_CHANNELS + 1):
+        ends.offer(number)
+    ends.tell_target(RequestChannel(MAX_CHANNELS + 1))
+    refused = ends.from_target.get(timeout=DEADLINE_S)
+    assert isinstance(refused, ChannelState) and str(MAX_CHANNELS) in refused.reason
+
+
+def test_the_host_is_told_by_its_kernel_and_network() -> None:
+    assert channel_host() and channel_host() == channel_host()
+    with socket.create_server(("127.0.0.1", 0)):
+        assert channel_host().count("/") == 1
