@@ -280,6 +280,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
+            "Direct proposals",
+            "Messages a second that went from a draft to a target directly; pairs that may do so.",
+            "short",
+            (
+                (rate("outrider_direct_proposals_total"), "messages"),
+                (f"sum({metric('outrider_proposal_channels')})", "pairs"),
+            ),
+        ),
+        Panel(
             "Sessions refused, preempted and lost",
             "A second.",
             "short",

@@ -31,6 +31,7 @@ def coordinator_readings(
         *each("outrider_requests_refused_total", "reason", refusals.items()),
         *each("outrider_replicas_attached", "side", _attached(services)),
         *each("outrider_tensor_planes", "plane", _planes(services)),
+        Reading("outrider_proposal_channels", services.channels.num_open),
         Reading("outrider_kv_cache_usage_perc", services.target.kv_cache_usage),
         *speculation_readings(request_manager.spec_stats()),
         *draft_length_readings(request_manager.policy),

@@ -216,6 +216,11 @@ LOAD = (
         "outrider_tensor_planes",
         Label("plane", "cuda_ipc, nccl, shared_memory, gloo or inline"),
     ),
+    _gauge(
+        "outrider_proposal_channels",
+        "Pairs of a draft and a target of one host between which proposals go directly.",
+        "outrider_proposal_channels",
+    ),
 )
 
 RECOVERY = (
@@ -350,6 +355,14 @@ SERVICE = (
         "Bytes of hidden states handed over to drafts, by the tensor plane that they took.",
         f"sum by (plane) (rate(outrider_hidden_state_bytes_total{_WINDOW}))",
         (_ROLE, Label("plane", "cuda_ipc, nccl, shared_memory, gloo or inline")),
+    ),
+    MetricSpec(
+        "outrider_direct_proposals_total",
+        Kind.COUNTER,
+        ("draft",),
+        "Messages with proposals that went to a target directly, by a proposal channel.",
+        _rate("outrider_direct_proposals_total"),
+        (_ROLE,),
     ),
     MetricSpec(
         "outrider_stale_references_total",
