@@ -145,7 +145,8 @@ class ColumnsForward:
     ) -> AnswerColumns[Scores]:
         columns = self._columns
         heads = columns.sessions, columns.generations, self._step.bases, self._num_positions
-        return AnswerColumns(*heads, token_ids, (), token_scores, masses, states, supports)
+        drafts = columns.draft_token_ids if columns.is_direct else None  # said here too: the step may be taken apart
+        return AnswerColumns(*heads, token_ids, (), token_scores, masses, states, supports, 0, drafts)
 
     def _sparse_answers(self, scores: SparseScores, states: StateColumns | None) -> AnswerColumns[Scores]:
         """``scores``: those of all sessions, one after the other."""

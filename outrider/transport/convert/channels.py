@@ -5,8 +5,9 @@ from __future__ import annotations
 from outrider import ports
 from outrider.columns import U8, ScoreAhead
 from outrider.errors import ProtocolError
+from outrider.limits import LINK_COMMANDS
 from outrider.planes import PlaneOffer
-from outrider.transport.convert.column_bytes import array_bytes, from_bytes
+from outrider.transport.convert.column_bytes import array_bytes, from_bytes, num_rows
 from outrider.transport.convert.command_columns import score_arrays, write_column_arrays
 from outrider.transport.convert.reading import shortened
 from outrider.transport.convert.tensors import check_id
@@ -71,7 +72,10 @@ def write_score_ahead(message: pb.ScoreAhead, command: ScoreAhead) -> None:
 
 
 def score_ahead_from_proto(message: pb.ScoreAhead) -> ScoreAhead:
-    """Scores that wait for proposals; ``ProtocolError`` for columns that do not fit each other, or beyond limits."""
+    """Scores that wait for proposals; ``ProtocolError`` for columns that do not fit each other, or beyond limits,
+    ``InvalidRequestError`` for too many sessions.
+    """
+    LINK_COMMANDS.check("score_ahead", num_rows([message.columns]))
     if message.columns.draft_token_ids or message.columns.support_counts or message.columns.support_token_ids:
         raise ProtocolError("score_ahead: draft_token_ids and supports are brought by the proposals")
     columns = score_arrays(message.columns, are_ahead=True)

@@ -283,7 +283,7 @@ def _answer_arrays(
 
 def _scored_drafts(message: pb.AnswerColumns, counts: Sequence[int]) -> Column:
     """The draft tokens that came by a proposal channel."""
-    if not min(counts):
+    if 0 in counts:
         raise ProtocolError("columns: scores have at least one position")
     return from_bytes("draft_token_ids", message.draft_token_ids, U4, sum(counts) - len(counts))
 

@@ -1,0 +1,103 @@
+"""Early scores: they wait until proposals have come here; all else of their message goes on at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.columns import AnswerColumns, token_scores
+from outrider.ports import EventBatch, ForwardReport, ItemTiming, Preempted, Scores
+from outrider.types import TokenScores
+from outrider_coordinator.requests.early_scores import EarlyScores
+
+REPORT = ForwardReport(1, 2, 3, 4, 5, 6, 7)
+EARLY = {(1, 10), (2, 10), (3, 10)}
+A: Any = object()
+B: Any = object()
+
+
+def scores(session: int, generation: int = 10) -> Scores:
+    return Scores(session, generation, 4, TokenScores((5, 6)), draft_token_ids=(5,))
+
+
+def columns(*sessions: int, generation: int = 10, is_direct: bool = True) -> AnswerColumns[Any]:
+    size = len(sessions)
+    return AnswerColumns(
+        np.array(sessions, dtype="<u8"),
+        np.full(size, generation, dtype="<u8"),
+        np.full(size, 4, dtype="<u4"),
+        np.full(size, 2, dtype="<u4"),
+        np.full(2 * size, 5, dtype="<u4"),
+        (),
+        token_scores,
+        draft_token_ids=np.full(size, 5, dtype="<u4") if is_direct else None,
+    )
+
+
+def timing(number: int) -> ItemTiming:
+    return ItemTiming(number, 2, 3, 4, 5)
+
+
+@pytest.fixture
+def early() -> EarlyScores:
+    return EarlyScores(lambda session, generation: (session, generation) in EARLY)
+
+
+def test_a_message_is_split(early: EarlyScores) -> None:
+    held, left = columns(1, 2), columns(7, 8)
+    events: Any = (scores(7), scores(3), Preempted(1, 10, 4), scores(3, generation=9))
+    timings = tuple(map(timing, range(4)))
+    rest = early.hold(A, EventBatch(events, REPORT, timings, (left, held)))
+    assert rest is not None and early.are_held
+    assert rest.events == (events[0], events[2], events[3])
+    assert rest.timings == (timings[0], timings[2], timings[3])
+    assert [id(each) for each in rest.columns] == [id(left)]
+    ((replica, batch),) = early.take()
+    assert replica is A
+    assert (batch.events, batch.timings) == ((events[1],), (timings[1],))
+    assert [id(each) for each in batch.columns] == [id(held)]
+    assert (rest.report, batch.report) == (None, REPORT), "a forward is reported once"
+
+
+def test_a_message_without_times_is_split(early: EarlyScores) -> None:
+    rest = early.hold(A, EventBatch((scores(1), scores(8)), REPORT))
+    assert rest is not None and (rest.events, rest.timings) == ((scores(8),), ())
+    ((_, batch),) = early.take()
+    assert (batch.events, batch.timings) == ((scores(1),), ())
+
+
+@pytest.mark.parametrize("batch", [EventBatch[Any]((scores(1), scores(3))), EventBatch[Any]((), columns=(columns(1),))])
+def test_nothing_is_left_of_a_message_of_early_scores_alone(early: EarlyScores, batch: EventBatch[Any]) -> None:
+    assert early.hold(A, batch) is None
+    ((_, held),) = early.take()
+    assert held.events == batch.events and list(map(id, held.columns)) == list(map(id, batch.columns))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        EventBatch[Any](()),
+        EventBatch[Any]((Preempted(1, 10, 4), scores(1, generation=11), scores(9)), REPORT),
+        EventBatch[Any]((), REPORT, (), (columns(9, 1), columns(1, generation=9))),
+        EventBatch[Any]((), REPORT, (), (columns(8, is_direct=False),)),
+    ],
+)
+def test_nothing_else_is_held(early: EarlyScores, batch: EventBatch[Any]) -> None:
+    assert early.hold(A, batch) is batch
+    assert not early.are_held and early.take() == []
+
+
+def test_they_are_given_back_once_in_the_order_in_which_they_came(early: EarlyScores) -> None:
+    for replica, session in ((A, 2), (B, 1), (A, 3)):
+        assert early.hold(replica, EventBatch((scores(session),))) is None
+    taken = early.take()
+    assert [(replica, batch.events) for replica, batch in taken] == [
+        (A, (scores(2),)),
+        (B, (scores(1),)),
+        (A, (scores(3),)),
+    ]
+    assert not early.are_held and early.take() == []
+    assert early.hold(*taken[0]) is None, "they may have to wait again"
+    assert [replica for replica, _ in early.take()] == [A]
