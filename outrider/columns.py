@@ -310,13 +310,24 @@ class ScoreColumns:
 CommandColumns = ExtendColumns | ScoreColumns
 
 
+def has_whole_evidence(proposal: Proposal) -> bool:
+    """Whether a proposal has tokens, and sparse evidence with a row for each."""
+    evidence = proposal.evidence
+    return (
+        isinstance(evidence, SparseEvidence)
+        and 0 < evidence.counts.size == len(proposal.token_ids)
+        and evidence.token_ids.size == evidence.probs.size == evidence.counts.sum()
+        and int(evidence.counts.min()) >= 0
+    )
+
+
 def proposal_columns(
     proposals: Sequence[Proposal], timings: Sequence[ItemTiming], channel: int
 ) -> AnswerColumns[Proposal] | None:
     """Proposals of one step as columns; None unless each has tokens, and whole sparse evidence or none like the others.
     ``timings``: of each.
     """
-    evidence = [proposal.evidence for proposal in proposals if isinstance(proposal.evidence, SparseEvidence)]
+    evidence: list[Any] = [proposal.evidence for proposal in proposals if has_whole_evidence(proposal)]
     is_alike = len(evidence) == len(proposals) or all(proposal.evidence is None for proposal in proposals)
     if not is_alike or not all(proposal.token_ids for proposal in proposals):
         return None

@@ -33,6 +33,11 @@ class DirectProposals:
     """[T] counts and [N] ids; None: the proposals have no evidence."""
 
 
+def may_be_sent(answers: AnswerColumns[Any]) -> bool:
+    """Whether a message may be as large as these proposals."""
+    return answers.supports is None or answers.supports.token_ids.size <= LINK_SUPPORT_IDS.most
+
+
 def to_bytes(answers: AnswerColumns[Any]) -> bytes:
     """Proposals as one message."""
     supports = answers.supports
@@ -93,7 +98,8 @@ class MessageReader:
         key, *columns = parts
         counts, token_ids = (np.frombuffer(column, dtype=U4) for column in columns[:2])
         supports = [np.frombuffer(column, dtype=I4) for column in columns[2:]]
-        if int(counts.sum(dtype=np.int64)) != num_tokens or (num_counts and int(supports[0].sum()) != num_ids):
+        are_sound = not num_counts or (int(supports[0].min()) >= 0 and int(supports[0].sum(dtype=np.int64)) == num_ids)
+        if int(counts.sum(dtype=np.int64)) != num_tokens or not are_sound:
             raise ConnectionError("the numbers of tokens in a message do not add up")
         return DirectProposals(key, counts, token_ids, (supports[0], supports[1]) if num_counts else None)
 

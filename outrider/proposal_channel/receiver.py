@@ -117,8 +117,8 @@ class _Channel:
         self._lock = threading.Lock()
         self._waiting: dict[bytes, tuple[ScoreAhead, float]] = {}
         """Scores by what they wait for, and until when; oldest first."""
-        self._early: dict[bytes, DirectProposals] = {}
-        """Proposals that came before their scores, oldest first."""
+        self._early: dict[bytes, tuple[DirectProposals, float]] = {}
+        """Proposals that came before their scores, and until when they are kept; oldest first."""
         self._socket: socket.socket | None = None
 
     def serve(self, control: ControlConnection) -> None:
@@ -132,7 +132,7 @@ class _Channel:
                 proposals = reader.read()
                 if proposals is not None:
                     self._take(proposals)
-                if reader.is_between:
+                if proposals is not None or reader.is_between:
                     began = time.monotonic()
                 elif time.monotonic() - began > self._patience_s:
                     raise ConnectionError("the rest of a message does not come")
@@ -148,17 +148,25 @@ class _Channel:
         key = ahead.channel_key
         oldest = None
         with self._lock:
-            proposals = self._early.pop(key, None)
-            if proposals is None and not self.is_closed:
+            early, is_closed = self._early.pop(key, None), self.is_closed
+            if early is None and not is_closed:
+                self._forget_superseded(ahead)
                 self._waiting[key] = ahead, time.monotonic() + self._patience_s
                 if len(self._waiting) > MAX_WAITING:
                     oldest = self._waiting.pop(next(iter(self._waiting)))[0]
-        if proposals is not None:
-            self._complete(ahead, proposals)
-        elif self.is_closed:
+        if early is not None:
+            self._complete(ahead, early[0])
+        elif is_closed:
             _give_up(ahead, self._tell, "the proposal channel has ended")
         if oldest is not None:
             _give_up(oldest, self._tell, f"more than {MAX_WAITING} messages wait for proposals")
+
+    def _forget_superseded(self, ahead: ScoreAhead) -> None:
+        """Nothing waits for scores all of whose sessions were asked for something newer."""
+        sessions = set(ahead.columns.sessions.tolist())
+        for key, (older, _) in list(self._waiting.items()):
+            if sessions.issuperset(older.columns.sessions.tolist()):
+                del self._waiting[key]
 
     def close(self, reason: str) -> None:
         """Give up what waits; idempotent, from any thread."""
@@ -179,7 +187,7 @@ class _Channel:
         with self._lock:
             found = self._waiting.pop(proposals.key, None)
             if found is None:
-                self._early[proposals.key] = proposals
+                self._early[proposals.key] = proposals, time.monotonic() + self._patience_s
                 if len(self._early) > MAX_WAITING:
                     del self._early[next(iter(self._early))]
         if found is not None:
@@ -194,6 +202,8 @@ class _Channel:
         now = time.monotonic()
         late = []
         with self._lock:
+            while self._early and next(iter(self._early.values()))[1] < now:
+                del self._early[next(iter(self._early))]
             while self._waiting and (first := next(iter(self._waiting.items())))[1][1] < now:
                 del self._waiting[first[0]]
                 late.append(first[1][0])

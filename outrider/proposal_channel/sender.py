@@ -13,7 +13,7 @@ from typing import Any
 from outrider.columns import AnswerColumns
 from outrider.errors import UnavailableError
 from outrider.ports import ChannelEvent, ChannelState, CloseChannel, EventBatch, OfferChannel
-from outrider.proposal_channel.messages import to_bytes
+from outrider.proposal_channel.messages import may_be_sent, to_bytes
 from outrider.readings import Reading
 from outrider.tensor_plane.control import connect
 
@@ -76,7 +76,7 @@ class ProposalSender:
 
     def _sent(self, link_id: int, columns: AnswerColumns[Any]) -> AnswerColumns[Any]:
         found = self._sockets.get((link_id, columns.channel)) if columns.channel else None
-        if found is None:
+        if found is None or not may_be_sent(columns):
             return replace(columns, channel=0)
         connected, tell = found
         try:

@@ -231,6 +231,9 @@ class InputProcessor:
         try:
             answer: CommonEvent | None = self._executor.check(session, item)
         except OutriderError as error:
+            if getattr(item, "is_direct", False):
+                # What a draft sent here was not seen by the coordinator, which sends what is sound of it.
+                return SessionLost(session.open.session, item.generation, str(error))
             return self._sessions.fail(*session.key, item.generation, error)
         return answer or self._sessions.rewind(session, item.num_kept_tokens, item.prefix_hash)
 

@@ -129,7 +129,7 @@ class OutputProcessor:
         if not finished:
             return EventBatch((), report, (), tuple(columns))
         beside = self._batch(finished)
-        return EventBatch(beside.events, _larger(report, beside.report), beside.timings, tuple(columns))
+        return EventBatch(beside.events, _larger(report, beside.report), beside.timings, (*columns, *beside.columns))
 
     def columns_message(self, step: SteadyStep, answers: AnswerColumns[Any], forward: ForwardRecord) -> Messages:
         """The answers of a step, which all came and left together; their time ends now."""

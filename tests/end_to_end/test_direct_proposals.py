@@ -13,8 +13,8 @@ import torch
 from outrider.generation import GenerationResult
 from outrider.proposal_channel import sender as sending
 from outrider.transport.link.remote_link import RemoteLink
-from tests.end_to_end.faults import break_links, lose_sessions, outage
-from tests.end_to_end.waiting import again_until, all_free, eventually
+from tests.end_to_end.faults import break_links, outage
+from tests.end_to_end.waiting import Reader, again_until, all_free, eventually
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
@@ -133,24 +133,14 @@ async def test_a_draft_that_dies_changes_no_token() -> None:
         await all_free(stack)
 
 
-async def test_a_draft_that_forgets_its_sessions_gets_them_again() -> None:
+@pytest.mark.parametrize("side", ["draft", "target"])
+async def test_a_service_whose_links_break_gets_its_sessions_again(side: str) -> None:
     async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
         await introduced(stack)
         expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0}, max_tokens=100)
         running = asyncio.ensure_future(together(stack, GREEDY, max_tokens=100))
         await eventually(lambda: num_direct(stack) > 2, "steps")
-        lose_sessions(stack.draft, at_item=1)
-        check_same(await running, expected)
-        await all_free(stack)
-
-
-async def test_a_target_whose_links_break_gets_its_sessions_again() -> None:
-    async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
-        await introduced(stack)
-        expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0}, max_tokens=100)
-        running = asyncio.ensure_future(together(stack, GREEDY, max_tokens=100))
-        await eventually(lambda: num_direct(stack) > 2, "steps")
-        break_links(stack.target)
+        break_links(stack.target if side == "target" else stack.draft)
         check_same(await running, expected)
         await all_free(stack)
 
@@ -198,4 +188,44 @@ async def test_late_proposals_do_not_hold_a_step() -> None:
         await introduced(stack)
         expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0})
         check_same(await together(stack, GREEDY), expected)
+        await all_free(stack)
+
+
+@pytest.mark.parametrize("fault", ["ids", "support"])
+async def test_a_draft_that_is_wrong_by_either_way_ends_no_request(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = sending.to_bytes
+
+    def wrong(answers: Any) -> bytes:
+        if fault == "ids":
+            return honest(replace(answers, token_ids=answers.token_ids + 100_000))
+        supports = answers.supports
+        return honest(replace(answers, supports=replace(supports, token_ids=supports.token_ids + 100_000)))
+
+    rule = GREEDY if fault == "ids" else SAMPLED
+    async with run_stack(TARGET, DRAFT, wire=True, direct_proposals=False, **PATIENT) as stack:
+        expected = await together(stack, rule)
+    monkeypatch.setattr(sending, "to_bytes", wrong)
+    async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        await directly(stack, rule, expected)
+        assert stack.coordinator._request_manager.spec_stats().num_target_losses
+        await all_free(stack)
+
+
+async def test_a_user_who_leaves_costs_the_others_nothing() -> None:
+    async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        for receiver in (stack.target._channels,):
+            receiver._patience_s = 0.2  # type: ignore[attr-defined]
+            for channel in receiver._channels.values():  # type: ignore[attr-defined]
+                channel._patience_s = 0.2
+        expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0}, max_tokens=150)
+        for _ in range(3):
+            leaving = Reader(stack, **{**requests(GREEDY)[0], "max_tokens": 600})
+            running = asyncio.ensure_future(together(stack, GREEDY, max_tokens=150))
+            await leaving.read(20)
+            await leaving.close()
+            check_same(await running, expected)
+        stats = stack.coordinator._request_manager.spec_stats()
+        assert not stats.num_target_losses and not stats.num_target_rebuilds
         await all_free(stack)

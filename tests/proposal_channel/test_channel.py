@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from outrider.columns import I4, U4, U8, AnswerColumns, ScoreAhead, ScoreColumns, SupportColumns
+from outrider.limits import Bound
 from outrider.planes import ID_BYTES
 from outrider.ports import (
     ChannelState,
@@ -23,6 +24,7 @@ from outrider.ports import (
     RequestChannel,
     SessionLost,
 )
+from outrider.proposal_channel import messages
 from outrider.proposal_channel import receiver as receiving
 from outrider.proposal_channel.host import channel_host
 from outrider.proposal_channel.messages import to_bytes
@@ -219,7 +221,9 @@ def test_scores_do_not_wait_for_good() -> None:
 def test_no_more_waits_than_there_is_room_for(ends: Ends) -> None:
     ends.open()
     for number in range(MAX_WAITING + 1):
-        ends.tell_target(ahead([number], [2]))
+        waited = ahead([number], [2])
+        columns = replace(waited.columns, sessions=np.array([100 + number], dtype=U8))
+        ends.tell_target(replace(waited, columns=columns))
     lost = ends.from_target.get(timeout=DEADLINE_S)
     assert isinstance(lost, SessionLost) and lost.generation == 1
     assert waiting_at(ends, "_waiting") == MAX_WAITING
@@ -317,3 +321,45 @@ def test_the_host_is_told_by_its_kernel_and_network() -> None:
     assert channel_host() and channel_host() == channel_host()
     with socket.create_server(("127.0.0.1", 0)):
         assert channel_host().count("/") == 1
+
+
+def test_scores_of_which_nobody_waits_any_more_are_forgotten(ends: Ends) -> None:
+    ends.open()
+    ends.tell_target(ahead([1, 2], [3, 3]))
+    ends.tell_target(ahead([5], [3]))  # of one of the two alone: the other may still wait
+    assert waiting_at(ends, "_waiting") == 2
+    ends.tell_target(ahead([11, 12], [3, 3]))
+    assert waiting_at(ends, "_waiting") == 1
+    sent = proposals([11, 12], [3, 3])
+    ends.send(sent)
+    check_whole(ends.scored.get(timeout=DEADLINE_S), sent, ahead([11, 12], [3, 3]))
+    assert ends.from_target.empty()
+
+
+def test_proposals_of_which_nobody_hears_are_forgotten() -> None:
+    ends = Ends(ProposalReceiver(patience_s=0.05))
+    try:
+        ends.open()
+        ends.send(proposals([1], [2]))
+        eventually(lambda: ends.send(proposals([2], [2])).channel and not waiting_at(ends, "_early"))
+    finally:
+        ends.close()
+
+
+def test_supports_of_less_than_nothing_end_the_channel(ends: Ends) -> None:
+    ends.open()
+    columns = proposals([1], [2], supports=True)
+    assert columns.supports is not None
+    columns.supports.counts[:] = (-1, columns.supports.token_ids.size + 1)
+    ends.tell_target(ahead([1], [2]))
+    ends.send(columns)
+    state = ends.from_target.get(timeout=DEADLINE_S)
+    assert isinstance(state, ChannelState) and "do not add up" in state.reason
+    assert ends.scored.empty()
+
+
+def test_too_many_ids_go_by_the_coordinator_alone(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends.open()
+    monkeypatch.setattr(messages, "LINK_SUPPORT_IDS", Bound(2, "ids"))
+    assert ends.send(proposals([1], [6], supports=True)).channel == 0
+    assert ends.send(proposals([1], [6])).channel == 1

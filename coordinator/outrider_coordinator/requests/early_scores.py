@@ -23,10 +23,9 @@ class EarlyScores:
         self._is_early = is_early
         self._held: list[tuple[TargetReplica, _Batch]] = []
 
-    @property
-    def are_held(self) -> bool:
-        """Whether there are any."""
-        return bool(self._held)
+    def are_held(self, replica: TargetReplica) -> bool:
+        """Whether there are any of a target."""
+        return any(found is replica for found, _ in self._held)
 
     def hold(self, replica: TargetReplica, batch: _Batch) -> _Batch | None:
         """What is left of a message without early scores; None if nothing is."""

@@ -140,7 +140,7 @@ class SteadyDriver:
             if taken is not None:
                 if not taken.is_direct:
                     waiting.target.send_columns(taken.commands)
-                elif not self.early.are_held:
+                elif not self.early.are_held(waiting.target):
                     waiting.target.connection.note_direct(taken.commands)
                 yield _Sent(waiting, taken, answers, arrived, _now())
             elif waiting.is_answered:

@@ -48,9 +48,7 @@ def on_scores(
         session.spec_stats.num_stale_target_replies += 1
         return
     if _is_of_others(session, event):
-        # What came to the target directly was not what came here: have it score what did.
-        session.spec_stats.num_bad_evidence += 1
-        steps.score(session)
+        _score_again(session)
         return
     if session.target.part is not None:
         _on_part(session, event)
@@ -58,7 +56,10 @@ def on_scores(
     if verdict is None:
         verdict = _judge_alone(session, event)
     if isinstance(verdict, OutriderError):
-        steps.end(session, Fail(verdict))
+        if event.draft_token_ids:
+            _score_again(session)
+        else:
+            steps.end(session, Fail(verdict))
         return
     new = (*session.proposal.token_ids[: verdict.num_accepted], verdict.next_token_id)
     try:
@@ -74,6 +75,12 @@ def on_scores(
             # Of the positions whose tokens are kept; the last new token has none yet.
             session.draft.states.put(event.hidden_states, session.tokens.length + verdict.num_accepted)
         _commit(session, verdict, new, logprobs, timing)
+
+
+def _score_again(session: SessionState) -> None:
+    """What came to the target directly was not what came here: have it score what did."""
+    session.spec_stats.num_bad_evidence += 1
+    steps.score(session)
 
 
 def _is_of_others(session: SessionState, event: Scores) -> bool:
@@ -144,7 +151,10 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
     elif event.generation < session.target.opened or session.target.readiness is not Readiness.OPEN:
         session.spec_stats.num_stale_target_replies += 1
     elif isinstance(event, SessionLost):
-        _on_session_lost(session, event)
+        if event.generation == session.target.asked:
+            _on_session_lost(session, event)
+        else:  # of what was asked for before, or ahead of proposals; what is asked for next says it again, if it is so
+            session.spec_stats.num_stale_target_replies += 1
     elif isinstance(event, SessionFailed):
         steps.end(session, Fail(_named_error(event)))
     elif isinstance(event, Refused):

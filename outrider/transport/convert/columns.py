@@ -25,6 +25,7 @@ from outrider.columns import (
     StateColumns,
     SupportColumns,
     are_enough,
+    has_whole_evidence,
     token_scores,
 )
 from outrider.errors import InvalidRequestError, ProtocolError
@@ -73,7 +74,7 @@ def column_groups(events: Sequence[Any]) -> list[Indices]:
                 groups["tokens"].append(index)
             elif isinstance(event.evidence, DenseEvidence):
                 return []
-            elif _is_whole_evidence(event):
+            elif has_whole_evidence(event):
                 groups["sparse"].append(index)
         elif isinstance(event, ports.Scores):
             if isinstance(event.form, DenseScores):
@@ -93,16 +94,6 @@ def _form_of(event: ports.Scores) -> tuple[object, ...] | None:
     if isinstance(event.form, TokenScores) or (isinstance(event.form, SparseScores) and _is_whole_form(event.form)):
         return type(event.form), states
     return None
-
-
-def _is_whole_evidence(event: ports.Proposal) -> bool:
-    evidence = event.evidence
-    return (
-        isinstance(evidence, SparseEvidence)
-        and 0 < evidence.counts.size == len(event.token_ids)
-        and evidence.token_ids.size == evidence.probs.size == evidence.counts.sum()
-        and int(evidence.counts.min()) >= 0
-    )
 
 
 def _is_whole_form(form: SparseScores) -> bool:

@@ -50,7 +50,7 @@ def test_a_message_is_split(early: EarlyScores) -> None:
     events: Any = (scores(7), scores(3), Preempted(1, 10, 4), scores(3, generation=9))
     timings = tuple(map(timing, range(4)))
     rest = early.hold(A, EventBatch(events, REPORT, timings, (left, held)))
-    assert rest is not None and early.are_held
+    assert rest is not None and early.are_held(A)
     assert rest.events == (events[0], events[2], events[3])
     assert rest.timings == (timings[0], timings[2], timings[3])
     assert [id(each) for each in rest.columns] == [id(left)]
@@ -86,7 +86,7 @@ def test_nothing_is_left_of_a_message_of_early_scores_alone(early: EarlyScores, 
 )
 def test_nothing_else_is_held(early: EarlyScores, batch: EventBatch[Any]) -> None:
     assert early.hold(A, batch) is batch
-    assert not early.are_held and early.take() == []
+    assert not early.are_held(A) and early.take() == []
 
 
 def test_they_are_given_back_once_in_the_order_in_which_they_came(early: EarlyScores) -> None:
@@ -98,6 +98,6 @@ def test_they_are_given_back_once_in_the_order_in_which_they_came(early: EarlySc
         (B, (scores(1),)),
         (A, (scores(3),)),
     ]
-    assert not early.are_held and early.take() == []
+    assert not early.are_held(A) and early.take() == []
     assert early.hold(*taken[0]) is None, "they may have to wait again"
     assert [replica for replica, _ in early.take()] == [A]
