@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from outrider.columns import CommandColumns, num_items
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.input_columns import RowColumns
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.ports import Extend, Score
 from outrider.transport.server import serve_draft, serve_target
 from tests.end_to_end.waiting import DEADLINE_S, eventually
 from tests.support.stack import Stack
@@ -82,17 +84,18 @@ def break_links(service: Any) -> None:
 
 def lose_sessions(service: Any, *, at_item: int) -> None:
     """When item number ``at_item`` from now on arrives, the service has forgotten every session of its link."""
-    sessions = service._core.sessions
-    find, seen = sessions.find, 0
+    core = service._core
+    handle, seen = core.handle, 0
 
-    def forgetful(link_id: int, session: int, generation: int) -> object:
+    def forgetful(link_id: int, commands: Sequence[Any], *, arrived_ns: int | None = None) -> None:
         nonlocal seen
-        seen += 1
-        if seen == at_item:
-            sessions.drop_link(link_id)
-        return find(link_id, session, generation)
+        before = seen
+        seen += num_items([command for command in commands if isinstance(command, Extend | Score | CommandColumns)])
+        if before < at_item <= seen:
+            core.drop_link(link_id)
+        handle(link_id, commands, arrived_ns=arrived_ns)
 
-    sessions.find = forgetful
+    core.handle = forgetful
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from outrider.generation import GenerationResult
+from outrider.proposal_channel import messages
 from outrider.proposal_channel import sender as sending
 from outrider.transport.link.remote_link import RemoteLink
 from tests.end_to_end.faults import break_links, outage
@@ -49,7 +50,9 @@ async def together(stack: Stack, rule: dict[str, Any], **options: Any) -> list[G
 
 def num_direct(stack: Stack) -> float:
     assert stack.draft is not None
-    return next(each.value for each in stack.draft.readings() if each.name == "outrider_direct_proposals_total")
+    value = next(each.value for each in stack.draft.readings() if each.name == "outrider_direct_proposals_total")
+    assert isinstance(value, int | float)
+    return value
 
 
 async def introduced(stack: Stack) -> None:
@@ -99,9 +102,10 @@ async def test_a_channel_that_breaks_changes_no_token(side: str) -> None:
         expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0}, max_tokens=200)
         service: Any = stack.draft if side == "draft" else stack.target
         running = asyncio.ensure_future(together(stack, GREEDY, max_tokens=200))
+        before = num_direct(stack)
         for breaks in range(3):
             before = num_direct(stack)
-            await eventually(lambda before=before: num_direct(stack) > before + 2 or running.done(), "steps")
+            await eventually(lambda: num_direct(stack) > before + 2 or running.done(), "steps")  # noqa: B023 - awaited
             if running.done():
                 break
             service._thread._inbox.put(None)
@@ -146,7 +150,7 @@ async def test_a_service_whose_links_break_gets_its_sessions_again(side: str) ->
 
 
 async def test_a_channel_that_brings_other_tokens_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = sending.to_bytes
+    honest = messages.to_bytes
 
     def lying(answers: Any) -> bytes:
         return honest(replace(answers, token_ids=(answers.token_ids + 1) % 200))
@@ -193,7 +197,7 @@ async def test_late_proposals_do_not_hold_a_step() -> None:
 
 @pytest.mark.parametrize("fault", ["ids", "support"])
 async def test_a_draft_that_is_wrong_by_either_way_ends_no_request(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = sending.to_bytes
+    honest = messages.to_bytes
 
     def wrong(answers: Any) -> bytes:
         if fault == "ids":

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from outrider.client.requests import build_request
+from outrider.columns import one_by_one
 from outrider.generation import GenerationResult
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Score
@@ -102,7 +103,7 @@ class Arrivals:
         handle = service._core.handle
 
         def noting(link_id: int, commands: Any, **rest: Any) -> None:
-            for command in commands:
+            for command in one_by_one(commands):
                 if isinstance(command, Score | Extend):
                     self.by_session.setdefault(command.session, []).append(len(forwards))
             handle(link_id, commands, **rest)
@@ -115,7 +116,12 @@ class Arrivals:
 async def test_a_running_stream_goes_on_through_a_long_prefill(draft_length: int, wire: bool) -> None:
     chunked = {"max_batched_tokens": CHUNK}
     async with run_stack(
-        TARGET, TARGET, wire=wire, target_settings=chunked, draft_settings=chunked, **PATIENT
+        TARGET,
+        TARGET,
+        wire=wire,
+        target_settings=chunked,
+        draft_settings=chunked,
+        **PATIENT,
     ) as stack:
         common = {"temperature": 0, "ignore_eos": True, "num_speculative_tokens": draft_length}
         alone = await stack.generate(prompt_token_ids=[RUNNING, 1], max_tokens=300, **common)

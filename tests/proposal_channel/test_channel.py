@@ -337,11 +337,12 @@ def test_scores_of_which_nobody_waits_any_more_are_forgotten(ends: Ends) -> None
 
 
 def test_proposals_of_which_nobody_hears_are_forgotten() -> None:
-    ends = Ends(ProposalReceiver(patience_s=0.05))
+    ends = Ends(ProposalReceiver(patience_s=0.3))
     try:
         ends.open()
         ends.send(proposals([1], [2]))
-        eventually(lambda: ends.send(proposals([2], [2])).channel and not waiting_at(ends, "_early"))
+        eventually(lambda: waiting_at(ends, "_early"))
+        eventually(lambda: not waiting_at(ends, "_early"))
     finally:
         ends.close()
 
