@@ -341,11 +341,7 @@ def proposal_columns(
         np.array([proposal.base_length for proposal in proposals], dtype=U4),
         np.array([len(proposal.token_ids) for proposal in proposals], dtype=U4),
         np.array([token_id for proposal in proposals for token_id in proposal.token_ids], dtype=U4),
-        [
-            number
-            for timing in timings
-            for number in (timing.queue_ns, timing.forward_ns, timing.sample_ns, timing.wait_ns, timing.total_ns)
-        ],
+        [number for timing in timings for number in timing.numbers],
         Proposal,
         supports=supports,
         channel=channel,

@@ -334,6 +334,11 @@ class ItemTiming:
     total_ns: int
     """From its arrival to the answer."""
 
+    @property
+    def numbers(self) -> tuple[int, int, int, int, int]:
+        """The fields in their order, as they travel."""
+        return self.queue_ns, self.forward_ns, self.sample_ns, self.wait_ns, self.total_ns
+
 
 DraftCommand = Open | Extend | Release
 TargetCommand = Open | Score | Prepare | Release

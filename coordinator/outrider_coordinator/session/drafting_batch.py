@@ -10,26 +10,24 @@ Shape letters: ``B`` sessions of a batch, ``N`` answers, ``K`` draft tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreAhead, ScoreColumns, chain_rows
+from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreColumns, chain_rows
 from outrider.prefix_hash import BLOCK_TOKENS
 from outrider.types import SparseEvidence
 from outrider_coordinator.acceptance.vectorized import are_sound_columns
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.answered import AnsweredProposals, Bools, Heads, Ints, Places, ints, listed, those
+from outrider_coordinator.session.scores_ahead import ScoresAhead
 from outrider_coordinator.session.service_state import Readiness
 from outrider_coordinator.session.session_rows import SessionRows
 from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.speculation import DraftLengthPolicy
 
-_NO_IDS = np.zeros(0, dtype=U4)
 
-
-class DraftingBatch(SessionRows):
+class DraftingBatch(SessionRows, ScoresAhead):
     """Sessions that wait for proposals."""
 
     _ROWS = (
@@ -43,14 +41,11 @@ class DraftingBatch(SessionRows):
         hashes = [session.tokens.prefix_hash(session.target.held) for session in sessions]
         self.sessions = sessions
         self.numbers = np.array([session.commands.session for session in sessions], dtype=U8)
-        """Of the sessions, on their links."""
         self._asked = ints([found.generation for found in asked if found])
         self._bases = ints([session.tokens.length for session in sessions])
         self._lengths = ints([found.draft_length for found in asked if found])
         self._generations = np.array([session.commands.next_generation for session in sessions], dtype=U8)
         self._ahead = np.zeros_like(self._generations)
-        """Generations of ``ahead``."""
-        self._channel = self._plane = 0
         self._kept = (self._bases - 1).astype(U4)
         self._last = np.array([session.tokens.last for session in sessions], dtype=I4)
         self._limits = ints([session.engine_request.rules.num_token_ids for session in sessions])
@@ -58,7 +53,6 @@ class DraftingBatch(SessionRows):
         self._chains = chain_rows([chain for chain, _ in hashes])
         self._is_sparse = np.array([is_sparse(session) for session in sessions])
         self.reads_states = sessions[0].draft.reads_states
-        """Whether their draft is handed hidden states; it is the same for all."""
         self._note_rows()
 
     def _note_rows(self) -> None:
@@ -84,21 +78,6 @@ class DraftingBatch(SessionRows):
             and not session.commands.trace_parent
         )
 
-    def ahead(self, channel: int, plane: int) -> ScoreAhead:
-        """What the target is to score when the proposals come by a channel. Called once at most, before ``take``: any
-        other ``Score`` of these sessions is newer.
-        """
-        self._channel, self._plane, self._ahead = channel, plane, self._generations
-        for session in self.sessions:
-            session.commands.skip_generation()
-        self._generations = self._ahead + 1
-        columns = self._columns(self._ahead, self._lengths.astype(U4), _NO_IDS, plane)
-        return ScoreAhead(columns, channel, self._asked.astype(U8))
-
-    def is_ahead(self, row: int, generation: int) -> bool:
-        """Whether that is the generation of a row's ``ahead``."""
-        return bool(self._channel) and int(self._ahead[row]) == generation
-
     def take(
         self,
         places: Places,
@@ -116,8 +95,8 @@ class DraftingBatch(SessionRows):
             return None
         batch, chosen = self, answers
         if isinstance(rows, slice) and self._are_as_asked(answers, policy):
-            has_come = self._channel != 0 and self._channel == channel == answers.channel and self._plane == plane
-            if has_come and (commands := self._scores(answers, plane, self._ahead)) is not None:
+            have_come = self._have_come(answers, plane, channel)
+            if have_come and (commands := self._scores(answers, plane, self._ahead)) is not None:
                 every = listed(slice(None), commands.counts)
                 return AnsweredProposals(every, every, commands, is_direct=True)
         else:
@@ -158,28 +137,12 @@ class DraftingBatch(SessionRows):
 
     def _scores(self, answers: AnswerColumns[Any], plane: int, generations: Column) -> ScoreColumns | None:
         """What follows from answers to all rows; None if there is evidence that is not sound."""
-        supports = answers.supports if answers.is_sparse else None
         if answers.is_sparse and not are_sound_columns(answers, self._limits):
             return None
-        columns = self._columns(generations, answers.counts, answers.token_ids, plane)
-        if supports is None:
-            return columns
-        return replace(columns, support_counts=supports.counts, support_token_ids=supports.token_ids)
+        return self._scores_of(answers, plane, generations)
 
-    def _columns(self, generations: Column, lengths: Column, draft_token_ids: Column, plane: int) -> ScoreColumns:
-        return ScoreColumns(
-            self.numbers,
-            generations,
-            self._kept,
-            self._chain_bytes,
-            self._rests,
-            self._ones,
-            self._last,
-            lengths,
-            draft_token_ids,
-            self._kept if self.reads_states else None,
-            plane if self.reads_states else 0,
-        )
+    def _asked_for(self) -> tuple[Column, Column]:
+        return self._lengths.astype(U4), self._asked.astype(U8)
 
 
 def is_sparse(session: SessionState) -> bool:

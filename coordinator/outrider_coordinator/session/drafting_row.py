@@ -7,56 +7,41 @@ asked for is left to the session's state machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreAhead, ScoreColumns
+from outrider.columns import I4, U4, U8, AnswerColumns, Column
 from outrider_coordinator.acceptance.vectorized import are_sound_columns
 from outrider_coordinator.session.answered import AnsweredProposals, Places, ints
 from outrider_coordinator.session.drafting_batch import is_sparse
+from outrider_coordinator.session.scores_ahead import ScoresAhead
 from outrider_coordinator.session.state import SessionState
 from outrider_coordinator.speculation import DraftLengthPolicy
 
-_ONE, _NO_IDS = np.ones(1, dtype=U4), np.zeros(0, dtype=U4)
+_ONE = np.ones(1, dtype=U4)
 
 
-class DraftingRow:
+class DraftingRow(ScoresAhead):
     """One session that waits for a proposal."""
 
     def __init__(self, sessions: Sequence[SessionState]) -> None:
         """``sessions``: one, for which ``DraftingBatch.may_hold`` is true."""
-        (session,) = sessions
+        (session,) = self.sessions = sessions
         asked, base = session.draft.asked, session.tokens.length
         self.numbers = np.array((session.commands.session,), dtype=U8)
-        """Of the session, on its links."""
         self._asked, self._most = (asked.generation, asked.draft_length) if asked else (0, 0)
         self._base, self._limit = base, session.engine_request.rules.num_token_ids
         self._generations = np.array((session.commands.next_generation,), dtype=U8)
         self._ahead = np.zeros_like(self._generations)
-        self._commands = session.commands
-        self._channel = self._plane = 0
         self._kept = np.array((base - 1,), dtype=U4)
         self._last = np.array((session.tokens.last,), dtype=I4)
-        self._chain, rest = session.tokens.prefix_hash(session.target.held)
+        self._ones = _ONE
+        self._chain_bytes, rest = session.tokens.prefix_hash(session.target.held)
         self._rests = np.array((rest,), dtype=U8)
         self._is_sparse = is_sparse(session)
         self._speculation = session.speculation
         self.reads_states = session.draft.reads_states
-        """Whether its draft is handed hidden states."""
-
-    def ahead(self, channel: int, plane: int) -> ScoreAhead:
-        """As ``DraftingBatch.ahead``."""
-        self._channel, self._plane, self._ahead = channel, plane, self._generations
-        self._commands.skip_generation()
-        self._generations = self._ahead + 1
-        columns = self._columns(self._ahead, np.array((self._most,), dtype=U4), _NO_IDS, plane)
-        return ScoreAhead(columns, channel, np.array((self._asked,), dtype=U8))
-
-    def is_ahead(self, row: int, generation: int) -> bool:
-        """As ``DraftingBatch.is_ahead``."""
-        return bool(self._channel) and self._ahead.item(row) == generation
 
     def take(
         self,
@@ -77,28 +62,12 @@ class DraftingRow:
             return None
         if self._is_sparse and not are_sound_columns(answers, ints((self._limit,))):
             return None
-        has_come = self._channel != 0 and self._channel == channel == answers.channel and self._plane == plane
-        is_direct = has_come and answers.counts.item() == self._most
+        is_direct = self._have_come(answers, plane, channel) and answers.counts.item() == self._most
         generations = self._ahead if is_direct else self._generations
-        commands = self._columns(generations, answers.counts, answers.token_ids, plane)
-        if self._is_sparse and (supports := answers.supports) is not None:
-            commands = replace(commands, support_counts=supports.counts, support_token_ids=supports.token_ids)
-        return AnsweredProposals([0], [0], commands, is_direct)
+        return AnsweredProposals([0], [0], self._scores_of(answers, plane, generations), is_direct)
 
-    def _columns(self, generations: Column, lengths: Column, draft_token_ids: Column, plane: int) -> ScoreColumns:
-        return ScoreColumns(
-            self.numbers,
-            generations,
-            self._kept,
-            self._chain,
-            self._rests,
-            _ONE,
-            self._last,
-            lengths,
-            draft_token_ids,
-            self._kept if self.reads_states else None,
-            plane if self.reads_states else 0,
-        )
+    def _asked_for(self) -> tuple[Column, Column]:
+        return np.array((self._most,), dtype=U4), np.array((self._asked,), dtype=U8)
 
     def _is_asked_for(self, answers: AnswerColumns[Any]) -> bool:
         """Whether the one answer is a proposal of at most as many tokens as were asked for."""

@@ -28,7 +28,6 @@ from outrider_coordinator.session.answered import (
     Ints,
     Places,
     ints,
-    is_same,
     listed,
     those,
 )
@@ -104,6 +103,7 @@ class ScoringBatch(SessionRows):
         self._firsts = np.arange(0, num_rows * columns, columns)
         """Of each row among all entries of ``_drafts``."""
         self._chain_bytes = self._chains[self._bases >= BLOCK_TOKENS].tobytes()
+        self._draft_bytes = self._drafts[np.arange(columns) < self._counts[:, None]].tobytes()
         self._speculations = [session.speculation for session in self.sessions]
         starts = (self._counts + 1).cumsum() - self._counts - 1
         is_even = int(self._counts.min()) == columns - 1
@@ -183,8 +183,7 @@ class ScoringBatch(SessionRows):
 
     def _are_of_proposals(self, draft_token_ids: Column) -> bool:
         """Whether the draft tokens that came to the target directly are those that came here."""
-        own = self._drafts[np.arange(self._drafts.shape[1]) < self._counts[:, None]]
-        return is_same(own, draft_token_ids.astype(U4, copy=False))
+        return draft_token_ids.astype(U4, copy=False).tobytes() == self._draft_bytes
 
     def judge(self, answers: AnswerColumns[Any]) -> tuple[Ints, Column, Any] | None:
         """Of each row the number of accepted tokens, the token after them, and whether both may be (True: of all); None

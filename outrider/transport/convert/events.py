@@ -244,11 +244,7 @@ def timings_to_proto(timings: Iterable[ports.ItemTiming]) -> list[int]:
     timings = list(timings)
     if len(timings) > 1 and all(timing is timings[0] for timing in timings):  # of one message and one forward
         return timings_to_proto(timings[:1]) * len(timings)
-    return [
-        number
-        for timing in timings
-        for number in (timing.queue_ns, timing.forward_ns, timing.sample_ns, timing.wait_ns, timing.total_ns)
-    ]
+    return [number for timing in timings for number in timing.numbers]
 
 
 def timings_from_proto(numbers: Sequence[int], *, num_events: int) -> tuple[ports.ItemTiming, ...]:
