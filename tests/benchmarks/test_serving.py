@@ -273,6 +273,16 @@ async def test_first_tokens_are_timed_before_each_run_of_an_arm() -> None:
         assert f"{median(found.samples):.2f}" in shown
 
 
+async def test_cached_prompts_are_those_of_the_warm_up() -> None:
+    client = ScriptedClient()
+    plan = plan_of(num_warmups=6, num_gate_prompts=0, num_runs=2, with_first_tokens=True, with_cached_prompts=True)
+    outcome = await run_plan(client, plan)
+    assert len(client.requests) == 6 * 2 * (1 + 2 + 2)
+    assert len({options["cache_salt"] for options in client.requests}) == 1
+    result = to_result(outcome, plan, name="some", device="cpu", configuration={})
+    assert result.configuration["cached_prompts"] is True
+
+
 async def test_what_was_measured_is_compared_too() -> None:
     outcome = await run_plan(ScriptedClient(lie_at=3), plan_of(num_gate_prompts=0))
     assert outcome.num_different() == 3 * len(PROMPTS)

@@ -68,6 +68,7 @@ def load_command(session: Session, row: Row, addresses: Addresses) -> list[str]:
     command += ["--input-len", str(input_len), "--output-len", str(output_len)]
     command += ["--client-processes", str(min(users, 8)), "--save", f"{session.name}-{row.name}"]
     command += ["--num-gpus", str(row.num_gpus)] if row.num_gpus else []
+    command += ["--cached-prompts"] if row.cached_prompts else []
     if row.acceptance_falls:
         target = make_pair(session, row.services) / "target"
         command += ["--last-token", str(token_before_fall(target, output_len // 2))]

@@ -154,8 +154,8 @@ PARTS = (
     Part("lengths", "one user, fixed lengths 2 to 5", (Row("lengths-users1", Services(), 1, fixed=(2, 3, 4, 5)),)),
     Part("context4k", "64 users with 4,000 tokens each, the draft with a window", (
         Row("context4k-users64", Services(
-            flags=("--set", "draft.attention_window=1024"), pages=19_000, with_fixed=False),
-            64, input_len=4000, wanted_over_plain=1.5),
+            flags=("--set", "draft.attention_window=1024"), pages=19_000),
+            64, input_len=4000, fixed=(3, 5), cached_prompts=True, wanted_over_plain=1.5),
     )),
     Part("context16k", "8 users with 16,000 tokens each", (
         Row("context16k-users8", Services(max_model_len=20_000, with_fixed=False), 8, input_len=16_000,

@@ -37,6 +37,8 @@ class Row:
     fixed: tuple[int, ...] = ()
     samplings: tuple[str, ...] = ()
     num_gpus: int | None = None
+    cached_prompts: bool = False
+    """Prompts lie in the prefix cache: decoding alone is measured."""
     acceptance_falls: bool = False
     """Prompts end so that the later acceptance begins in the middle of the output."""
     wanted_ms: float | None = None

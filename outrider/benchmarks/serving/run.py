@@ -66,6 +66,8 @@ class Plan:
     """The same requests without speculation, in turn with the others."""
     with_first_tokens: bool = False
     """Before each run the same requests for one token each, so that the time of decoding alone is known."""
+    with_cached_prompts: bool = False
+    """All runs find their prompts in the prefix cache, where the first warm-up puts them: only decoding is timed."""
     fixed_lengths: tuple[int, ...] = ()
     """Draft lengths of further arms, for a coordinator with ``draft_length: fixed``."""
     samplings: tuple[SamplingParams, ...] = ()
@@ -153,18 +155,18 @@ async def run_plan(
         raise ConfigError("num_runs", f"must be at least 1, not {plan.num_runs}")
     require_room(plan.prompts, plan.decoding.max_tokens, info.max_model_len)
     gate = await _gate(client, plan, draft_length)
+    salted = _salted(plan)
     arms = plan.arms(draft_length)
     fixed = {fixed_arm(length) for length in plan.fixed_lengths}
     loads = {arm: (load_fixed or load) if arm in fixed else load for arm in arms}
     for arm, decoding in arms.items():
         if plan.num_warmups:
-            await loads[arm](plan.prompts[: plan.num_warmups], Traffic(), decoding)
+            await loads[arm](plan.prompts[: plan.num_warmups], Traffic(), salted(decoding))
     runs: dict[str, list[Run]] = {arm: [] for arm in arms}
     for index in range(plan.num_runs):
         for arm in list(arms)[:: 1 if index % 2 == 0 else -1]:
-            first_tokens = await _first_tokens_duration(plan, loads[arm], arms[arm])
-            decoding = dataclasses.replace(arms[arm], cache_salt=_fresh_salt())
-            run = _whole(await loads[arm](plan.prompts, plan.traffic, decoding, on_done=on_done))
+            first_tokens = await _first_tokens_duration(plan, loads[arm], salted(arms[arm]))
+            run = _whole(await loads[arm](plan.prompts, plan.traffic, salted(arms[arm]), on_done=on_done))
             runs[arm].append(dataclasses.replace(run, first_tokens_duration=first_tokens))
     return Outcome(info, gate, draft_length, {arm: tuple(done) for arm, done in runs.items()})
 
@@ -173,12 +175,23 @@ async def _first_tokens_duration(plan: Plan, load: RunLoad, decoding: Decoding) 
     """Seconds of the whole load with one token a request; None where the plan does not ask for it."""
     if not plan.with_first_tokens:
         return None
-    one_token = dataclasses.replace(decoding, max_tokens=1, cache_salt=_fresh_salt())
+    one_token = dataclasses.replace(decoding, max_tokens=1)
     return _whole(await load(plan.prompts, plan.traffic, one_token)).duration
 
 
+def _salted(plan: Plan) -> Callable[[Decoding], Decoding]:
+    """Gives a run's decoding its cache salt. All runs send the same prompts, and none may find those of another in a
+    prefix cache, unless the plan wants all to.
+    """
+    shared = _fresh_salt()
+
+    def salted(decoding: Decoding) -> Decoding:
+        return dataclasses.replace(decoding, cache_salt=shared if plan.with_cached_prompts else _fresh_salt())
+
+    return salted
+
+
 def _fresh_salt() -> str:
-    """All runs send the same prompts, and none may find those of another in a prefix cache."""
     return f"bench-{secrets.token_hex(8)}"
 
 
@@ -277,6 +290,7 @@ def _configuration(outcome: Outcome, plan: Plan) -> dict[str, Any]:
         "input_lens": list(lengths),
         "num_runs": plan.num_runs,
         "num_warmups": plan.num_warmups,
+        "cached_prompts": plan.with_cached_prompts,
         "traffic": traffic,
         "decoding": dataclasses.asdict(plan.decoding),
         "gate": None if outcome.gate is None else dataclasses.asdict(outcome.gate),

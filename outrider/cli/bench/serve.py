@@ -67,6 +67,14 @@ def serve(
             help="Before each run also send its requests for one token each, and print the time per token after them.",
         ),
     ] = False,
+    cached_prompts: Annotated[
+        bool,
+        typer.Option(
+            "--cached-prompts",
+            help="All runs find their prompts in the prefix cache, where the warm-up puts them: decoding alone is"
+            " measured.",
+        ),
+    ] = False,
     num_speculative_tokens: Annotated[
         int | None, typer.Option("--num-speculative-tokens", "-k", min=0, help="Maximum draft length.")
     ] = None,
@@ -178,6 +186,7 @@ def serve(
         num_warmups=num_warmups,
         with_baseline=baseline,
         with_first_tokens=first_tokens,
+        with_cached_prompts=cached_prompts,
         fixed_lengths=tuple(fixed_length or ()),
         samplings=tuple(parse_sampling(text, "--also-sampling") for text in also_sampling or ()),
         num_gate_prompts=min(gate_prompts, num_prompts),
