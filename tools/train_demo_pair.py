@@ -113,6 +113,8 @@ def ship(work: Work = WORK, pair: Path = PAIR, draft: str = SHIPPED_DRAFT) -> No
 
 MaxSeconds = Annotated[float | None, typer.Option(help="End training by then.")]
 Sampled = Annotated[float, typer.Option(help="Share of the recipe's rows of sampled text.")]
+BeginWith = Annotated[Path | None, typer.Option(help="Folder of a published head to go on training.")]
+TextSeed = Annotated[int, typer.Option(min=0, help="Another one has the target write other text.")]
 
 
 def _add_commands(method: str) -> None:
@@ -127,8 +129,12 @@ def _add_commands(method: str) -> None:
         *,
         max_seconds: MaxSeconds = None,
         sampled: Sampled = 1.0,
+        begin_with: BeginWith = None,
+        text_seed: TextSeed = 0,
     ) -> None:
-        _make_head(method, work, device, steps, max_seconds=max_seconds, sampled=sampled)
+        job = Job(work, device)
+        job.text_seed = text_seed
+        _make_head(method, job, steps, max_seconds=max_seconds, sampled=sampled, begin_with=begin_with)
 
     @app.command(
         f"measure-{method}", help=f"Acceptance of the {title} and of the shipped draft, after the same prompts."
@@ -144,19 +150,20 @@ def _add_commands(method: str) -> None:
 
 
 def _make_head(
-    method: str, work: Path, device: str, steps: int | None, *, max_seconds: float | None, sampled: float
+    method: str, job: Job, steps: int | None, *, max_seconds: float | None, sampled: float, begin_with: Path | None
 ) -> None:
-    job, kind = Job(work, device), HEADS[method]
+    kind = HEADS[method]
     target = prepare(publish.load(PAIR / "target"), job.device)
     began = time.monotonic()
     texts = [replace(text, rows=max(4, int(text.rows * sampled))) for text in HEAD_TEXT]
     data = job.draft_rows(target, texts, HEAD_SAMPLED_SHARE)
     seconds = time.monotonic() - began
-    head = kind.make(target).to(job.device)
+    head = kind.make(target).to(job.device) if begin_with is None else kind.load(begin_with, target)
     recipe = replace(kind.recipe if steps is None else replace(kind.recipe, steps=steps), max_seconds=max_seconds)
     history = train_head(head, recipe, data, kind.trainer)
-    kind.publish(head, work / method)
-    _report(work, method, asdict(history) | {
+    kind.publish(head, job.work / method)
+    _report(job.work, method, asdict(history) | {
+        "is_continued": begin_with is not None,
         "sampling_seconds": seconds,
         "num_tokens": job.num_written,
         "sampled_share": HEAD_SAMPLED_SHARE,

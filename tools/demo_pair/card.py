@@ -67,6 +67,7 @@ def _head_section(pair: Path, method: str, made: Report, measured: Report, corpu
         for label, key in ((HEAD_TITLES[method], method), ("draft model", "draft"))
     ]
     recipe = made["recipe"]
+    before = " It began as the head that was shipped before, which was trained alike." if made["is_continued"] else ""
     return f"""{described} ({config["num_attention_heads"]} heads of
 {config["head_dim"]}, feed-forward {config["intermediate_size"]}){borrowed}
 `outrider demo --method {method}` drafts with it.
@@ -75,7 +76,7 @@ Trained by `tools/train_demo_pair.py {method}` in {made["seconds"]:.0f} s on {ma
 {recipe["steps"]:,} steps of {recipe["rows"]} x {recipe["length"]} tokens, {made["sampled_share"]:.0%} of the rows from
 {made["num_tokens"] / 1e6:.1f} million tokens that the target wrote ({made["sampling_seconds"]:.0f} s to write), the
 others from {made["corpus_tokens"] / 1e6:.2f} million of the Python {corpus["python"]} standard library. The loss is the
-draft's, {loss}.
+draft's, {loss}.{before}
 
 Acceptance and mean acceptance length as above, after the same prompts:
 

@@ -39,6 +39,8 @@ class Job:
         self.work, self.device = work, torch.device(device)
         self.corpus = Corpus.load(work / "corpus.npz")
         self.tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+        self.text_seed = 0
+        """Another one has the target write other text."""
         self.num_written = 0
         """Tokens that the target wrote to be learnt from."""
         self._held_out = torch.from_numpy(self.corpus.held_out.astype(np.int32)).to(self.device)
@@ -118,7 +120,7 @@ class Job:
         return rows
 
     def _written(self, target: Llama, text: SampledText) -> Stream:
-        generator = self._generator(4 + int(10 * text.temperature))
+        generator = self._generator(4 + int(10 * text.temperature) + 20 * self.text_seed)
         prompts = Mixture(self.corpus_rows.parts, generator).rows(text.rows, text.prompt_tokens)
         rows = sample(
             target,

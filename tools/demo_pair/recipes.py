@@ -34,7 +34,7 @@ SHIPPED_DRAFT = "narrow"
 """Half the weights to read for each token, and accepted almost as often: on a CPU that decides."""
 HEAD = HeadRecipe(steps=20000)
 BLOCK = HeadRecipe(steps=40000, length=512, step_decay=0.8)
-HEAD_TEXT = (SampledText(0.0, 4096, new_tokens=208), SampledText(0.7, 10240), SampledText(1.0, 10240))
-"""Greedy text soon repeats itself: many short ones teach more."""
+HEAD_TEXT = (SampledText(0.0, 4096, new_tokens=208), SampledText(0.7, 10240), SampledText(1.0, 20480))
+"""Greedy text soon repeats itself: many short ones teach more. The hotter, the harder to draft: most is hot."""
 HEAD_SAMPLED_SHARE = 0.85
 """Share of the head's rows that come from text the target wrote: what it will draft."""

@@ -11,6 +11,7 @@ and to its own column's of the steps between.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +55,17 @@ class Steps:
         # One tensor twice, or one without a gradient, would be compiled anew.
         learns = self.keys[0].requires_grad
         later = [torch.zeros_like(self.keys[0]).requires_grad_(learns) for _ in range(2 * num_later)]
-        bias = [0.0] * (len(self.keys) - 1) + [float("-inf")] * num_later
         return (
             [*self.keys, *later[:num_later]],
             [*self.values, *later[num_later:]],
-            self.keys[0].new_tensor(bias, dtype=torch.float32),
+            _bias(len(self.keys) - 1, num_later, self.keys[0].device),
         )
+
+
+@cache
+def _bias(num_past: int, num_later: int, device: torch.device) -> Tensor:
+    """Made once, since a captured step may not copy from the host.  # [num_past + num_later]"""
+    return torch.tensor([0.0] * num_past + [float("-inf")] * num_later, device=device)
 
 
 Past = tuple[list[Tensor], list[Tensor], Tensor]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from demo_pair.captured import CapturedStep
 from demo_pair.heads.eagle3 import NUM_STEPS, Eagle3, Steps, read_target
 from demo_pair.optimizer import Optimizer
 from demo_pair.sampling import distribution, draw
@@ -62,9 +63,15 @@ class HeadTrainer:
             self._losses = torch.compile(teacher_losses)
             head.midlayer.compile()
         self._optimizer = optimizer_of(head, recipe)
+        self._compute = CapturedStep(self._leave_gradients, head.parameters())
 
     def learn(self, step: int, ids: Tensor) -> Tensor:
         """One step on rows [B, T] at the learning rate of ``step``; the loss comes back, not yet fetched."""
+        loss = self._compute(ids)
+        self._optimizer.step(step)
+        return loss
+
+    def _leave_gradients(self, ids: Tensor) -> Tensor:
         recipe = self.recipe
         with mixed_precision(self._device):
             states, teacher = read_target(self.head.target, ids, self.head.shape.layers)
@@ -75,7 +82,6 @@ class HeadTrainer:
             loss = loss + weight * (cross + recipe.overlap_weight * variation)
             weight *= recipe.step_decay
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step(step)
         return loss.detach()
 
 

@@ -25,6 +25,8 @@ class HeadKind:
     """One kind."""
 
     make: Callable[[Llama], nn.Module]
+    load: Callable[[Path, Llama], nn.Module]
+    """What was published, to go on with."""
     trainer: Callable[[Any, HeadRecipe], Any]
     recipe: HeadRecipe
     publish: Callable[[Any, Path], None]
@@ -35,6 +37,7 @@ class HeadKind:
 HEADS: Mapping[str, HeadKind] = {
     "eagle3": HeadKind(
         make=lambda target: Eagle3(HEAD_SHAPE, target),
+        load=publish.load_head,
         trainer=HeadTrainer,
         recipe=HEAD,
         publish=publish.publish_head,
@@ -42,6 +45,7 @@ HEADS: Mapping[str, HeadKind] = {
     ),
     "dflash": HeadKind(
         make=lambda target: DFlash(BLOCK_SHAPE, target),
+        load=publish.load_block_drafter,
         trainer=BlockTrainer,
         recipe=BLOCK,
         publish=publish.publish_block_drafter,
