@@ -193,6 +193,13 @@ class KVCacheManager:
         """
         return self._tables.make_room(sequences, lengths, counts)
 
+    def give_back_room(self, sequences: Iterable[KVSequence]) -> None:
+        """Give back the pages that ``make_room`` has taken, where nothing is written. A page that is no more shared
+        since then stays the sequence's own.
+        """
+        for sequence in sequences:
+            self._tables.drop(sequence, self.pool.pages_for(sequence.length))
+
     def replace_tails(
         self, sequences: Sequence[KVSequence], lengths: Sequence[int], tails: Iterable[Sequence[int]]
     ) -> None:

@@ -62,6 +62,7 @@ class RowPattern:
     rows: NDArray[np.intp]  # [T] of each token
     places: Ints  # [T] of each token in its row
     order: NDArray[np.intp]  # [T] of each token, among the committed ones and after them the drafts
+    drafts: NDArray[np.intp]  # [D] places of the drafts among all tokens
     logit_indices: NDArray[np.intp]  # [N]
     query_starts: Ints  # [B + 1]
     shape: BatchShape
@@ -78,7 +79,8 @@ class RowPattern:
         order[~is_draft] = np.arange(int(counts.sum()))
         order[is_draft] = np.arange(int(counts.sum()), len(rows))
         shape = BatchShape(len(totals), len(rows), int(totals.max()))
-        return cls(rows, places, order, np.flatnonzero(places >= counts[rows] - 1), starts, shape)
+        logit_indices = np.flatnonzero(places >= counts[rows] - 1)
+        return cls(rows, places, order, np.flatnonzero(is_draft), logit_indices, starts, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,10 @@ class ColumnsBatch:
     def num_logits(self) -> int:
         """N."""
         return len(self.pattern.logit_indices)
+
+    def put_drafts(self, numbers: IntArray, draft_token_ids: NDArray[np.integer]) -> None:
+        """Set the drafts [D] in what ``pack`` gave, of which token ids come first."""
+        numbers[self.pattern.drafts] = draft_token_ids
 
     def pack(self, shape: BatchShape) -> IntArray:
         """The batch in one array, laid out as ``shape``, as ``device_inputs.pack`` does it."""

@@ -12,13 +12,14 @@ Shape letters: ``T`` tokens of a forward, ``N`` positions that get logits, ``R``
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
 import torch
 
 from outrider.errors import ConfigError
-from outrider.kv_cache import KVCacheManager, PageCopy, PagePool
+from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool
 from outrider.model_executor.cuda_graphs import CaptureProgress
 from outrider.model_executor.device_inputs import BatchShape
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
@@ -35,7 +36,7 @@ from outrider.model_executor.input_batch import (
     plan_checked,
     restoring_lengths,
 )
-from outrider.model_executor.input_columns import RowColumns, plan_rows
+from outrider.model_executor.input_columns import ColumnsBatch, RowColumns, plan_rows
 from outrider.model_executor.kv_cache_sizing import explaining_out_of_memory
 from outrider.model_executor.loader.model import LoadOptions, Ranks
 from outrider.model_executor.worker import Worker
@@ -51,6 +52,15 @@ from outrider.sampling.sampler import Sampler
 _WARM_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 _GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 512)
 """The last are not captured: they find kernels tiled for as many queries as there can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedColumns:
+    """A forward of columns that is laid out, and for which its sequences have pages."""
+
+    sequences: Sequence[KVSequence]  # [B]
+    batch: ColumnsBatch
+    command: WorkerCommand
 
 
 class ModelRunner:
@@ -165,14 +175,35 @@ class ModelRunner:
         logits, states = self._append(rows, layers=layers)
         return logits, states[: sum(len(row.token_ids) for row in rows)]  # a captured shape may have more
 
+    def plan_columns(
+        self, columns: RowColumns, layers: Sequence[int] = (), *, is_drawn: bool = False
+    ) -> PlannedColumns:
+        """Lay out ``forward_columns`` before all of the draft tokens are known, and take the KV pages. The forward has
+        to be the next one; otherwise ``forget_plan`` comes first.
+        """
+        batch = plan_rows(self.sequences, columns)
+        shape = self.worker.shape_for(batch.pattern.shape)
+        return PlannedColumns(columns.sequences, batch, columns_command(batch, shape, layers, is_drawn=is_drawn))
+
+    def forget_plan(self, plan: PlannedColumns) -> None:
+        """Give back the KV pages of a plan that is not run."""
+        self.sequences.give_back_room(plan.sequences)
+
     def forward_columns(
-        self, columns: RowColumns, layers: Sequence[int] = (), *, drawn: torch.Tensor | None = None
+        self,
+        columns: RowColumns,
+        layers: Sequence[int] = (),
+        *,
+        drawn: torch.Tensor | None = None,
+        plan: PlannedColumns | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """``forward_with_states`` of rows that are columns, which the caller has checked: logits of the last committed
         token and of the drafts of each. Sequences may hold more than what is kept of them.
 
         ``drawn`` [B] int32: tokens that are only on the device, if each row has one. Numbers out of range are clamped.
         The sequences hold a 0 in place of the token until they are truncated and given it.
+
+        ``plan``: that of the same columns and layers, but for the draft tokens.
 
         If the device fails, they are left with what is kept. ``ValueError`` unless ``takes_drawn``, if any are drawn.
         """
@@ -181,11 +212,13 @@ class ModelRunner:
         self.worker.take_device()
         lengths = columns.lengths.tolist()
         with torch.inference_mode():
-            batch = plan_rows(self.sequences, columns)
+            if plan is None:
+                plan = self.plan_columns(columns, layers, is_drawn=drawn is not None)
+            else:
+                plan.batch.put_drafts(plan.command.numbers, columns.draft_token_ids)
+            batch, command = plan.batch, plan.command
             try:
                 self._copy_pages(batch.page_copies)
-                shape = self.worker.shape_for(batch.pattern.shape)
-                command = columns_command(batch, shape, layers, is_drawn=drawn is not None)
                 self._broadcast(command)
                 known = None if drawn is None else drawn.clamp(0, self.config.vocab_size - 1)
                 logits, states = self.worker.forward(command, known)

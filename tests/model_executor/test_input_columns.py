@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,48 @@ def test_a_forward_of_columns_is_that_of_its_rows() -> None:
             assert ours.token_ids == other.token_ids
         runners[0].sequences.check_integrity()
     assert runners[0].num_forwards == runners[1].num_forwards
+
+
+def test_a_forward_that_was_planned_without_its_drafts_is_the_same() -> None:
+    layers, choose = (0, 2), random.Random(6)
+    runners = [runner_of(), runner_of()]
+    texts = [[choose.randrange(VOCAB_SIZE) for _ in range(choose.randint(3, 20))] for _ in range(4)]
+    pairs = [[runner.sequences.open(120) for _ in texts] for runner in runners]
+    for runner, sequences in zip(runners, pairs, strict=True):
+        runner.forward([ForwardRow(sequence, text) for sequence, text in zip(sequences, texts, strict=True)])
+    for index in range(8):
+        columns = columns_of(choose, pairs[0])
+        unknown = replace(columns, draft_token_ids=np.zeros(len(columns.draft_token_ids), dtype=np.int64))
+        num_free = runners[0].sequences.pool.num_free
+        plan = runners[0].plan_columns(unknown, layers)
+        assert [sequence.token_ids for sequence in pairs[0]] == [sequence.token_ids for sequence in pairs[1]]
+        if index % 3 == 2:
+            runners[0].forget_plan(plan)
+            assert runners[0].sequences.pool.num_free == num_free
+            runners[0].sequences.check_integrity()
+            continue
+        found = runners[0].forward_columns(columns, layers, plan=plan)
+        expected = runners[1].forward_columns(replace(columns, sequences=pairs[1]), layers)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        for ours, other in zip(*pairs, strict=True):
+            assert ours.token_ids == other.token_ids
+        runners[0].sequences.check_integrity()
+    assert runners[0].num_forwards == runners[1].num_forwards
+
+
+def test_a_plan_of_a_shared_page_is_taken_back() -> None:
+    table = KVCacheManager(PagePool(9, PAGE_SIZE))
+    first = table.open(40)
+    table.extend(first, [1, 2, 3, 4, 5])
+    second = table.fork(first, 40)
+    one = np.array([1])
+    plan_rows(table, RowColumns([second], np.array([5]), one, one, np.arange(4), np.array([4])))
+    table.give_back_room([second])
+    table.check_integrity()
+    assert table.pool.num_used == 3 and len(table.pending_copies()) == 1  # its own from now on
+    table.release(second)
+    assert not table.pending_copies() and table.pool.num_used == 2
+    table.check_integrity()
 
 
 def test_a_forward_that_fails_leaves_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
