@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
-from outrider.columns import CommandColumns
+from outrider.columns import CommandColumns, ScoreColumns
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.recording import Recorder
@@ -270,6 +270,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         """Process one message of a link, columns among its commands; computes nothing."""
         arrived = self._clock() if arrived_ns is None else arrived_ns
         self._steady.settle()
+        if self._steady.take_expected(commands, arrived):
+            return
         singles, columns = self._steady.split(link_id, commands)
         if self._references is not None:
             singles = self._references.fetch_all(singles)
@@ -280,6 +282,12 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._scheduler.plain.grow()
         if len(self._in_flight) == 1:
             self._in_flight[0].may_queue_next = True
+
+    def expect(self, link_id: int, columns: ScoreColumns) -> None:
+        """Plan a step of which a later message is expected to bring the draft tokens, if the device is idle."""
+        self._steady.settle()
+        if not self._in_flight:
+            self._steady.expect(link_id, columns)
 
     def drop_link(self, link_id: int) -> None:
         """Release all sessions of the link."""

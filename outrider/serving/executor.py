@@ -255,6 +255,21 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """Whether all items of a step of such sessions are valid, and there are KV pages for all. Changes nothing."""
         return False
 
+    def plan_columns(self, step: SteadyStep) -> Any:  # noqa: ANN401 - the executor's own
+        """Plan the forward of a step whose draft tokens are still to come, for ``SteadyStep.plan``; None where that
+        cannot be, or ``takes_columns`` would not take them. The next call is that of ``start_columns`` with this step,
+        or ``forget_plan``.
+        """
+        return None
+
+    def forget_plan(self, plan: Any) -> None:  # noqa: ANN401 - the executor's own
+        """Give back what a plan has taken."""
+        raise NotImplementedError
+
+    def takes_drafts(self, step: SteadyStep) -> bool:
+        """Whether the draft tokens that have come for a step with a plan are valid."""
+        raise NotImplementedError
+
     def start_columns(self, step: SteadyStep) -> InFlightForward[EventT]:
         """``start`` over all items of a step, after the sessions' sequences were truncated to what the items keep, if
         that is not left to it.

@@ -92,14 +92,11 @@ class ColumnsForward:
     ) -> None:
         """``planes`` take hidden states; None: they go inline."""
         self._step, self._columns = step, columns
-        counts = columns.counts.astype(np.int64, copy=False)
-        heads = rows.sequences, step.kept, columns.token_ids, counts, columns.draft_token_ids, step.draft_lengths
+        layers = layers_of(columns, rows)
+        forwarded = forward_rows(step, columns, columns.draft_token_ids)
+        logits, states = runner.forward_columns(forwarded, layers, plan=step.plan)
         self._states: StepStates | None = None
-        if columns.hidden_states_from is None:
-            logits, _ = runner.forward_columns(RowColumns(*heads))
-        else:
-            layers = sorted(set(rows.layers))
-            logits, states = runner.forward_columns(RowColumns(*heads), layers)
+        if columns.hidden_states_from is not None:
             # Before the mark below: when that is reached, they are where the draft finds them.
             self._states = StepStates(planes, step, columns, in_order(states, rows.layers, layers))
         self._forward = Mark(runner.device)
@@ -172,6 +169,17 @@ class ColumnsForward:
             else Scores(*head, outcome.form, hidden_states=own, draft_token_ids=drafted)
             for head, outcome, own, drafted in zip(heads, outcomes, handed, drafts, strict=True)
         ]
+
+
+def forward_rows(step: SteadyStep, columns: ScoreColumns, draft_token_ids: Column) -> RowColumns:
+    """What a step's forward computes, with these draft tokens."""
+    counts, sequences = columns.counts.astype(np.int64, copy=False), step.rows.sequences
+    return RowColumns(sequences, step.kept, columns.token_ids, counts, draft_token_ids, step.draft_lengths)
+
+
+def layers_of(columns: ScoreColumns, rows: SteadyRows) -> list[int]:
+    """The layers whose hidden states a forward hands out."""
+    return [] if columns.hidden_states_from is None else sorted(set(rows.layers))
 
 
 def joined_scores(forms: Sequence[SparseScores]) -> SparseScores:

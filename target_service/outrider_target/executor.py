@@ -15,7 +15,7 @@ from outrider.columns import ScoreColumns
 from outrider.errors import IntegrityError
 from outrider.kernels.device_stream import to_device
 from outrider.kv_cache import KVSequence
-from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.model_runner import ModelRunner, PlannedColumns
 from outrider.ports import Score, Scores
 from outrider.sampling.scoring.session_rows import SessionRows, may_be_rows
 from outrider.sampling.session import SessionSampling
@@ -25,7 +25,7 @@ from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.sessions import are_all
 from outrider.serving.steady.step import SteadyStep
 from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores, are_within, part_of
-from outrider_target.columns_forward import ColumnsForward, SteadyRows
+from outrider_target.columns_forward import ColumnsForward, SteadyRows, forward_rows, layers_of
 from outrider_target.jobs import ScoreJob, check_layers, check_score
 from outrider_target.plain_forward import PlainForward
 from outrider_target.planes import TargetPlanes
@@ -120,6 +120,10 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """Whether every item has drafts and keeps to the bounds of ``check_score``, pages suffice for certain, and all
         scores are tokens, or all are sparse.
         """
+        return self._takes_rows(step) and self.takes_drafts(step)
+
+    def _takes_rows(self, step: SteadyStep) -> bool:
+        """``takes_columns`` but for the draft tokens and their supports."""
         columns, rows = step.columns, step.rows
         if not isinstance(columns, ScoreColumns) or rows.is_sparse is None:
             return False
@@ -130,14 +134,32 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
             rows.layers and np.array_equal(step.kept, columns.hidden_states_from)  # of just what every item brings
         ):
             return False
-        if rows.is_sparse and not _has_whole_supports(columns, rows.num_token_ids):
-            return False
         return (
             are_within(columns.token_ids.tolist(), 0, self._runner.config.vocab_size - 1)
-            and are_within(columns.draft_token_ids.tolist(), 0, rows.num_token_ids - 1)
             and are_all(step.bases + step.draft_lengths <= step.max_lengths)
             and self._runner.sequences.surely_fit(len(counts), max(map(operator.add, counts, lengths)))
         )
+
+    def takes_drafts(self, step: SteadyStep) -> bool:
+        """Whether draft tokens and supports keep to the bounds of ``check_score``."""
+        columns, rows = step.columns, step.rows
+        if not isinstance(columns, ScoreColumns):
+            return False
+        if rows.is_sparse and not _has_whole_supports(columns, rows.num_token_ids):
+            return False
+        return are_within(columns.draft_token_ids.tolist(), 0, rows.num_token_ids - 1)
+
+    def plan_columns(self, step: SteadyStep) -> PlannedColumns | None:
+        """The forward but for its draft tokens, with its KV pages."""
+        columns = step.columns
+        if not isinstance(columns, ScoreColumns) or not self._takes_rows(step):
+            return None
+        unknown = np.zeros(int(step.draft_lengths.sum()), dtype=np.int64)
+        return self._runner.plan_columns(forward_rows(step, columns, unknown), layers_of(columns, step.rows))
+
+    def forget_plan(self, plan: PlannedColumns) -> None:
+        """Give the pages back."""
+        self._runner.forget_plan(plan)
 
     def start_columns(self, step: SteadyStep) -> ColumnsForward:
         """A forward over all of them."""

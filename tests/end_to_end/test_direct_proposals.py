@@ -13,6 +13,7 @@ import torch
 from outrider.generation import GenerationResult
 from outrider.proposal_channel import messages
 from outrider.proposal_channel import sender as sending
+from outrider.serving.steady.expected import ExpectedStep
 from outrider.transport.link.remote_link import RemoteLink
 from tests.end_to_end.faults import break_links, outage
 from tests.end_to_end.waiting import Reader, again_until, all_free, eventually
@@ -93,6 +94,25 @@ async def test_tokens_are_the_same_with_and_without(draft: Any, rule: dict[str, 
     assert [each.speculation.num_draft_tokens for each in found] == [
         each.speculation.num_draft_tokens for each in expected
     ]
+
+
+async def test_a_target_has_planned_steps_when_their_proposals_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    take = ExpectedStep.take
+
+    def taking(self: ExpectedStep, *given: Any) -> Any:
+        step = take(self, *given)
+        taken.extend([] if step is None else [len(step)])
+        return step
+
+    async with run_stack(TARGET, DRAFT, wire=True, direct_proposals=False, **PATIENT) as stack:
+        expected = await together(stack, GREEDY)
+    monkeypatch.setattr(ExpectedStep, "take", taking)
+    async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        await again_until(lambda: len(taken) >= 5, lambda: directly(stack, GREEDY, expected))
+        assert len(taken) >= 5
+        await all_free(stack)
 
 
 @pytest.mark.parametrize("side", ["draft", "target"])

@@ -6,16 +6,20 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 
+from outrider.columns import ScoreAhead, ScoreColumns
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.recording import Recorder
 from outrider.serving.in_process import engine_thread
 from outrider.serving.in_process import link as link_module
 from outrider.serving.in_process.engine_thread import EngineThread
+from outrider.serving.in_process.link import LocalLink
 
 DEADLINE_S = 20.0
 
@@ -57,6 +61,9 @@ class EchoCore:
 
     def handle(self, link_id: int, commands: Sequence[str], *, arrived_ns: int | None = None) -> None:
         self.waiting += [(link_id, command) for command in commands]
+
+    def expect(self, link_id: int, columns: ScoreColumns) -> None:
+        self.waiting.append((link_id, f"expect {columns.draft_lengths.tolist()}"))
 
     def drop_link(self, link_id: int) -> None:
         self.dropped.append(link_id)
@@ -345,6 +352,49 @@ async def test_a_links_flood_is_handled_in_turns_and_another_link_is_answered_be
     assert [command for _, command in first] == ["0", "1", "2", "3", "a", "b"]
     assert [command for _, command in second] == ["4", "5", "6", "7"]
     assert flooding.num_pending == other.num_pending == 0
+
+
+def score_ahead(draft_length: int) -> ScoreAhead:
+    one = np.ones(1, dtype=np.int64)
+    columns = ScoreColumns(one, one, one, b"", one, one, one, draft_length * one, one[:0])
+    return ScoreAhead(columns, 1, one)
+
+
+async def test_what_is_to_come_is_told_after_the_other_commands(core: EchoCore) -> None:
+    engine: EngineThread[Any, str] = EngineThread(core)
+    link = engine.attach()
+    events = link.events()
+    link.send([score_ahead(3), "a"])
+    assert [await next_events(events) for _ in range(2)] == [("a",), ("expect [3]",)]
+    assert core.steps == [[(link.link_id, "a"), (link.link_id, "expect [3]")]]
+    await asyncio.to_thread(engine.close)
+
+
+async def test_nothing_is_told_of_what_is_to_come_when_something_has_come(core: EchoCore) -> None:
+    engine: EngineThread[Any, str] = EngineThread(core)
+    link = engine.attach()
+    core.gate.clear()
+    link.send(["a"])
+    assert await asyncio.to_thread(core.entered.wait, DEADLINE_S)
+    link.send([score_ahead(3)])  # alone in its turn: what comes next is not taken with it
+    link.send(["b"])
+    engine._handle = _sending_before(engine._handle, link)  # type: ignore[assignment, method-assign]
+    core.gate.set()
+    events = link.events()
+    found = [(await next_events(events))[0] for _ in range(3)]
+    assert found == ["a", "b", "late"], "and nothing of what is expected"
+    await asyncio.to_thread(engine.close)
+
+
+def _sending_before(handle: Callable[[Any], None], link: LocalLink[Any, str]) -> Callable[[Any], None]:
+    """Something comes as soon as what is to come is handled."""
+
+    def handled(message: Any) -> None:
+        if isinstance(message.commands[0], ScoreAhead):
+            link.send(["late"])
+        handle(message)
+
+    return handled
 
 
 class TidyingCore(EchoCore):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from outrider.columns import num_items, one_by_one
+from outrider.columns import ScoreAhead, ScoreColumns, num_items, one_by_one
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.recording import Recorder
@@ -65,6 +65,10 @@ class Core(Protocol[CommandT_contra, EventT]):
 
     def handle(self, link_id: int, commands: Sequence[CommandT_contra], *, arrived_ns: int | None = None) -> None:
         """Process one message of a link; computes nothing."""
+        ...
+
+    def expect(self, link_id: int, columns: ScoreColumns) -> None:
+        """Prepare for a message that brings the draft tokens of these columns; computes nothing, answers nothing."""
         ...
 
     def drop_link(self, link_id: int) -> None:
@@ -276,12 +280,18 @@ class EngineThread(Generic[CommandT, EventT]):
 
     def _handle(self, message: _Message[CommandT, EventT]) -> None:
         link, commands = message.link, message.commands
-        if not _OF_NO_CORE.isdisjoint(map(type, commands)):
-            for command in commands:
-                if type(command) in _OF_NO_CORE:
-                    self._handle_beside(link, command)
+        if _OF_NO_CORE.isdisjoint(map(type, commands)):
+            self._core.handle(link.link_id, commands, arrived_ns=message.arrived_ns)
+            return
+        beside = [command for command in commands if type(command) in _OF_NO_CORE]
+        for command in beside:
+            self._handle_beside(link, command)
+        if len(beside) < len(commands):
             commands = tuple(command for command in commands if type(command) not in _OF_NO_CORE)
-        self._core.handle(link.link_id, commands, arrived_ns=message.arrived_ns)
+            self._core.handle(link.link_id, commands, arrived_ns=message.arrived_ns)
+        for command in beside:
+            if isinstance(command, ScoreAhead) and not self._has_arrived():  # else there is no time left for it
+                self._core.expect(link.link_id, command.columns)
 
     def _handle_beside(self, link: LocalLink[CommandT, EventT], command: Any) -> None:  # noqa: ANN401 - of a plane or channel
         def tell(event: Any) -> None:  # noqa: ANN401 - of no session, so none of EventT

@@ -1,7 +1,7 @@
 """Steady steps: what running sessions ask for together, served as columns.
 
 ``sessions`` keeps what does not change from step to step, ``waiting`` sessions that were answered, against which the
-next columns are checked; ``step`` is one item of each of many sessions; ``steps`` takes a step from arrival to answer,
-or hands it to the way of single items. ``plain_step`` is one token of each of many sessions that is computed before it
-is asked for; ``plain_steps`` is the chain of those.
+next columns are checked; ``step`` is one item of each of many sessions; ``expected`` plans one whose draft tokens are
+still to come; ``steps`` takes a step from arrival to answer, or hands it to the way of single items. ``plain_step`` is
+one token of each of many sessions that is computed before it is asked for; ``plain_steps`` is the chain of those.
 """

@@ -38,6 +38,8 @@ class SteadyStep:
     arrived_ns: int
     asked: Any = None
     """What the executor found out when it took the step."""
+    plan: Any = None
+    """The executor's plan of the forward, if the step was expected (``Executor.plan_columns``)."""
 
     def __len__(self) -> int:
         return len(self.own.sessions)

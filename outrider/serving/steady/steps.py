@@ -21,6 +21,7 @@ from outrider.serving.request import AnyRequest, Batch, Request, RequestStatus, 
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
+from outrider.serving.steady.expected import ExpectedStep
 from outrider.serving.steady.sessions import SteadySessions
 from outrider.serving.steady.step import SteadyStep, is_bare, joined
 from outrider.serving.steady.waiting import WaitingSessions
@@ -56,6 +57,7 @@ class SteadySteps:
         self._is_enabled, self._take_item = is_enabled, take_item
         self.pending: SteadyStep | None = None
         """Arrived, and not begun."""
+        self._expected = ExpectedStep(executor)
         self._running: Batch | None = None
         self._answered: _Answered | None = None
         self._waiting: dict[SessionKey, tuple[WaitingSessions, int]] = {}
@@ -105,6 +107,31 @@ class SteadySteps:
         for item in columns.items() if items is None else items:
             self._take_item(link_id, item, arrived_ns)
 
+    def expect(self, link_id: int, columns: ScoreColumns) -> None:
+        """Plan the step of columns whose draft tokens are still to come, if it could be begun now."""
+        found = self._waiting.get((link_id, columns.sessions.item(0)))
+        if (
+            found is None
+            or self.pending is not None
+            or not self._scheduler.is_free
+            or self._scheduler.plain.has_members
+        ):
+            return
+        waiting, _ = found
+        step = waiting.find(link_id, columns, 0)
+        if step is not None and self._scheduler.takes_steady(step):
+            self._expected.plan(step, waiting)
+
+    def take_expected(self, commands: Sequence[Any], arrived_ns: int) -> bool:
+        """Take a message that brings just the draft tokens of the step that is expected. After any other message no
+        step is.
+        """
+        step = self._expected.take(commands, arrived_ns)
+        if step is None:
+            return False
+        self.pending = step
+        return True
+
     def touch(self, key: SessionKey) -> None:
         """Something else than columns comes for a session, or it ends."""
         if (found := self._waiting.pop(key, None)) is not None:
@@ -118,6 +145,7 @@ class SteadySteps:
 
     def drop_link(self, link_id: int) -> None:
         """The sessions of a link end."""
+        self._expected.forget()
         if self.pending is not None:
             self._take_apart_pending()
         if self._running is not None and self._running.steady is not None and self._running.steady.link_id == link_id:
@@ -163,7 +191,8 @@ class SteadySteps:
         return self._outputs.columns_message(step, columns, forward)
 
     def take_all_apart(self) -> None:
-        """Have requests for all that was asked."""
+        """Have requests for all that was asked, and expect no step."""
+        self._expected.forget()
         if self.pending is not None:
             self._take_apart_pending()
         self.take_apart()
@@ -186,6 +215,8 @@ class SteadySteps:
     def _take_apart_pending(self) -> None:
         step, self.pending = self.pending, None
         if step is not None:
+            if step.plan is not None:
+                self._executor.forget_plan(step.plan)
             for item in step.columns.items():
                 self._take_item(step.link_id, item, step.arrived_ns)
 

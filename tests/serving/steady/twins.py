@@ -68,12 +68,12 @@ class Switch:
 
 
 def holding(kind: type[Any], switch: Switch, *, asynchronous: bool = True) -> type[Any]:
-    """The executor with forwards that go on until the switch is on; it counts steps of columns. One that is not
-    ``asynchronous`` ends each forward at once.
+    """The executor with forwards that go on until the switch is on; it counts steps of columns, those of them that
+    were planned before, and plans that were not used. One that is not ``asynchronous`` ends each forward at once.
     """
 
     class Holding(kind):  # type: ignore[misc]
-        num_columns = num_plain = 0
+        num_columns = num_plain = num_planned = num_forgotten = 0
         is_asynchronous = asynchronous
 
         def start(self, batch: Any) -> Any:
@@ -81,7 +81,12 @@ def holding(kind: type[Any], switch: Switch, *, asynchronous: bool = True) -> ty
 
         def start_columns(self, step: Any) -> Any:
             Holding.num_columns += 1
+            Holding.num_planned += step.plan is not None
             return Held(super().start_columns(step), switch, is_held=asynchronous)
+
+        def forget_plan(self, plan: Any) -> None:
+            Holding.num_forgotten += 1
+            super().forget_plan(plan)
 
         def start_plain(self, step: Any, batch: Any) -> Any:
             Holding.num_plain += 1
@@ -268,8 +273,11 @@ class Twins:
             content = target_commands_to_proto(commands, columns=True).SerializeToString()
             read = target_commands_from_proto(pb.TargetCommands.FromString(content), keeps_columns=True)
         self.outcomes["columns"] += any(isinstance(command, CommandColumns) for command in read)
+        self._deliver(read)
+
+    def _deliver(self, commands: Sequence[Any]) -> None:
         for core in self.cores:
-            core.handle(self._link_id, read)
+            core.handle(self._link_id, commands)
 
     def _step_all(self) -> None:
         while any(core.has_work for core in self.cores):
