@@ -67,7 +67,7 @@ def _head_section(pair: Path, method: str, made: Report, measured: Report, corpu
         for label, key in ((HEAD_TITLES[method], method), ("draft model", "draft"))
     ]
     recipe = made["recipe"]
-    before = " It began as the head that was shipped before, which was trained alike." if made["is_continued"] else ""
+    before = "\nIt began as the head that was shipped before, which was trained alike." if made["is_continued"] else ""
     return f"""{described} ({config["num_attention_heads"]} heads of
 {config["head_dim"]}, feed-forward {config["intermediate_size"]}){borrowed}
 `outrider demo --method {method}` drafts with it.
