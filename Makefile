@@ -16,6 +16,9 @@ TESTS ?= tests
 SCENARIO ?=
 SEED ?=
 SCALE ?=
+# Bytecode is kept, even where the environment forbids it, as images of containers do: the tests start hundreds of
+# processes, and without it each compiles torch again, which is half of its start.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install release demo test test-all soak check format proto docs golden
 
