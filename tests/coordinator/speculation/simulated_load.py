@@ -158,9 +158,10 @@ class Load:
 
     def accepted(self, number: int, length: int) -> int:
         """Draft tokens accepted of so many."""
+        if not length:
+            return 0
         rate = self.acceptance(self.now, number)
-        draws = self._random.random(length) < rate
-        return length if draws.all() else int(draws.argmin())
+        return next((i for i, draw in enumerate(self._random.random(length).tolist()) if draw >= rate), length)
 
     def round_ms(self, rows: int, lengths: Sequence[int]) -> tuple[float, float, float]:
         """(draft, target, whole) of a round with these lengths."""
