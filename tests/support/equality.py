@@ -14,7 +14,7 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
-    if isinstance(one, tuple):
+    if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(same, one, other))
     if dataclasses.is_dataclass(one):
         return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))

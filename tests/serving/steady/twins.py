@@ -32,6 +32,7 @@ from outrider.transport.convert.events import (
 from outrider.types import AcceptanceMethod, JudgingRule, SamplingParams, SparseScores, Support, TokenScores
 from outrider.v1 import link_pb2 as pb
 from tests.support.core_driver import open_session
+from tests.support.equality import same
 
 MOST_SESSIONS, MAX_LENGTH, MOST_DRAFTS = 9, 300, 5
 Samplings = Sequence[tuple[SamplingParams, AcceptanceMethod]]
@@ -292,7 +293,7 @@ class Twins:
             messages = core.step()
             said.append([(link_id, *self._as_read(batch)) for link_id, batch in messages])
             core.tidy()
-        assert repr(said[0]) == repr(said[1])  # arrays among the fields are no booleans
+        assert same(said[0], said[1]), said
         self._compare_books()
         for _, events, *_ in said[0]:
             for event in events:
@@ -310,7 +311,7 @@ class Twins:
                 read = target_events_from_proto(scored)
             assert not read.timings or len(read.timings) == len(read.events)
             found.append(sorted(read.events, key=lambda event: (event.session, event.generation)))
-        assert repr(found[0]) == repr(found[1])
+        assert same(found[0], found[1]), found
         report = read.report
         # Every job of the stand-in that drafts is of one token.
         num_tokens = 0 if report is None or self.role == "draft" else report.num_tokens
