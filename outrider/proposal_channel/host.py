@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outrider.boot_id import boot_id
+
 
 def channel_host() -> str:
     """Names the host's running kernel and the network namespace; empty where that cannot be told."""
+    kernel = boot_id()
     try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot_id}/{Path('/proc/self/ns/net').stat().st_ino}"
+        return f"{kernel}/{Path('/proc/self/ns/net').stat().st_ino}" if kernel else ""
     except OSError:
         return ""

@@ -10,11 +10,11 @@ import abc
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from outrider.boot_id import boot_id
 from outrider.planes import PlaneKind
 from outrider.tensor_plane.control import Message
 
@@ -114,7 +114,7 @@ class PeerFacts:
         """Facts about this process."""
         is_gpu = device.type == "cuda"
         device_id = str(torch.cuda.get_device_properties(device).uuid) if is_gpu else ""
-        return cls(_host_id(), device.type, device_id, torch.__version__)
+        return cls(boot_id() or socket.gethostname(), device.type, device_id, torch.__version__)
 
     @classmethod
     def from_message(cls, message: Message) -> PeerFacts:
@@ -165,10 +165,3 @@ def why_not(kind: PlaneKind, writer: PeerFacts, reader: PeerFacts) -> str:
     if writer.host_id != reader.host_id:
         return "they are on different hosts"
     return "one side has no GPU" if kind is PlaneKind.CUDA_IPC and not both_on_gpus else ""
-
-
-def _host_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
