@@ -85,23 +85,29 @@ class MessageReader:
             return None
         num_sessions, num_tokens, num_counts, num_ids = _HEAD.unpack_from(self._rest)
         _check(num_sessions, num_tokens, num_counts, num_ids)
-        sizes = [_KEY_BYTES * num_sessions, *(_WORD_BYTES * size for size in (num_sessions, num_tokens))]
-        sizes += [_WORD_BYTES * num_counts, _WORD_BYTES * num_ids]
-        if len(self._rest) < _HEAD.size + sum(sizes):
+        first = _HEAD.size + _KEY_BYTES * num_sessions
+        end = first + _WORD_BYTES * (num_sessions + num_tokens + num_counts + num_ids)
+        if len(self._rest) < end:
             return None
-        content, start = bytes(self._rest), _HEAD.size
-        parts = []
-        for size in sizes:
-            parts.append(content[start : start + size])
-            start += size
-        del self._rest[:start]
-        key, *columns = parts
-        counts, token_ids = (np.frombuffer(column, dtype=U4) for column in columns[:2])
-        supports = [np.frombuffer(column, dtype=I4) for column in columns[2:]]
-        are_sound = not num_counts or (int(supports[0].min()) >= 0 and int(supports[0].sum(dtype=np.int64)) == num_ids)
-        if int(counts.sum(dtype=np.int64)) != num_tokens or not are_sound:
+        content = bytes(self._rest[:end])
+        del self._rest[:end]
+        # Lists are added up sooner than arrays: a scoring waits for it.
+        counts = np.frombuffer(content, U4, num_sessions, first)
+        are_sound = sum(counts.tolist()) == num_tokens
+        first += _WORD_BYTES * num_sessions
+        token_ids = np.frombuffer(content, U4, num_tokens, first)
+        supports = None
+        if num_counts:
+            first += _WORD_BYTES * num_tokens
+            sizes = np.frombuffer(content, I4, num_counts, first)
+            supports = sizes, np.frombuffer(content, I4, num_ids, first + _WORD_BYTES * num_counts)
+            listed = sizes.tolist()
+            are_sound = are_sound and min(listed) >= 0 and sum(listed) == num_ids
+        if not are_sound:
             raise ConnectionError("the numbers of tokens in a message do not add up")
-        return DirectProposals(key, counts, token_ids, (supports[0], supports[1]) if num_counts else None)
+        return DirectProposals(
+            content[_HEAD.size : _HEAD.size + _KEY_BYTES * num_sessions], counts, token_ids, supports
+        )
 
 
 def _check(num_sessions: int, num_tokens: int, num_counts: int, num_ids: int) -> None:
