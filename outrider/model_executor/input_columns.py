@@ -62,7 +62,7 @@ class RowPattern:
     rows: NDArray[np.intp]  # [T] of each token
     places: Ints  # [T] of each token in its row
     order: NDArray[np.intp]  # [T] of each token, among the committed ones and after them the drafts
-    drafts: NDArray[np.intp]  # [D] places of the drafts among all tokens
+    drafts: NDArray[np.intp] | slice  # [D] places of the drafts among all tokens; of one row, which are neighbours
     logit_indices: NDArray[np.intp]  # [N]
     query_starts: Ints  # [B + 1]
     shape: BatchShape
@@ -80,7 +80,8 @@ class RowPattern:
         order[is_draft] = np.arange(int(counts.sum()), len(rows))
         shape = BatchShape(len(totals), len(rows), int(totals.max()))
         logit_indices = np.flatnonzero(places >= counts[rows] - 1)
-        return cls(rows, places, order, np.flatnonzero(is_draft), logit_indices, starts, shape)
+        drafts = np.flatnonzero(is_draft) if len(totals) > 1 else slice(int(counts[0]), len(rows))
+        return cls(rows, places, order, drafts, logit_indices, starts, shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,6 @@ class ModelRunner:
         if drawn is not None and not self.takes_drawn:
             raise ValueError(f"nothing is drawn on {self.device} that is not known here")
         self.worker.take_device()
-        lengths = columns.lengths.tolist()
         with torch.inference_mode():
             if plan is None:
                 plan = self.plan_columns(columns, layers, is_drawn=drawn is not None)
@@ -223,10 +222,10 @@ class ModelRunner:
                 known = None if drawn is None else drawn.clamp(0, self.config.vocab_size - 1)
                 logits, states = self.worker.forward(command, known)
             except BaseException:
-                self.sequences.replace_tails(columns.sequences, lengths, [()] * len(lengths))
+                self.sequences.replace_tails(columns.sequences, columns.lengths.tolist(), [()] * len(columns.lengths))
                 raise
         # The device computes.
-        self.sequences.replace_tails(columns.sequences, lengths, columns.tails())
+        self.sequences.replace_tails(columns.sequences, columns.lengths.tolist(), columns.tails())
         self.num_forwards += 1
         return logits, states[: len(batch.token_ids)]
 
