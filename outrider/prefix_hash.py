@@ -54,9 +54,10 @@ class PrefixHasher:
 
     __slots__ = ("_blocks", "_chain", "_key", "_rest", "_start")
 
-    def __init__(self, key: bytes = b"") -> None:
+    def __init__(self, key: bytes = b"", chain: bytes = b"") -> None:
+        """``chain``: over full blocks that come before the sequence."""
         self._key = key
-        self._blocks = [b""]
+        self._blocks = [chain]
         """Entry n: the chain over the first n blocks."""
         self._open_block()
 
@@ -101,7 +102,7 @@ class PrefixHasher:
 
     def anew(self, token_ids: Sequence[int]) -> PrefixHash:
         """Hash of all of ``token_ids`` with the same key, without cached parts."""
-        return prefix_hash(token_ids, self._key)
+        return PrefixHasher(self._key, self._blocks[0]).at(token_ids, len(token_ids))
 
     def truncate(self, length: int) -> None:
         """Forget the hashes past ``length`` tokens, which change."""

@@ -367,6 +367,8 @@ class ModelDescription:
     """Of a target: it has hidden states 0, the embedding, to this, the last layer's, and ``LAST_HIDDEN_STATE``."""
     hidden_state_layers: tuple[int, ...] = ()
     """Of a draft: the layers whose hidden states it reads, as ``Open.hidden_state_layers`` has them."""
+    longest_prefill: int = 0
+    """Of a draft: tokens that it computes of a new text, the last ones; 0: all."""
     plane_kinds: tuple[str, ...] = ()
     """Tensor planes that a target can offer, or that a draft can read, for hidden states; none: all travel inline."""
     channel_host: str = ""

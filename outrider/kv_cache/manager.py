@@ -40,12 +40,16 @@ class KVCacheManager:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def open(self, max_length: int, cache_salt: str = "", prefix_hash_key: bytes = b"") -> KVSequence:
-        """Open an empty sequence of at most ``max_length`` tokens. It takes no pages yet."""
+    def open(
+        self, max_length: int, cache_salt: str = "", prefix_hash_key: bytes = b"", prefix_chain: bytes = b""
+    ) -> KVSequence:
+        """Open an empty sequence of at most ``max_length`` tokens. It takes no pages yet. ``prefix_chain`` is of the
+        prefix hash of full blocks that come before it in a text.
+        """
         if max_length < 1:
             raise InvalidRequestError("max_length", f"must be at least 1, not {max_length}")
         root_key = self.prefix_cache.root_key(cache_salt) if self.prefix_cache is not None else b""
-        sequence = KVSequence(max_length, root_key, prefix_hash_key)
+        sequence = KVSequence(max_length, root_key, prefix_hash_key, prefix_chain)
         self._sequences.add(sequence)
         return sequence
 

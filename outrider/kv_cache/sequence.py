@@ -34,7 +34,10 @@ class KVSequence:
         "token_ids",
     )
 
-    def __init__(self, max_length: int, root_key: bytes = b"", prefix_hash_key: bytes = b"") -> None:
+    def __init__(
+        self, max_length: int, root_key: bytes = b"", prefix_hash_key: bytes = b"", prefix_chain: bytes = b""
+    ) -> None:
+        """``prefix_chain``: of the prefix hash of a text that the sequence is only the end of."""
         self.max_length = max_length
         """Tokens that it can grow to."""
         self.page_table = page_table_of(())
@@ -52,7 +55,7 @@ class KVSequence:
         self.root_key = root_key
         self.page_keys: list[bytes] = []
         """Keys of leading full pages, as far as they are known."""
-        self._prefix_hasher = PrefixHasher(prefix_hash_key)
+        self._prefix_hasher = PrefixHasher(prefix_hash_key, prefix_chain)
 
     @property
     def length(self) -> int:

@@ -91,7 +91,7 @@ def test_a_loop_of_columns_runs_while_its_sequences_are_brought_up_to_date(
     monkeypatch.setattr(runner, "_put_states", lambda states, begin, end: said.append(f"states {begin} to {end}"))
     sequences = [runner.sequences.open(30) for _ in range(2)]
     metadata = MetadataColumns.of([DraftMetadata.of(opening(number), 272) for number in range(2)])
-    columns = DraftColumns(sequences, metadata, [3, 4], [3, 4, 5, 6, 7], [2, 3], [3, 2], 1)
+    columns = DraftColumns(sequences, metadata, [3, 4], [3, 4, 5, 6, 7], [2, 3], [3, 2], [1, 1])
     flight = runner.begin_draft(columns, StateRows([torch.zeros(5, 96)]))
     assert said == ["states 0 to 5", "plan 2", "run"]
     assert [sequence.token_ids for sequence in sequences] == [[3, 4], [5, 6, 7]]

@@ -117,6 +117,30 @@ async def test_a_draft_that_attends_to_a_window_changes_no_token() -> None:
         assert result.speculation.num_accepted_tokens < result.speculation.num_draft_tokens
 
 
+@pytest.mark.parametrize("method", ["greedy", "coupled"])
+async def test_a_draft_that_computes_the_end_of_a_prompt_changes_no_token(method: str) -> None:
+    """It leaves out the first 512 of 600 tokens, and is still accepted where it sees the same as the target does."""
+    folder = cached_tiny_model("llama", seed=1, max_position_embeddings=1024)
+    prompt = [token % NUM_TOKEN_IDS for token in range(5, 605)]
+    options: dict[str, Any] = {"temperature": 0} if method == "greedy" else {"acceptance_method": "coupled", "seed": 3}
+    window = {"attention_window": 40, "attention_sinks": 2, "page_size": 4}
+    async with run_stack(folder, folder, wire=False, draft_settings=window) as stack:
+        assert stack.draft is not None and stack.draft.runner is not None
+        with_draft, alone = [
+            await stack.generate(
+                prompt_token_ids=prompt, max_tokens=30, ignore_eos=True, num_speculative_tokens=length, **options
+            )
+            for length in (4, 0)
+        ]
+        pool = stack.draft.runner.sequences.pool
+        assert pool.num_pages - pool.num_free == 0
+    assert with_draft.token_ids == alone.token_ids
+    assert with_draft.speculation.num_accepted_tokens > 0
+    if method == "greedy":
+        padding = range(NUM_TOKEN_IDS, NUM_ROWS)
+        assert list(alone.token_ids) == reference(folder, prompt, 30, padding=padding)
+
+
 async def test_an_equal_draft_is_accepted_whole() -> None:
     folder = cached_tiny_model("llama", seed=1)
     async with stack_of(folder, folder, wire=False) as stack:

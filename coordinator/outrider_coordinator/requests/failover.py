@@ -145,4 +145,11 @@ def _facts_of(replica: DraftReplica, target: TargetReplica | None) -> DraftFacts
     shares_device = bool(found.device_id) and beside is not None and beside.device_id == found.device_id
     item_bytes = 4 if beside is not None and beside.dtype == "float32" else 2
     state_bytes = found.hidden_size * len(found.hidden_state_layers) * item_bytes
-    return DraftFacts(found.max_model_len, found.num_token_ids, found.hidden_state_layers, shares_device, state_bytes)
+    return DraftFacts(
+        found.max_model_len,
+        found.num_token_ids,
+        found.hidden_state_layers,
+        shares_device,
+        state_bytes,
+        found.longest_prefill,
+    )

@@ -47,6 +47,8 @@ class DraftFacts:
     """Whether it computes on the target's device, so that each takes the other's time."""
     hidden_state_bytes: int = 0
     """Of the hidden states of one position; 0: not known."""
+    longest_prefill: int = 0
+    """Tokens that it computes of a new text, the last ones; 0: all."""
 
     @property
     def states_at_a_time(self) -> int:
@@ -124,6 +126,11 @@ class DraftSide:
         """How many of the ``wanted`` tokens can be drafted after ``length`` committed ones."""
         limit = self.facts.max_length
         return max(0, min(wanted, limit - length) if limit else wanted)
+
+    def lag(self, length: int) -> int:
+        """Tokens that it has to compute to hold ``length`` committed ones."""
+        limit = self.facts.longest_prefill
+        return min(length, limit) if limit and not self.held else length - self.held
 
     def note_opened(self, generation: int) -> None:
         """An ``Open`` of that generation is sent."""

@@ -82,7 +82,7 @@ def take_verdict(
     reason, is_prefill = session.no_draft_reason, session.is_prefill
     target.note_answer(base + num_accepted)
     draft.settle(proposal, num_accepted)
-    num_drafted, lag = len(proposal.token_ids), base + num_accepted - draft.held
+    num_drafted, lag = len(proposal.token_ids), draft.lag(base + num_accepted)
     session.policy.note_verdict(session.speculation, num_drafted, num_accepted, draft_lag=lag)
     tokens.extend(new)
     ended = StepEnded(session.step, base, num_drafted, verdict, new, None, reason, timing, is_prefill)
@@ -111,7 +111,7 @@ def take_plain(session: SessionState, asked: int, token_id: int, generation: int
         return None
     reason = session.no_draft_reason
     target.note_answer(base)
-    session.policy.note_verdict(session.speculation, 0, 0, draft_lag=base - session.draft.held)
+    session.policy.note_verdict(session.speculation, 0, 0, draft_lag=session.draft.lag(base))
     session.tokens.extend((token_id,))
     session.step += 1
     session.proposal, session.no_draft_reason = NOTHING_DRAFTED, steps.why_not_asked(session)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,9 @@ from outrider_draft.columns_forward import ColumnsForward
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer
+from outrider_draft.proposers.tail_sequences import TailSequence, TailSequences, longest_tail
 
-DraftSession = Session[KVSequence]
+DraftSession = Session[TailSequence]
 
 
 def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
@@ -64,7 +65,10 @@ def serve_model(proposer: ModelProposer, description: ModelDescription) -> Serve
     runner = proposer.runner
     pool = runner.sequences.pool
     room = pool.num_pages * pool.page_size
-    return ServedProposer(proposer, runner.sequences, description, room, runner, close=runner.close)
+    window = proposer.sequences.window
+    if window is not None:
+        description = replace(description, longest_prefill=longest_tail(window))
+    return ServedProposer(proposer, proposer.sequences, description, room, runner, close=runner.close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class ProposalJob:
 
     sampling: SessionSampling
     extend: Extend
-    sequence: KVSequence
+    sequence: TailSequence
     metadata: DraftMetadata | None
     """By which its tokens are drawn in one launch; None: they are not."""
     base: int
@@ -98,6 +102,11 @@ class ProposalJob:
     num_drawn: int = 0
     draws: list[Draws] = field(default_factory=list)
     """Pass by pass."""
+
+    @property
+    def kv(self) -> KVSequence:
+        """Of its sequence."""
+        return self.sequence.kv
 
     def next_tokens(self, count: int) -> tuple[int, ...]:
         """The next so many to be appended."""
@@ -119,7 +128,8 @@ class ProposalJob:
 class SteadyRows:
     """What a loop is told of sessions in every step."""
 
-    sequences: list[KVSequence]  # [B]
+    kvs: list[KVSequence]  # [B]
+    lags: list[int] | None  # [B] first tokens of the texts that these lack; None: no sequence lacks any
     metadata: MetadataColumns
     longest: list[int]  # [B] tokens, drafted ones included
 
@@ -127,17 +137,20 @@ class SteadyRows:
         """Those at these places."""
         own = places.tolist()
         return SteadyRows(
-            [self.sequences[place] for place in own],
+            [self.kvs[place] for place in own],
+            [self.lags[place] for place in own] if self.lags else None,
             self.metadata.selected(places),
             [self.longest[place] for place in own],
         )
 
 
-class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
+class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
     """Proposes with one model. Forwards are synchronous."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
+        window = runner.config.attention_window
+        self.sequences = TailSequences(runner.sequences, None if window is None else window.size)
         self._can_loop = runner.drafting is not None
         self._max_rows = runner.max_draft_rows
 
@@ -149,7 +162,7 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
     def num_pages_needed(self, job: ProposalJob, num_tokens: int) -> int:
         """Free KV pages for the job's tokens and, where one launch draws all, for those that it draws."""
         drawn = max(0, job.draft_length - job.num_drawn - 1) if job.metadata and num_tokens == job.num_left else 0
-        return self.runner.sequences.pages_needed(job.sequence, num_tokens + drawn)
+        return self.runner.sequences.pages_needed(job.kv, num_tokens + drawn)
 
     def check(self, session: DraftSession, item: Extend) -> Proposal | None:
         """An empty proposal for a session that outgrew this model; ``InvalidRequestError`` for a bad item."""
@@ -163,8 +176,8 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
         """
         token_ids = part_of(item.token_ids, session.sequence.length - item.num_kept_tokens, len(item.token_ids))
         if not token_ids:
-            token_ids = (session.sequence.token_ids[-1],)
-            self.runner.sequences.truncate(session.sequence, item.num_kept_tokens - 1)
+            token_ids = (session.sequence.kv.token_ids[-1],)
+            self.runner.sequences.truncate(session.sequence.kv, item.num_kept_tokens - 1 - session.sequence.lag)
         length = proposal_length(session.open, item, reserved_length=session.reserved_length)
         state = self._state_of(session)
         return ProposalJob(
@@ -210,9 +223,11 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
         """How the tokens of sessions are drawn."""
         states: list[Any] = [session.executor_state for session in sessions]  # ``DraftState``
         metadata = MetadataColumns.of([state.metadata for state in states])
+        sequences = [session.sequence for session in sessions]
+        lags = [sequence.lag for sequence in sequences]
         # A drafted token's own KV is not computed, so that the last may stand just past the reservation.
         longest = [min(session.open.max_length, session.reserved_length + 1) for session in sessions]
-        return SteadyRows([session.sequence for session in sessions], metadata, longest)
+        return SteadyRows([sequence.kv for sequence in sequences], lags if any(lags) else None, metadata, longest)
 
     @property
     def truncates_columns(self) -> bool:
@@ -237,7 +252,7 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
             and 0 <= min(ids) <= max(ids) < self.runner.config.vocab_size
             and max(columns.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH
         )
-        step.asked = DraftColumns(rows.sequences, rows.metadata, step.bases.tolist(), ids, counts, lengths)
+        step.asked = DraftColumns(rows.kvs, rows.metadata, step.bases.tolist(), ids, counts, lengths, rows.lags)
         return is_sound and self.runner.sequences.surely_fit(len(lengths), longest + most)
 
     def start_columns(self, step: SteadyStep) -> ColumnsForward:
@@ -272,12 +287,12 @@ def _leave_last(job: ProposalJob, share: int) -> int:
 
 def _draft_row(job: ProposalJob, metadata: DraftMetadata) -> DraftRow:
     count = min(job.draft_length - job.num_drawn, MAX_STEPS)
-    return DraftRow(metadata, job.sequence, job.next_tokens(job.num_left), count, job.base)
+    return DraftRow(metadata, job.kv, job.next_tokens(job.num_left), count, job.base, job.sequence.lag)
 
 
 def _forward_row(job: ProposalJob, share: int) -> ForwardRow:
     draws = share == job.num_left and job.draft_length > 0
-    return ForwardRow(job.sequence, job.next_tokens(share), int(draws))
+    return ForwardRow(job.kv, job.next_tokens(share), int(draws))
 
 
 def _take(job: ProposalJob, draws: Draws) -> Proposal | OutriderError | None:

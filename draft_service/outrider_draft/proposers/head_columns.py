@@ -89,7 +89,7 @@ class HeadColumnsForward:
             columns.token_ids.tolist(),
             columns.counts.tolist(),
             self._executor.lengths(step).tolist(),
-            PAIR_LAG,
+            [PAIR_LAG] * len(rows.kvs),
         )
         self._drawing = self._executor.runner.begin_draft(drawing, own_rows)
         last_states = own_rows.parts[0].index_select(0, last_places).split(1)  # type: ignore[no-untyped-call]

@@ -40,7 +40,6 @@ def _advance_kernel(
     pages_ptr,
     num_rows,
     PAGE_SIZE: tl.constexpr,
-    LAG: tl.constexpr,
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -52,7 +51,7 @@ def _advance_kernel(
     numbers = parameters_ptr + row * _COLUMNS
     left = tl.load(numbers + _LENGTH, mask=is_row, other=0)
     drawn_at = tl.load(numbers + _POSITION, mask=is_row, other=0)
-    position = drawn_at - LAG
+    position = tl.load(contexts_ptr + row, mask=is_row, other=0)
     goes_on = is_row & (left > 1)
     first_page = tl.load(page_starts_ptr + row, mask=goes_on, other=0)
     page = tl.load(pages_ptr + first_page + position // PAGE_SIZE, mask=goes_on, other=0)
@@ -65,11 +64,11 @@ def _advance_kernel(
     tl.store(step_ptr, tl.load(step_ptr) + 1)
 
 
-def advance(state: LoopState, page_size: int, lag: int) -> None:
+def advance(state: LoopState, page_size: int) -> None:
     """See the contract."""
     num_rows = len(state.positions)
     _advance_kernel[(1,)](
         state.step, state.positions, state.slots, state.context_lengths, state.parameters, state.page_starts,
         state.pages, num_rows,
-        PAGE_SIZE=page_size, LAG=lag, ROWS=max(_FEWEST, triton.next_power_of_2(num_rows)), **launch_options(state.step),
+        PAGE_SIZE=page_size, ROWS=max(_FEWEST, triton.next_power_of_2(num_rows)), **launch_options(state.step),
     )  # fmt: skip

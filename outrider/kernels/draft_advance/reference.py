@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from outrider.kernels.draft_advance.layout import LoopState
 
 
-def advance(state: LoopState, page_size: int, lag: int) -> None:
+def advance(state: LoopState, page_size: int) -> None:
     """See the contract."""
-    left, position = state.parameters[:, Column.LENGTH], state.parameters[:, Column.POSITION] - lag
+    left, position = state.parameters[:, Column.LENGTH], state.context_lengths.clone()
     goes_on = left > 1
     place = torch.where(goes_on, state.page_starts[:-1] + position // page_size, 0)
     slot = state.pages[place.long()] * page_size + position % page_size if len(state.pages) else position

@@ -84,8 +84,7 @@ class DraftHeadRunner:
         model = HeadLoopModel(self.head, max_rows=graphs.max_sequences, max_catch_up=catch_ups[-1])
         pages_per_row = -(-self.max_model_len // self.page_size)
         loop = DraftLoop(
-            model, self.kv_cache, self._frame, rules, pages_per_row=pages_per_row, limits=graphs, catch_ups=catch_ups,
-            lag=PAIR_LAG,
+            model, self.kv_cache, self._frame, rules, pages_per_row=pages_per_row, limits=graphs, catch_ups=catch_ups
         )  # fmt: skip
         return model, loop
 

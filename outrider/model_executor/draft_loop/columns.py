@@ -71,8 +71,8 @@ class DraftColumns:
     token_ids: list[int]  # [T]
     counts: Sequence[int]  # [B] of those, as ``DraftRow.token_ids``
     num_drafts: Sequence[int]  # [B]
-    lag: int = 0
-    """First tokens of the texts that the sequences lack."""
+    lags: Sequence[int] | None = None  # [B]
+    """As ``DraftRow.lag``; None: the sequences lack nothing."""
     contexts: Sequence[int] = field(init=False)  # [B]
     """Tokens of each sequence before the first draw."""
     lengths: Sequence[int] = field(init=False)  # [B]
@@ -81,7 +81,8 @@ class DraftColumns:
     """The tokens that are appended to each."""
 
     def __post_init__(self) -> None:
-        self.contexts = [base - self.lag for base in self.bases] if self.lag else self.bases
+        bases, lags = self.bases, self.lags
+        self.contexts = [base - lag for base, lag in zip(bases, lags, strict=True)] if lags else bases
         self.lengths = [context - count for context, count in zip(self.contexts, self.counts, strict=True)]
         ids, ends = self.token_ids, itertools.accumulate(self.counts)
         self.texts = [ids[end - count : end] for end, count in zip(ends, self.counts, strict=True)]
@@ -96,8 +97,9 @@ class DraftColumns:
 
     def rows(self) -> list[DraftRow]:
         """One by one; their sequences are to be truncated to what is kept."""
-        heads = zip(self.metadata.each, self.sequences, self.texts, self.num_drafts, self.bases, strict=True)
-        return [DraftRow(*head, self.lag) for head in heads]
+        lags = self.lags or [0] * len(self.sequences)
+        heads = zip(self.metadata.each, self.sequences, self.texts, self.num_drafts, self.bases, lags, strict=True)
+        return [DraftRow(*head) for head in heads]
 
 
 def plan_columns(table: KVCacheManager, columns: DraftColumns) -> DraftPlan:

@@ -82,17 +82,14 @@ class DraftLoop:
         pages_per_row: int,
         limits: GraphLimits = DEFAULT_LIMITS,
         catch_ups: Sequence[int] = (1, MAX_CATCH_UP),
-        lag: int = 0,
     ) -> None:
-        """First steps are captured for rows that append as many tokens as one of ``catch_ups``, ascending, or fewer.
-        ``lag`` is that of every row.
-        """
+        """First steps are captured for rows that append as many tokens as one of ``catch_ups``, ascending, or fewer."""
         self.rules = rules
         self.max_rows = limits.max_sequences
         """Of one loop."""
         self.max_catch_up = max(catch_ups)
         """Tokens that a row may append before its first draw."""
-        self._catch_ups, self._lag = tuple(catch_ups), lag
+        self._catch_ups = tuple(catch_ups)
         self._model = model
         self._kv_cache = kv_cache
         self._frame = frame
@@ -168,7 +165,7 @@ class DraftLoop:
         indices = None if batch is loop.single else batch.logit_indices
         logits = self._model.draft_logits(batch, self._kv_cache, indices)
         self._sampler(logits, loop.state.parameters, views.sink)
-        advance(loop.state, self._frame.page_size, self._lag)
+        advance(loop.state, self._frame.page_size)
 
     def _shapes(self) -> tuple[StepShape, ...]:
         """Largest first, so that smaller ones find memory to reuse."""

@@ -65,7 +65,9 @@ class DraftRow:
     base: int
     """Committed tokens when the proposal was made; keys the random streams."""
     lag: int = 0
-    """First tokens of the text that the sequence lacks: 1 for a head, whose KV is of pairs."""
+    """First tokens of the text that the sequence lacks: 1 for a head, whose KV is of pairs; many for a model with a
+    window, which reads the end of a long text.
+    """
 
     def words(self) -> Words:  # [NUM_COLUMNS]
         """Parameters of the draw for this row, as the device reads them, before its tokens are appended."""

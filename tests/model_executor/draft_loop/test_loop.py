@@ -202,7 +202,7 @@ def columns_of(rows: list[DraftRow]) -> DraftColumns:
         [token_id for row in rows for token_id in row.token_ids],
         [len(row.token_ids) for row in rows],
         [row.num_drafts for row in rows],
-        rows[0].lag,
+        [row.lag for row in rows],
     )
 
 
@@ -264,13 +264,16 @@ def in_rows(drawn: DrawnColumns | list[Draws]) -> list[tuple[tuple[int, ...], st
     return rows
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-def test_columns_are_laid_out_as_their_rows_are(lag: int) -> None:
+@pytest.mark.parametrize("lags", [[0] * 5, [1] * 5, [0, 256, 512, 0, 256]])
+def test_columns_are_laid_out_as_their_rows_are(lags: list[int]) -> None:
     packed = []
     for are_columns in (False, True):
         rig, choose = Rig(), random.Random(4)
         pairs = [random_row(rig, choose) for _ in range(5)]
-        rows = [replace(row, base=len(text) + len(row.token_ids) + lag, lag=lag) for row, text in pairs]
+        rows = [
+            replace(row, base=len(text) + len(row.token_ids) + lag, lag=lag)
+            for (row, text), lag in zip(pairs, lags, strict=True)
+        ]
         plan = plan_columns(rig.table, columns_of(rows)) if are_columns else plan_draft(rig.table, rows)
         packed.append(pack_draft(plan, LoopShape(8, 16, 2)).tolist())
     assert packed[0] == packed[1]

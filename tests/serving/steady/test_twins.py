@@ -20,6 +20,8 @@ from outrider.model_executor.draft_loop.columns import DraftColumns
 from outrider.model_executor.draft_loop.results import DrawnColumns, Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.models import AttentionWindow
+from outrider.ports import EventBatch
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits
 from outrider.serving.session_table import SessionTable
@@ -160,16 +162,51 @@ def supports_of(drawn: Sequence[int]) -> SparseEvidence:
     return SparseEvidence(np.full(len(drawn), 2, dtype=np.int32), ids, (ids / NUM_TOKEN_IDS).astype(np.float32))
 
 
-def model_core(switch: Switch, *, takes_columns: bool) -> tuple[Core, Any]:
-    folder = cached_tiny_model("llama", seed=1, max_position_embeddings=512)
-    runner = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=1200, max_model_len=280)
+def model_core(
+    switch: Switch, *, takes_columns: bool, max_model_len: int = 280, window: AttentionWindow | None = None
+) -> tuple[Core, Any]:
+    folder = cached_tiny_model("llama", seed=1, max_position_embeddings=1024)
+    runner = ModelRunner.load(
+        folder, dtype="float32", page_size=4, num_pages=1200, max_model_len=max_model_len, attention_window=window
+    )
     runner.draft = functools.partial(drawn_by_forwards, runner)  # type: ignore[method-assign]
     runner.begin_draft = functools.partial(DrawnByForwards, runner)  # type: ignore[method-assign,assignment]
     executor = holding(ModelProposer, switch, asynchronous=False)(runner)
     executor._can_loop, executor._max_rows = True, 8
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=True)
-    table = SessionTable(runner.sequences, limits)
+    table = SessionTable(executor.sequences, limits)
     return EngineCore(table, executor, takes_columns=takes_columns, clock=switch.clock), executor
+
+
+class LongTwins(Twins):
+    """With texts of which a draft with a window computes the end. How many pages have left the window by the time of a
+    report depends on whether it leaves before texts are brought up to date.
+    """
+
+    max_length = 700
+    prompt_lengths = (2, 30, 281, 281, 560)
+
+    def _as_read(self, batch: EventBatch[Any]) -> tuple[Any, ...]:
+        *read, report = super()._as_read(batch)
+        return (*read, report and report[0])
+
+    def _pages_of(self, sequence: Any) -> list[int]:
+        return [sequence.lag, len(sequence.kv.held_pages())]
+
+
+@pytest.mark.parametrize("samplings", [GREEDY, SAMPLED])
+def test_a_draft_with_a_window_says_and_holds_the_same(samplings: Samplings) -> None:
+    switch, window = Switch(), AttentionWindow(20, 2)
+    cores = [model_core(switch, takes_columns=takes, max_model_len=690, window=window) for takes in (True, False)]
+    (steady, executor), (plain, other) = cores
+    twins = LongTwins("draft", steady, plain, switch, 3, num_token_ids=NUM_TOKEN_IDS, samplings=samplings)
+    twins.run(100)
+    assert executor.num_columns > 20, twins.outcomes
+    assert other.num_columns == 0
+    assert twins.outcomes["SessionLost"]
+    assert steady.num_pages_free == plain.num_pages_free == 1200
+    for one in (executor, other):
+        one.runner.sequences.check_integrity()
 
 
 @pytest.mark.parametrize("samplings", [GREEDY, SAMPLED])
