@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from outrider_coordinator.speculation.catch_up import CatchUp
 from outrider_coordinator.speculation.estimates.round_timer import VerdictBatch
-from outrider_coordinator.speculation.mode_choice import Load, ModeChoice
+from outrider_coordinator.speculation.mode_choice import Load, ModeChoice, are_few
 from outrider_coordinator.speculation.mode_selector import Mode
 from outrider_coordinator.speculation.session_state import ControlledSession, SessionVerdict
 
@@ -214,7 +214,10 @@ class DraftLengthController:
             foreign.note(rows, tokens - rows, batch.num_rows, batch.num_drafted, usual_length=length)
         # In a probe's rounds a few sessions draft beside the others: they say nothing of speculation by all.
         is_settled = batch.drafting.num_rows > 0 and self._choice.is_speculating and self._is_settled
-        if self._choice.timer.note(batch, num_begun, rows=rows, tokens=tokens, seconds=seconds, is_settled=is_settled):
+        timer = self._choice.timer
+        if batch.drafting.num_rows and self._is_probe_of_many:
+            timer.note_probe(batch, num_begun, seconds)
+        elif timer.note(batch, num_begun, rows=rows, tokens=tokens, seconds=seconds, is_settled=is_settled):
             self._choice.lengths.note_round()
         self._choice.note_round(batch, self._busy_s, batch.num_rows / max(num_begun, 1))
         self._update_catch_up()
@@ -234,9 +237,23 @@ class DraftLengthController:
         if foreign.num_sessions:
             tokens = round(tokens / share)
             draft_length = draft_length if self._choice.lengths.is_starting else foreign.longest(draft_length)
-        if draft_length and seconds > 0.0:
+        if self._is_probe_of_many:
+            self._choice.timer.note_proposals(draft_length, tokens, seconds)
+        elif draft_length and seconds > 0.0 and not self._is_cold:
             self._choice.note_drafts()
             self._choice.timer.times.note_draft(draft_length, tokens, seconds)
+
+    @property
+    def _is_cold(self) -> bool:
+        """Whether speculation by many sessions begins, whose first rounds are not counted."""
+        return self._choice.timer.is_cold(len(self._sessions) - self._num_prompts)
+
+    @property
+    def _is_probe_of_many(self) -> bool:
+        """Whether drafts now are those of a probe, from which it is guessed what speculation by many would take."""
+        if self._choice.is_speculating or are_few(num := len(self._sessions) - self._num_prompts):
+            return False
+        return self._choice.timer.learns_from_probes(num)
 
     def note_draft_text(self, num_tokens: int, seconds: float) -> None:
         """A forward of the draft that only took in text, and its time."""

@@ -25,6 +25,8 @@ _UNCERTAINTY = 1.2
 """So many times slower than expected speculation may turn out for each doubling of the sessions past those with which
 it is known.
 """
+_DOUBT = 1.1
+"""The same where probes told what many sessions' speculation would take."""
 _SHORTEST_REQUEST_S = 1e-3
 _FEW_SESSIONS = 63
 """So many sessions' drafts take in their text so fast that nothing is doubted. With more, a server that knows nothing
@@ -61,6 +63,11 @@ def _doublings_past_few(num_sessions: int) -> int:
     return num_sessions.bit_length() - _FEW_SESSIONS.bit_length()
 
 
+def are_few(num_sessions: int) -> bool:
+    """Whether nothing is doubted with so many sessions."""
+    return _doublings_past_few(num_sessions) <= 0
+
+
 def _saved_share(rate: float, other: float) -> float:
     """Of the time, where decoding turns from one rate to the other."""
     return 1.0 - rate / other if other > rate else 0.0
@@ -82,6 +89,8 @@ class ModeChoice:
         self.switch_price = SwitchPrice()
         self._trials = {mode: ModeTrial(mode) for mode in Mode}
         self._expectations = Expectations(self.timer, self.acceptance)
+        self._saved_share = 0.0
+        """Of the time, what speculation would probably save by the last choice."""
         self.has_tried = False
         """A trial has ended since the last choice: the switch to the mode that was tried is free."""
 
@@ -120,7 +129,8 @@ class ModeChoice:
     def choose(self, load: Load) -> bool:
         """Set mode and lengths; returns whether the mode has changed."""
         sessions = load.sessions
-        self._trials[Mode.SPECULATIVE].allowance.serve(load.now, len(sessions))
+        self._trials[Mode.SPECULATIVE].allowance.serve(load.now, len(sessions), self._saved_share)
+        self._saved_share = 0.0
         if self._begins_plainly(self._num_all(sessions), len(sessions)):
             self._take_plain_mode(load.now)
             for session in sessions:
@@ -134,6 +144,7 @@ class ModeChoice:
         rate = best.rate / (1.0 + imbalance(self._num_all(sessions)))
         self.rates = {Mode.PLAIN: len(sessions) / plain_seconds, Mode.SPECULATIVE: rate}
         self.expected_length = best.draft_length
+        self._saved_share = self._saved_by_speculation(len(sessions), expected)
         has_changed = self._select_mode(load, expected)
         if self.is_speculating:
             self.lengths.set_lengths(sessions, expected.useful, best, self.timer.times, expected.share)
@@ -142,7 +153,9 @@ class ModeChoice:
                 session.length = 0
         if not self.is_speculating and not load.has_prompts and expected.hoped_rate > self.rates[Mode.PLAIN]:
             load_ratio = self.timer.foreign.load_ratio(len(sessions))
-            self.probe.begin_if_due(load.now, sessions, self.acceptance.mean, load_ratio=load_ratio)
+            is_first = self._is_first_probe(len(sessions))
+            acceptance = self.acceptance.mean
+            self.probe.begin_if_due(load.now, sessions, acceptance, load_ratio=load_ratio, is_first=is_first)
         return has_changed
 
     def _num_all(self, sessions: tuple[ControlledSession, ...]) -> int:
@@ -245,8 +258,8 @@ class ModeChoice:
         switch_s: float,
     ) -> None:
         num_sessions = len(load.sessions)
-        num_rounds = trial.num_rounds(self.timer.num_cold_rounds)
-        is_few = _doublings_past_few(num_sessions) <= 0
+        is_few = are_few(num_sessions)
+        num_rounds = trial.num_rounds(self.timer.num_cold_rounds(num_sessions))
         is_check = is_few and trial.may_check(load.now, is_young=self.timer.is_young)
         has_begun = trial.begin_if_due(
             load.now,
@@ -259,10 +272,23 @@ class ModeChoice:
             num_rounds=num_rounds,
             loss_s=expected_loss_s(plain_seconds, speculative_seconds, num_rounds=num_rounds, switch_s=switch_s),
             ahead_s=load.request_s if load.is_new and math.isfinite(load.request_s) else 0.0,
+            saved_share=self._saved_share,
         )
         if has_begun and is_check:
-            self.timer.times.forget_speculation()
+            self.timer.forget_speculation()
             self.note_drafts()
+
+    def _is_first_probe(self, num_sessions: int) -> bool:
+        """Whether a probe is to tell what speculation by many sessions would bring."""
+        is_unknown = self.timer.learns_from_probes(num_sessions) and not self.timer.knows_probed(num_sessions)
+        return is_unknown and not are_few(num_sessions)
+
+    def _saved_by_speculation(self, num_sessions: int, expected: Expectation) -> float:
+        """Share of the time that speculation by all probably saves where probes told what to expect of it, or 0."""
+        if self.is_speculating or expected.best is None or not self.timer.knows_probed(num_sessions):
+            return 0.0
+        error = relative_error(expected.useful, expected.best, self._acceptance_error)
+        return _saved_share(self.rates[Mode.PLAIN], self.rates[Mode.SPECULATIVE] * (1.0 - error) / _DOUBT)
 
     def _hoped_rates(self, expected: Expectation) -> dict[Mode, float]:
         """The rates, speculation's as in groups that take turns if that is better and it is not known whether sessions

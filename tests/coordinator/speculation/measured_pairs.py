@@ -54,3 +54,26 @@ class MeasuredTargetOverTwoCards(MeasuredPair):
         plain = ((1, 3.12), (8, 3.35), (32, 4.06), (64, 5.0), (128, 6.3))
         scoring = ((2, 3.35), (5, 3.43), (40, 3.85), (80, 4.4), (160, 5.72), (320, 8.5), (640, 14.0))
         return interpolate(plain, rows) if tokens == rows else interpolate(scoring, tokens)
+
+
+@dataclass(frozen=True)
+class MeasuredLongContexts(MeasuredPair):
+    """A 1B draft with an attention window beside the target, where each session holds 4,000 tokens.
+
+    Measured with 64 users on one card; that each further row reads as much of its own KV again is extrapolated.
+    """
+
+    prompt_tokens: int = 4000
+    most_lacked: int = 1300
+
+    def target(self, rows: int, tokens: int) -> float:
+        return super().target(rows, tokens) + 0.115 * rows
+
+    def draft(self, rows: int, length: int) -> float:
+        return super().draft(rows, length) + rows * (0.013 + 0.0077 * length) if length else 0.0
+
+    def between(self, rows: int) -> float:
+        return 0.88 + 0.0214 * rows
+
+    def prefill(self, tokens: int) -> float:
+        return 0.0044 * tokens

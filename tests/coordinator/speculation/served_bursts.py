@@ -16,7 +16,8 @@ import numpy as np
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, ControlledSession, DraftLengthController
 from tests.coordinator.speculation.simulated_load import H200, FixedLength
 
-PROMPT = 128
+_COMPUTED = 128
+"""Tokens of a prompt that the target computes: of a longer one it finds the others in its prefix cache."""
 _PROMPTS_A_FORWARD = 8
 _MOST_DRAFTED = 8
 _ROUNDS_NOT_AHEAD = 2
@@ -148,18 +149,19 @@ class Served:
             self.devices.now += (target + text_ms) / 1e3
             self._left.update(dict.fromkeys(coming, num_tokens))
             both = begun + coming
-            self._tell(both, [0] * len(both), 0.0, target, tokens=len(begun) + PROMPT * len(coming))
+            self._tell(both, [0] * len(both), 0.0, target, tokens=len(begun) + _COMPUTED * len(coming))
             arrived, num_prompts = waiting, _PROMPTS_A_FORWARD
 
     def _enter(self, arrived: list[ControlledSession]) -> float:
         """Milliseconds for the prompts that drafts compute at the same time."""
         num_tokens = 0
+        prompt = self.devices.pair.prompt_tokens
         for session in arrived:
             if session not in self._lags:
                 self.controller.enter(session)
-                is_both = session.limit > 0 and (not self.is_chosen or self.controller.will_draft(PROMPT))
-                self._lags[session] = -1 if is_both else PROMPT
-                num_tokens += PROMPT if is_both else 0
+                is_both = session.limit > 0 and (not self.is_chosen or self.controller.will_draft(prompt))
+                self._lags[session] = -1 if is_both else prompt
+                num_tokens += self._lacked(prompt) if is_both else 0
         return self.devices.pair.prefill(num_tokens)
 
     def _round(self) -> None:
@@ -187,7 +189,11 @@ class Served:
             self._brought[session] = brought, num_rounds - 1
         else:
             self._lags[session] -= brought
-        return brought if is_new else 0
+        return self._lacked(brought) if is_new else 0
+
+    def _lacked(self, lag: int) -> int:
+        """Of so many tokens that a draft has not seen, those that it is to be brought."""
+        return min(lag, self.devices.pair.most_lacked)
 
     def _tell(
         self, sessions: list[ControlledSession], lengths: list[int], draft: float, target: float, *, tokens: int
@@ -202,7 +208,7 @@ class Served:
             accepted = self._accepted(session, length)
             self._left[session] -= accepted + 1
             self._lags[session] = 0 if length else self._lags[session] + 1
-            verdicts.append((session, length, accepted, self._lags[session]))
+            verdicts.append((session, length, accepted, self._lacked(self._lags[session])))
         controller.note_verdicts(verdicts)
         for session in sessions:
             self._lengths[session] = controller.length(session)

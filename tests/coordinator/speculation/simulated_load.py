@@ -35,6 +35,9 @@ class H200:
     num_cards: int = 1
     reads_states: bool = False
     """Whether the draft reads hidden states, so that the target computes anew what it lacks."""
+    prompt_tokens: int = 128
+    most_lacked: int = 1_000_000
+    """Tokens of text that a session's draft has to be brought at most: fewer than it has not seen with a window."""
 
     def target(self, rows: int, tokens: int) -> float:
         return interpolate(_PLAIN, rows) if tokens == rows else interpolate(_SCORING, tokens)

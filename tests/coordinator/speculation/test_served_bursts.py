@@ -9,7 +9,7 @@ import pytest
 
 from outrider_coordinator.speculation import Mode
 from outrider_coordinator.speculation.mode_selector import ModeSelector
-from tests.coordinator.speculation.measured_pairs import MeasuredHead, MeasuredPair
+from tests.coordinator.speculation.measured_pairs import MeasuredHead, MeasuredLongContexts, MeasuredPair
 from tests.coordinator.speculation.served_bursts import Served
 from tests.coordinator.speculation.simulated_load import H200
 
@@ -76,3 +76,32 @@ def test_the_time_until_first_tokens_is_no_loss_of_a_mode(monkeypatch: pytest.Mo
     served.burst(8, num_tokens=24, pause_s=10.0)
     longest_s = max(seconds for _, seconds in served.rounds)
     assert 0.0 < max(intervals_s) < 6 * longest_s
+
+
+def first_loads(acceptance: float, num_users: int, *, seed: int, length: int | None = None) -> list[float]:
+    """Seconds of a process's first bursts, of many users at long contexts; requests of one token come between."""
+    served = Served(MeasuredLongContexts(), acceptance, seed=seed, length=length)
+    seconds = []
+    for _ in range(5):
+        served.burst(num_users, num_tokens=1)
+        seconds.append(served.burst(num_users))
+    return seconds
+
+
+def test_many_users_at_long_contexts_are_the_first_load_and_come_to_draft() -> None:
+    """A probe tells that speculation will pay, and the time that it would have saved pays for its trial. With some
+    seeds the sessions probed have bad luck, and decoding stays plain for longer.
+    """
+    plain, fixed = (first_loads(0.81, 64, seed=1, length=length) for length in (0, 3))
+    assert sum(fixed[2:]) < sum(plain[2:]) / 1.2
+    chosen = [first_loads(0.81, 64, seed=seed) for seed in range(4, 10)]
+    assert all(ours < theirs / 0.93 for each in chosen for ours, theirs in zip(each, plain, strict=True))
+    assert fmean(sum(each[2:]) for each in chosen) < sum(fixed[2:]) / 0.9
+
+
+@pytest.mark.parametrize("num_users", [64, 128])
+@pytest.mark.parametrize("acceptance", [0.02, 0.5])
+def test_a_probe_of_a_poor_draft_leads_to_no_trial(num_users: int, acceptance: float) -> None:
+    chosen, plain = (first_loads(acceptance, num_users, seed=1, length=length) for length in (None, 0))
+    assert max(ours / theirs for ours, theirs in zip(chosen[1:], plain[1:], strict=True)) < 1 / 0.95
+    assert sum(chosen) < sum(plain) / 0.97

@@ -249,7 +249,7 @@ def speculate(timer: RoundTimer, num_rows: int, num_sessions: int) -> None:
 
 def test_groups_that_take_turns_are_known_from_the_first_rounds() -> None:
     timer = RoundTimer()
-    for _ in range(timer.num_cold_rounds + 1):
+    for _ in range(timer.num_cold_rounds(2) + 1):
         speculate(timer, 16, 32)
     assert timer.share == pytest.approx(0.5)
 

@@ -4,6 +4,8 @@ speculative decoding take.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from outrider.limits import MAX_DRAFT_LENGTH
@@ -21,6 +23,18 @@ _WHOLE = 0.8
 """Share of the sessions above which a message is of all of them, but for some that come or go."""
 _COLD_ROUNDS = 4
 """The first speculative rounds of all: they take longer than any later ones, and are not counted."""
+_COLD_ROUNDS_AFTER_PROBE = 12
+"""The same where a probe of many sessions told what to expect: nothing checks later what such a trial said, so it goes
+on until rounds are as fast as they will be. Their forwards are not counted either.
+"""
+_LEAST_PROMPT_TOKENS = 512
+"""Of a forward that tells what a token takes at most."""
+_PROBED_LENGTH = 4
+"""Draft length for which a probe is to tell what the target takes."""
+_PROBE_ROUNDS = 2
+"""Rounds of a probe that tell what the draft takes; in later ones other sessions draft, so that noise seems to be the
+price of a row.
+"""
 _YOUNG_ROUNDS = 24
 """Speculative rounds of all during which clocks and caches may still be cold."""
 _NEWEST = 0.1
@@ -103,6 +117,12 @@ class RoundTimer:
         """
         self.foreign = ForeignSessions()
         self._num_plain_rounds = self._num_speculative_rounds = self._num_shares = 0
+        self._prompt_token_s: float | None = None
+        """Seconds a token of forwards that computed prompts, the least seen."""
+        self._proposals: tuple[int, int, float] | None = None
+        """Of the probe's round under way: the longest one's length, the draft tokens of all, seconds."""
+        self._probed: defaultdict[int, int] = defaultdict(int)
+        """Rounds of probes by the magnitude of the number of sessions."""
 
     def note(
         self, batch: VerdictBatch, num_sessions: int, *, rows: int, tokens: int, seconds: float, is_settled: bool
@@ -115,18 +135,19 @@ class RoundTimer:
         """
         if not batch.drafting.num_rows:
             self._note_plain(batch, num_sessions, rows, tokens)
+            self._note_prompts(tokens, seconds)
             return False
         self._num_plain_rounds = 0
         others = rows - batch.num_rows if self.foreign.num_sessions else 0
         others_drafted = tokens - rows - batch.num_drafted
         is_decode = rows == batch.num_rows + others and 0 <= others_drafted <= MAX_DRAFT_LENGTH * others
-        if is_decode and seconds > 0.0:
+        if is_decode and seconds > 0.0 and not self.is_cold(num_sessions):
             self.times.note_target(rows, tokens, seconds)
         duration = batch.drafting.seconds
         if duration is None or not is_settled or (others and not (is_decode and others_drafted >= _MOST * others)):
             return False
         self._num_speculative_rounds += 1
-        if self._num_speculative_rounds <= _COLD_ROUNDS:
+        if self._num_speculative_rounds <= self._most_cold_rounds(num_sessions):
             return False
         self._note_share(batch, num_sessions)
         load_ratio = self.foreign.load_ratio(num_sessions)
@@ -145,6 +166,58 @@ class RoundTimer:
         load_ratio = self.foreign.load_ratio(num_sessions)
         if load_ratio == 1.0 or rows == tokens >= _MOST * load_ratio * batch.num_rows:
             self.times.note_plain(round(load_ratio * batch.num_rows), batch.plain.seconds)
+
+    def _note_prompts(self, tokens: int, seconds: float) -> None:
+        """A token of a draft costs the target at most what one of a prompt does: many share the weights' reading."""
+        if tokens >= _LEAST_PROMPT_TOKENS and seconds > 0.0:
+            self._prompt_token_s = min(seconds / tokens, self._prompt_token_s or math.inf)
+
+    def note_proposals(self, draft_length: int, tokens: int, seconds: float) -> None:
+        """Proposals of a probe of many sessions, whose round is under way."""
+        self._proposals = draft_length, tokens, seconds
+
+    def note_probe(self, batch: VerdictBatch, num_sessions: int, seconds: float) -> None:
+        """A round in which a few of many sessions drafted; ``seconds``: of the target's forward.
+
+        The first rounds of a process take several times as long, in all stages alike: how much, the forward tells
+        beside a plain one. A few more tokens say nothing of what one costs, so prompts have to.
+        """
+        proposals, plain_s, token_s = self._proposals, self.plain_seconds(num_sessions), self._prompt_token_s
+        self._num_plain_rounds, self._proposals = 0, None
+        if proposals is None or token_s is None or plain_s <= 0.0 or self.knows_probed(num_sessions):
+            return
+        draft_length, tokens, drafting_s = proposals
+        share = batch.num_rows / num_sessions
+        slowness = max(seconds / (share * plain_s + token_s * batch.num_drafted), 1.0)
+        self.times.note_draft(draft_length, tokens, drafting_s / slowness)
+        self.times.note_target(num_sessions, num_sessions, plain_s)
+        most = _PROBED_LENGTH * num_sessions
+        self.times.note_target(num_sessions, num_sessions + most, plain_s + token_s * most)
+        if batch.num_rows >= _WHOLE * num_sessions and (whole_s := batch.plain.seconds):
+            self.times.note_between(batch.num_rows, max(whole_s - seconds - drafting_s, 0.0) / slowness)
+        self._probed[num_sessions.bit_length()] += 1
+
+    def knows_probed(self, num_sessions: int) -> bool:
+        """Whether probes told what may be expected of speculation by about so many sessions."""
+        return self._probed[num_sessions.bit_length()] >= _PROBE_ROUNDS
+
+    def learns_from_probes(self, num_sessions: int) -> bool:
+        """Whether speculation by about so many sessions was never timed, so that probes are all that tells of it."""
+        has_prompts = self._prompt_token_s is not None and not self.foreign.num_sessions
+        return has_prompts and not self.knows(Mode.SPECULATIVE, num_sessions)
+
+    def is_cold(self, num_sessions: int) -> bool:
+        """Whether forwards of so many sessions' speculation are slow and not counted, since probes tell more."""
+        return self.knows_probed(num_sessions) and self._num_speculative_rounds < _COLD_ROUNDS_AFTER_PROBE
+
+    def _most_cold_rounds(self, num_sessions: int) -> int:
+        return _COLD_ROUNDS_AFTER_PROBE if self.knows_probed(num_sessions) else _COLD_ROUNDS
+
+    def forget_speculation(self) -> None:
+        """Time speculative rounds anew. What probes told stays where there were no others: nothing better is known."""
+        if self._num_speculative_rounds:
+            self.times.forget_speculation()
+            self._probed.clear()
 
     def interrupt(self) -> None:
         """Prompts are computed meanwhile: a target begins anew to compute ahead."""
@@ -178,10 +251,9 @@ class RoundTimer:
         """Whether nothing is known of speculation, or only what its first rounds of all took, which may mislead."""
         return self._num_speculative_rounds < _YOUNG_ROUNDS
 
-    @property
-    def num_cold_rounds(self) -> int:
-        """Speculative rounds to come that are not counted."""
-        return max(_COLD_ROUNDS - self._num_speculative_rounds, 0)
+    def num_cold_rounds(self, num_sessions: int) -> int:
+        """Speculative rounds of so many sessions to come that are not counted."""
+        return max(self._most_cold_rounds(num_sessions) - self._num_speculative_rounds, 0)
 
     def plain_seconds(self, num_sessions: int) -> float:
         """Expected duration of a plain round."""

@@ -106,6 +106,10 @@ class StepTimes:
         self._between.note((1.0, rows), max(between, 0.0))
         self._seen_of(rows, draft_length).note(rows, drafted, seconds)
 
+    def note_between(self, rows: int, seconds: float) -> None:
+        """What lay between the forwards of a round in which a few of so many sessions drafted."""
+        self._between.note((1.0, rows), seconds)
+
     def plain(self, rows: float) -> float:
         """Expected seconds of a plain round; before any was seen, of the target's forward."""
         if not self._plain.num_observations:

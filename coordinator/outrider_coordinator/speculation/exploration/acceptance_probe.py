@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from outrider_coordinator.speculation.exploration.budget import Excursion, ExplorationBudget
 from outrider_coordinator.speculation.session_state import ControlledSession
 
-_LENGTH, _STEPS = 2, 2
-_MAX_SESSIONS = 4
+_STEPS = 2
+_LENGTH, _MAX_SESSIONS = {False: 2, True: 4}, {False: 4, True: 8}
+"""Draft tokens of a step, and sessions; more where a trial may follow from a single probe."""
 _MAX_FOLLOW_UPS = 6
 """Probes in a row while more is accepted than expected."""
 _SURPRISE, _SURPRISE_SIGMA = 0.1, 1.5
@@ -36,6 +37,7 @@ class AcceptanceProbe:
         self._num_judged = self._num_accepted = self._num_follow_ups = 0
         self._expected = self._price_s = 0.0
         self._load_ratio = 1.0
+        self._is_first = False
 
     @property
     def is_active(self) -> bool:
@@ -43,24 +45,31 @@ class AcceptanceProbe:
         return self._excursion is not None
 
     def begin_if_due(
-        self, now: float, sessions: Sequence[ControlledSession], acceptance: float, *, load_ratio: float = 1.0
+        self,
+        now: float,
+        sessions: Sequence[ControlledSession],
+        acceptance: float,
+        *,
+        load_ratio: float = 1.0,
+        is_first: bool = False,
     ) -> None:
         """Let a few sessions draft, if it is time to; ``acceptance`` is what is expected of them. ``load_ratio``: all
-        sessions of the target over these, which a probe costs time too, and which are probed by others.
+        sessions of the target over these, which a probe costs time too, and which are probed by others. ``is_first``:
+        nothing is known of speculation by many sessions.
         """
         if self._excursion is not None:
             if now - self._excursion.began > _LONGEST_S:
                 self.cancel(now)
             return
-        if not self._budget.is_due(now) or not (chosen := _choose_sessions(sessions)):
+        if not self._budget.is_due(now) or not (chosen := _choose_sessions(sessions, _MAX_SESSIONS[is_first])):
             return
         self.num_probes += 1
         self._excursion, self._sessions = Excursion(now), set(chosen)
         self._num_judged = self._num_accepted = self._rounds_after = 0
-        self._expected, self._load_ratio = acceptance, load_ratio
+        self._expected, self._load_ratio, self._is_first = acceptance, load_ratio, is_first
         for session in chosen:
             session.num_probes += 1
-            session.probe_steps, session.length = _STEPS, min(_LENGTH, session.limit)
+            session.probe_steps, session.length = _STEPS, min(_LENGTH[is_first], session.limit)
 
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int) -> None:
         """A step with draft tokens of any session."""
@@ -106,7 +115,7 @@ class AcceptanceProbe:
         self._excursion = None
         self._price_s += self._load_ratio * excursion.price(now, plain_rate)
         self._num_follow_ups += 1
-        if self._is_surprising and self._num_follow_ups < _MAX_FOLLOW_UPS:
+        if self._is_surprising and not self._is_first and self._num_follow_ups < _MAX_FOLLOW_UPS:
             self._budget.allow(now)
             return
         self._budget.spend(now, self._price_s)
@@ -120,11 +129,11 @@ class AcceptanceProbe:
         return excess > max(_SURPRISE * judged, _SURPRISE_SIGMA * math.sqrt(judged * expected * (1.0 - expected)))
 
 
-def _choose_sessions(sessions: Sequence[ControlledSession]) -> list[ControlledSession]:
+def _choose_sessions(sessions: Sequence[ControlledSession], most: int) -> list[ControlledSession]:
     """Sessions whose drafts lack least text, since bringing text takes time, and one that was seldom chosen before."""
     able = sorted((session for session in sessions if session.limit), key=lambda session: session.draft_lag)
     if len(able) < 2:
         return able
-    count = min(_MAX_SESSIONS, (len(able) + 1) // 2)
+    count = min(most, (len(able) + 1) // 2)
     other = min(able[count - 1 :], key=lambda session: session.num_probes)
     return [*able[: count - 1], other]

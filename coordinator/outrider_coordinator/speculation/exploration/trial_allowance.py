@@ -30,18 +30,28 @@ class TrialAllowance:
 
     def __init__(self) -> None:
         self._left_s: dict[int, float] = {}
+        self._saved_s: dict[int, float] = {}
+        """Seconds that speculation would probably have saved since the last trial, by the same."""
         self._served_until = 0.0
 
-    def serve(self, now: float, num_sessions: int) -> None:
-        """So many sessions were served until ``now``, in seconds of service."""
-        earned = _SHARE * max(now - self._served_until, 0.0)
+    def serve(self, now: float, num_sessions: int, saved_share: float = 0.0) -> None:
+        """So many sessions were served until ``now``, in seconds of service; ``saved_share``: of that time, what
+        speculation would probably have saved.
+        """
+        served_s = max(now - self._served_until, 0.0)
         self._served_until = max(now, self._served_until)
-        self._left_s[num_sessions.bit_length()] = min(self.left_s(num_sessions) + earned, _SHARE * _MOST_S)
+        magnitude = num_sessions.bit_length()
+        self._left_s[magnitude] = min(self.left_s(num_sessions) + _SHARE * served_s, _SHARE * _MOST_S)
+        self._saved_s[magnitude] = self._saved_s.get(magnitude, 0.0) + saved_share * served_s
 
-    def left_s(self, num_sessions: int, *, ahead_s: float = 0.0) -> float:
+    def left_s(self, num_sessions: int, *, ahead_s: float = 0.0, saved_share: float = 0.0) -> float:
         """Below 0 after a trial that cost more than expected. ``ahead_s``: time that the sessions will surely take."""
-        return self._left_s.get(num_sessions.bit_length(), 0.0) + _SHARE * min(ahead_s, _MOST_S)
+        left_s = self._left_s.get(num_sessions.bit_length(), 0.0) + _SHARE * min(ahead_s, _MOST_S)
+        if ahead_s:
+            left_s += self._saved_s.get(num_sessions.bit_length(), 0.0) + saved_share * ahead_s
+        return left_s
 
     def spend(self, num_sessions: int, price_s: float) -> None:
         """A trial with so many sessions cost so many seconds."""
         self._left_s[num_sessions.bit_length()] = self.left_s(num_sessions) - price_s
+        self._saved_s.pop(num_sessions.bit_length(), None)

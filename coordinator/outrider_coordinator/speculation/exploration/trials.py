@@ -87,12 +87,14 @@ class ModeTrial:
         num_rounds: int,
         loss_s: float,
         ahead_s: float,
+        saved_share: float = 0.0,
     ) -> bool:
         """Begin a trial, if it is worth its price; ``steady_s``: for how long there have been about so many sessions;
         ``is_known``: the mode was timed with about so many; ``is_below_known``: speculation was timed with more;
         ``is_check``: whatever is expected of the mode may be wrong, and is checked;
         ``loss_s``: what the trial, of ``num_rounds``, costs if the mode is not better;
-        ``ahead_s``: for how long there will be these sessions.
+        ``ahead_s``: for how long there will be these sessions;
+        ``saved_share``: of that time, what the mode will probably save.
         """
         is_first = not is_known and num_sessions.bit_length() not in self._tried
         hope = self._hope(steady_s, is_known=is_known, is_below_known=is_below_known)
@@ -101,7 +103,9 @@ class ModeTrial:
         if not is_check and not is_first and not self._budget.is_due(now):
             return False
         paid_s = loss_s * (_PAID_OF_CHECK if is_check else 1.0)
-        if self.mode is Mode.SPECULATIVE and paid_s > self.allowance.left_s(num_sessions, ahead_s=ahead_s):
+        if self.mode is Mode.SPECULATIVE and paid_s > self.allowance.left_s(
+            num_sessions, ahead_s=ahead_s, saved_share=saved_share
+        ):
             return False
         self._tried.add(num_sessions.bit_length())
         if is_check:
