@@ -61,6 +61,19 @@ def test_each_arrangement_has_a_table_of_its_own_with_a_row_for_each_number_of_u
     assert not user_tables([])
 
 
+def test_two_drafts_of_one_arrangement_have_a_line_and_a_table_each() -> None:
+    names = ("8b-1b", "8b-eagle3")
+    results = [
+        dataclasses.replace(serve_result(users), name=f"{name}-users{users}") for name in names for users in (1, 8, 32)
+    ]
+    assert [line.name.rpartition(" ")[2] for line in lines_of(results)] == [
+        "(8b-1b)", "(8b-1b)", "(8b-eagle3)", "(8b-eagle3)"
+    ]  # fmt: skip
+    text = user_tables(results)
+    assert text.count("**2 x ") == 2
+    assert "(`8b-1b-users*`)" in text and "(`8b-eagle3-users*`)" in text
+
+
 def test_the_plot_is_a_file_that_the_report_keeps_fresh(tmp_path: Path) -> None:
     for users in (1, 8, 32):
         save(serve_result(users), tmp_path / "benchmarks/results")

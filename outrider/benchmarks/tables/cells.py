@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from outrider.benchmarks.schema import Environment, Label, Result
 
 Row = Sequence[str]
 
+_NUMBER_OF_USERS = re.compile(r"-?users\d+$")
 _MARKS = {
     "\\*": "A synthetic pair: random weights in the shape of a real model, with an acceptance rate that was chosen "
     "when the pair was made. The times are those of the system; the acceptance rate is not that of any model.",
@@ -49,6 +51,14 @@ def mark(configuration: Mapping[str, Any]) -> str:
 
 def _is_noise(configuration: Mapping[str, Any]) -> bool:
     return configuration.get("load_format") == "dummy"
+
+
+def family(result: Result) -> str:
+    """The name of a result less the number of users that it ends with: results that differ in nothing else share it.
+    Empty where it ends otherwise.
+    """
+    name, found = _NUMBER_OF_USERS.subn("", result.name)
+    return name if found else ""
 
 
 def device(result: Result) -> str:

@@ -6,13 +6,14 @@ Writes SVG, with the same bytes for the same results, so that the report can tel
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from outrider.benchmarks.schema import Result
-from outrider.benchmarks.tables.cells import median_of
+from outrider.benchmarks.tables.cells import family, median_of
 from outrider.benchmarks.tables.serving import sampling, tokens_per_user
 
 _WIDTH, _HEIGHT = 860, 460
@@ -42,12 +43,18 @@ class Line:
 def lines_of(results: Iterable[Result]) -> list[Line]:
     """Lines with enough points, from results of GPUs that name their number of users."""
     found: dict[tuple[str, bool], dict[int, Point]] = {}
+    results = list(results)
+    families = defaultdict[str, set[str]](set)
+    for result in results:
+        families[_name(result)].add(family(result))
     for result in results:
         users, gpus = result.configuration["traffic"]["max_concurrency"], _num_gpus(result.configuration)
         for arm in ("speculation", "baseline"):
             throughput, per_user = median_of(result, "output_throughput", arm=arm), tokens_per_user(result, arm)
             if users and gpus and throughput and per_user:
-                key = (_name(result), arm == "baseline")
+                name = _name(result)
+                own = f"{name} ({family(result)})" if len(families[name]) > 1 else name
+                key = (own, arm == "baseline")
                 found.setdefault(key, {})[users] = (throughput / gpus, per_user, users)
     return [
         Line(name, is_plain, tuple(point for _, point in sorted(points.items())))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from outrider.benchmarks.samples import ratio
 from outrider.benchmarks.schema import Result
-from outrider.benchmarks.tables.cells import Row, acceptance_rate, device, median_of, notes, number, pair, table
+from outrider.benchmarks.tables.cells import Row, acceptance_rate, device, family, median_of, notes, number, pair, table
 from outrider.benchmarks.tables.serving import num_gpus, pair_of, sampling, tokens_per_user
 
 _HEADS = ["users", "T", "tokens in", "tok/s per user", "tok/s per GPU", "speedup", "acceptance rate", "TTFT ms"]
@@ -19,13 +19,15 @@ _EXPLAINED = (
 
 
 def user_tables(results: Sequence[Result]) -> str:
-    """A table for each device, arrangement and pair; empty without results."""
-    groups: dict[str, list[Result]] = {}
+    """A table for each device, arrangement and pair; empty without results. Heads and draft models of one target have
+    one title, and are told apart by the names of their results.
+    """
+    groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        groups.setdefault(_title(result), []).append(result)
+        groups.setdefault((_title(result), family(result)), []).append(result)
     tables = [
         table(title, _HEADS, [_row(result) for result in group], [], of=f" ({_files(group)})")
-        for title, group in groups.items()
+        for (title, _), group in groups.items()
     ]
     explained = [_EXPLAINED, *notes(results)]
     return "\n".join([*tables, "\n\n".join(explained), ""]) if results else ""
