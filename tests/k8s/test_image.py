@@ -128,7 +128,9 @@ def coordinator_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
     made = run(source / "scripts/image/install_packages.sh", prefix, "coordinator",
                cwd=source, PYTHON=sys.executable, PIP_NO_COMPILE="no")  # fmt: skip
     assert made.returncode == 0, made.stderr
-    yield prefix
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # as in the image: what runs there adds nothing to a layer
+        yield prefix
     shutil.rmtree(prefix)
 
 
