@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from outrider.errors import OutriderError, StaleReferenceError
+from outrider.errors import InvalidRequestError, OutriderError, StaleReferenceError
 from outrider.ports import Open, Prepare, Rejected, Release, SessionFailed, SessionLost
 from outrider.serving.executor import CommonEvent, Executor, Item, References
 from outrider.serving.output_processor import OutputProcessor
@@ -203,9 +203,7 @@ class InputProcessor:
             try:
                 item = self._references.fetch(item)
             except StaleReferenceError as error:
-                lost = SessionLost(session.open.session, session.generation, str(error))
-                self._scheduler.end_session(session.key)
-                self._outputs.put(session.link_id, lost, session.open)
+                self._lose(session, error)
                 return
         answer = self._answer_at_once(session, item)
         if answer is not None:
@@ -217,7 +215,11 @@ class InputProcessor:
             # The last token of all is computed, for what follows it.
             adoptable = part_of(item.token_ids, 0, self._executor.num_adoptable(session, item) + 1)
             opened = self._sessions.adopt_prefix(session, adoptable)
-        job = self._executor.begin(session, item)
+        try:
+            job = self._executor.begin(session, item)
+        except InvalidRequestError as error:  # what it begins with is not held any more
+            self._lose(session, error)
+            return
         if not item.num_kept_tokens and not self._scheduler.admits(session, job):
             self._refuse(session)
             return
@@ -225,6 +227,11 @@ class InputProcessor:
             self._outputs.put_opened(session.link_id, opened)
         record = self._outputs.record_of(item, arrived_ns)
         self._scheduler.add(Request(session, item, job, arrived_ns, record=record))
+
+    def _lose(self, session: Session[Any], error: OutriderError) -> None:
+        self._scheduler.end_session(session.key)
+        lost = SessionLost(session.open.session, session.generation, str(error))
+        self._outputs.put(session.link_id, lost, session.open)
 
     def _answer_at_once(self, session: Session[Any], item: Item) -> Any:  # noqa: ANN401 - an event of the executor, or a common one
         """The answer to an item that needs no forward; None for one that does, whose session is cut to its base."""

@@ -99,6 +99,20 @@ def test_what_was_left_out_is_checked_and_not_gone_back_to(driver: Driver) -> No
         assert isinstance(lost, SessionLost), generation
 
 
+@pytest.mark.parametrize("kept", [LEFT_OUT, 624])
+def test_a_token_to_be_computed_again_that_is_not_held_costs_the_session_alone(driver: Driver, kept: int) -> None:
+    """It was left out, or what it attends to was given back: 24 tokens of 600 are the first that are held of 690."""
+    longer = [*TEXT, *range(90)]
+    driver.send(opened(), extend_item(0, 2, TEXT, 0))
+    if kept > LEFT_OUT:
+        while driver.core.has_work:
+            driver.step()
+        driver.run(extend_item(0, 3, longer, 0, num_kept_tokens=600))
+    (lost,) = driver.run(extend_item(0, 4, longer[:kept], 4, num_kept_tokens=kept))
+    assert isinstance(lost, SessionLost)
+    assert len(driver.one(opened(1), extend_item(1, 2, TEXT, 4)).token_ids) == 4
+
+
 def test_a_text_that_is_brought_anew_begins_anew(driver: Driver) -> None:
     driver.one(opened(), extend_item(0, 2, TEXT, 4))
     short = driver.one(extend_item(0, 3, TEXT[:30], 4))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from outrider.columns import ExtendColumns
 from outrider.config import DraftSettings
-from outrider.errors import OutriderError
+from outrider.errors import InvalidRequestError, OutriderError
 from outrider.kernels.device_stream import mark_reached
 from outrider.kv_cache import KVSequence
 from outrider.limits import MAX_DRAFT_LENGTH
@@ -176,8 +176,11 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
         """
         token_ids = part_of(item.token_ids, session.sequence.length - item.num_kept_tokens, len(item.token_ids))
         if not token_ids:
-            token_ids = (session.sequence.kv.token_ids[-1],)
-            self.runner.sequences.truncate(session.sequence.kv, item.num_kept_tokens - 1 - session.sequence.lag)
+            kv, lag = session.sequence.kv, session.sequence.lag
+            if not kv.token_ids:
+                raise InvalidRequestError("num_kept_tokens", f"the first {lag} tokens were left out, and not computed")
+            token_ids = (kv.token_ids[-1],)
+            self.runner.sequences.truncate(kv, item.num_kept_tokens - 1 - lag)
         length = proposal_length(session.open, item, reserved_length=session.reserved_length)
         state = self._state_of(session)
         return ProposalJob(

@@ -57,7 +57,7 @@ class DraftSettings(ModelServiceSettings):
         None,
         description="draft_model: last tokens of a text that it attends to, and the first attention_sinks; unset: all. "
         "Long contexts then cost the draft less and it agrees with the target less often; what is generated stays "
-        "exact. Of a new text it computes the last one to one and a half windows.",
+        "exact. Of a new text it computes the last window, and at most half a window or 256 tokens more.",
     )
     attention_sinks: NonNegative = Field(
         4, description="First tokens of a text that the draft model attends to besides its attention_window."

@@ -4,8 +4,8 @@ speculative decoding take.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
+import statistics
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from outrider.limits import MAX_DRAFT_LENGTH
@@ -27,6 +27,7 @@ _COLD_ROUNDS_AFTER_PROBE = 12
 """The same where a probe of many sessions told what to expect: nothing checks later what such a trial said, so it goes
 on until rounds are as fast as they will be. Their forwards are not counted either.
 """
+_PROMPT_FORWARDS = 9
 _LEAST_PROMPT_TOKENS = 512
 """Of a forward that tells what a token takes at most."""
 _PROBED_LENGTH = 4
@@ -117,8 +118,8 @@ class RoundTimer:
         """
         self.foreign = ForeignSessions()
         self._num_plain_rounds = self._num_speculative_rounds = self._num_shares = 0
-        self._prompt_token_s: float | None = None
-        """Seconds a token of forwards that computed prompts, the least seen."""
+        self._prompt_token_s: deque[float] = deque(maxlen=_PROMPT_FORWARDS)
+        """Seconds a token of the latest forwards that computed prompts."""
         self._proposals: tuple[int, int, float] | None = None
         """Of the probe's round under way: the longest one's length, the draft tokens of all, seconds."""
         self._probed: defaultdict[int, int] = defaultdict(int)
@@ -170,7 +171,7 @@ class RoundTimer:
     def _note_prompts(self, tokens: int, seconds: float) -> None:
         """A token of a draft costs the target at most what one of a prompt does: many share the weights' reading."""
         if tokens >= _LEAST_PROMPT_TOKENS and seconds > 0.0:
-            self._prompt_token_s = min(seconds / tokens, self._prompt_token_s or math.inf)
+            self._prompt_token_s.append(seconds / tokens)
 
     def note_proposals(self, draft_length: int, tokens: int, seconds: float) -> None:
         """Proposals of a probe of many sessions, whose round is under way."""
@@ -182,13 +183,14 @@ class RoundTimer:
         The first rounds of a process take several times as long, in all stages alike: how much, the forward tells
         beside a plain one. A few more tokens say nothing of what one costs, so prompts have to.
         """
-        proposals, plain_s, token_s = self._proposals, self.plain_seconds(num_sessions), self._prompt_token_s
+        proposals, plain_s = self._proposals, self.plain_seconds(num_sessions)
         self._num_plain_rounds, self._proposals = 0, None
-        if proposals is None or token_s is None or plain_s <= 0.0 or self.knows_probed(num_sessions):
+        if proposals is None or not self._prompt_token_s or plain_s <= 0.0 or self.knows_probed(num_sessions):
             return
         draft_length, tokens, drafting_s = proposals
-        share = batch.num_rows / num_sessions
-        slowness = max(seconds / (share * plain_s + token_s * batch.num_drafted), 1.0)
+        token_s = statistics.median(self._prompt_token_s)  # a forward that was computed ahead may seem to take no time
+        # A forward of the sessions that draft alone, as in the second round, takes hardly less than one of all.
+        slowness = max(seconds / (plain_s + token_s * batch.num_drafted), 1.0)
         self.times.note_draft(draft_length, tokens, drafting_s / slowness)
         self.times.note_target(num_sessions, num_sessions, plain_s)
         most = _PROBED_LENGTH * num_sessions
@@ -203,7 +205,7 @@ class RoundTimer:
 
     def learns_from_probes(self, num_sessions: int) -> bool:
         """Whether speculation by about so many sessions was never timed, so that probes are all that tells of it."""
-        has_prompts = self._prompt_token_s is not None and not self.foreign.num_sessions
+        has_prompts = bool(self._prompt_token_s) and not self.foreign.num_sessions
         return has_prompts and not self.knows(Mode.SPECULATIVE, num_sessions)
 
     def is_cold(self, num_sessions: int) -> bool:

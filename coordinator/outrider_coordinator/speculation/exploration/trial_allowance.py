@@ -42,13 +42,14 @@ class TrialAllowance:
         self._served_until = max(now, self._served_until)
         magnitude = num_sessions.bit_length()
         self._left_s[magnitude] = min(self.left_s(num_sessions) + _SHARE * served_s, _SHARE * _MOST_S)
-        self._saved_s[magnitude] = self._saved_s.get(magnitude, 0.0) + saved_share * served_s
+        saved_s = self._saved_s.get(magnitude, 0.0) + saved_share * served_s
+        self._saved_s[magnitude] = min(saved_s, _SHARE * _MOST_S)
 
     def left_s(self, num_sessions: int, *, ahead_s: float = 0.0, saved_share: float = 0.0) -> float:
         """Below 0 after a trial that cost more than expected. ``ahead_s``: time that the sessions will surely take."""
         left_s = self._left_s.get(num_sessions.bit_length(), 0.0) + _SHARE * min(ahead_s, _MOST_S)
         if ahead_s:
-            left_s += self._saved_s.get(num_sessions.bit_length(), 0.0) + saved_share * ahead_s
+            left_s += self._saved_s.get(num_sessions.bit_length(), 0.0) + saved_share * min(ahead_s, _MOST_S)
         return left_s
 
     def spend(self, num_sessions: int, price_s: float) -> None:
