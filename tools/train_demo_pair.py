@@ -132,8 +132,7 @@ def _add_commands(method: str) -> None:
         begin_with: BeginWith = None,
         text_seed: TextSeed = 0,
     ) -> None:
-        job = Job(work, device)
-        job.text_seed = text_seed
+        job = Job(work, device, text_seed)
         _make_head(method, job, steps, max_seconds=max_seconds, sampled=sampled, begin_with=begin_with)
 
     @app.command(

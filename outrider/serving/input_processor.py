@@ -207,8 +207,7 @@ class InputProcessor:
                 return
         answer = self._answer_at_once(session, item)
         if answer is not None:
-            self._scheduler.end_session(session.key)
-            self._outputs.put(session.link_id, answer, session.open)
+            self._end_with(session, answer)
             return
         opened = None
         if not item.num_kept_tokens and item.token_ids:
@@ -229,9 +228,12 @@ class InputProcessor:
         self._scheduler.add(Request(session, item, job, arrived_ns, record=record))
 
     def _lose(self, session: Session[Any], error: OutriderError) -> None:
+        self._end_with(session, SessionLost(session.open.session, session.generation, str(error)))
+
+    def _end_with(self, session: Session[Any], answer: Any) -> None:  # noqa: ANN401 - an event of the executor, or a common one
+        """Answer a session's item at once, and end all else that it has asked for."""
         self._scheduler.end_session(session.key)
-        lost = SessionLost(session.open.session, session.generation, str(error))
-        self._outputs.put(session.link_id, lost, session.open)
+        self._outputs.put(session.link_id, answer, session.open)
 
     def _answer_at_once(self, session: Session[Any], item: Item) -> Any:  # noqa: ANN401 - an event of the executor, or a common one
         """The answer to an item that needs no forward; None for one that does, whose session is cut to its base."""

@@ -107,13 +107,19 @@ def runner_of() -> ModelRunner:
     return ModelRunner.load(folder, dtype="float32", page_size=PAGE_SIZE, num_pages=200, max_model_len=128)
 
 
-def test_a_forward_of_columns_is_that_of_its_rows() -> None:
-    layers, choose = (0, 2), random.Random(4)
+def twins(choose: random.Random) -> tuple[list[ModelRunner], list[list[KVSequence]]]:
+    """Two runners of one model, and of each sequences that hold the same texts."""
     runners = [runner_of(), runner_of()]
     texts = [[choose.randrange(VOCAB_SIZE) for _ in range(choose.randint(3, 20))] for _ in range(4)]
     pairs = [[runner.sequences.open(120) for _ in texts] for runner in runners]
     for runner, sequences in zip(runners, pairs, strict=True):
         runner.forward([ForwardRow(sequence, text) for sequence, text in zip(sequences, texts, strict=True)])
+    return runners, pairs
+
+
+def test_a_forward_of_columns_is_that_of_its_rows() -> None:
+    layers, choose = (0, 2), random.Random(4)
+    runners, pairs = twins(choose)
     for _ in range(4):
         columns = columns_of(choose, pairs[0])
         lengths, tails = columns.lengths.tolist(), columns.tails()
@@ -131,11 +137,7 @@ def test_a_forward_of_columns_is_that_of_its_rows() -> None:
 
 def test_a_forward_that_was_planned_without_its_drafts_is_the_same() -> None:
     layers, choose = (0, 2), random.Random(6)
-    runners = [runner_of(), runner_of()]
-    texts = [[choose.randrange(VOCAB_SIZE) for _ in range(choose.randint(3, 20))] for _ in range(4)]
-    pairs = [[runner.sequences.open(120) for _ in texts] for runner in runners]
-    for runner, sequences in zip(runners, pairs, strict=True):
-        runner.forward([ForwardRow(sequence, text) for sequence, text in zip(sequences, texts, strict=True)])
+    runners, pairs = twins(choose)
     for index in range(8):
         columns = columns_of(choose, pairs[0])
         unknown = replace(columns, draft_token_ids=np.zeros(len(columns.draft_token_ids), dtype=np.int64))

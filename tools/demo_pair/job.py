@@ -35,12 +35,12 @@ DRAFT_LENGTH = 4
 class Job:
     """One stage at work in one folder on one device."""
 
-    def __init__(self, work: Path, device: str) -> None:
+    def __init__(self, work: Path, device: str, text_seed: int = 0) -> None:
+        """``text_seed``: another one has the target write other text."""
         self.work, self.device = work, torch.device(device)
         self.corpus = Corpus.load(work / "corpus.npz")
         self.tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
-        self.text_seed = 0
-        """Another one has the target write other text."""
+        self.text_seed = text_seed
         self.num_written = 0
         """Tokens that the target wrote to be learnt from."""
         self._held_out = torch.from_numpy(self.corpus.held_out.astype(np.int32)).to(self.device)
