@@ -46,9 +46,15 @@ class Communicator:
         """Send when ``ready``; ``RuntimeError`` when it does not get through."""
         self._transfer(lambda: self._group.send([content], READER, 0), ready)
 
-    def receive(self, content: torch.Tensor) -> None:
-        """Receive; ``RuntimeError`` when nothing comes."""
-        self._transfer(lambda: self._group.recv([content], WRITER, 0), None)
+    def receive(self, content: torch.Tensor, on_queued: Callable[[torch.cuda.Event], None]) -> None:
+        """Receive; ``RuntimeError`` when nothing comes. ``on_queued`` is told of the event behind the transfer, once
+        that is queued, where a GPU receives.
+        """
+        self._transfer(lambda: self._group.recv([content], WRITER, 0), None, on_queued)
+
+    def has_ended(self, event: torch.cuda.Event) -> bool:
+        """Whether the transfer before an event is done; not if it was given up, which lets its event pass too."""
+        return bool(event.query()) and not self._is_aborted  # type: ignore[no-untyped-call]
 
     def abort(self) -> None:
         """Give up what is under way; a thread inside it comes back, by its deadline at the latest."""
@@ -56,7 +62,12 @@ class Communicator:
         with contextlib.suppress(RuntimeError):
             self._group.abort()
 
-    def _transfer(self, start: Callable[[], Any], ready: torch.cuda.Event | None) -> None:
+    def _transfer(
+        self,
+        start: Callable[[], Any],
+        ready: torch.cuda.Event | None,
+        on_queued: Callable[[torch.cuda.Event], None] | None = None,
+    ) -> None:
         if self._stream is None:
             if ready is not None:
                 ready.synchronize()
@@ -68,6 +79,8 @@ class Communicator:
             start().wait()  # orders the stream, not the thread
             done: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             done.record(self._stream)
+        if on_queued is not None:
+            on_queued(done)
         done.synchronize()  # which ``abort`` ends too
         if self._is_aborted:
             raise RuntimeError("the transfer was given up")

@@ -66,6 +66,12 @@ def _is_unharmed(device: str) -> bool:
     return float(torch.ones(1000, device=device).sum()) == 1000
 
 
+def _check_nothing_is_kept(free_bytes: list[int]) -> None:
+    """The card's free memory after each death, that of tests beside this one included: asked only of one at a time."""
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) == 1:
+        assert free_bytes[-1] >= free_bytes[1] - (4 << 20)
+
+
 @pytest.mark.parametrize(("kind", "other"), SETTINGS)
 def test_equal_bytes_arrive_in_another_process(kind: PlaneKind, other: str) -> None:
     writers = PlaneWriters(torch.device("cuda:0"), kinds=(kind,), limits=LIMITS)
@@ -128,7 +134,7 @@ def test_a_reader_that_is_killed_in_the_middle(kind: PlaneKind, other: str, num_
         assert _is_unharmed("cuda:0")
         free.append(torch.cuda.mem_get_info(0)[0])
     writers.close()
-    assert free[-1] >= free[1] - (4 << 20)
+    _check_nothing_is_kept(free)
 
 
 @pytest.mark.parametrize("num_kills", NUM_KILLS)
@@ -158,7 +164,7 @@ def test_a_writer_that_is_killed_in_the_middle(kind: PlaneKind, other: str, num_
         assert _is_unharmed("cuda:0")
         free.append(torch.cuda.mem_get_info(0)[0])
     readers.close()
-    assert free[-1] >= free[1] - (4 << 20)
+    _check_nothing_is_kept(free)
 
 
 @pytest.mark.skipif(_NUM_GPUS < 2, reason="there are not two GPUs")
