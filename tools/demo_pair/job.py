@@ -6,7 +6,7 @@ Owns the wiring between the parts of this package. Refuses to know the command l
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ ACCEPTANCE_TOKENS = 128
 PROMPT_TOKENS = 64
 TEMPERATURES = (0.0, 0.7, 1.0)
 DRAFT_LENGTH = 4
+_ROWS_WRITTEN_AT_ONCE = 8192
+"""Their keys and values take 33 GB on a GPU."""
 
 
 class Job:
@@ -122,14 +124,11 @@ class Job:
     def _written(self, target: Llama, text: SampledText) -> Stream:
         generator = self._generator(4 + int(10 * text.temperature) + 20 * self.text_seed)
         prompts = Mixture(self.corpus_rows.parts, generator).rows(text.rows, text.prompt_tokens)
-        rows = sample(
-            target,
-            prompts,
-            new_tokens=text.new_tokens,
-            temperature=text.temperature,
-            generator=generator,
-            dtype=torch.bfloat16 if self.device.type == "cuda" else torch.float32,
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        few = partial(
+            sample, target, new_tokens=text.new_tokens, temperature=text.temperature, generator=generator, dtype=dtype
         )
+        rows = torch.cat([few(part) for part in torch.split(prompts, _ROWS_WRITTEN_AT_ONCE)])
         self.num_written += rows.numel()
         log.info("wrote %d tokens at temperature %.1f", rows.numel(), text.temperature)
         return Stream.of(rows.flatten().cpu().numpy().astype(np.uint16), self.device)
