@@ -151,12 +151,20 @@ class ModeChoice:
         elif not self.probe.is_active:
             for session in sessions:
                 session.length = 0
-        if not self.is_speculating and not load.has_prompts and expected.hoped_rate > self.rates[Mode.PLAIN]:
-            load_ratio = self.timer.foreign.load_ratio(len(sessions))
-            is_first = self._is_first_probe(len(sessions))
-            acceptance = self.acceptance.mean
-            self.probe.begin_if_due(load.now, sessions, acceptance, load_ratio=load_ratio, is_first=is_first)
+        if not self.is_speculating and not load.has_prompts:
+            self._probe_if_due(load, is_hopeful=expected.hoped_rate > self.rates[Mode.PLAIN])
         return has_changed
+
+    def _probe_if_due(self, load: Load, *, is_hopeful: bool) -> None:
+        """``is_hopeful``: speculation would pay if more was accepted. What a few sessions' first rounds took is no
+        reason not to ask what those of many would.
+        """
+        num_sessions = len(load.sessions)
+        is_first = self._is_first_probe(num_sessions)
+        if is_hopeful or is_first:
+            load_ratio = self.timer.foreign.load_ratio(num_sessions)
+            acceptance = self.acceptance.mean
+            self.probe.begin_if_due(load.now, load.sessions, acceptance, load_ratio=load_ratio, is_first=is_first)
 
     def _num_all(self, sessions: tuple[ControlledSession, ...]) -> int:
         """With those of other coordinators, about."""
@@ -212,7 +220,8 @@ class ModeChoice:
                 self.probe.restart()
                 self._trials[Mode.SPECULATIVE].give_up(load.now)
             return True
-        if load.is_steady and not self.probe.is_active and not self.timer.foreign.num_sessions:
+        is_told_first = other is Mode.SPECULATIVE and self._is_first_probe(len(load.sessions))
+        if load.is_steady and not (self.probe.is_active or is_told_first or self.timer.foreign.num_sessions):
             speculative_seconds = 0.0 if expected.best is None else expected.best.seconds
             self._begin_trial_if_due(
                 load,

@@ -9,6 +9,7 @@ better takes over late, one that is much better soon, and two equal modes never 
 from __future__ import annotations
 
 import enum
+from collections import deque
 
 _MIN_GAIN = {True: 0.03, False: 0.01}
 """Least gain for which a switch is made: to speculation, and to plain decoding."""
@@ -32,21 +33,24 @@ _TOKENS_A_ROUND = 600.0
 """Tokens of text that a draft takes in during a plain round, until it was seen how many it does."""
 _LEAST_TEXT = 64
 """Tokens of a forward from which on it tells what taking in text costs."""
-_NEWEST_TEXT = 0.25
-"""Weight of the newest of these forwards."""
+_NUM_TEXTS = 8
+"""Latest of these forwards that are kept."""
 
 
 class SwitchPrice:
     """Seconds that a switch costs; to speculation also those in which drafts are brought the text that they lack."""
 
     def __init__(self) -> None:
-        self._seconds_a_token: float | None = None
+        self._seconds_a_token: deque[float] = deque(maxlen=_NUM_TEXTS)
 
     def note_text(self, num_tokens: int, seconds: float) -> None:
-        """A forward of the draft took in so many tokens of text; small ones say nothing."""
+        """A forward of the draft took in so many tokens of text; small ones say nothing.
+
+        The least of a few counts: on a device that both models share a forward may wait for one of the target, which is
+        that one's time, and a small one takes hardly less than a large one.
+        """
         if num_tokens >= _LEAST_TEXT and seconds > 0.0:
-            found, known = seconds / num_tokens, self._seconds_a_token
-            self._seconds_a_token = found if known is None else known + _NEWEST_TEXT * (found - known)
+            self._seconds_a_token.append(seconds / num_tokens)
 
     def seconds(self, mode: Mode, plain_seconds: float, draft_lag: int) -> float:
         """Of a switch to ``mode``; ``draft_lag``: tokens that all drafts together lack."""
@@ -57,7 +61,7 @@ class SwitchPrice:
 
     def text_seconds(self, plain_seconds: float, draft_lag: int) -> float:
         """Of bringing the drafts so many tokens of text."""
-        return draft_lag * (self._seconds_a_token or plain_seconds / _TOKENS_A_ROUND)
+        return draft_lag * min(self._seconds_a_token, default=plain_seconds / _TOKENS_A_ROUND)
 
 
 class ModeSelector:

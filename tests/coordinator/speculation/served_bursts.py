@@ -23,6 +23,8 @@ _MOST_DRAFTED = 8
 _ROUNDS_NOT_AHEAD = 2
 _TEXT_ROUNDS = 3
 """Plain rounds until a draft has told that it holds the text that it was brought."""
+_LAST_TEXT = 70
+"""Tokens of the last forward of a text, which waits for the target's forward."""
 _AHEAD_MS = 0.1
 """What lies between plain forwards that are computed ahead."""
 
@@ -174,9 +176,10 @@ class Served:
                 num_tokens += self._bring_text(session)
                 lengths[index] = 0
         text_ms = self.devices.shaken(self.devices.pair.prefill(num_tokens))
+        draft, target, whole = self.devices.round_ms(lengths)
         if num_tokens:
             self.controller.note_draft_text(num_tokens, text_ms / 1e3)
-        draft, target, whole = self.devices.round_ms(lengths)
+            self.controller.note_draft_text(_LAST_TEXT, target / 1e3)
         self.devices.now += (whole + text_ms) / 1e3
         self.rounds.append((max(lengths), (whole + text_ms) / 1e3))
         self._tell(sessions, lengths, draft, target, tokens=len(sessions) + sum(lengths))

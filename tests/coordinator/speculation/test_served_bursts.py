@@ -78,9 +78,16 @@ def test_the_time_until_first_tokens_is_no_loss_of_a_mode(monkeypatch: pytest.Mo
     assert 0.0 < max(intervals_s) < 6 * longest_s
 
 
-def first_loads(acceptance: float, num_users: int, *, seed: int, length: int | None = None) -> list[float]:
-    """Seconds of a process's first bursts, of many users at long contexts; requests of one token come between."""
+def first_loads(
+    acceptance: float, num_users: int, *, seed: int, length: int | None = None, first_tokens: int = 0
+) -> list[float]:
+    """Seconds of a process's first bursts, of many users at long contexts; requests of one token come between.
+
+    ``first_tokens``: of one user's request before them.
+    """
     served = Served(MeasuredLongContexts(), acceptance, seed=seed, length=length)
+    if first_tokens:
+        served.burst(1, num_tokens=first_tokens)
     seconds = []
     for _ in range(5):
         served.burst(num_users, num_tokens=1)
@@ -97,6 +104,14 @@ def test_many_users_at_long_contexts_are_the_first_load_and_come_to_draft() -> N
     chosen = [first_loads(0.81, 64, seed=seed) for seed in range(4, 10)]
     assert all(ours < theirs / 0.93 for each in chosen for ours, theirs in zip(each, plain, strict=True))
     assert fmean(sum(each[2:]) for each in chosen) < sum(fixed[2:]) / 0.9
+
+
+def test_one_users_first_rounds_do_not_keep_many_users_from_a_probe() -> None:
+    """What they took, slow as they were, would cost many users so much that nothing could be hoped for."""
+    plain, fixed = (first_loads(0.81, 64, seed=1, length=length, first_tokens=32) for length in (0, 3))
+    chosen = [first_loads(0.81, 64, seed=seed, first_tokens=32) for seed in range(4, 10)]
+    assert fmean(sum(each[2:]) for each in chosen) < sum(fixed[2:]) / 0.9
+    assert fmean(sum(each[2:]) for each in chosen) < sum(plain[2:]) / 1.1
 
 
 @pytest.mark.parametrize("num_users", [64, 128])

@@ -234,8 +234,12 @@ def test_a_switch_costs_what_bringing_text_to_drafts_was_seen_to_take() -> None:
     price.note_text(8, 1.0)  # too few to say anything
     price.note_text(4096, 4096 * 2e-6)
     assert price.seconds(Mode.SPECULATIVE, 6e-3, 60_000) == pytest.approx(10 * 6e-3 + 60_000 * 2e-6)
+    price.note_text(70, 17e-3)  # which waited for a forward of the target
     price.note_text(1024, 1024 * 6e-6)
-    assert price.seconds(Mode.SPECULATIVE, 6e-3, 60_000) == pytest.approx(10 * 6e-3 + 60_000 * 3e-6)
+    assert price.seconds(Mode.SPECULATIVE, 6e-3, 60_000) == pytest.approx(10 * 6e-3 + 60_000 * 2e-6)
+    for _ in range(8):
+        price.note_text(1024, 1024 * 6e-6)
+    assert price.seconds(Mode.SPECULATIVE, 6e-3, 60_000) == pytest.approx(10 * 6e-3 + 60_000 * 6e-6)
     assert price.seconds(Mode.PLAIN, 6e-3, 60_000) == pytest.approx(6 * 6e-3)
 
 

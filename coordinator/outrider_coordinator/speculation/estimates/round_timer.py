@@ -32,6 +32,8 @@ _LEAST_PROMPT_TOKENS = 512
 """Of a forward that tells what a token takes at most."""
 _PROBED_LENGTH = 4
 """Draft length for which a probe is to tell what the target takes."""
+_FEW = 0.25
+"""Share of the rows up to which a plain round tells what the weights' reading takes."""
 _PROBE_ROUNDS = 2
 """Rounds of a probe that tell what the draft takes; in later ones other sessions draft, so that noise seems to be the
 price of a row.
@@ -181,7 +183,9 @@ class RoundTimer:
         """A round in which a few of many sessions drafted; ``seconds``: of the target's forward.
 
         The first rounds of a process take several times as long, in all stages alike: how much, the forward tells
-        beside a plain one. A few more tokens say nothing of what one costs, so prompts have to.
+        beside a plain one. A few more tokens say nothing of what one costs, so prompts have to: together with the rows
+        they take what as many of a prompt do, less the reading of the weights, for which a plain round pays already.
+        What that takes a round of few rows tells, which reads little else.
         """
         proposals, plain_s = self._proposals, self.plain_seconds(num_sessions)
         self._num_plain_rounds, self._proposals = 0, None
@@ -194,7 +198,9 @@ class RoundTimer:
         self.times.note_draft(draft_length, tokens, drafting_s / slowness)
         self.times.note_target(num_sessions, num_sessions, plain_s)
         most = _PROBED_LENGTH * num_sessions
-        self.times.note_target(num_sessions, num_sessions + most, plain_s + token_s * most)
+        weights_s = self.times.plain_of_few(num_sessions * _FEW)
+        more_s = token_s * (num_sessions + most) - weights_s if weights_s else token_s * most
+        self.times.note_target(num_sessions, num_sessions + most, plain_s + max(more_s, 0.0))
         if batch.num_rows >= _WHOLE * num_sessions and (whole_s := batch.plain.seconds):
             self.times.note_between(batch.num_rows, max(whole_s - seconds - drafting_s, 0.0) / slowness)
         self._probed[num_sessions.bit_length()] += 1

@@ -118,6 +118,12 @@ class StepTimes:
         beside = 0.0 if seen is None else seen.seconds - self._plain.predict((1.0, seen.rows))
         return self._plain.predict((1.0, rows)) + beside
 
+    def plain_of_few(self, most_rows: float) -> float:
+        """Seconds of the plain rounds of the fewest rows that were seen; 0 where all had more than ``most_rows``."""
+        seen = [each[0] for each in self._seen.values() if 0 in each]
+        fewest = min(seen, key=lambda each: each.rows, default=None)
+        return fewest.seconds if fewest is not None and fewest.rows <= most_rows else 0.0
+
     def speculative(self, rows: float, draft_length: int) -> RoundPrice:
         """Expected seconds of a speculative round, by its drafted tokens."""
         target, draft = self._target.coefficients, self._draft.coefficients

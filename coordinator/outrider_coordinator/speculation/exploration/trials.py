@@ -28,6 +28,8 @@ rather underestimated.
 """
 _PAID_OF_CHECK = 0.2
 """Share of a check's expected loss that has to be paid for beforehand: there is one, and its loss is overrated."""
+_PAID_OF_LIKELY = 0.5
+"""The same of a trial that probes promise to gain by, with all that may be wrong counted against it: few are lost."""
 _CHECK_AFTER_S, _BETWEEN_CHECKS_S = 0.5, 10.0
 """A mode that was given up is checked so much later, when what slowed its rounds may be over, and so seldom."""
 _SHORTEST_PAUSE_S = {Mode.PLAIN: 4.0, Mode.SPECULATIVE: 30.0}
@@ -102,7 +104,7 @@ class ModeTrial:
             return False
         if not is_check and not is_first and not self._budget.is_due(now):
             return False
-        paid_s = loss_s * (_PAID_OF_CHECK if is_check else 1.0)
+        paid_s = loss_s * (_PAID_OF_CHECK if is_check else _PAID_OF_LIKELY if saved_share > 0.0 else 1.0)
         if self.mode is Mode.SPECULATIVE and paid_s > self.allowance.left_s(
             num_sessions, ahead_s=ahead_s, saved_share=saved_share
         ):
