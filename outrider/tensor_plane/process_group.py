@@ -18,15 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind
+from outrider.tensor_plane.arrivals import Arrivals
 from outrider.tensor_plane.communicator import READER, WRITER, Communicator
 from outrider.tensor_plane.control import Message
 from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd, recorded_event
 from outrider.tensor_plane.limits import PlaneLimits
-
-_ASKING_S = 2e-3
-"""So long a reader asks the card whether a transfer has ended: longer than one takes that was sent already."""
 
 
 @dataclass(slots=True)
@@ -173,12 +170,9 @@ class ProcessGroupReader(ReaderEnd):
         )
         self.capacity = int(details["capacity"])
         self._ring = _make_ring(kind, self.capacity, device)
-        self._communicator: Communicator | None = Communicator(kind, READER, store, device, limits)
-        self._arrived: set[int] = set()
-        self._under_way: dict[int, torch.cuda.Event] = {}
-        """Of the uses that a GPU receives and nobody has read, the event behind the transfer."""
-        self._is_asked = kind is PlaneKind.NCCL
-        self._changed = threading.Condition()
+        communicator = Communicator(kind, READER, store, device, limits)
+        self._communicator: Communicator | None = communicator
+        self._arrivals = Arrivals(communicator.has_ended if kind is PlaneKind.NCCL else None)
         self._helper = _Helper("tensor-plane-receive", self._receive)
 
     def announce(self, message: Message) -> None:
@@ -189,35 +183,12 @@ class ProcessGroupReader(ReaderEnd):
         self._helper.put(_Transfer(begin, end, sequences))
 
     def wait(self, sequence: int, deadline_s: float) -> None:
-        """Ask the card for a while, then wait for the helper: an interrupt wakes it, some time after the bytes came."""
-        if self._is_asked and self._comes_soon(sequence, min(deadline_s, _ASKING_S)):
-            return
-        with self._changed:
-            until = time.monotonic() + deadline_s
-            while sequence not in self._arrived:
-                left = until - time.monotonic()
-                trouble = self._helper.trouble(time.monotonic(), deadline_s)
-                if left <= 0 or trouble or self._communicator is None:
-                    raise StaleReferenceError(f"the tensor did not arrive within {deadline_s:g} s ({trouble})")
-                self._changed.wait(left)
-
-    def _comes_soon(self, sequence: int, seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while sequence not in self._arrived:
-            event, communicator = self._under_way.get(sequence), self._communicator
-            if event is not None and communicator is not None and communicator.has_ended(event):
-                break
-            if time.monotonic() > until:
-                return False
-            time.sleep(0)  # lets the helper in, which may not have begun to receive
-        return True
+        """Until the helper, or the card, says that the bytes are there."""
+        self._arrivals.wait(sequence, deadline_s, lambda: self._why_nothing_comes(deadline_s))
 
     def forget(self, sequences: Sequence[int]) -> None:
         """They are waited for no more."""
-        with self._changed:
-            self._arrived.difference_update(sequences)
-            for sequence in sequences:
-                self._under_way.pop(sequence, None)
+        self._arrivals.forget(sequences)
 
     def read(self, out: torch.Tensor, offset: int) -> None:
         """Copy out of the ring."""
@@ -225,9 +196,7 @@ class ProcessGroupReader(ReaderEnd):
 
     def raise_floor(self, floor: int) -> None:
         """Forget what no reader needs any more."""
-        with self._changed:
-            self._arrived = {sequence for sequence in self._arrived if sequence >= floor}
-            self._under_way = {key: event for key, event in self._under_way.items() if key >= floor}
+        self._arrivals.raise_floor(floor)
 
     def trouble(self, now: float, deadline_s: float) -> str | None:
         """Error of the helper process, if it failed."""
@@ -239,9 +208,12 @@ class ProcessGroupReader(ReaderEnd):
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
             communicator.abort()
-        with self._changed:
-            self._changed.notify_all()
+        self._arrivals.wake()
         self._helper.join(self._limits.transfer_s)
+
+    def _why_nothing_comes(self, deadline_s: float) -> str | None:
+        trouble = self._helper.trouble(time.monotonic(), deadline_s)
+        return trouble or (None if self._communicator is not None else "the plane is closed")
 
     def _receive(self, transfer: _Transfer) -> None:
         communicator = self._communicator
@@ -249,22 +221,10 @@ class ProcessGroupReader(ReaderEnd):
             if communicator is None:
                 raise ConnectionError("the plane is closed")
             content = self._ring[transfer.begin : transfer.end]
-            communicator.receive(content, lambda event: self._note_queued(transfer.sequences, event))
-            with self._changed:
-                self._note_arrived(transfer.sequences)
+            communicator.receive(content, lambda event: self._arrivals.note_queued(transfer.sequences, event))
+            self._arrivals.note_arrived(transfer.sequences)
         finally:
-            with self._changed:
-                self._changed.notify_all()
-
-    def _note_queued(self, sequences: Sequence[int], event: torch.cuda.Event) -> None:
-        with self._changed:
-            self._under_way.update(dict.fromkeys(sequences, event))
-
-    def _note_arrived(self, sequences: Sequence[int]) -> None:
-        """Those that were read before the helper heard of them are not kept."""
-        for sequence in sequences:
-            if not self._is_asked or self._under_way.pop(sequence, None) is not None:
-                self._arrived.add(sequence)
+            self._arrivals.wake()
 
 
 def _make_ring(kind: PlaneKind, capacity: int, device: torch.device) -> torch.Tensor:
