@@ -105,9 +105,9 @@ _ENGINE = Part("engine", "the target's forward and the draft's loop", (
         "--num-tokens", "1", "--most-tokens", "1", *_flags("--draft-length", 4, 16),
         *_flags("--sampling", '{"temperature": 0}', *_SAMPLED)), context=256, batch_sizes=(1, 8, 32, 64, 128, 256)),
 ))  # fmt: skip
-_CHANGING = Part("changing", "1, then 128, then 1 users; acceptance that falls from .9 to .3 in the middle", (
+_CHANGING = Part("changing", "1, 128, 1, 8, then 32 users; acceptance that falls from .9 to .3 in the middle", (
     CommandRow("changing-users", ("tools/compare_changing_loads.py", "{address}", "--device", "{device}"),
-               _flags("--phase", "1x8", "128x2", "1x8"),
+               _flags("--phase", "1x8", "128x2", "1x8", "8x4", "32x4"),
                (*_flags("--phase", "1x2", "2x2", "1x2"), "--input-len", "32", "--output-len", "16", "--runs", "1"),
                services=Services(with_fixed=False)),
     *(Row(f"falling-users{users}", Services(acceptance=0.9, later_acceptance=0.3), users, fixed=(2, 4),
