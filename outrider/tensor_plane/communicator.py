@@ -34,13 +34,16 @@ _WATCHDOG_OFF = {
 class Communicator:
     """Two processes. ``transfer`` blocks its thread until the bytes are across, at most for the deadline."""
 
-    def __init__(self, kind: PlaneKind, rank: int, store: TCPStore, device: torch.device, limits: PlaneLimits) -> None:
+    def __init__(
+        self, kind: PlaneKind, rank: int, store: TCPStore, device: torch.device, limits: PlaneLimits, *, meeting: str
+    ) -> None:
+        """``meeting``: name under which both find each other in the store, which only they know."""
         self._limits = limits
         self._is_aborted = False
         self.device = device if kind is PlaneKind.NCCL else torch.device("cpu")
         self._stream: Any = _stream(kind, device)
         self._store = store
-        self._group = _open_group(kind, rank, PrefixStore("tensor-plane", store), limits)
+        self._group = _open_group(kind, rank, PrefixStore(f"tensor-plane/{meeting}", store), limits)
 
     def send(self, content: torch.Tensor, ready: torch.cuda.Event | None) -> None:
         """Send when ``ready``; ``RuntimeError`` when it does not get through."""

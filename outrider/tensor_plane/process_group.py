@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import queue
+import secrets
 import socket
 import threading
 import time
@@ -106,6 +107,7 @@ class ProcessGroupWriter(WriterEnd):
         self.capacity = capacity
         self._kind, self._device, self._host, self._limits = kind, device, host, limits
         self._announce = announce
+        self._meeting = secrets.token_hex(16)
         self._ring = _make_ring(kind, capacity, device)
         # Bound here, since a store that is given a port listens on every interface.
         listener = socket.create_server((host, 0))
@@ -122,12 +124,14 @@ class ProcessGroupWriter(WriterEnd):
         self._helper = _Helper("tensor-plane-send", self._send)
 
     def details(self) -> Details:
-        """Address of the store."""
-        return {"host": self._host, "port": self._port, "capacity": self.capacity}
+        """Address of the store, and what only its reader is told: whoever reaches the port may ask the store."""
+        return {"host": self._host, "port": self._port, "capacity": self.capacity, "meeting": self._meeting}
 
     def connect(self) -> None:
         """Form the group with a reader that does the same now."""
-        self._communicator = Communicator(self._kind, WRITER, self._store, self._device, self._limits)
+        self._communicator = Communicator(
+            self._kind, WRITER, self._store, self._device, self._limits, meeting=self._meeting
+        )
 
     def write(self, content: torch.Tensor, offset: int, sequences: Mapping[int, tuple[int, int]]) -> None:
         """Copy into the ring, from which the helper sends."""
@@ -170,7 +174,7 @@ class ProcessGroupReader(ReaderEnd):
         )
         self.capacity = int(details["capacity"])
         self._ring = _make_ring(kind, self.capacity, device)
-        communicator = Communicator(kind, READER, store, device, limits)
+        communicator = Communicator(kind, READER, store, device, limits, meeting=str(details["meeting"]))
         self._communicator: Communicator | None = communicator
         self._arrivals = Arrivals(communicator.has_ended if kind is PlaneKind.NCCL else None)
         self._helper = _Helper("tensor-plane-receive", self._receive)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from outrider.config import DraftSettings, load
@@ -14,7 +16,7 @@ from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError
 from outrider.ports import DraftEvent, Extend, Open, Opened, Proposal, SessionFailed
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
-from outrider.types import JudgingRule, SamplingParams, SparseEvidence
+from outrider.types import DenseEvidence, JudgingRule, SamplingParams, SparseEvidence
 from outrider_draft.proposers import base
 from outrider_draft.proposers.base import DraftTokens, ProposalRequest, Proposer
 from outrider_draft.proposers.custom import find_class
@@ -106,6 +108,49 @@ def test_a_proposer_that_raises_fails_its_sessions_and_not_the_service() -> None
     for event in (failed, again):
         assert isinstance(event, SessionFailed)
         assert "Broken failed: RuntimeError: no idea" in event.message
+
+
+class Answering(Proposer):
+    """Answers once with something that it may not, and then as it should."""
+
+    def __init__(self, first: object) -> None:
+        self._answers: Iterator[Any] = iter([first])
+
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[DraftTokens]:
+        usual = [DraftTokens([5]) for _ in requests]
+        return next(self._answers, usual)
+
+
+_ONES = np.ones(1, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (None, "Answering answered with NoneType: it should be a list with DraftTokens"),
+        ((DraftTokens([5]) for _ in range(1)), "answered with generator"),
+        ([[5]], "answer is list: it should be DraftTokens"),
+        ([None], "answer is NoneType: it should be DraftTokens"),
+        ([DraftTokens("5")], "cannot be read: 'str'"),  # type: ignore[arg-type]
+        ([DraftTokens(None)], "cannot be read: 'NoneType'"),  # type: ignore[arg-type]
+        ([DraftTokens([float("nan")])], "cannot be read: 'float'"),  # type: ignore[list-item]
+        ([DraftTokens([5], [1.0])], "evidence is list: it should be DenseEvidence, SparseEvidence or None"),  # type: ignore[arg-type]
+        ([DraftTokens([5], SparseEvidence([1], [5], _ONES))], "SparseEvidence.counts is list: it should be a NumPy"),  # type: ignore[arg-type]
+        ([DraftTokens([5], DenseEvidence([[1.0]]))], "DenseEvidence.probs is list: it should be a NumPy array"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_kind_fails_its_session_and_not_the_service(first: object, said: str) -> None:
+    failed, again = answers(
+        Answering(first),
+        OPEN,
+        Extend(1, 2, 0, EMPTY_PREFIX, (5,), draft_length=1),
+        replace(OPEN, generation=3),
+        Extend(1, 4, 0, EMPTY_PREFIX, (5,), draft_length=1),
+    )
+    assert isinstance(failed, SessionFailed)
+    assert said in failed.message
+    assert isinstance(again, Proposal)
+    assert again.token_ids == (5,)
 
 
 class Noting(Proposer):

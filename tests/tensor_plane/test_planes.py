@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from outrider.planes import PlaneKind, PlaneReference
 from outrider.tensor_plane.endpoints import PeerFacts, why_not
 from outrider.tensor_plane.limits import PlaneLimits
 from outrider.tensor_plane.negotiation import Chosen, Negotiation
+from outrider.tensor_plane.process_group import ProcessGroupReader, ProcessGroupWriter
 from outrider.tensor_plane.reader import PlaneReader, PlaneReaders
 from outrider.tensor_plane.writer import AUTOMATIC, PlaneWriter, PlaneWriters
 from outrider.types import HiddenStates
@@ -384,3 +386,27 @@ def test_rows_that_are_not_there_are_left_for_each_to_be_read(pair: Pair, kind: 
 
 def reader_capacity(reader: PlaneReader) -> int:
     return next(iter(reader._planes.values())).end.capacity
+
+
+def test_who_knows_the_port_alone_does_not_take_the_readers_place() -> None:
+    """What brings both together is told to the reader over the connection that only it could open."""
+    writer = ProcessGroupWriter(
+        PlaneKind.GLOO, 1 << 20, CPU, host="127.0.0.1", limits=LIMITS, announce=lambda message: None
+    )
+    details = writer.details()
+    joining = threading.Thread(target=writer.connect)
+    joining.start()
+    with pytest.raises(RuntimeError):
+        ProcessGroupReader(
+            PlaneKind.GLOO, {**details, "meeting": "a guess"}, CPU, limits=replace(LIMITS, opening_s=1.0)
+        )
+    reader = ProcessGroupReader(PlaneKind.GLOO, details, CPU, limits=LIMITS)
+    joining.join(LIMITS.opening_s)
+    sent, out = torch.arange(64, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
+    writer.write(sent, 0, {1: (0, 64)})
+    reader.announce({"begin": 0, "end": 64, "of": [1]})
+    reader.wait(1, LIMITS.transfer_s)
+    reader.read(out, 0)
+    assert torch.equal(out, sent)
+    reader.close()
+    writer.close()

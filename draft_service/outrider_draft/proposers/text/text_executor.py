@@ -7,9 +7,10 @@ them. Imports no torch.
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,14 +90,16 @@ class TextExecutor(Executor[PlainSequence, Extend, TextJob, Proposal]):
 
     def _propose(self, requests: Sequence[ProposalRequest]) -> Sequence[DraftTokens | OutriderError]:
         """A proposer that fails costs these sessions their draft, and the others nothing."""
+        name = type(self.proposer).__name__
         try:
-            found = self.proposer.propose(requests)
+            found: object = self.proposer.propose(requests)
         except Exception as error:
-            name = type(self.proposer).__name__
             _log.exception("%s failed; %d sessions go on without a draft", name, len(requests))
             return [IntegrityError(f"{name} failed: {type(error).__name__}: {error}")] * len(requests)
+        if not isinstance(found, list | tuple):
+            what = f"{name} answered with {type(found).__name__}: it should be a list with DraftTokens of each request"
+            return [IntegrityError(what)] * len(requests)
         if len(found) != len(requests):
-            name = type(self.proposer).__name__
             return [IntegrityError(f"{name} answered {len(found)} of {len(requests)} requests")] * len(requests)
         return found
 
@@ -105,9 +108,13 @@ class TextExecutor(Executor[PlainSequence, Extend, TextJob, Proposal]):
     ) -> Proposal | OutriderError:
         if isinstance(found, OutriderError):
             return found
-        opened, base = request.open, job.text.length
-        token_ids = _drawable(found.token_ids, opened.num_token_ids)[: request.num_tokens]
-        evidence = certain_evidence(opened, token_ids) if found.evidence is None else _cut(found.evidence, token_ids)
+        base = job.text.length
+        try:
+            token_ids, evidence = _read(found, request)
+        except Exception as error:
+            name = type(self.proposer).__name__
+            _log.exception("an answer of %s cannot be read; its session goes on without a draft", name)
+            return IntegrityError(f"{name} answered what cannot be read: {error}")
         # As of a draft with KV, all draft tokens but the last are held.
         job.text.extend(token_ids[:-1])
         return Proposal(job.extend.session, job.extend.generation, base, token_ids, evidence)
@@ -117,9 +124,30 @@ def _nothing(job: TextJob) -> Proposal:
     return Proposal(job.extend.session, job.extend.generation, job.text.length, ())
 
 
+def _read(found: object, request: ProposalRequest) -> tuple[tuple[int, ...], Evidence]:
+    """Draft tokens that may be drawn, and their evidence; any error where a proposer gave what it may not."""
+    if not isinstance(found, DraftTokens):
+        raise TypeError(f"a request's answer is {type(found).__name__}: it should be DraftTokens")
+    token_ids = _drawable(found.token_ids, request.open.num_token_ids)[: request.num_tokens]
+    if found.evidence is None:
+        return token_ids, certain_evidence(request.open, token_ids)
+    _check_arrays(found.evidence)
+    return token_ids, _cut(found.evidence, token_ids)
+
+
+def _check_arrays(evidence: object) -> None:
+    if not isinstance(evidence, DenseEvidence | SparseEvidence):
+        raise TypeError(f"evidence is {type(evidence).__name__}: it should be DenseEvidence, SparseEvidence or None")
+    for field in fields(evidence):
+        content = getattr(evidence, field.name)
+        if not isinstance(content, np.ndarray):
+            kind = type(evidence).__name__
+            raise TypeError(f"{kind}.{field.name} is {type(content).__name__}: it should be a NumPy array")
+
+
 def _drawable(token_ids: Sequence[int], num_token_ids: int) -> tuple[int, ...]:
     """Those before the first that may not be drawn."""
-    ids = tuple(int(token_id) for token_id in token_ids)
+    ids = tuple(operator.index(token_id) for token_id in token_ids)
     known = next((i for i, token_id in enumerate(ids) if not 0 <= token_id < num_token_ids), len(ids))
     return ids[:known]
 
