@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,89 @@ def test_a_checkpoint_of_something_else_is_refused(
     config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
     with pytest.raises(ModelError, match=said):
         load_proposer(settings(method, tmp_path / "d"), LoadHooks())
+
+
+def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], object], **config: Any) -> None:
+    """Change the tensors and the configuration of a folder."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    written(folder, {**json.loads((folder / "config.json").read_text()), **config}, tensors)
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "said"),
+    [
+        ("medusa", lambda w: w.pop("lm_heads.1.weight"), r"lm_heads.1.weight \[272, 32\] is missing"),
+        (
+            "medusa",
+            lambda w: w.update({"lm_heads.1.weight": torch.ones(VOCABULARY, HIDDEN, dtype=torch.int64)}),
+            "lm_heads.1.weight is of type int64; supported are float64, float32, float16, bfloat16",
+        ),
+        (
+            "medusa",
+            lambda w: w.update({"blocks.0.layers.1.weight": torch.ones(HIDDEN, HIDDEN, dtype=torch.bool)}),
+            "blocks.0.layers.1.weight is of type bool; supported are",
+        ),
+        (
+            "medusa",
+            lambda w: w.update({"lm_heads.0.weight": torch.ones(VOCABULARY, HIDDEN).to(torch.float8_e4m3fn)}),
+            "lm_heads.0.weight is of type float8_e4m3fn; supported are",
+        ),
+        (
+            "medusa",
+            lambda w: w.update({"blocks.0.layers.0.bias": torch.ones(HIDDEN)}),
+            "blocks.0.layers.0.bias is there, and config.json has no medusa_fc_bias: true",
+        ),
+        (
+            "medusa",
+            lambda w: w.update({"blocks.3.layers.2.weight": torch.ones(HIDDEN, HIDDEN)}),
+            "blocks.3.layers.2.weight is not part of such heads as config.json has them",
+        ),
+        ("medusa", lambda w: w.update(more=torch.zeros(1)), "more is not part of such heads"),
+        (
+            "mlp_speculator",
+            lambda w: w.update({"speculator.ln.2.bias": torch.ones(24, dtype=torch.int64)}),
+            "ln.2.bias is of type int64; supported are float64",
+        ),
+        (
+            "mlp_speculator",
+            lambda w: w.update({"speculator.emb.0.weight": torch.ones(VOCABULARY, 24, dtype=torch.bool)}),
+            "emb.0.weight is of type bool; supported are float64",
+        ),
+        ("mlp_speculator", lambda w: w.update({"speculator.ln.3.bias": torch.ones(24)}), "ln.3.bias is not part of"),
+    ],
+)
+def test_wrong_tensors_are_refused_with_their_folder(tmp_path: Path, method: str, change: Any, said: str) -> None:
+    (medusa if method == "medusa" else speculator)(tmp_path / "d")
+    changed(tmp_path / "d", change)
+    with pytest.raises(ModelError, match=f"^{tmp_path / 'd'}: {method}: tensor {said}"):
+        load_proposer(settings(method, tmp_path / "d"), LoadHooks())
+
+
+@pytest.mark.parametrize(
+    ("token_map", "said"),
+    [
+        (torch.arange(50) + 0.5, "token_map holds floats; supported are int64, int32"),
+        (torch.ones(50, dtype=torch.bool), "token_map is of type bool; supported are int64, int32"),
+    ],
+)
+def test_a_token_map_is_of_whole_numbers(tmp_path: Path, token_map: torch.Tensor, said: str) -> None:
+    medusa(tmp_path / "d", rows=50)
+    changed(tmp_path / "d", lambda tensors: tensors.update(token_map=token_map))
+    with pytest.raises(ModelError, match=said):
+        load_proposer(settings("medusa", tmp_path / "d"), LoadHooks())
+
+
+def test_tensors_that_need_not_be_there_are_passed_over(tmp_path: Path) -> None:
+    """Heads beyond the configured, copies of what is shared, the ids of a whole vocabulary."""
+    medusa(tmp_path / "m")
+    changed(tmp_path / "m", lambda tensors: tensors.update(token_map=torch.arange(VOCABULARY)), num_heads=2)
+    assert MedusaProposer.load(settings("medusa", tmp_path / "m")).max_draft_length == 2
+    changed(tmp_path / "m", lambda tensors: None, original_lm_head=True, num_heads=4)
+    assert MedusaProposer.load(settings("medusa", tmp_path / "m")).max_draft_length == 4
+    speculator(tmp_path / "s")
+    changed(tmp_path / "s", lambda tensors: None, tie_weights=True)
+    assert MlpSpeculatorProposer.load(settings("mlp_speculator", tmp_path / "s")).max_draft_length == 3
 
 
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])

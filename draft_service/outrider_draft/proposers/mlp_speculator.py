@@ -9,6 +9,7 @@ the stages share them, but for the first projection.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,11 @@ from outrider.config import DraftSettings
 from outrider.model_executor.device_setup import device_facts
 from outrider_draft.proposers.base import UNLIMITED_LENGTH
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, without_kv
-from outrider_draft.proposers.state_heads import StateHeadProposer, Weights, number, take
+from outrider_draft.proposers.state_heads import StateHeadProposer, TakenTensors, Weights, number
 
 _METHOD = "mlp_speculator"
 _EPSILON = 1e-6
+_OF_STAGE = re.compile(r"(?:(?:emb|proj|ln|head)\.(\d{1,9})\.weight|ln\.(\d{1,9})\.bias)")
 
 
 def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
@@ -51,6 +53,7 @@ class MlpSpeculatorProposer(StateHeadProposer):
 
     def __init__(self, weights: Weights, config: Mapping[str, Any], *, max_model_len: int = UNLIMITED_LENGTH) -> None:
         """``ModelError`` for weights that are not those of the configuration."""
+        tensors = TakenTensors(weights, _METHOD)
         self.max_model_len = max_model_len
         self.hidden_size = number(config, "emb_dim", _METHOD)
         self.vocab_size = number(config, "vocab_size", _METHOD)
@@ -60,7 +63,9 @@ class MlpSpeculatorProposer(StateHeadProposer):
         )
         self._scales_input = bool(config.get("scale_input"))
         is_tied = bool(config.get("tie_weights"))
-        self._stages = [self._read_stage(weights, index, is_tied=is_tied) for index in range(self.max_draft_length)]
+        self._stages = [self._read_stage(tensors, index, is_tied=is_tied) for index in range(self.max_draft_length)]
+        # A file of tied stages may have what they share once for each.
+        tensors.check_rest(lambda name: is_tied and _is_of_stage(name, self.max_draft_length))
         state_weight = 0.5 ** (0.5 / self.max_draft_length)
         embedding_weight = math.sqrt((1 - state_weight**2) * (self._inner / 2))
         self._mixing = embedding_weight / state_weight
@@ -79,18 +84,23 @@ class MlpSpeculatorProposer(StateHeadProposer):
             drafted.append(token_ids)
         return torch.stack(drafted, dim=1)
 
-    def _read_stage(self, weights: Weights, index: int, *, is_tied: bool) -> Stage:
+    def _read_stage(self, tensors: TakenTensors, index: int, *, is_tied: bool) -> Stage:
         shared = 0 if is_tied else index
         projection = min(index, 1) if is_tied else index
         width = self.hidden_size if index == 0 else self._inner
         vocabulary, inner = self.vocab_size, self._inner
         return Stage(
-            take(weights, f"emb.{shared}.weight", [vocabulary, inner], _METHOD),
-            take(weights, f"proj.{projection}.weight", [inner, width], _METHOD),
-            take(weights, f"ln.{shared}.weight", [inner], _METHOD),
-            take(weights, f"ln.{shared}.bias", [inner], _METHOD),
-            take(weights, f"head.{shared}.weight", [vocabulary, inner], _METHOD),
+            tensors.take(f"emb.{shared}.weight", [vocabulary, inner]),
+            tensors.take(f"proj.{projection}.weight", [inner, width]),
+            tensors.take(f"ln.{shared}.weight", [inner]),
+            tensors.take(f"ln.{shared}.bias", [inner]),
+            tensors.take(f"head.{shared}.weight", [vocabulary, inner]),
         )
+
+
+def _is_of_stage(name: str, num_stages: int) -> bool:
+    found = _OF_STAGE.fullmatch(name)
+    return found is not None and int(found[1] or found[2]) < num_stages
 
 
 def _normalised(states: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ as certain.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,12 +18,17 @@ from outrider.config import DraftSettings
 from outrider.errors import ModelError
 from outrider.model_executor.device_setup import keep_to_set_threads, prepare_device, resolve_device
 from outrider.model_executor.loader.checkpoint import read_tensors
-from outrider.model_executor.models.json_files import read_object
+from outrider.model_executor.models.json_files import read_object, shown
 from outrider.types import LAST_HIDDEN_STATE
 from outrider_draft.proposers.base import UNLIMITED_LENGTH, DraftTokens, ProposalRequest, Proposer
 from outrider_draft.proposers.states import as_tensor
 
 Weights = Mapping[str, torch.Tensor]
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Types of tensors that are converted to the model's."""
+INTEGERS = (torch.int64, torch.int32)
+"""Types of ids."""
 
 
 class StateHeadProposer(Proposer):
@@ -44,9 +49,14 @@ class StateHeadProposer(Proposer):
     @classmethod
     def load(cls, settings: DraftSettings) -> Self:
         """From the model's folder."""
-        config = read_object(Path(settings.model or "") / "config.json")
+        folder = Path(settings.model or "")
+        config = read_object(folder / "config.json")
         length = settings.max_model_len or UNLIMITED_LENGTH
-        return cls(_read_weights(settings, cls.prefix), config, max_model_len=length)
+        weights = _read_weights(settings, cls.prefix)
+        try:
+            return cls(weights, config, max_model_len=length)
+        except ModelError as error:
+            raise ModelError(f"{folder}: {error}") from error
 
     @abstractmethod
     def draft(self, states: torch.Tensor, token_ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -87,20 +97,54 @@ def _read_weights(settings: DraftSettings, prefix: str) -> dict[str, torch.Tenso
         with safe_open(file, framework="pt", device=str(device)) as handle:
             for name in handle.keys():  # noqa: SIM118 - it is no mapping
                 found[name.replace(prefix, "", 1)] = handle.get_tensor(name)
-    dtype = next((each.dtype for each in found.values() if each.is_floating_point()), torch.float32)
+    dtype = next((each.dtype for each in found.values() if each.dtype in _FLOATS), torch.float32)
     dtype = dtype if named == "auto" else getattr(torch, named)
-    return {name: each.to(dtype) if each.is_floating_point() else each for name, each in found.items()}
+    return {name: each.to(dtype) if each.dtype in _FLOATS else each for name, each in found.items()}
 
 
-def take(weights: Weights, name: str, shape: Sequence[int], method: str) -> torch.Tensor:
-    """A tensor of a checkpoint; ``ModelError`` that says what was expected where it is missing or of another shape."""
-    found = weights.get(name)
-    if found is None:
-        have = ", ".join(sorted(weights)[:4])
-        raise ModelError(f"{method}: tensor {name} {list(shape)} is missing; the folder has {have}, ...")
-    if list(found.shape) != list(shape):
-        raise ModelError(f"{method}: tensor {name} should be {list(shape)}, and is {list(found.shape)}")
-    return found
+class TakenTensors:
+    """Tensors of a checkpoint, taken by name. ``ModelError`` names the first at fault and what was expected of it."""
+
+    def __init__(self, weights: Weights, method: str) -> None:
+        self._weights, self._method = weights, method
+        self._taken: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return name in self._weights
+
+    def num_rows(self, name: str) -> int:
+        """Of a tensor that may be missing."""
+        found = self._weights.get(name)
+        return found.shape[0] if found is not None and found.dim() else 0
+
+    def take(self, name: str, shape: Sequence[int], types: Sequence[torch.dtype] = _FLOATS) -> torch.Tensor:
+        """A tensor of this shape and one of these types."""
+        found = self._weights.get(name)
+        if found is None:
+            have = ", ".join(sorted(self._weights)[:4])
+            raise ModelError(f"{self._method}: tensor {name} {list(shape)} is missing; the folder has {have}, ...")
+        if list(found.shape) != list(shape):
+            raise ModelError(f"{self._method}: tensor {name} should be {list(shape)}, and is {list(found.shape)}")
+        if found.dtype not in types:
+            supported = ", ".join(map(_name, types))
+            # Floats have been converted: what they were on file is not known here.
+            kind = "holds floats" if found.dtype in _FLOATS else f"is of type {_name(found.dtype)}"
+            raise ModelError(f"{self._method}: tensor {name} {kind}; supported are {supported}")
+        self._taken.add(name)
+        return found
+
+    def check_rest(self, is_passed_over: Callable[[str], bool]) -> None:
+        """Raise ``ModelError`` for a tensor that was not taken, as other heads do; but for those that need not be."""
+        rest = [name for name in self._weights if name not in self._taken and not is_passed_over(name)]
+        if rest:
+            raise ModelError(
+                f"{self._method}: tensor {rest[0][:100]} is not part of such heads as config.json has them"
+            )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def number(config: Mapping[str, Any], key: str, method: str, default: int | None = None) -> int:
@@ -108,5 +152,5 @@ def number(config: Mapping[str, Any], key: str, method: str, default: int | None
     value = config.get(key, default)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{method}: config.json should give {key} as a positive number, not {value!r}")
+        raise ModelError(f"{method}: config.json should give {key} as a positive number, not {shown(value)}")
     return value
