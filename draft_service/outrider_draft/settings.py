@@ -7,7 +7,7 @@ from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError
 from outrider.model_executor.loader.model_folder import require_model_folder
 from outrider.process.model_files import is_hub_id
-from outrider_draft.proposers.registry import LOADERS
+from outrider_draft.proposers.registry import LOADERS, require_target
 
 
 def check_settings(settings: DraftSettings) -> None:
@@ -18,7 +18,6 @@ def check_settings(settings: DraftSettings) -> None:
         )
     if settings.method.needs_model and not is_hub_id(settings.model or ""):
         require_model_folder(settings.model or "")
-    if settings.method.reads_target:
-        if settings.target_model is None:
-            raise ConfigError("draft.target_model", f"is needed by method {settings.method}: the target's folder")
+    require_target(settings)
+    if settings.target_model is not None and settings.method.reads_target:
         require_model_folder(settings.target_model)

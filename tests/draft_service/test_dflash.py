@@ -163,6 +163,8 @@ def test_rejection_keeps_the_targets_distribution(drafter: Path, target: Path, s
         ({**SLIDING, "sliding_window": 3}, "a block of 5 tokens does not fit a window of 3"),
         ({"speculators": True, "aux_hidden_state_layer_ids": [1, 3]}, "should be layers from 0 to 1"),
         ({"block_size": 1}, "block_size should be above 1"),
+        ({"num_hidden_layers": 100_000_000}, "num_hidden_layers is 100000000, and .* beside it have 25 tensors in all"),
+        ({**LAYOUTS["windows"], "num_hidden_layers": 1_000}, "num_hidden_layers is 1000, and .* have 25 tensors"),
         ({"hidden_size": 64}, "hidden_size is 64, and a DFlash drafter for .* has the target's, 32"),
         ({"vocab_size": 300}, "vocab_size is 300, and the target's is 272"),
         ({"dflash_config": {"mask_token_id": 260, "target_layer_ids": [0, 2]}}, "should be layers from 0 to 1"),
@@ -184,7 +186,7 @@ def test_a_draft_vocabulary_of_another_target_is_refused(tmp_path: Path, target:
     tensors = load_file(drafter / "model.safetensors")
     tensors["d2t"][95] = 300
     save_file(tensors, drafter / "model.safetensors")
-    with pytest.raises(ModelError, match="d2t leads to ids that the target has not"):
+    with pytest.raises(ModelError, match="d2t leads row 95 to id 395; ids of the target are from 0 to 271"):
         served("dflash", drafter, target)
 
 

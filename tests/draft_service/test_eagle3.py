@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from outrider.config import DraftSettings, load
 from outrider.errors import ConfigError, ModelError
 from outrider.ports import HiddenStateChunk
-from outrider_draft.proposers.registry import ServedProposer
+from outrider_draft.proposers.registry import LoadHooks, ServedProposer, load_proposer
 from outrider_draft.service import DraftService
 from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, check_states, options, plain
 from tests.draft_service.head_rig import served as served_as
@@ -231,9 +231,14 @@ def test_published_layers_are_an_early_a_middle_and_a_late_one(tmp_path: Path) -
     ("changes", "said"),
     [
         ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM is no EAGLE-3 head"),
+        (
+            {"architectures": "LlamaForCausalLMEagle3"},
+            r'architectures should be a list such as \["LlamaForCausalLMEagle3"\], not \'LlamaForCausalLMEagle3\'',
+        ),
         ({"vocab_size": 300}, "vocab_size is 300, and the target's is 272"),
         ({"target_hidden_size": 64}, "reads states of 64 values"),
         ({"num_hidden_layers": 2}, "heads of one layer are supported"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; heads of one layer are supported"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, "should be layers from 0 to 2"),
         ({"draft_vocab_size": 97}, "config.json asks for"),
         ({"intermediate_size": 40}, "config.json asks for"),
@@ -254,12 +259,19 @@ def test_a_wrong_head_is_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+def twice(d2t: torch.Tensor) -> None:
+    """Rows 3 and 7 lead to id 5, and no other does."""
+    d2t[:] = torch.arange(96)
+    d2t[3], d2t[7] = 5 - 3, 5 - 7
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda tensors: tensors.pop("d2t"), "tensor d2t is missing"),
         (lambda tensors: tensors.update(more=torch.zeros(1)), "tensor more is not part"),
-        (lambda tensors: tensors.update(d2t=tensors["d2t"] + 200), "leads to ids that the target has not"),
+        (lambda tensors: tensors.update(d2t=tensors["d2t"] + 200), r"d2t leads row \d+ to id \d+; ids of the target"),
+        (lambda tensors: twice(tensors["d2t"]), "d2t leads rows 3 and 7 both to id 5; each should have its own"),
         (lambda tensors: tensors.update(d2t=tensors["d2t"].float()), "is of type F32"),
     ],
 )
@@ -317,4 +329,8 @@ def test_settings_that_lack_a_folder_are_refused(tmp_path: Path) -> None:
     head = build_eagle3(tmp_path)
     with pytest.raises(ConfigError, match="target_model"):
         DraftService.load(load(DraftSettings, ["--method", "eagle3", "--model", str(head)], {}))
+    for method in ("eagle", "eagle3", "dflash", "mtp"):
+        given = load(DraftSettings, ["--method", method, *(["--model", str(head)] if method != "mtp" else [])], {})
+        with pytest.raises(ConfigError, match=f"draft.target_model: is needed by method {method}: the target's folder"):
+            load_proposer(given, LoadHooks())
     assert json.loads((head / "config.json").read_text())["draft_vocab_size"] == 96

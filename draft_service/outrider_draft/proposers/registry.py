@@ -84,8 +84,15 @@ def load_proposer(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
     path = LOADERS.get(settings.method)
     if path is None:
         raise ConfigError("draft.method", f"{settings.method} is no draft; drafts are {', '.join(LOADERS)}")
+    require_target(settings)
     load = cast("Loader", importlib.import_module(path).load)
     return load(settings, hooks)
+
+
+def require_target(settings: DraftSettings) -> None:
+    """Raise ``ConfigError`` for a head that takes embedding or last product from a target that is not named."""
+    if settings.method.reads_target and settings.target_model is None:
+        raise ConfigError("draft.target_model", f"is needed by method {settings.method}: the target's folder")
 
 
 def without_kv(

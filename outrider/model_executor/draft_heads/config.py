@@ -20,12 +20,13 @@ from typing import Any
 from outrider.errors import ModelError
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.config_reader import config_of_fields, read_model_config
-from outrider.model_executor.models.json_files import read_object
+from outrider.model_executor.models.json_files import read_object, shown
 
 _FIXED_ROPES = ("default", "llama3")
 """Ropes whose angles do not depend on the longest position."""
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3Speculator", "Eagle3LlamaForCausalLM", "Eagle3DraftModel")
+_MAX_NUMBER = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +78,18 @@ def read_eagle3_config(folder: Path, target_folder: Path) -> DraftHeadConfig:
 def check_architecture(path: Path, raw: dict[str, Any], known: Sequence[str], kind: str) -> None:
     """Raise ``ModelError`` unless ``architectures`` of a config.json names one of ``known``."""
     named = raw.get("architectures") or ["nothing"]
-    if not isinstance(named, list) or named[0] not in known:
-        said = str(named[0] if isinstance(named, list) else named)[:60]
-        raise ModelError(f"{path}: {said} is no {kind}; such are {', '.join(known)}")
+    if not isinstance(named, list):
+        raise ModelError(f'{path}: architectures should be a list such as ["{known[0]}"], not {shown(named)}')
+    if named[0] not in known:
+        raise ModelError(f"{path}: {str(named[0])[:60]} is no {kind}; such are {', '.join(known)}")
 
 
 def read_layer(path: Path, fields: dict[str, Any], target: ModelConfig) -> ModelConfig:
     """The one decoder layer of a head for ``target``, with Llama's fields; ``ModelError`` for another target's."""
+    count = fields.get("num_hidden_layers")
+    if count != 1:  # said before anything is made for each of them
+        raise ModelError(f"{path}: num_hidden_layers is {shown(count)}; heads of one layer are supported")
     layer = config_of_fields(path, {**fields, "model_type": "llama"}, "LlamaForCausalLM")
-    if layer.num_layers != 1:
-        raise ModelError(f"{path}: num_hidden_layers is {layer.num_layers}; heads of one layer are supported")
     return for_target(path, layer, target)
 
 
@@ -128,6 +131,6 @@ def read_number(path: Path, raw: dict[str, Any], name: str, default: int) -> int
     found = raw.get(name)
     if found is None:
         return default
-    if type(found) is not int or not 0 < found <= 1 << 24:
-        raise ModelError(f"{path}: {name} should be a number above 0, not {str(found)[:40]}")
+    if type(found) is not int or not 0 < found <= _MAX_NUMBER:
+        raise ModelError(f"{path}: {name} should be a number from 1 to {_MAX_NUMBER}, not {str(found)[:40]}")
     return found

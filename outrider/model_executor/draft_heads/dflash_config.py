@@ -16,9 +16,10 @@ from typing import Any
 
 from outrider.errors import ModelError
 from outrider.model_executor.draft_heads.config import check_architecture, for_target, read_number
+from outrider.model_executor.loader.checkpoint import read_tensors
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.config_reader import config_of_fields, read_model_config
-from outrider.model_executor.models.json_files import read_object
+from outrider.model_executor.models.json_files import read_object, shown
 from outrider.types import LAST_HIDDEN_STATE
 
 _Fields = dict[str, Any]
@@ -48,6 +49,7 @@ def read_dflash_config(folder: Path, target_folder: Path) -> DFlashConfig:
     path = folder / "config.json"
     raw, target = read_object(path), read_model_config(target_folder)
     fields, own = _of_speculators(path, raw) if "speculators_model_type" in raw else _of_z_lab(path, raw)
+    _check_num_layers(path, fields)
     fields = {**fields, "model_type": "qwen3", **_windows(path, fields, own)}
     layer = for_target(path, config_of_fields(path, fields, "Qwen3ForCausalLM"), target)
     if own.get("causal"):
@@ -71,6 +73,16 @@ def read_dflash_config(folder: Path, target_folder: Path) -> DFlashConfig:
     return DFlashConfig(layer, _layers(path, own, layer, target), block_size, mask_token_id, draft_vocab_size)
 
 
+def _check_num_layers(path: Path, fields: _Fields) -> None:
+    """Raise ``ModelError`` for more layers than the folder has tensors, before anything is made for each of them."""
+    count, num_tensors = fields.get("num_hidden_layers"), len(read_tensors(path.parent))
+    if isinstance(count, int) and count > num_tensors:
+        raise ModelError(
+            f"{path}: num_hidden_layers is {shown(count)}, and the safetensors files beside it have {num_tensors}"
+            " tensors in all; it should be the number of the drafter's layers"
+        )
+
+
 def _windows(path: Path, fields: _Fields, own: _Fields) -> _Fields:
     """Qwen3's fields of sliding windows. ``layer_types`` decides, as in ``dflash/model.py``, where Qwen3 asks for
     ``use_sliding_window`` too; with ``use_swa``, NVIDIA's and MiMo's key, every layer has one.
@@ -82,11 +94,7 @@ def _windows(path: Path, fields: _Fields, own: _Fields) -> _Fields:
     if type(window) is not int or window < 1:
         raise ModelError(f"{path}: with use_swa, swa_window_size should be a number above 0, not {str(window)[:40]}")
     count = read_number(path, fields, "num_hidden_layers", 1)
-    return {
-        "use_sliding_window": True,
-        "sliding_window": window,
-        "layer_types": ["sliding_attention"] * min(count, 999),
-    }
+    return {"use_sliding_window": True, "sliding_window": window, "layer_types": ["sliding_attention"] * count}
 
 
 def _of_z_lab(path: Path, raw: _Fields) -> tuple[_Fields, _Fields]:

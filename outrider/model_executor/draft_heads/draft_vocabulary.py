@@ -44,9 +44,17 @@ class DraftVocabulary:
         if not self.is_reduced:
             return
         self._target_ids += torch.arange(self.size, device=self._device)
-        ids = self._target_ids
-        if not bool(((ids >= 0) & (ids < self._vocab_size)).all()) or len(set(ids.tolist())) != len(ids):
-            raise ModelError("d2t leads to ids that the target has not, or to one of them twice")
+        self._check(self._target_ids.tolist())
+
+    def _check(self, target_ids: list[int]) -> None:
+        rows: dict[int, int] = {}
+        for row, target_id in enumerate(target_ids):
+            if not 0 <= target_id < self._vocab_size:
+                raise ModelError(
+                    f"d2t leads row {row} to id {target_id}; ids of the target are from 0 to {self._vocab_size - 1}"
+                )
+            if (first := rows.setdefault(target_id, row)) != row:
+                raise ModelError(f"d2t leads rows {first} and {row} both to id {target_id}; each should have its own")
 
     def empty_logits(self, num_rows: int) -> torch.Tensor | None:
         """[num_rows, V] logits of nothing, for ``logits`` to write to; None where it needs no such memory."""
