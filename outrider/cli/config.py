@@ -38,7 +38,7 @@ def config(
             table.add_row(row.name, row.value, origin, variable_name(*row.name.split(".", 1)))
     # As wide as it needs to be: a name that is cut off cannot be copied.
     unbounded = output.options.update(max_width=_WIDEST)
-    Console(highlight=False, width=output.measure(table, options=unbounded).maximum).print(table)
+    Console(highlight=False, emoji=False, width=output.measure(table, options=unbounded).maximum).print(table)
 
 
 def _load(typed: Typed, speculative_config: str | None, config: str | None, set_options: list[str] | None) -> Effective:

@@ -22,10 +22,10 @@ Verbose = Annotated[
     ),
 ]
 
-progress = Console(stderr=True, highlight=False, soft_wrap=True)
-"""Progress messages, on standard error."""
+progress = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+"""Progress messages and errors, on standard error. Names such as ``module:X:`` are no emoji."""
 
-output = Console(highlight=False, soft_wrap=True)
+output = Console(highlight=False, soft_wrap=True, emoji=False)
 """Results of commands, on standard output."""
 
 

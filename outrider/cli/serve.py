@@ -90,7 +90,8 @@ DraftRevision = Annotated[
     str | None, _speculation("Branch, tag or commit of the draft on the Hub. Default main.", "--draft-revision")
 ]
 _METHOD = (
-    "How to draft: draft_model, ngram, suffix, none, or a head: eagle, eagle3, mtp, dflash, medusa, mlp_speculator."
+    "How to draft: draft_model, ngram, suffix, none, a head (eagle, eagle3, mtp, dflash, medusa, mlp_speculator) or a"
+    " proposer of your own (module:Class)."
 )
 Method = Annotated[str | None, _speculation(_METHOD, "--method", "--spec-method")]
 DraftLength = Annotated[

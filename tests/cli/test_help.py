@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from outrider.cli.app import app
+from outrider.config.fields import DraftMethod
 from outrider.config.flag_groups import GROUPS, group_of
 from outrider.config.flags import build_parser
 from outrider.config.schema import SECTIONS
@@ -77,6 +78,13 @@ def test_flags_are_in_groups(command: str, groups: set[str]) -> None:
 def test_the_list_of_commands_shows_whole_sentences() -> None:
     text = " ".join(runner.invoke(app, ["-h"]).output.split())
     assert "on this host, and print the addresses when all are ready." in text
+
+
+def test_serve_names_every_method() -> None:
+    text = " ".join(runner.invoke(app, ["serve", "-h"]).output.split())
+    known = {method.value for method in DraftMethod if method is not DraftMethod.CUSTOM_CLASS}
+    said = text.split("How to draft: ")[1].split(" --num-speculative-tokens")[0]
+    assert {*known, "module:Class"} <= set(re.findall(r"[\w:]+", said))
 
 
 @pytest.mark.parametrize("name", SECTIONS)

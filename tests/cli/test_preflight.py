@@ -54,7 +54,7 @@ def test_the_same_ids_by_other_rules_are_left_to_the_services(tmp_path: Path) ->
     [
         (lambda path: path.write_text("[" * 100_000), "nested too deeply"),
         (lambda path: path.write_text("{"), "cannot be read"),
-        (lambda path: path.write_bytes(b"\xff"), "cannot be read"),
+        (lambda path: path.write_bytes(b"\xff\xfe{"), "is not JSON in UTF-8: byte 0 does not fit"),
         (lambda path: path.write_text("[" + " " * (16 << 20)), "cannot be read: it has more than 16777216 bytes"),
         (os.mkfifo, "is no regular file"),
         (lambda path: path.mkdir(), "is no regular file"),

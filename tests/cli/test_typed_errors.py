@@ -106,6 +106,10 @@ def test_serve_names_the_variable_that_was_set(model: str, variables: dict[str, 
     assert told("serve", model, *words.split(), env=env).startswith(said)
 
 
+def test_a_name_between_colons_is_no_emoji(model: str) -> None:
+    assert "nomod:X:Y" in told("serve", model, "--method", "nomod:X:Y")
+
+
 def test_serve_names_the_key_of_the_file(model: str, tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text("{target: {max_model_len: 9999}}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from outrider.config import DraftSettings
 from outrider_draft.proposers.base import DraftTokens, ProposalRequest, Proposer
@@ -28,6 +29,18 @@ class RepeatLast(Proposer):
                 break
             count += 1
         return [last] * min(count, request.num_tokens)
+
+
+class Nothing(RepeatLast):
+    """Its ``load`` forgets to return."""
+
+    @classmethod
+    def load(cls, settings: DraftSettings) -> Any:
+        return None
+
+
+class Unfinished(Proposer):
+    """Has no ``propose``."""
 
 
 class Broken(Proposer):

@@ -87,6 +87,19 @@ def test_a_path_that_leads_nowhere_is_refused(path: str, said: str) -> None:
         find_class(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Nothing", "Nothing.load should return a Nothing, a subclass of .*base.Proposer, and gave NoneType"),
+        ("Unfinished", "Unfinished should define propose, as subclasses of .*base.Proposer do"),
+    ],
+)
+def test_what_is_no_proposer_is_refused(name: str, said: str) -> None:
+    path = f"tests.draft_service.repeat_last:{name}"
+    with pytest.raises(ConfigError, match=f"draft.proposer: {path}: {said}"):
+        load_proposer(settings(path), LoadHooks())
+
+
 @pytest.mark.parametrize("argv", [["--method", "custom_class"], ["--method", "ngram", "--proposer", "a:B"]])
 def test_class_and_method_go_together(argv: list[str]) -> None:
     with pytest.raises(ConfigError, match="goes with method custom_class"):

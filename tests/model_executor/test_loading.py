@@ -197,6 +197,10 @@ def spoil_config(**changes: Any) -> Callable[[Path], None]:
         ),
         (lambda folder: (folder / "config.json").unlink(), r"config\.json is missing"),
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json cannot be read as JSON"),
+        (
+            lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe{"),
+            r"config\.json is not JSON in UTF-8: byte 0 does not fit$",
+        ),
         (lambda folder: (folder / "config.json").write_text("[]"), r"config\.json holds no JSON object"),
         (shutil.rmtree, r"is not a folder"),
     ],

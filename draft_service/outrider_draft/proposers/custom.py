@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 
 from outrider.config import DraftSettings
 from outrider.errors import ConfigError
 from outrider_draft.proposers.base import Proposer
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, without_kv
 
+_BASE = "outrider_draft.proposers.base.Proposer"
+
 
 def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
     """The class that ``draft.proposer`` names, served."""
     path = settings.proposer or ""
-    return without_kv(find_class(path).load(settings), settings, name=path)
+    return without_kv(make_proposer(path, settings), settings, name=path)
+
+
+def make_proposer(path: str, settings: DraftSettings) -> Proposer:
+    """What ``load`` of the class gives; ``ConfigError`` where that is no proposer."""
+    found = find_class(path)
+    try:
+        proposer: object = found.load(settings)
+    except TypeError as error:
+        if not inspect.isabstract(found):
+            raise
+        lacking = ", ".join(sorted(found.__abstractmethods__))
+        message = f"{path}: {found.__name__} should define {lacking}, as subclasses of {_BASE} do"
+        raise ConfigError("draft.proposer", message) from error
+    if not isinstance(proposer, Proposer):
+        message = f"{path}: {found.__name__}.load should return a {found.__name__}, a subclass of {_BASE}, and gave"
+        raise ConfigError("draft.proposer", f"{message} {type(proposer).__name__}")
+    return proposer
 
 
 def find_class(path: str) -> type[Proposer]:
@@ -28,6 +48,6 @@ def find_class(path: str) -> type[Proposer]:
         raise
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Proposer)):
-        of_it = "has no class" if found is None else "is no subclass of outrider_draft.proposers.base.Proposer:"
+        of_it = "has no class" if found is None else f"is no subclass of {_BASE}:"
         raise ConfigError("draft.proposer", f"{path}: {module_name} {of_it} {class_name}")
     return found

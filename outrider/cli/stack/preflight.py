@@ -149,13 +149,15 @@ def read_config(folder: Path, role: str) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise ModelError(f"{role} model: {path} is no regular file")
     try:
-        config = json.loads(read_bounded(path))
+        config = json.loads(read_bounded(path).decode("utf-8-sig"))
     except FileNotFoundError:
         raise ModelError(f"{role} model: {folder} has no config.json") from None
     except RecursionError as error:
         raise ModelError(f"{role} model: {path} cannot be read: it is nested too deeply") from error
     except OSError as error:
         raise ModelError(f"{role} model: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{role} model: {path} is not JSON in UTF-8: byte {error.start} does not fit") from error
     except ValueError as error:
         raise ModelError(f"{role} model: {path} cannot be read: {error}") from error
     if not isinstance(config, dict):

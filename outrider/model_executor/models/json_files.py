@@ -54,7 +54,9 @@ def parse_object(path: Path, content: bytes, what: str = "") -> dict[str, Any]:
     """The JSON object that the content of a file, or the part of it called ``what``, is."""
     where = f"{path}{what}"
     try:
-        parsed = json.loads(content)
+        parsed = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{where} is not JSON in UTF-8: byte {error.start} does not fit") from error
     except RecursionError as error:
         raise ModelError(f"{where} cannot be read as JSON: it is nested too deeply") from error
     except ValueError as error:
