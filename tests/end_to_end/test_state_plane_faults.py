@@ -46,6 +46,8 @@ NUM_KILLS = [
     pytest.param(2, id="short"),
     pytest.param(100, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
 ]
+_DRAFTED_TOKENS = 4
+"""Of a request, after which it has drafted: the first step has no draft, and the ones after it do."""
 GPU_KILLS = [pytest.param(5, id="short"), NUM_KILLS[1]]
 pytestmark = pytest.mark.timeout(300)
 
@@ -123,10 +125,18 @@ def requests() -> list[GenerationRequest]:
     ]
 
 
-async def tokens_of(coordinator: Coordinator, **options: Any) -> list[list[int]]:
+async def tokens_of(
+    coordinator: Coordinator, has_drafted: asyncio.Event | None = None, **options: Any
+) -> list[list[int]]:
+    """``has_drafted`` is set once a request has begun to draft."""
+
     async def read(request: GenerationRequest) -> list[int]:
-        stream = coordinator.generate_stream(dataclasses.replace(request, **options))
-        return [token async for delta in stream for token in delta.token_ids]
+        token_ids: list[int] = []
+        async for delta in coordinator.generate_stream(dataclasses.replace(request, **options)):
+            token_ids += delta.token_ids
+            if has_drafted is not None and len(token_ids) >= _DRAFTED_TOKENS:
+                has_drafted.set()
+        return token_ids
 
     async with asyncio.timeout(DEADLINE_S):
         return list(await asyncio.gather(*map(read, requests())))
@@ -146,6 +156,7 @@ async def assert_kills_change_nothing(
     draw = random.Random(num_kills)
     services = {service.role: service for service in (killed, survivor)}
     num_held: list[int] = []
+    num_met = 0
     try:
         await asyncio.gather(killed.start(), survivor.start())
         async with coordinator_of(services["target"], services["draft"]) as coordinator:
@@ -153,14 +164,20 @@ async def assert_kills_change_nothing(
             for _ in range(num_kills):
                 await plane_is(coordinator, plane)
                 num_held.append(survivor.num_descriptors())
-                running = asyncio.create_task(tokens_of(coordinator))
-                await asyncio.sleep(draw.uniform(0.05, 0.4))
+                has_drafted = asyncio.Event()
+                running = asyncio.create_task(tokens_of(coordinator, has_drafted))
+                async with asyncio.timeout(DEADLINE_S):
+                    await has_drafted.wait()
+                await asyncio.sleep(draw.uniform(0.0, 0.05))
+                num_met += not running.done()
                 await killed.kill()
                 await killed.start()
                 assert await running == expected
             await plane_is(coordinator, plane)
             assert await tokens_of(coordinator) == expected
             assert coordinator.stats().num_failed == 0
+            assert coordinator.stats().spec_stats.num_drafts > 0
+            assert 2 * num_met >= num_kills, "most kills should meet requests that draft"
             await eventually(lambda: survivor.num_descriptors() <= num_held[0] + 2, "descriptors given back")
     finally:
         await asyncio.gather(killed.kill(), survivor.kill())
