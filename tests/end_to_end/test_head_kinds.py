@@ -4,8 +4,9 @@ and rejection follows the target's joint distribution, however good or bad a hea
 
 from __future__ import annotations
 
+import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,20 +143,24 @@ def test_coupled_output_is_the_targets_own(method: DraftMethod, kind: str, folde
     assert rig.num_draft_tokens > NUM_TOKENS
 
 
-@pytest.mark.parametrize("kind", ["trained", "reversed"])
-@pytest.mark.parametrize("method", METHODS)
+def _cells() -> Iterator[Any]:
+    """Every head, rule and way to draft: for each head one is quick, all in turn among the heads; others are slow."""
+    for place, method in enumerate(METHODS):
+        for turn, kind in enumerate(("trained", "reversed"), place):
+            quick = ("standard", "block")[turn % 2], "greedy" if turn % 4 == 3 else "probabilistic"
+            for rule, sample in itertools.product(("standard", "block"), ("probabilistic", "greedy")):
+                marks = [] if (rule, sample) == quick else [pytest.mark.slow]
+                yield pytest.param(method, kind, rule, sample, marks=marks)
+
+
+@pytest.mark.parametrize(("method", "kind", "rule", "sample"), list(_cells()))
 def test_rejection_follows_the_joint_distribution(
-    method: DraftMethod, kind: str, folders: Any, target: Path, body: Path, tmp_path: Path
+    method: DraftMethod, kind: str, rule: str, sample: str, folders: Any, target: Path, body: Path, tmp_path: Path
 ) -> None:
-    """Standard rule and block verification, drawn and likeliest drafts, in turn. The tests of each head have random
-    ones.
-    """
+    """Standard rule and block verification, drawn and likeliest drafts. The tests of each head have random ones."""
     folder = folders(method, kind)
     if method in {DraftMethod.MEDUSA, DraftMethod.MLP_SPECULATOR} and kind == "reversed":
         folder = tmp_path / "among"  # of all ids, the worst is never one that may be drawn
         among_allowed(str(method), folder, reverse=True)
-    place = METHODS.index(method) + (kind == "reversed")
-    sample = "greedy" if place % 4 == 3 else "probabilistic"
     draft = served(method, folder, target, "--draft-sample-method", sample)
-    rule = ("standard", "block")[place % 2]
     assert p_of_joint(draft, target, body, num_draws=NUM_DRAWS, rejection_sample_method=rule) > 1e-4
