@@ -53,8 +53,9 @@ class Arrivals:
         """Return when a tensor is there; ``StaleReferenceError`` when it does not come within the deadline, or as soon
         as there is ``trouble``.
         """
-        until = time.monotonic() + deadline_s
-        if self._comes_soon(sequence, time.monotonic() + min(deadline_s, _ASKING_S)):
+        began = time.monotonic()
+        until = began + deadline_s
+        if self._comes_soon(sequence, began + min(deadline_s, _ASKING_S)):
             return
         with self._changed:
             while sequence not in self._arrived:
@@ -78,11 +79,13 @@ class Arrivals:
             self._under_way = {key: event for key, event in self._under_way.items() if key >= floor}
 
     def _comes_soon(self, sequence: int, until: float) -> bool:
-        while self._has_ended is not None and sequence not in self._arrived:
+        if self._has_ended is None:
+            return False
+        while sequence not in self._arrived:
             event = self._under_way.get(sequence)
             if event is not None and self._has_ended(event):
                 break
             if time.monotonic() > until:
                 return False
             time.sleep(0)  # lets the receiving thread in, which may not have begun
-        return self._has_ended is not None
+        return True
