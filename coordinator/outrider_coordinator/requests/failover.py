@@ -13,6 +13,7 @@ from outrider.errors import UnavailableError
 from outrider_coordinator.requests.request_log import log_link_lost
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.routing.partners import share_device
 from outrider_coordinator.routing.placement import Placement
 from outrider_coordinator.routing.services import DraftReplica, Services, TargetReplica
 from outrider_coordinator.session.service_state import DraftFacts
@@ -142,14 +143,13 @@ def _facts_of(replica: DraftReplica, target: TargetReplica | None) -> DraftFacts
     if found is None:
         return DraftFacts()
     beside = None if target is None else target.description
-    shares_device = bool(found.device_id) and beside is not None and beside.device_id == found.device_id
     item_bytes = 4 if beside is not None and beside.dtype == "float32" else 2
     state_bytes = found.hidden_size * len(found.hidden_state_layers) * item_bytes
     return DraftFacts(
         found.max_model_len,
         found.num_token_ids,
         found.hidden_state_layers,
-        shares_device,
+        target is not None and share_device(target, replica),
         state_bytes,
         found.longest_prefill,
     )

@@ -6,12 +6,14 @@ Keeps choices and session counts consistent. Sends nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TypeVar
 
 from outrider.errors import InvalidRequestError
 from outrider.ports import DraftCommand, DraftEvent
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import SessionItem
+from outrider_coordinator.routing.partners import partners_of
 from outrider_coordinator.routing.prefix_affinity import PrefixAffinity, Text
 from outrider_coordinator.routing.replica import Replica
 from outrider_coordinator.routing.replicas import Replicas
@@ -60,7 +62,7 @@ class Placement:
         def fits(description: ModelDescription) -> bool:
             return has_room(description, place.max_length)
 
-        preferred = _preferred(self._target_prefixes, self._targets, place)
+        preferred = _with_prefix(self._target_prefixes, self._targets, place)
         place.target = self._targets.choose(fits, besides=place.refused_by, preferred=preferred)
         if place.target is not None:
             self._targets.enter(place.target)
@@ -70,17 +72,26 @@ class Placement:
         return place.target is not None
 
     def place_on_draft(self, place: Place, *, besides: DraftReplica | None = None) -> DraftReplica | None:
-        """Choose a draft in the same way; ``besides`` only if there is no other."""
+        """Choose a draft; ``besides`` only if there is no other.
+
+        One of the target's partners is preferred, of these the one that served the longest prefix, then the least
+        loaded one.
+        """
         self.leave_draft(place)
         if self._drafts is None:
             return None
-        preferred = _preferred(self._draft_prefixes, self._drafts, place)
+        preferred = self._preferred_drafts(self._drafts, place)
         avoided = () if besides is None else (besides,)
         place.draft = self._drafts.choose(besides=avoided, preferred=preferred) or self._drafts.choose()
         if place.draft is not None:
             self._drafts.enter(place.draft)
             _note(self._draft_prefixes, self._drafts, place.draft, place)
         return place.draft
+
+    def _preferred_drafts(self, drafts: Replicas[DraftCommand, DraftEvent], place: Place) -> list[DraftReplica]:
+        partners = partners_of(place.target, self._targets.attached, drafts.attached)
+        with_prefix = [each for each in _with_prefix(self._draft_prefixes, drafts, place) if each in partners]
+        return with_prefix + sorted(partners, key=attrgetter("load"))
 
     def forget_target(self, replica: TargetReplica) -> None:
         """A target is lost, with its prefix cache."""
@@ -109,11 +120,12 @@ class Placement:
         self.leave_draft(place)
 
 
-def _preferred(
+def _with_prefix(
     prefixes: PrefixAffinity[Replica[CommandT, EventT]], replicas: Replicas[CommandT, EventT], place: Place
-) -> Replica[CommandT, EventT] | None:
-    """The replica that served the longest beginning of a request's text; None where there is nothing to choose."""
-    return prefixes.find(place.tokens, place.cache_salt) if len(replicas.attached) > 1 else None
+) -> list[Replica[CommandT, EventT]]:
+    """The replica that served the longest beginning of a request's text; none where there is nothing to choose."""
+    found = prefixes.find(place.tokens, place.cache_salt) if len(replicas.attached) > 1 else None
+    return [] if found is None else [found]
 
 
 def _note(

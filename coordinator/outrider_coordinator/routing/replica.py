@@ -88,3 +88,10 @@ class Replica(Generic[CommandT, EventT]):
     def description(self) -> ModelDescription | None:
         """The description from its last attachment."""
         return self.connection.description
+
+    @property
+    def load(self) -> tuple[bool, int, int]:
+        """Sort key, least for the best one for a session: it is listed, then sessions of this coordinator, then KV
+        pages in use by all coordinators.
+        """
+        return not self.is_listed, self.num_sessions, -self.connection.num_pages_free

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import OutriderError
@@ -128,10 +129,10 @@ class Replicas(Generic[CommandT, EventT]):
         fits: Callable[[ModelDescription], bool] = lambda description: True,
         *,
         besides: Collection[Replica[CommandT, EventT]] = (),
-        preferred: Replica[CommandT, EventT] | None = None,
+        preferred: Iterable[Replica[CommandT, EventT]] = (),
     ) -> Replica[CommandT, EventT] | None:
-        """The least loaded one for a new session, or the ``preferred`` one as long as it is not much fuller; None when
-        there is none that fits.
+        """The first of ``preferred`` that is not much fuller than the least loaded one, or that one; None when there is
+        none that fits.
 
         One that is not found any more takes sessions only while no other can: it may be about to go.
         """
@@ -140,10 +141,12 @@ class Replicas(Generic[CommandT, EventT]):
             for replica in self.attached
             if replica not in besides and replica.description is not None and fits(replica.description)
         ]
-        least = min(able, key=_load, default=None)
-        if least is None or preferred not in able or not preferred.is_listed:
-            return least
-        return least if preferred.num_sessions > _MUCH_FULLER * least.num_sessions + _FEW_SESSIONS else preferred
+        least = min(able, key=attrgetter("load"), default=None)
+        if least is None:
+            return None
+        most_sessions = _MUCH_FULLER * least.num_sessions + _FEW_SESSIONS
+        good = (each for each in preferred if each in able and each.is_listed and each.num_sessions <= most_sessions)
+        return next(good, least)
 
     def enter(self, replica: Replica[CommandT, EventT]) -> None:
         """Count a session on the replica."""
@@ -236,8 +239,3 @@ class Replicas(Generic[CommandT, EventT]):
         if trouble != self._trouble:
             self._trouble = trouble
             _log.warning("the %s cannot be resolved: %s", self._side, trouble)
-
-
-def _load(replica: Replica[CommandT, EventT]) -> tuple[bool, int, int]:
-    """Sort key, least for the best replica: sessions of this coordinator, then KV pages in use by all coordinators."""
-    return not replica.is_listed, replica.num_sessions, -replica.connection.num_pages_free
