@@ -26,3 +26,17 @@ def test_gpus_are_those_of_both_models(
     places = [ModelPlacement(device=device, tensor_parallel_size=size) for device, size in (target, draft)]
     info = dataclasses.replace(INFO, target_placement=places[0], draft_placement=places[1])
     assert (num_gpus(info), describe_placement(info)) == (number, words)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        (None, "target and draft on one GPU"),
+        (1, "target and draft on one GPU"),
+        (2, "2 replicas, each target and draft on one GPU"),
+    ],
+)
+def test_further_replicas_are_named(gpus: int | None, words: str) -> None:
+    place = ModelPlacement(device="cuda:0", tensor_parallel_size=1)
+    info = dataclasses.replace(INFO, target_placement=place, draft_placement=place)
+    assert describe_placement(info, gpus) == words

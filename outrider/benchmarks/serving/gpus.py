@@ -14,8 +14,16 @@ def num_gpus(info: ModelInfo) -> int:
     return len(_gpus(info.target_placement) | _gpus(info.draft_placement))
 
 
-def describe_placement(info: ModelInfo) -> str:
-    """Arrangement of the models in a few words; empty on CPUs."""
+def describe_placement(info: ModelInfo, gpus: int | None = None) -> str:
+    """Arrangement of the models in a few words; empty on CPUs.
+
+    ``gpus``: of all replicas, where there are further ones.
+    """
+    described, each = _describe_replica(info), num_gpus(info)
+    return f"{gpus // each} replicas, each {described}" if each and gpus and gpus > each else described
+
+
+def _describe_replica(info: ModelInfo) -> str:
     target, draft = _gpus(info.target_placement), _gpus(info.draft_placement)
     if not target:
         return ""

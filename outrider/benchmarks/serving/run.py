@@ -246,7 +246,8 @@ def to_result(
         configuration={
             **configuration,
             **_configuration(outcome, plan),
-            **({} if gpus is None else {"num_gpus": gpus}),
+            "placement": describe_placement(outcome.info, gpus),
+            "num_gpus": num_gpus(outcome.info) if gpus is None else gpus,
         },
         series=tuple(dataclasses.replace(item, samples=thinned(item.samples, _MOST_SAMPLES)) for item in series),
         figures={arm: vllm_keys(runs) for arm, runs in outcome.runs.items()}
@@ -283,8 +284,6 @@ def _configuration(outcome: Outcome, plan: Plan) -> dict[str, Any]:
         "draft_model": outcome.info.draft_model,
         "num_speculative_tokens": outcome.draft_length,
         "draft_length": outcome.info.draft_length_mode,
-        "placement": describe_placement(outcome.info),
-        "num_gpus": num_gpus(outcome.info),
         "acceptance_method": plan.decoding.acceptance_method or outcome.info.acceptance_method.value,
         "num_prompts": len(plan.prompts),
         "input_lens": list(lengths),

@@ -13,11 +13,13 @@ from html import escape
 from typing import Any
 
 from outrider.benchmarks.schema import Result
-from outrider.benchmarks.tables.cells import family, median_of
+from outrider.benchmarks.tables.cells import device, family, median_of
 from outrider.benchmarks.tables.serving import sampling, tokens_per_user
 
-_WIDTH, _HEIGHT = 860, 460
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 30, 34, 48
+_WIDTH, _BOTTOM = 860, 412
+"""Right edge of the picture and lower one of the axes; the legend is below."""
+_LEFT, _RIGHT, _TOP = 64, 30, 34
+_LEGEND_TOP, _LEGEND_LINE = 58, 16
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
 _FEWEST_POINTS = 3
 """Of a line; results of fewer numbers of users say nothing about the trade."""
@@ -78,7 +80,7 @@ def _name(result: Result) -> str:
     sampled = "" if temperature == "0" else f", T={temperature}"
     num_gpus = _num_gpus(facts)
     placement = facts.get("placement") or ("one GPU" if num_gpus == 1 else f"{num_gpus} GPUs")
-    return f"{placement}, {lengths} in{length}{sampled}"
+    return f"{device(result)}: {placement}, {lengths} in{length}{sampled}"
 
 
 def plot(results: Iterable[Result]) -> str:
@@ -87,17 +89,19 @@ def plot(results: Iterable[Result]) -> str:
     if not lines:
         return ""
     across = _Axis([point[0] for line in lines for point in line.points], _LEFT, _WIDTH - _RIGHT)
-    upward = _Axis([point[1] for line in lines for point in line.points], _HEIGHT - _BOTTOM, _TOP)
+    upward = _Axis([point[1] for line in lines for point in line.points], _BOTTOM, _TOP)
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(dict.fromkeys(line.name for line in lines))}
+    height = _BOTTOM + _LEGEND_TOP + _LEGEND_LINE * len(colours)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" '
         'font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
         *_grid(across, upward),
     ]
-    for place, line in enumerate(lines):
+    for line in lines:
         parts += _drawn(line, colours[line.name], across, upward)
-        parts += _legend(line, colours[line.name], len(lines) - place)
+    for place, (name, colour) in enumerate(colours.items()):
+        parts += _legend(name, colour, _BOTTOM + _LEGEND_TOP + _LEGEND_LINE * place)
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -124,7 +128,7 @@ class _Axis:
 
 
 def _grid(across: _Axis, upward: _Axis) -> list[str]:
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    bottom, right = _BOTTOM, _WIDTH - _RIGHT
     parts = []
     for value in across.ticks:
         x = across.at(value)
@@ -141,8 +145,8 @@ def _grid(across: _Axis, upward: _Axis) -> list[str]:
     middle = (_LEFT + right) / 2
     return [
         *parts,
-        f'<text x="{middle}" y="{_HEIGHT - 10}" text-anchor="middle">'
-        "tokens/s per GPU (numbers at points: users)</text>",
+        f'<text x="{middle}" y="{bottom + 38}" text-anchor="middle">'
+        "tokens/s per GPU (numbers at points: users; dashed: without speculation)</text>",
         f'<text x="{_LEFT}" y="{_TOP - 14}" text-anchor="middle">tokens/s per user</text>',
     ]
 
@@ -163,12 +167,8 @@ def _drawn(line: Line, colour: str, across: _Axis, upward: _Axis) -> list[str]:
     ]
 
 
-def _legend(line: Line, colour: str, place: int) -> list[str]:
-    """In the corner below the lines, which fall; ``place`` counts from the bottom, from 1."""
-    x, y = _LEFT + 14, _HEIGHT - _BOTTOM - 16 * place
-    dashes = ' stroke-dasharray="5 4"' if line.is_plain else ""
-    name = escape(line.name + (", plain" if line.is_plain else ""))
+def _legend(name: str, colour: str, y: int) -> list[str]:
     return [
-        f'<line x1="{x}" y1="{y}" x2="{x + 22}" y2="{y}" stroke="{colour}" stroke-width="2"{dashes}/>',
-        f'<text x="{x + 28}" y="{y + 4}" font-size="10">{name}</text>',
+        f'<line x1="{_LEFT}" y1="{y}" x2="{_LEFT + 22}" y2="{y}" stroke="{colour}" stroke-width="2"/>',
+        f'<text x="{_LEFT + 28}" y="{y + 4}" font-size="10">{escape(name)}</text>',
     ]
