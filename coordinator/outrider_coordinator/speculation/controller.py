@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from outrider_coordinator.speculation.catch_up import CatchUp
 from outrider_coordinator.speculation.estimates.round_timer import VerdictBatch
+from outrider_coordinator.speculation.estimates.text_load import TextLoad
 from outrider_coordinator.speculation.mode_choice import Load, ModeChoice, are_few
 from outrider_coordinator.speculation.mode_selector import Mode
 from outrider_coordinator.speculation.session_state import ControlledSession, SessionVerdict
@@ -23,8 +24,12 @@ LONGEST_PROMPT_AT_ONCE = 512
 """Longest prompt that a draft computes beside the target: a longer one would hold up first tokens where both share a
 device.
 """
+_LATELY_S = 5.0
+"""Seconds of service for which the most sessions are remembered: users who come and go are a load of all of them."""
 _NEWEST_REQUEST = 0.1
 """Weight of the request that ended last in the seconds that requests usually take."""
+_ROUNDS_UNTIL_DRAFTS = 4
+"""Rounds after prompts in which little is drafted: drafts are brought the text of the new sessions."""
 _SETTLED = 0.8
 """Share of the sessions that are to draft, above which rounds are those of all."""
 
@@ -35,12 +40,18 @@ class DraftLengthController:
     def __init__(self, max_length: int) -> None:
         self._choice = ModeChoice(max_length)
         self._catch_up = CatchUp()
+        self._text_load = TextLoad()
         self._sessions: dict[ControlledSession, None] = {}
         self._num_prompts = 0
         self._batch = VerdictBatch(0.0)
         self._rounds_since_choice = self._magnitude = 0
+        self._rounds_since_prompts = _ROUNDS_UNTIL_DRAFTS
         self._has_prompts_ended = False
         """Since the last choice: sessions that waited for others' prompts go on, so the next choice is due."""
+        self._is_choice_awaited = False
+        """Many new sessions decode plainly until that choice: it may spare all of their drafts their text."""
+        self._most_lately, self._most_since = 0, 0.0
+        """Sessions, and since when there have not been more."""
         self._request_s = math.inf
         self._busy_s = self._steady_since = 0.0
         """Seconds of service, by which exploration is budgeted, and their reading when the load last changed much."""
@@ -134,7 +145,8 @@ class DraftLengthController:
 
     @property
     def _is_held_back(self) -> bool:
-        return bool(self._num_prompts) or self._choice.is_trying_plain or self._catch_up.is_active
+        is_early = self._num_prompts > 0 or self._is_choice_awaited
+        return is_early or self._choice.is_trying_plain or self._catch_up.is_active
 
     # Events.
 
@@ -164,7 +176,9 @@ class DraftLengthController:
     def begin(self, now: float) -> None:
         """A message of the target has come; ``now`` is in seconds."""
         if self.may_draft:  # others' time is not to pay for exploration
-            self._busy_s += min(now - self._batch.now, _LONGEST_INTERVAL_S)
+            seconds = min(now - self._batch.now, _LONGEST_INTERVAL_S)
+            self._busy_s += seconds
+            self._text_load.note_time(seconds, may_draft=self._rounds_since_prompts >= _ROUNDS_UNTIL_DRAFTS)
         self._batch = VerdictBatch(now)
 
     def note_verdicts(self, verdicts: Iterable[SessionVerdict]) -> None:
@@ -192,8 +206,12 @@ class DraftLengthController:
         self._batch.note(began, num_drafted, num_accepted)
         if not session.has_begun:
             session.has_begun, session.began_s = True, self._busy_s
+            if session.limit:
+                self._text_load.note_begun(draft_lag, is_beside_others=not self._is_new)
             self._num_prompts -= 1
-            self._has_prompts_ended |= not self._num_prompts
+            if not self._num_prompts:
+                self._has_prompts_ended = True
+                self._is_choice_awaited = not are_few(len(self._sessions)) and self._is_new
         if num_drafted:
             self._choice.note_drafts()
             session.acceptance.note(num_drafted, num_accepted, self._choice.acceptance.mean)
@@ -223,7 +241,9 @@ class DraftLengthController:
         self._update_catch_up()
         if self._num_prompts or self._choice.probe.is_active or self._catch_up.is_active:
             self._choice.timer.interrupt()
+        self._rounds_since_prompts += 1
         if self._num_prompts:
+            self._rounds_since_prompts = 0
             for session in self._sessions:
                 session.round_began = None
         if self._num_prompts or self._has_prompts_ended:
@@ -275,7 +295,7 @@ class DraftLengthController:
         """Choose anew, if it is time to; to be called between messages. Whether the mode has changed."""
         if not self._sessions or self._choice.is_trying_plain or not self._is_due:
             return False
-        self._rounds_since_choice, self._has_prompts_ended = 0, False
+        self._rounds_since_choice, self._has_prompts_ended, self._is_choice_awaited = 0, False, False
         magnitude = len(self._sessions).bit_length()
         if magnitude != self._magnitude:
             self._magnitude, self._steady_since = magnitude, self._busy_s
@@ -285,15 +305,25 @@ class DraftLengthController:
         return has_changed
 
     def _load(self) -> Load:
+        if len(self._sessions) >= self._most_lately or self._busy_s - self._most_since > _LATELY_S:
+            self._most_lately, self._most_since = len(self._sessions), self._busy_s
         return Load(
             tuple(self._sessions),
+            self._most_lately,
             self._busy_s,
             self._busy_s - self._steady_since,
             has_prompts=self._num_prompts > 0,
-            is_new=2 * sum(session.is_new for session in self._sessions) > len(self._sessions),
+            is_new=self._is_new,
             has_drafted=any(session.has_ever_drafted for session in self._sessions),
             request_s=self._request_s,
+            usual_text=self._text_load.num_tokens,
+            drafting_s=self._text_load.drafting_seconds(self._request_s),
         )
+
+    @property
+    def _is_new(self) -> bool:
+        """Whether most sessions have nearly all of their output before them."""
+        return 2 * sum(session.is_new for session in self._sessions) > len(self._sessions)
 
     @property
     def _is_due(self) -> bool:

@@ -39,6 +39,8 @@ class Load:
     """The sessions of a target at the moment of a choice."""
 
     sessions: tuple[ControlledSession, ...]
+    most_lately: int
+    """Most sessions that there were at once lately."""
     now: float
     """Seconds of service so far."""
     steady_s: float
@@ -51,6 +53,15 @@ class Load:
     """Whether any session has had draft tokens on this target."""
     request_s: float
     """Seconds of service that requests take, the usual ones; infinity before any has ended."""
+    usual_text: float
+    """Tokens that the draft of a session lacks which comes while others are decoded, usually; those of bursts less."""
+    drafting_s: float
+    """Of ``request_s``, the seconds in which a session may draft."""
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether most sessions are new, and nothing was drafted for any."""
+        return self.is_new and not self.has_drafted
 
     @property
     def is_steady(self) -> bool:
@@ -131,7 +142,7 @@ class ModeChoice:
         sessions = load.sessions
         self._trials[Mode.SPECULATIVE].allowance.serve(load.now, len(sessions), self._saved_share)
         self._saved_share = 0.0
-        if self._begins_plainly(self._num_all(sessions), len(sessions)):
+        if self._begins_plainly(load):
             self._take_plain_mode(load.now)
             for session in sessions:
                 session.length = 0
@@ -141,7 +152,8 @@ class ModeChoice:
         best = expected.best
         if best is None or plain_seconds <= 0.0:
             return False
-        rate = best.rate / (1.0 + imbalance(self._num_all(sessions)))
+        rate = best.rate / (1.0 + imbalance(self._num_all(len(sessions))))
+        rate /= 1.0 + self._text_share(load, plain_seconds)
         self.rates = {Mode.PLAIN: len(sessions) / plain_seconds, Mode.SPECULATIVE: rate}
         self.expected_length = best.draft_length
         self._saved_share = self._saved_by_speculation(len(sessions), expected)
@@ -166,27 +178,27 @@ class ModeChoice:
             acceptance = self.acceptance.mean
             self.probe.begin_if_due(load.now, load.sessions, acceptance, load_ratio=load_ratio, is_first=is_first)
 
-    def _num_all(self, sessions: tuple[ControlledSession, ...]) -> int:
+    def _num_all(self, num_sessions: int) -> int:
         """With those of other coordinators, about."""
-        return round(self.timer.num_all(len(sessions)))
+        return round(self.timer.num_all(num_sessions))
 
-    def _begins_plainly(self, num_all: int, num_sessions: int) -> bool:
+    def _begins_plainly(self, load: Load) -> bool:
         """Whether decoding is to turn plain since nothing is known and the price of learning grows with sessions."""
-        if self.selector.mode is Mode.PLAIN or _doublings_past_few(num_all) <= 0:
+        if self.selector.mode is Mode.PLAIN or _doublings_past_few(self._num_all(load.most_lately)) <= 0:
             return False
-        return self.timer.doublings_past_known(num_sessions) is None
+        return self.timer.doublings_past_known(len(load.sessions)) is None
 
     def _take_plain_mode(self, now: float) -> None:
         self.selector.switch()
         self.selector.pause(now)
         self.probe.restart()
 
-    def _sure_rates(self, sessions: tuple[ControlledSession, ...]) -> dict[Mode, float]:
+    def _sure_rates(self, load: Load) -> dict[Mode, float]:
         """The rates, speculation's less what may be wrong where it was timed with fewer sessions only, and that of a
         mode that foreign sessions are not in less what mixed forwards cost.
         """
-        past_few = _doublings_past_few(self._num_all(sessions))
-        past_known = self.timer.doublings_past_known(len(sessions))
+        past_few = _doublings_past_few(self._num_all(load.most_lately))
+        past_known = self.timer.doublings_past_known(len(load.sessions))
         uncertainty = 1.0 if past_few <= 0 else math.inf if past_known is None else _UNCERTAINTY ** max(past_known, 0)
         plain, speculative = (self.timer.foreign.worth(drafting=drafting) for drafting in (False, True))
         return {
@@ -196,8 +208,8 @@ class ModeChoice:
 
     def _select_mode(self, load: Load, expected: Expectation) -> bool:
         other, plain_seconds = self.selector.mode.other, expected.plain_seconds
-        rates = self._sure_rates(load.sessions)
-        if load.is_new and not load.has_drafted:
+        rates = self._sure_rates(load)
+        if load.is_untouched:
             # Nothing was brought to the drafts of these sessions yet: going on with speculation has that price too.
             text_s = self._text_price_s(plain_seconds, load.sessions)
             rates[Mode.SPECULATIVE] /= 1.0 + text_s / max(load.request_s, _SHORTEST_REQUEST_S)
@@ -252,9 +264,24 @@ class ModeChoice:
 
     def _text_price_s(self, plain_seconds: float, sessions: tuple[ControlledSession, ...]) -> float:
         """Of bringing the drafts the text that they lack."""
-        price_s = self.switch_price.text_seconds(plain_seconds, sum(session.draft_lag for session in sessions))
-        computed_anew = sum(session.draft_lag for session in sessions if session.reads_states)
-        return price_s + computed_anew * self.timer.times.seconds_a_scored_token
+        num_tokens = sum(session.draft_lag for session in sessions)
+        return self._text_seconds(plain_seconds, num_tokens, reads_states=sessions[0].reads_states)
+
+    def _text_seconds(self, plain_seconds: float, num_tokens: int, *, reads_states: bool) -> float:
+        """Of bringing drafts so many tokens; those that read hidden states have the target compute them anew."""
+        price_s = self.switch_price.text_seconds(plain_seconds, num_tokens)
+        return price_s + num_tokens * self.timer.times.seconds_a_scored_token * reads_states
+
+    def _text_share(self, load: Load, plain_seconds: float) -> float:
+        """Seconds that the text of sessions to come takes, as a share of those in which sessions may draft: what is
+        gained by some sessions has to pay for the text of those after them. Of untouched ones it is a price that is
+        known, and counted where the mode is selected.
+        """
+        if load.is_untouched or not math.isfinite(load.request_s):
+            return 0.0
+        num_tokens = round(load.usual_text * len(load.sessions))
+        seconds = self._text_seconds(plain_seconds, num_tokens, reads_states=load.sessions[0].reads_states)
+        return seconds / max(load.drafting_s, _SHORTEST_REQUEST_S)
 
     def _begin_trial_if_due(
         self,
@@ -306,5 +333,5 @@ class ModeChoice:
         num_sessions = len(expected.sessions)
         if self.timer.knows_share or num_sessions < 2:
             return self.rates
-        in_groups = expected.rate_in_groups / (1.0 + imbalance(self._num_all(expected.sessions)))
+        in_groups = expected.rate_in_groups / (1.0 + imbalance(self._num_all(len(expected.sessions))))
         return {**self.rates, Mode.SPECULATIVE: max(self.rates[Mode.SPECULATIVE], in_groups)}

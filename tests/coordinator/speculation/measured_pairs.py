@@ -1,4 +1,4 @@
-"""Pairs of models as stage times of an H200 as measured under load, harder on speculation than ``H200``'s.
+"""Pairs of models as stage times of an H200 as measured under load, harder on speculation than ``H200``'s, and an H100.
 
 Measured with an 8B target, a 1B draft and an EAGLE-3 head: forwards of 1 to 256 rows, draft steps of 1, 8 and 32, and
 what lies between the forwards of 1, 8 and 32 users. The other points are inter- or extrapolated.
@@ -77,3 +77,29 @@ class MeasuredLongContexts(MeasuredPair):
 
     def prefill(self, tokens: int) -> float:
         return 0.0044 * tokens
+
+
+@dataclass(frozen=True)
+class MeasuredH100(H200):
+    """A 1B draft beside the target on one H100, whose memory is slower: drafts pay among 64 users.
+
+    Measured with 1, 8, 32, 64 and, plainly, 128 and 256 users.
+    """
+
+    def target(self, rows: int, tokens: int) -> float:
+        plain = ((1, 5.6), (8, 5.7), (32, 6.05), (64, 6.75), (128, 8.3), (256, 12.2))
+        scoring = ((2, 5.75), (6, 5.85), (46, 6.3), (128, 7.3), (190, 8.1), (256, 9.9), (384, 12.6), (640, 19.5))
+        return interpolate(plain, rows) if tokens == rows else interpolate(scoring, tokens)
+
+    def draft(self, rows: int, length: int) -> float:
+        step = interpolate(((1, 1.05), (8, 1.22), (32, 1.55), (64, 1.85), (128, 2.6)), rows)
+        return 0.1 + length * step if length else 0.0
+
+    def between(self, rows: int) -> float:
+        return interpolate(((1, 0.6), (8, 0.8), (32, 1.25), (64, 1.5), (128, 2.2)), rows)
+
+    def plain_between(self, rows: int) -> float:
+        return 1.0 + 0.01 * rows
+
+    def prefill(self, tokens: int) -> float:
+        return 0.01 * tokens

@@ -147,7 +147,9 @@ class RoundTimer:
         if is_decode and seconds > 0.0 and not self.is_cold(num_sessions):
             self.times.note_target(rows, tokens, seconds)
         duration = batch.drafting.seconds
-        if duration is None or not is_settled or (others and not (is_decode and others_drafted >= _MOST * others)):
+        if duration is None or not is_settled or (rows and not is_decode):
+            return False
+        if others and others_drafted < _MOST * others:
             return False
         self._num_speculative_rounds += 1
         if self._num_speculative_rounds <= self._most_cold_rounds(num_sessions):
@@ -164,9 +166,11 @@ class RoundTimer:
         self._num_plain_rounds += 1
         if batch.num_rows < _WHOLE * num_sessions:
             self._num_plain_rounds = 0  # sessions stand in groups, as after a probe, and will merge
+        load_ratio = self.foreign.load_ratio(num_sessions)
+        if load_ratio == 1.0 and tokens > rows:
+            self._num_plain_rounds = 0  # a part of a prompt was computed beside it
         if self._num_plain_rounds <= ROUNDS_NOT_AHEAD or not batch.plain.seconds:
             return
-        load_ratio = self.foreign.load_ratio(num_sessions)
         if load_ratio == 1.0 or rows == tokens >= _MOST * load_ratio * batch.num_rows:
             self.times.note_plain(round(load_ratio * batch.num_rows), batch.plain.seconds)
 

@@ -1,0 +1,90 @@
+"""Draft lengths where prompts come all the time: drafts' text is brought only where it is won back."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider_coordinator.speculation import ControlledSession, DraftLengthController
+from outrider_coordinator.speculation.estimates.round_timer import RoundTimer, VerdictBatch
+from tests.coordinator.speculation.measured_pairs import MeasuredH100, MeasuredPair
+from tests.coordinator.speculation.served_arrivals import ServedArrivals
+from tests.coordinator.speculation.simulated_load import H200
+
+
+def served(pair: H200, num_prompt_tokens: int, *, length: int | None = None) -> ServedArrivals:
+    num_output_tokens = 128 if num_prompt_tokens == 2000 else 256
+    return ServedArrivals(
+        pair, 0.8, seed=1, length=length, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens
+    )
+
+
+@pytest.mark.parametrize(
+    ("pair", "num_prompt_tokens", "num_users", "least"),
+    [
+        (MeasuredPair(), 128, 8, 1.15),
+        (MeasuredPair(), 128, 32, 0.97),
+        (MeasuredPair(), 128, 64, 0.97),
+        (MeasuredPair(), 1000, 16, 0.96),
+        (MeasuredPair(), 1000, 32, 0.97),
+        (MeasuredPair(), 2000, 16, 0.96),
+        (MeasuredH100(), 1000, 8, 1.25),
+        (MeasuredH100(), 1000, 16, 1.1),
+    ],
+)
+def test_users_who_always_have_a_request(pair: H200, num_prompt_tokens: int, num_users: int, least: float) -> None:
+    """Times those of plain decoding. Where the text of all costs more than drafts gain, little of it is brought."""
+    plain = served(pair, num_prompt_tokens, length=0).serve(num_users, 25.0)
+    chosen = served(pair, num_prompt_tokens)
+    assert chosen.serve(num_users, 25.0) > least * plain
+    assert chosen.controller.num_switches <= 6
+
+
+def controller_of(num_sessions: int) -> tuple[DraftLengthController, list[ControlledSession]]:
+    """One that speculates, with as many sessions whose prompts have just been computed."""
+    controller, sessions = DraftLengthController(8), [ControlledSession(8) for _ in range(num_sessions)]
+    for session in sessions:
+        controller.enter(session)
+    controller.begin(1.0)
+    controller.note_verdicts([(session, 0, 0, 128) for session in sessions])
+    return controller, sessions
+
+
+def test_many_new_sessions_await_the_choice() -> None:
+    """Their commands leave before it, and would bring the drafts the text of all."""
+    controller, sessions = controller_of(64)
+    assert controller.mode.value == "speculative"
+    assert controller.lengths(sessions) == [0] * 64
+    controller.end(rows=64, tokens=64 * 128, seconds=0.1)
+    assert controller.choose()
+    assert controller.mode.value == "plain"
+    assert controller.are_plain(sessions) == [True] * 64
+
+
+def test_few_new_sessions_draft_at_once() -> None:
+    controller, sessions = controller_of(8)
+    assert min(controller.lengths(sessions)) > 0
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "expected"), [(0, 0.005), (500, 0.0)])
+def test_a_plain_round_with_a_part_of_a_prompt_says_nothing_of_one_without(
+    num_prompt_tokens: int, expected: float
+) -> None:
+    timer = RoundTimer()
+    for number in range(8):
+        batch = VerdictBatch(0.005 * (number + 1))
+        batch.add_plain(8, 8, 8 * 0.005)
+        timer.note(batch, 8, rows=8, tokens=8 + num_prompt_tokens, seconds=0.004, is_settled=False)
+    assert timer.plain_seconds(8) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "is_timed"), [(0, True), (500, False)])
+def test_nor_does_a_speculative_one(num_prompt_tokens: int, is_timed: bool) -> None:
+    timer = RoundTimer()
+    outcomes = []
+    for number in range(8):
+        batch = VerdictBatch(0.01 * (number + 1))
+        for _ in range(8):
+            batch.note(0.01 * number, 4, 2)
+        tokens = 40 + num_prompt_tokens
+        outcomes.append(timer.note(batch, 8, rows=8, tokens=tokens, seconds=0.006, is_settled=True))
+    assert outcomes[-1] is is_timed
