@@ -13,7 +13,7 @@ from outrider.errors import InvalidRequestError
 from outrider.ports import DraftCommand, DraftEvent
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import SessionItem
-from outrider_coordinator.routing.partners import partners_of
+from outrider_coordinator.routing.partners import partners_of, share_device
 from outrider_coordinator.routing.prefix_affinity import PrefixAffinity, Text
 from outrider_coordinator.routing.replica import Replica
 from outrider_coordinator.routing.replicas import Replicas
@@ -75,23 +75,26 @@ class Placement:
         """Choose a draft; ``besides`` only if there is no other.
 
         One of the target's partners is preferred, of these the one that served the longest prefix, then the least
-        loaded one.
+        loaded one. Partners on the target's device are passed over only if they refuse the session.
         """
         self.leave_draft(place)
         if self._drafts is None:
             return None
-        preferred = self._preferred_drafts(self._drafts, place)
-        avoided = () if besides is None else (besides,)
-        place.draft = self._drafts.choose(besides=avoided, preferred=preferred) or self._drafts.choose()
+        partners = partners_of(place.target, self._targets.known, self._drafts.known)
+        with_prefix = [each for each in _with_prefix(self._draft_prefixes, self._drafts, place) if each in partners]
+        preferred = with_prefix + sorted(partners, key=attrgetter("load"))
+        refused = () if besides is None else (besides,)
+        has_own = place.target is not None and any(share_device(place.target, each) for each in partners)
+        elsewhere = [each for each in self._drafts.attached if has_own and each not in partners]
+        place.draft = (
+            self._drafts.choose(besides=(*refused, *elsewhere), preferred=preferred)
+            or self._drafts.choose(besides=refused)
+            or self._drafts.choose()
+        )
         if place.draft is not None:
             self._drafts.enter(place.draft)
             _note(self._draft_prefixes, self._drafts, place.draft, place)
         return place.draft
-
-    def _preferred_drafts(self, drafts: Replicas[DraftCommand, DraftEvent], place: Place) -> list[DraftReplica]:
-        partners = partners_of(place.target, self._targets.attached, drafts.attached)
-        with_prefix = [each for each in _with_prefix(self._draft_prefixes, drafts, place) if each in partners]
-        return with_prefix + sorted(partners, key=attrgetter("load"))
 
     def forget_target(self, replica: TargetReplica) -> None:
         """A target is lost, with its prefix cache."""

@@ -89,6 +89,11 @@ class Replicas(Generic[CommandT, EventT]):
         return tuple(replica for replica in self._replicas.values() if replica.is_up)
 
     @property
+    def known(self) -> tuple[Replica[CommandT, EventT], ...]:
+        """The replicas that are attached or may come back."""
+        return tuple(self._replicas.values())
+
+    @property
     def descriptions(self) -> tuple[ModelDescription, ...]:
         """Descriptions of the replicas that are attached, or were and may come back."""
         return tuple(found for replica in self._replicas.values() if (found := replica.description) is not None)
