@@ -24,8 +24,10 @@ LONGEST_PROMPT_AT_ONCE = 512
 """Longest prompt that a draft computes beside the target: a longer one would hold up first tokens where both share a
 device.
 """
-_LATELY_S = 5.0
-"""Seconds of service for which the most sessions are remembered: users who come and go are a load of all of them."""
+_FEWER = 0.75
+"""Sessions are as many as before down to this share of a power of two: users who always have a request, but for the
+moment between two, are a load of all of them.
+"""
 _NEWEST_REQUEST = 0.1
 """Weight of the request that ended last in the seconds that requests usually take."""
 _ROUNDS_UNTIL_DRAFTS = 4
@@ -50,8 +52,6 @@ class DraftLengthController:
         """Since the last choice: sessions that waited for others' prompts go on, so the next choice is due."""
         self._is_choice_awaited = False
         """Many new sessions decode plainly until that choice: it may spare all of their drafts their text."""
-        self._most_lately, self._most_since = 0, 0.0
-        """Sessions, and since when there have not been more."""
         self._request_s = math.inf
         self._busy_s = self._steady_since = 0.0
         """Seconds of service, by which exploration is budgeted, and their reading when the load last changed much."""
@@ -296,20 +296,17 @@ class DraftLengthController:
         if not self._sessions or self._choice.is_trying_plain or not self._is_due:
             return False
         self._rounds_since_choice, self._has_prompts_ended, self._is_choice_awaited = 0, False, False
-        magnitude = len(self._sessions).bit_length()
-        if magnitude != self._magnitude:
-            self._magnitude, self._steady_since = magnitude, self._busy_s
+        if self._has_load_changed:
+            self._magnitude, self._steady_since = len(self._sessions).bit_length(), self._busy_s
             self._choice.cancel_trials(self._busy_s)
         has_changed = self._choice.choose(self._load())
         self._update_catch_up()
         return has_changed
 
     def _load(self) -> Load:
-        if len(self._sessions) >= self._most_lately or self._busy_s - self._most_since > _LATELY_S:
-            self._most_lately, self._most_since = len(self._sessions), self._busy_s
         return Load(
             tuple(self._sessions),
-            self._most_lately,
+            max(len(self._sessions), 1 << (self._magnitude - 1)),
             self._busy_s,
             self._busy_s - self._steady_since,
             has_prompts=self._num_prompts > 0,
@@ -332,8 +329,12 @@ class DraftLengthController:
         is_starting = self._choice.is_speculating and self._choice.lengths.is_starting
         if is_starting or self._choice.has_tried or self._has_prompts_ended:
             return self._rounds_since_choice > 0
-        has_load_changed = len(self._sessions).bit_length() != self._magnitude
-        return has_load_changed or self._rounds_since_choice > _ROUNDS_BETWEEN_CHOICES[self.mode]
+        return self._has_load_changed or self._rounds_since_choice > _ROUNDS_BETWEEN_CHOICES[self.mode]
+
+    @property
+    def _has_load_changed(self) -> bool:
+        """Whether there are many more sessions than at the last change, or many fewer."""
+        return self._has_grown or len(self._sessions) < _FEWER * (1 << self._magnitude >> 1)
 
     @property
     def _has_grown(self) -> bool:

@@ -28,6 +28,8 @@ it is known.
 _DOUBT = 1.1
 """The same where probes told what many sessions' speculation would take."""
 _SHORTEST_REQUEST_S = 1e-3
+_MOST_TEXT = 0.5
+"""Share of the time that drafts' text may take where speculation is checked: with more it cannot pay."""
 _FEW_SESSIONS = 63
 """So many sessions' drafts take in their text so fast that nothing is doubted. With more, a server that knows nothing
 of speculation begins plainly, and tries it later.
@@ -39,8 +41,8 @@ class Load:
     """The sessions of a target at the moment of a choice."""
 
     sessions: tuple[ControlledSession, ...]
-    most_lately: int
-    """Most sessions that there were at once lately."""
+    usual_sessions: int
+    """Sessions, or somewhat more: as many as there are when none is about to begin."""
     now: float
     """Seconds of service so far."""
     steady_s: float
@@ -184,7 +186,7 @@ class ModeChoice:
 
     def _begins_plainly(self, load: Load) -> bool:
         """Whether decoding is to turn plain since nothing is known and the price of learning grows with sessions."""
-        if self.selector.mode is Mode.PLAIN or _doublings_past_few(self._num_all(load.most_lately)) <= 0:
+        if self.selector.mode is Mode.PLAIN or _doublings_past_few(self._num_all(load.usual_sessions)) <= 0:
             return False
         return self.timer.doublings_past_known(len(load.sessions)) is None
 
@@ -197,7 +199,7 @@ class ModeChoice:
         """The rates, speculation's less what may be wrong where it was timed with fewer sessions only, and that of a
         mode that foreign sessions are not in less what mixed forwards cost.
         """
-        past_few = _doublings_past_few(self._num_all(load.most_lately))
+        past_few = _doublings_past_few(self._num_all(load.usual_sessions))
         past_known = self.timer.doublings_past_known(len(load.sessions))
         uncertainty = 1.0 if past_few <= 0 else math.inf if past_known is None else _UNCERTAINTY ** max(past_known, 0)
         plain, speculative = (self.timer.foreign.worth(drafting=drafting) for drafting in (False, True))
@@ -296,7 +298,8 @@ class ModeChoice:
         num_sessions = len(load.sessions)
         is_few = are_few(num_sessions)
         num_rounds = trial.num_rounds(self.timer.num_cold_rounds(num_sessions))
-        is_check = is_few and trial.may_check(load.now, is_young=self.timer.is_young)
+        may_pay = trial.mode is Mode.PLAIN or self._text_share(load, plain_seconds) < _MOST_TEXT
+        is_check = is_few and may_pay and trial.may_check(load.now, is_young=self.timer.is_young)
         has_begun = trial.begin_if_due(
             load.now,
             load.steady_s,

@@ -43,9 +43,10 @@ class ServedArrivals(Served):
         length: int | None = None,
         num_prompt_tokens: int,
         num_output_tokens: int = 256,
+        is_cold: bool = False,
     ) -> None:
-        """As for ``Served``, whose devices are warm here; tokens are those of each request."""
-        super().__init__(pair, acceptance, seed=seed, length=length, is_cold=False)
+        """As for ``Served``; tokens are those of each request."""
+        super().__init__(pair, acceptance, seed=seed, length=length, is_cold=is_cold)
         self.num_tokens = 0
         """Output tokens so far."""
         self.num_text_tokens = 0

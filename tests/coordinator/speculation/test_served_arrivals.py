@@ -39,6 +39,16 @@ def test_users_who_always_have_a_request(pair: H200, num_prompt_tokens: int, num
     assert chosen.controller.num_switches <= 6
 
 
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_what_the_first_rounds_of_a_process_said_is_checked_until_enough_is_known(seed: int) -> None:
+    """They take several times as long as later ones, and so do the first of a check."""
+    chosen, plain = (
+        ServedArrivals(MeasuredH100(), 0.8, seed=seed, length=length, num_prompt_tokens=128, is_cold=True)
+        for length in (None, 0)
+    )
+    assert chosen.serve(8, 25.0) > 1.4 * plain.serve(8, 25.0)
+
+
 def controller_of(num_sessions: int) -> tuple[DraftLengthController, list[ControlledSession]]:
     """One that speculates, with as many sessions whose prompts have just been computed."""
     controller, sessions = DraftLengthController(8), [ControlledSession(8) for _ in range(num_sessions)]

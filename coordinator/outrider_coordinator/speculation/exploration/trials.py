@@ -46,7 +46,9 @@ class ModeTrial:
         self._check_from_s = 0.0 if mode is Mode.SPECULATIVE else math.inf
         """When the choice against the mode may be checked."""
         self._check_while_young = True
-        """Whether the first rounds of a process led to the choice: devices that wake take many times as long."""
+        """Whether the first rounds of a process led to the choice: devices that wake take many times as long. Those of
+        a check may too, so it is repeated while little is known.
+        """
         self._last_check_s = -math.inf
         self._num_rounds = self.num_rounds(0)
         self._budget = ExplorationBudget(shortest_pause_s=_SHORTEST_PAUSE_S[mode], longest_pause_s=_LONGEST_PAUSE_S)
@@ -111,7 +113,8 @@ class ModeTrial:
             return False
         self._tried.add(num_sessions.bit_length())
         if is_check:
-            self._check_from_s, self._last_check_s = math.inf, now
+            self._check_from_s, self._last_check_s = now + _BETWEEN_CHECKS_S, now
+            self._check_while_young = True
         self._excursion, self._num_sessions, self._num_rounds = Excursion(now), num_sessions, num_rounds
         self._limit_s = _OVERRUN * loss_s
         return True
