@@ -32,6 +32,7 @@ _WEIGHTS = "*.safetensors"
 _IGNORED = ("consolidated*", "original/*")
 """The same weights once more, in another layout."""
 _INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
 
 ModelT = TypeVar("ModelT", TargetSettings, DraftSettings)
 
@@ -196,10 +197,21 @@ def _lack_of_model(folder: Path, *, needs_weights: bool) -> str:
     return "" if has_shards else "lacks *.safetensors"
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files from which the loader reads a model's weights: those that its index lists, else ``model.safetensors``,
+    else all ``*.safetensors``. They need not exist; loading checks them.
+    """
+    index, single = folder / _INDEX, folder / _SINGLE
+    if index.is_file():
+        return sorted(folder / name for name in _shards(index))
+    return [single] if single.exists() else sorted(folder.glob(_WEIGHTS))
+
+
 def _shards(index: Path) -> set[str]:
     """Names of the files that a model's index lists; none when it cannot be read, which loading will say."""
     try:
-        return set(json.loads(read_bounded(index, MAX_INDEX_BYTES))["weight_map"].values())
+        names = json.loads(read_bounded(index, MAX_INDEX_BYTES))["weight_map"].values()
+        return {name for name in names if isinstance(name, str)}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return set()
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from outrider.cli.stack.arrangement import Arrangement, Load, arrange, model_of
 from outrider.cli.stack.gpus import NO_GPUS, Gpus
@@ -15,27 +17,44 @@ from outrider.cli.stack.placement import place
 from outrider.cli.stack.plan import plan_stack
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load, load_all
 from outrider.errors import ConfigError, ModelError
+from outrider.model_executor.loader.checkpoint import read_tensors
+from outrider.process.model_files import weight_files
 
 H200 = 141 * 10**9
 ONE, TWO, FOUR = (Gpus(("NVIDIA H200",) * count, (H200,) * count) for count in (1, 2, 4))
 LARGE = {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256}
 SMALL = {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "vocab_size": 128256}
-SEVENTY_B = {"num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28672, "vocab_size": 128256}
+SEVENTY_B = {
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+    "num_attention_heads": 64,
+}
 
 
 def folder(parent: Path, name: str, shape: Mapping[str, int], **more: Any) -> str:
     made = parent / name
     made.mkdir()
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
-    (made / "config.json").write_text(json.dumps({**shape, **heads, **more}))
+    (made / "config.json").write_text(json.dumps({**heads, **shape, **more}))
     return str(made)
 
 
+def cards(count: int, gigabytes: int) -> Gpus:
+    return Gpus(("GPU",) * count, (gigabytes * 10**9,) * count)
+
+
 def arranged(
-    parent: Path, gpus: Gpus, optimize: Load, shape: Mapping[str, int], flags: Mapping[tuple[str, str], Any] = {}
+    parent: Path,
+    gpus: Gpus,
+    optimize: Load,
+    shape: Mapping[str, int],
+    flags: Mapping[tuple[str, str], Any] = {},
+    **more: Any,
 ) -> Arrangement:
     models = {
-        ("target", "model"): folder(parent, "t", shape),
+        ("target", "model"): folder(parent, "t", shape, **more),
         ("draft", "model"): folder(parent, "d", SMALL, tie_word_embeddings=True),
     }
     effective = load_all({**models, **flags}, environ={})
@@ -50,6 +69,29 @@ def test_the_size_of_a_model_is_that_of_its_files_or_of_its_shapes(tmp_path: Pat
     (made / "a.safetensors").write_bytes(b"x" * 10)
     (made / "b.safetensors").write_bytes(b"x" * 5)
     assert model_of(made, "target").num_bytes == 15
+    assert model_of(made, "target", has_weights=False).num_bytes == found.num_bytes
+    assert model_of(made, "target", dtype="float32").num_bytes == 30
+
+
+@pytest.mark.parametrize(("index", "expected"), [(None, 4), ("model-1.safetensors", 2)])
+def test_only_weights_that_the_loader_reads_count(index: str | None, expected: int, tmp_path: Path) -> None:
+    made = Path(folder(tmp_path, "m", LARGE))
+    for tensor, name in enumerate(("consolidated", "model-1", "model")):
+        save_file({str(tensor): torch.zeros(1 << tensor, dtype=torch.uint8)}, made / f"{name}.safetensors")
+    if index is not None:
+        (made / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"1": index}}))
+    read = read_tensors(made)
+    assert sum(tensor.num_bytes for tensor in read.values()) == expected
+    assert set(weight_files(made)) == {tensor.file for tensor in read.values()}
+    assert model_of(made, "target").num_bytes == sum(path.stat().st_size for path in weight_files(made))
+
+
+def test_a_file_that_an_index_names_and_that_is_missing_is_one_line(tmp_path: Path) -> None:
+    made = Path(folder(tmp_path, "m", LARGE))
+    (made / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": 5}}))
+    with pytest.raises(ModelError, match=r"target model: .*a.safetensors cannot be read: No such file"):
+        model_of(made, "target")
+    assert model_of(made, "target", has_weights=False).num_bytes == pytest.approx(16.06e9, rel=0.001)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +152,59 @@ def test_heads_bound_the_number_of_gpus(tmp_path: Path) -> None:
     found = arranged(tmp_path, six, "latency", SEVENTY_B)
     assert found.settings.target.tensor_parallel_size == 4
     assert "for latency the target is on 4 of the 6 GPUs and the draft on one of them" in found.reason
+    assert found.reason.endswith("and its 8 KV heads do not divide over 6 GPUs")
+
+
+@pytest.mark.parametrize("optimize", ["latency", "throughput"])
+def test_heads_that_do_not_divide_are_the_reason_for_one_gpu(optimize: Load, tmp_path: Path) -> None:
+    shape = {**LARGE, "num_hidden_layers": 200}  # too large for replicas
+    found = arranged(tmp_path, TWO, optimize, shape, {}, num_key_value_heads=5)
+    assert found.settings.target.tensor_parallel_size == 1
+    assert f"for {optimize} the models are apart: the target reads " in found.reason
+    assert found.reason.endswith("and its 5 KV heads do not divide over 2 GPUs")
+    assert "save 0 ms" not in found.reason
+
+
+def test_weights_without_room_beside_a_draft_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as found:
+        arranged(tmp_path, cards(2, 80), "latency", SEVENTY_B)
+    assert str(found.value) == (
+        "--optimize: finds no room for the weights: where the target is on all 2 GPUs and the draft on one of them, "
+        "the target needs 70.6 GB on each of them and has 56.0 GB; where the models are apart, "
+        "the target needs 141.1 GB and has 80.0 GB"
+    )
+
+
+def test_a_draft_has_a_gpu_of_its_own_where_the_target_lacks_room_beside_it(tmp_path: Path) -> None:
+    found = arranged(tmp_path, cards(3, 80), "latency", SEVENTY_B)
+    placed = place(found.settings, cards(3, 80)).settings
+    assert (placed.target.device, placed.target.tensor_parallel_size, placed.draft.device) == ("cuda:0", 2, "cuda:2")
+    assert found.reason.startswith(
+        "for latency the target is on 2 of the 3 GPUs and the draft on another one: where the target is on 2 of the 3"
+        " GPUs and the draft on one of them, the target needs 70.6 GB on each of them and has 56.0 GB"
+    )
+
+
+def test_a_target_that_is_too_large_for_a_gpu_is_on_both_though_sums_cost_more(tmp_path: Path) -> None:
+    shape = {**LARGE, "num_hidden_layers": 60, "hidden_size": 2048, "intermediate_size": 18432}
+    found = arranged(tmp_path, cards(2, 15), "latency", shape)
+    assert found.settings.target.tensor_parallel_size == 2
+    assert "where the models are apart, the target needs 15.9 GB and has 15.0 GB" in found.reason
+
+
+def test_the_share_that_is_given_bounds_the_weights(tmp_path: Path) -> None:
+    effective = load_all({("target", "model"): folder(tmp_path, "t", LARGE)}, environ={})
+    with pytest.raises(ConfigError, match=r"needs 8\.0 GB on each of them and has 7\.0 GB"):
+        arrange(effective.settings, TWO, "latency", effective.origins, gpu_memory_utilization=0.05)
+    sized = load_all({("target", "model"): effective.settings.target.model, ("target", "num_pages"): 9}, environ={})
+    arrange(sized.settings, TWO, "latency", sized.origins, gpu_memory_utilization=0.05)
+
+
+def test_without_a_draft_model_none_is_placed(tmp_path: Path) -> None:
+    flags = {("target", "model"): folder(tmp_path, "t", LARGE), ("draft", "method"): "ngram"}
+    effective = load_all(flags, environ={})
+    found = arrange(effective.settings, TWO, "latency", effective.origins)
+    assert found.reason.startswith("for latency the target is on all 2 GPUs: ")
 
 
 def test_every_gpu_has_a_replica_for_throughput(tmp_path: Path) -> None:
@@ -118,10 +213,30 @@ def test_every_gpu_has_a_replica_for_throughput(tmp_path: Path) -> None:
     assert "each of the 4 GPUs has a replica of its own" in found.reason
 
 
+def test_a_target_that_is_too_large_for_a_gpu_has_replicas_on_several(tmp_path: Path) -> None:
+    found = arranged(tmp_path, FOUR, "throughput", SEVENTY_B)
+    assert (found.settings.target.tensor_parallel_size, found.replica_devices) == (2, ("cuda:2",))
+    placed = place(found.settings, FOUR).settings
+    assert (placed.target.device, placed.draft.device) == ("cuda:0", "cuda:0")
+    assert (placed.target.gpu_memory_utilization, placed.draft.gpu_memory_utilization) == (0.7, 0.2)
+    assert "each 2 of the 4 GPUs have a replica of their own: on a GPU 73." in found.reason
+    ports = iter(range(9001, 9010))
+    made = plan_stack(placed, explicit=(), free_port=lambda: next(ports), replica_devices=found.replica_devices)
+    targets = [load(TargetSettings, spec.argv, {}) for spec in made.models[:2]]
+    drafts = [load(DraftSettings, spec.argv, {}) for spec in made.models[2:]]
+    assert [(each.device, each.tensor_parallel_size) for each in targets] == [("cuda:0", 2), ("cuda:2", 2)]
+    assert [(each.device, each.tensor_parallel_size) for each in drafts] == [("cuda:0", 1), ("cuda:2", 1)]
+
+
+def test_replicas_of_one_gpu_need_no_heads_that_divide(tmp_path: Path) -> None:
+    found = arranged(tmp_path, TWO, "throughput", LARGE, {}, num_key_value_heads=5)
+    assert (found.settings.target.tensor_parallel_size, found.replica_devices) == (1, ("cuda:1",))
+
+
 def test_a_target_without_room_for_replicas_is_on_all_gpus(tmp_path: Path) -> None:
     found = arranged(tmp_path, TWO, "throughput", SEVENTY_B)
     assert (found.settings.target.tensor_parallel_size, found.replica_devices) == (2, ())
-    assert "no GPU has room for a replica" in found.reason
+    assert "GB of weights are more than 0.6 of a GPU's 141.0 GB" in found.reason
 
 
 @pytest.mark.parametrize("gpus", [NO_GPUS, ONE])

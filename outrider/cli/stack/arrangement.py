@@ -1,7 +1,8 @@
 """Arrangement of the models on several GPUs for the load that a user names.
 
-Owns the choice between target and draft apart, the target over all GPUs with the draft on one of them, and one replica
-of both per GPU, with the reason in words. Knows the models by their files and `config.json` only (decision 0040).
+Owns the choice between target and draft apart, the target over all GPUs with the draft on one of them, and replicas of
+both on equal parts of the GPUs, by time and by memory, with the reason in words. Knows the models by their files and
+`config.json` only (decision 0040).
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from outrider.cli.stack.gpus import Gpus
+from outrider.cli.stack.placement import has_cache_size, shares_of_one_gpu
 from outrider.cli.stack.preflight import read_config
-from outrider.config import Settings
+from outrider.config import DraftSettings, Settings, TargetSettings
 from outrider.errors import ConfigError, ModelError
+from outrider.process.model_files import weight_files
 
 Load: TypeAlias = Literal["latency", "throughput"]
 """What to optimise: the time a token of few users, or the tokens a second of many."""
@@ -28,7 +31,7 @@ _WORTH = 2.0
 """A target over several GPUs saves at least so many times what its sums cost, else the draft has its own GPU."""
 _MOST_OF_A_GPU = 0.6
 """Of its memory for the weights of one replica of both models; the rest is for the KV cache and for graphs."""
-_BYTES_PER_PARAMETER = 2
+_BYTES_OF_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 30
 """Of any number of a model's shape; what comes of them fits a float."""
 
@@ -55,14 +58,21 @@ class Model:
     """Size of a model."""
 
     num_bytes: float
-    """Of its weights, all files together."""
+    """Of its weights on all GPUs together."""
     num_layers: int
     num_kv_heads: int
 
 
-def arrange(settings: Settings, gpus: Gpus, load: Load, explicit: Collection[tuple[str, str]]) -> Arrangement:
-    """The arrangement for a load; ``ConfigError`` where the settings place the models already, ``ModelError`` for a
-    model folder from which no size can be read.
+def arrange(
+    settings: Settings,
+    gpus: Gpus,
+    load: Load,
+    explicit: Collection[tuple[str, str]],
+    *,
+    gpu_memory_utilization: float | None = None,
+) -> Arrangement:
+    """The arrangement for a load; ``ConfigError`` where the settings place the models already or no arrangement has
+    room for the weights, ``ModelError`` for a model folder from which no size can be read.
 
     With fewer than two GPUs there is no choice, and the reason says so.
     """
@@ -72,51 +82,147 @@ def arrange(settings: Settings, gpus: Gpus, load: Load, explicit: Collection[tup
     if len(gpus) < 2:
         return Arrangement(settings, reason=f"--optimize {load} chooses nothing with {_counted(len(gpus))}")
     has_draft = settings.draft.method.has_model and settings.draft.model is not None
-    target = model_of(Path(settings.target.model), "target")
-    draft_bytes = model_of(Path(str(settings.draft.model)), "draft").num_bytes if has_draft else 0.0
-    if load == "throughput" and _fits(target.num_bytes + draft_bytes, gpus):
-        return _replicas(settings, gpus, target.num_bytes + draft_bytes)
-    return _over_all(settings, gpus, load, target)
+    target = _sized(settings.target, settings.target.model)
+    draft_bytes = _sized(settings.draft, str(settings.draft.model)).num_bytes if has_draft else 0.0
+    choice = _Choice(settings, gpus, target, draft_bytes, gpu_memory_utilization)
+    size = choice.size_of_replicas() if load == "throughput" else None
+    return choice.one_of_each(load) if size is None else choice.replicas(size)
 
 
-def _fits(num_bytes: float, gpus: Gpus) -> bool:
-    return all(num_bytes <= _MOST_OF_A_GPU * memory for memory in gpus.memory_bytes)
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """One target and one draft, placed."""
+
+    settings: Settings
+    where: str
+    shortage: str = ""
+    """Which model lacks room for its weights, with the bytes; empty if both have it."""
 
 
-def _replicas(settings: Settings, gpus: Gpus, num_bytes: float) -> Arrangement:
-    reason = (
-        f"for throughput each of the {len(gpus)} GPUs has a replica of its own: "
-        f"{_gigabytes(num_bytes)} of weights leave room for its KV cache, and no sums cross GPUs"
-    )
-    further = tuple(f"cuda:{index}" for index in range(1, len(gpus)))
-    return Arrangement(_on_first(settings), further, reason)
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Arrangements of these models on these GPUs."""
+
+    settings: Settings
+    gpus: Gpus
+    target: Model
+    draft_bytes: float
+    utilization: float | None
+    """Fraction of each GPU's memory for the models on it; None: as the services choose."""
+
+    def size_of_replicas(self) -> int | None:
+        """The smallest number of GPUs on which a replica leaves room for its KV cache, if the GPUs make several."""
+        for size in reversed(self._sizes()):
+            makes_several = size < len(self.gpus) and len(self.gpus) % size == 0
+            if makes_several and self._replica_bytes(size) <= _MOST_OF_A_GPU * self._memory:
+                return size
+        return None
+
+    def replicas(self, size: int) -> Arrangement:
+        """Replicas on so many GPUs each."""
+        if size == 1:
+            where, sums = f"each of the {len(self.gpus)} GPUs has a replica of its own", ", and no sums cross GPUs"
+        else:
+            where, sums = f"each {size} of the {len(self.gpus)} GPUs have a replica of their own", ""
+        room = f"{_gigabytes(self._replica_bytes(size))} of weights leave room for its KV cache"
+        further = tuple(f"cuda:{first}" for first in range(size, len(self.gpus), size))
+        return Arrangement(self._placed(size), further, f"for throughput {where}: on a GPU {room}{sums}")
+
+    def one_of_each(self, load: Load) -> Arrangement:
+        """The target over as many GPUs as its heads allow, unless the sums between them cost more than they save;
+        another arrangement where the weights have no room.
+        """
+        sizes = self._sizes()
+        saved_ms = 1e3 * self.target.num_bytes / _BYTES_PER_S * (1 - 1 / sizes[0])
+        sums_ms = 1e3 * 2 * self.target.num_layers * _ALL_REDUCE_S
+        apart = [self._apart(size) for size in sizes if size == 1 or (self._has_draft and size < len(self.gpus))]
+        shared = [self._shared(sizes[0])] if sizes[0] > 1 else []
+        pays = load == "throughput" or saved_ms > _WORTH * sums_ms
+        candidates = [*shared, *apart] if pays else [apart[-1], *shared, *apart[:-1]]
+        found = next((each for each in candidates if not each.shortage), None)
+        if found is None:
+            lacks = "; ".join(each.shortage for each in candidates)
+            raise ConfigError("--optimize", f"finds no room for the weights: {lacks}")
+        reasons = [f"the target reads {_gigabytes(self.target.num_bytes)} a step"]
+        if shared:
+            reasons[0] += f", of which {_counted(sizes[0])} save {saved_ms:.2g} ms"
+        if found is not candidates[0]:
+            reasons = [candidates[0].shortage]
+        elif load == "throughput":
+            reasons.append(self._why_no_replicas())
+        elif shared:
+            reasons.append(f"sums between them cost {sums_ms:.2g} ms")
+        if sizes[0] < len(self.gpus):
+            reasons.append(f"its {self.target.num_kv_heads} KV heads do not divide over {_counted(len(self.gpus))}")
+        return Arrangement(found.settings, reason=f"for {load} {found.where}: {', and '.join(reasons)}")
+
+    @property
+    def _has_draft(self) -> bool:
+        return self.settings.draft.method.has_model
+
+    @property
+    def _memory(self) -> int:
+        return min(self.gpus.memory_bytes)
+
+    def _sizes(self) -> list[int]:
+        """Numbers of GPUs over which the target's KV heads divide, the largest first."""
+        return [size for size in range(len(self.gpus), 0, -1) if self.target.num_kv_heads % size == 0]
+
+    def _replica_bytes(self, size: int) -> float:
+        """Bytes of weights on the GPU that the draft shares with a target over so many GPUs."""
+        return self.target.num_bytes / size + self.draft_bytes
+
+    def _why_no_replicas(self) -> str:
+        needed, there = _gigabytes(self._replica_bytes(1)), _gigabytes(self._memory)
+        return f"a replica's {needed} of weights are more than {_MOST_OF_A_GPU:g} of a GPU's {there}"
+
+    def _placed(self, size: int) -> Settings:
+        """The target from the first GPU on, and the draft on that one."""
+        first = {"device": "cuda:0"}
+        draft = self.settings.draft.model_copy(update=first) if self._has_draft else self.settings.draft
+        target = self.settings.target.model_copy(update={**first, "tensor_parallel_size": size})
+        return replace(self.settings, target=target, draft=draft)
+
+    def _shared(self, size: int) -> _Candidate:
+        """The target over so many GPUs, the draft on the first of them."""
+        where = (
+            f"the target is on {f'all {size}' if size == len(self.gpus) else f'{size} of the {len(self.gpus)}'} GPUs"
+        )
+        if not self._has_draft:
+            return self._candidate(self._placed(size), where, size, (self.utilization or 1.0, 1.0))
+        where += " and the draft on one of them"
+        return self._candidate(self._placed(size), where, size, shares_of_one_gpu(self.utilization))
+
+    def _apart(self, size: int) -> _Candidate:
+        """The target over so many GPUs, the draft on the next one; placement chooses the devices."""
+        where = f"the target is on {size} of the {len(self.gpus)} GPUs and the draft on another one"
+        if size == 1:
+            where = "the models are apart" if self._has_draft else "the target is on one GPU"
+        target = self.settings.target.model_copy(update={"tensor_parallel_size": size})
+        share = self.utilization or 1.0
+        return self._candidate(replace(self.settings, target=target), where, size, (share, share))
+
+    def _candidate(self, placed: Settings, where: str, size: int, shares: tuple[float, float]) -> _Candidate:
+        each = " on each of them" if size > 1 else ""
+        needs = (
+            (placed.target, self.target.num_bytes / size, shares[0], each),
+            (placed.draft, self.draft_bytes, shares[1], ""),
+        )
+        lacks = []
+        for section, needed, share, on in needs:
+            there = self._memory * (1.0 if has_cache_size(section) else share)
+            if needed > there:
+                lacks.append(f"the {section.name} needs {_gigabytes(needed)}{on} and has {_gigabytes(there)}")
+        return _Candidate(placed, where, f"where {where}, {' and '.join(lacks)}" if lacks else "")
 
 
-def _over_all(settings: Settings, gpus: Gpus, load: Load, target: Model) -> Arrangement:
-    """The target over as many GPUs as its heads allow, unless the sums between them cost more than they save."""
-    size = max(size for size in range(1, len(gpus) + 1) if target.num_kv_heads % size == 0)
-    saved_ms = 1e3 * target.num_bytes / _BYTES_PER_S * (1 - 1 / size)
-    sums_ms = 1e3 * 2 * target.num_layers * _ALL_REDUCE_S
-    counted = f"reads {_gigabytes(target.num_bytes)} a step, of which {_counted(size)} save {saved_ms:.2g} ms"
-    if size == 1 or (load == "latency" and saved_ms <= _WORTH * sums_ms):
-        reason = f"for {load} the models are apart: the target {counted}, and sums between them cost {sums_ms:.2g} ms"
-        return Arrangement(settings, reason=reason)
-    why = f"and sums between them cost {sums_ms:.2g} ms" if load == "latency" else "and no GPU has room for a replica"
-    placed = _on_first(settings)
-    placed = replace(placed, target=placed.target.model_copy(update={"tensor_parallel_size": size}))
-    where = f"all {size}" if size == len(gpus) else f"{size} of the {len(gpus)}"
-    reason = f"for {load} the target is on {where} GPUs and the draft on one of them: the target {counted}, {why}"
-    return Arrangement(placed, reason=reason)
+def _sized(section: TargetSettings | DraftSettings, folder: str) -> Model:
+    return model_of(Path(folder), section.name, dtype=section.dtype, has_weights=section.load_format == "safetensors")
 
 
-def _on_first(settings: Settings) -> Settings:
-    first = {"device": "cuda:0"}
-    draft = settings.draft.model_copy(update=first) if settings.draft.method.has_model else settings.draft
-    return replace(settings, target=settings.target.model_copy(update=first), draft=draft)
-
-
-def model_of(folder: Path, role: str) -> Model:
-    """Size of the model in a folder; without weight files their bytes are estimated from the shapes, at 16 bits.
+def model_of(folder: Path, role: str, *, dtype: str = "auto", has_weights: bool = True) -> Model:
+    """Size of the model in a folder as it is loaded: of the files that the loader reads, otherwise, or where they are
+    not read, estimated from the shapes.
 
     ``ModelError``, which names the model by its ``role``, for a shape that is none or a file that cannot be read.
     """
@@ -124,12 +230,13 @@ def model_of(folder: Path, role: str) -> Model:
     layers, heads = config.number("num_hidden_layers"), config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     try:
-        on_disk = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        on_disk = sum(path.stat().st_size for path in weight_files(folder)) if has_weights else 0
     except OSError as error:
         raise ModelError(f"{role} model: {error.filename} cannot be read: {error.strerror}") from error
-    return Model(
-        float(on_disk) or _BYTES_PER_PARAMETER * config.num_parameters(layers, heads, kv_heads), layers, kv_heads
-    )
+    stored = config.bytes_per_parameter()
+    loaded = _BYTES_OF_DTYPES.get(dtype, stored)
+    num_bytes = on_disk * loaded / stored if on_disk else loaded * config.num_parameters(layers, heads, kv_heads)
+    return Model(num_bytes, layers, kv_heads)
 
 
 class _Shape:
@@ -147,6 +254,11 @@ class _Shape:
             found = repr(value)[:60] if isinstance(value, str | float | int) else f"a {type(value).__name__}"
             raise ModelError(f"{self._where}: {key} should be a whole number from 1 to {_MOST}, not {found}")
         return value
+
+    def bytes_per_parameter(self) -> int:
+        """By the type that the file names; 2 without a known one."""
+        dtype = self._config.get("dtype") or self._config.get("torch_dtype")
+        return _BYTES_OF_DTYPES.get(dtype, 2) if isinstance(dtype, str) else 2
 
     def num_parameters(self, layers: int, heads: int, kv_heads: int) -> float:
         """Parameters of a dense Llama-like decoder."""

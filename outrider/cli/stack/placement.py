@@ -48,6 +48,17 @@ def share_a_gpu(settings: Settings) -> bool:
     return _has_draft(settings) and bool(_indexes(settings.target) & _indexes(settings.draft))
 
 
+def shares_of_one_gpu(utilization: float | None = None) -> tuple[float, float]:
+    """Fractions of a GPU's memory for a target and a draft that share it."""
+    share = _SHARE if utilization is None else utilization
+    return share * _PART_OF_TARGET, share * (1 - _PART_OF_TARGET)
+
+
+def has_cache_size(section: TargetSettings | DraftSettings) -> bool:
+    """Whether the section sizes its KV cache itself, and gets no share of the memory."""
+    return any(getattr(section, name) is not None for name in _CACHE_SIZES)
+
+
 def _has_draft(settings: Settings) -> bool:
     return settings.draft.method.has_model
 
@@ -101,8 +112,7 @@ def _check_fits_cpu(section: TargetSettings | DraftSettings, gpus: Gpus) -> None
 
 def _with_shares(settings: Settings, utilization: float | None) -> Settings:
     if share_a_gpu(settings):
-        share = _SHARE if utilization is None else utilization
-        target, draft = share * _PART_OF_TARGET, share * (1 - _PART_OF_TARGET)
+        target, draft = shares_of_one_gpu(utilization)
     elif utilization is None:
         return settings
     elif not _indexes(settings.target) and not (_has_draft(settings) and _indexes(settings.draft)):
@@ -114,7 +124,7 @@ def _with_shares(settings: Settings, utilization: float | None) -> Settings:
 
 def _with_share(section: ModelT, share: float) -> ModelT:
     """Unless its cache has a size, or it has no GPU."""
-    if not _indexes(section) or any(getattr(section, name) is not None for name in _CACHE_SIZES):
+    if not _indexes(section) or has_cache_size(section):
         return section
     return section.model_copy(update={"gpu_memory_utilization": round(share, 4)})
 

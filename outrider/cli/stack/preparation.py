@@ -48,8 +48,11 @@ def _prepare(
     http = plan_gateway(settings, explicit=effective.origins) if serves_http else GatewayPlan()
     check_listeners(settings, http.settings, effective.origins)
     gpus = find_gpus() if _may_need_gpu(settings) else NO_GPUS
-    arranged = Arrangement(settings) if optimize is None else arrange(settings, gpus, optimize, effective.origins)
-    placed = place(arranged.settings, gpus, gpu_memory_utilization=gpu_memory_utilization)
+    share = gpu_memory_utilization
+    arranged = Arrangement(settings)
+    if optimize is not None:
+        arranged = arrange(settings, gpus, optimize, effective.origins, gpu_memory_utilization=share)
+    placed = place(arranged.settings, gpus, gpu_memory_utilization=share)
     plan = plan_stack(
         placed.settings,
         explicit=effective.origins,
