@@ -155,7 +155,7 @@ MaxRunning = Annotated[
 ]
 NumCoordinators = Annotated[
     int | None,
-    _serving("Coordinator processes on one port; they share no limits. Default 1.", "--num-coordinators"),
+    _serving("Coordinator processes on one port, at most 64; they share no limits. Default 1.", "--num-coordinators"),
 ]
 MaxBatched = Annotated[
     int | None,
@@ -290,7 +290,7 @@ def _held(keys: list[str] | None, file: str | None) -> LinkSecret | None:
 def _chosen(given: str | None) -> Load | None:
     load = next((load for load in LOADS if load == given), None)
     if given is not None and load is None:
-        raise ConfigError("--optimize", f"should be {' or '.join(LOADS)}, not {given}")
+        raise ConfigError("--optimize", f"should be {' or '.join(LOADS)}, not {given or 'empty'}")
     return load
 
 

@@ -18,6 +18,7 @@ from outrider.config.fields import (
     MaxLogprobs,
     NonNegative,
     NonNegativeFloat,
+    NumProcesses,
     Port,
     Positive,
     PositiveSeconds,
@@ -55,10 +56,10 @@ class CoordinatorSettings(Section):
 
     host: Text = HOST
     port: Port = Field(50050, description="Port to listen on.")
-    num_processes: Positive = Field(
+    num_processes: NumProcesses = Field(
         1,
-        description="Processes that outrider serve starts of it, on one port: the kernel spreads connections. Limits,"
-        " queue, prefix affinity and draft lengths are of each process.",
+        description="Processes that outrider serve starts of it, at most 64, on one port: the kernel spreads"
+        " connections. Limits, queue, prefix affinity and draft lengths are of each process.",
     )
     reuse_port: bool = Field(False, description="Let other coordinators of this host listen on the same port too.")
     own_port: Port | None = Field(
@@ -98,7 +99,7 @@ class CoordinatorSettings(Section):
     disable_by_batch_size: NonNegative = Field(
         0,
         description="Number of running and waiting requests from which on nothing is speculated, until there are"
-        " fewer; 0: no limit.",
+        " fewer; 0: no limit. Draft lengths then depend on the load.",
     )
     draft_timeout_ms: Positive = Field(
         1000,

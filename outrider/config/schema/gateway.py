@@ -6,7 +6,17 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from outrider.config.fields import AddressList, LogLevel, Port, Positive, RootPath, Seconds, Text, TextList
+from outrider.config.fields import (
+    AddressList,
+    LogLevel,
+    NumProcesses,
+    Port,
+    Positive,
+    RootPath,
+    Seconds,
+    Text,
+    TextList,
+)
 from outrider.config.schema.common import (
     DRAIN_DELAY_S,
     DRAIN_GRACE_S,
@@ -29,8 +39,10 @@ class GatewaySettings(Section):
     name: ClassVar[str] = "gateway"
 
     enabled: bool = Field(True, description="Whether outrider serve starts it.")
-    num_processes: Positive = Field(
-        1, description="Processes that outrider serve starts of it, on one port: the kernel spreads connections."
+    num_processes: NumProcesses = Field(
+        1,
+        description="Processes that outrider serve starts of it, at most 64, on one port: the kernel spreads"
+        " connections.",
     )
     host: Text = Field(
         "127.0.0.1",
