@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.options import progress
+from outrider.cli.options import SEED_HELP, progress
 from outrider.cli.server_flags import ServerFlags, with_server_flags
 from outrider.cli.statistics import print_statistics
 from outrider.client import Client
@@ -46,7 +46,7 @@ def chat(
     top_k: Annotated[
         int | None, _sampling("Number of most likely tokens that are kept; 0 keeps all. Default: the model's, else 0.")
     ] = None,
-    seed: Annotated[int | None, _sampling("Seed, which repeats a conversation. Default: random.")] = None,
+    seed: Annotated[int | None, _sampling(f"{SEED_HELP} Default: random.")] = None,
     num_speculative_tokens: Annotated[
         int | None,
         _speculation(

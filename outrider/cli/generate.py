@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.options import progress
+from outrider.cli.options import SEED_HELP, progress
 from outrider.cli.server_flags import ServerFlags, with_server_flags
 from outrider.cli.statistics import acceptance_rate, print_statistics
 from outrider.client.requests import DEFAULT_RESUME_TIMEOUT_S
@@ -84,7 +84,7 @@ def generate(
     allowed_token_ids: Annotated[
         list[int] | None, _sampling("Token that may be drawn. May be repeated.", "--allowed-token-id")
     ] = None,
-    seed: Annotated[int | None, _option("Sampling", "--seed", "Seed, which repeats a generation.", "random")] = None,
+    seed: Annotated[int | None, _option("Sampling", "--seed", SEED_HELP, "random")] = None,
     stop: Annotated[list[str] | None, _length("Stop string. May be repeated.")] = None,
     stop_token_ids: Annotated[list[int] | None, _length("Stop token. May be repeated.", "--stop-token-id")] = None,
     ignore_eos: Annotated[bool, _length("Continue after an end of sequence.", "--ignore-eos")] = False,

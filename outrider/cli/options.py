@@ -29,6 +29,13 @@ output = Console(highlight=False, soft_wrap=True, emoji=False)
 """Results of commands, on standard output."""
 
 
+SEED_HELP = (
+    "Seed of the random numbers. It repeats the output with --acceptance-method coupled; with other rules for equal"
+    " draft lengths only, and the default ones follow the load."
+)
+"""Help of ``--seed``."""
+
+
 @contextlib.contextmanager
 def errors_as_lines() -> Iterator[None]:
     """Turn an ``OutriderError`` into one line on standard error and exit code 1."""

@@ -80,7 +80,14 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Annotated[Mapping[int, float] | None, Doc("Added to single logits, from -100 to 100.")]
     bad_words: Annotated[Sequence[str] | None, Doc("Words that may not be completed.")]
     allowed_token_ids: Annotated[Sequence[int] | None, Doc("The only tokens that may be drawn; at least one.")]
-    seed: Annotated[int | None, Doc("Keys every random stream; random when None, and returned in the result.")]
+    seed: Annotated[
+        int | None,
+        Doc(
+            "Keys every random stream; random when None, and returned in the result. With acceptance_method "
+            '"coupled" it repeats the output; with "rejection" and "typical" only for the same draft lengths, which '
+            "follow the load by default."
+        ),
+    ]
     stop: Annotated[str | Sequence[str] | None, Doc("Texts that end the generation.")]
     stop_token_ids: Annotated[Sequence[int] | None, Doc("Tokens that end the generation.")]
     ignore_eos: Annotated[bool, Doc("Go on past ends of sequence, False.")]
