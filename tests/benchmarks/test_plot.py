@@ -58,6 +58,7 @@ def test_each_arrangement_has_a_table_of_its_own_with_a_row_for_each_number_of_u
     assert "| 8 | 0 | 128 | 400 / 200 | 1600 / 800 |" in two
     assert "| 4 | 0 | 128 |" in three
     assert "(`users4`)" in three
+    assert "Speedup: the median over pairs of runs" in text
     assert not user_tables([])
 
 

@@ -13,8 +13,8 @@ from outrider.benchmarks.tables.serving import num_gpus, pair_of, sampling, toke
 _HEADS = ["users", "T", "tokens in", "tok/s per user", "tok/s per GPU", "speedup", "acceptance rate", "TTFT ms"]
 _EXPLAINED = (
     "Medians; a / b is with speculation / without. tok/s per user: while its tokens come. tok/s per GPU: of all users, "
-    "prefill included, by the number of GPUs. Speedup: of the latter, with over without. Acceptance rate: accepted / "
-    "drafted tokens; empty where nothing was drafted."
+    "prefill included, by the number of GPUs. Speedup: the median over pairs of runs, one with and one without, of the "
+    "quotient of their tok/s. Acceptance rate: accepted / drafted tokens; empty where nothing was drafted."
 )
 
 
