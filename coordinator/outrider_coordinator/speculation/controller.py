@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from outrider_coordinator.speculation.catch_up import CatchUp
+from outrider_coordinator.speculation.catch_up import LONGEST_INLINE_FEED, CatchUp
 from outrider_coordinator.speculation.estimates.round_timer import VerdictBatch
 from outrider_coordinator.speculation.estimates.text_load import TextLoad
 from outrider_coordinator.speculation.mode_choice import Load, ModeChoice, are_few
@@ -193,15 +193,22 @@ class DraftLengthController:
                 self.note_verdict(session, num_drafted, num_accepted, draft_lag=draft_lag)
             elif session in sessions:
                 num_rows += 1
+                self._note_text(session, draft_lag)
                 if (began := session.note_verdict(now, 0, draft_lag)) is not None:
                     num_timed += 1
                     sum_seconds += now - began
         self._batch.add_plain(num_rows, num_timed, sum_seconds)
 
+    def _note_text(self, session: ControlledSession, draft_lag: int) -> None:
+        """Of a session whose draft lacks so many tokens now."""
+        if (num_brought := session.draft_lag - draft_lag) > LONGEST_INLINE_FEED:
+            self._text_load.note_brought(num_brought)
+
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
         """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks."""
         if session not in self._sessions:
             return
+        self._note_text(session, draft_lag)
         began = session.note_verdict(self._batch.now, num_drafted, draft_lag)
         self._batch.note(began, num_drafted, num_accepted)
         if not session.has_begun:
@@ -278,6 +285,7 @@ class DraftLengthController:
     def note_draft_text(self, num_tokens: int, seconds: float) -> None:
         """A forward of the draft that only took in text, and its time."""
         self._choice.switch_price.note_text(num_tokens, seconds)
+        self._text_load.note_computed(num_tokens)
 
     @property
     def _is_settled(self) -> bool:
@@ -306,7 +314,7 @@ class DraftLengthController:
     def _load(self) -> Load:
         return Load(
             tuple(self._sessions),
-            max(len(self._sessions), 1 << (self._magnitude - 1)),
+            max(len(self._sessions), 1 << self._magnitude >> 1),
             self._busy_s,
             self._busy_s - self._steady_since,
             has_prompts=self._num_prompts > 0,
@@ -314,6 +322,7 @@ class DraftLengthController:
             has_drafted=any(session.has_ever_drafted for session in self._sessions),
             request_s=self._request_s,
             usual_text=self._text_load.num_tokens,
+            computed_share=self._text_load.computed_share,
             drafting_s=self._text_load.drafting_seconds(self._request_s),
         )
 

@@ -57,6 +57,8 @@ class Load:
     """Seconds of service that requests take, the usual ones; infinity before any has ended."""
     usual_text: float
     """Tokens that the draft of a session lacks which comes while others are decoded, usually; those of bursts less."""
+    computed_share: float
+    """Of the text that drafts lack, the share that they compute when it is brought: they may have the rest cached."""
     drafting_s: float
     """Of ``request_s``, the seconds in which a session may draft."""
 
@@ -213,9 +215,9 @@ class ModeChoice:
         rates = self._sure_rates(load)
         if load.is_untouched:
             # Nothing was brought to the drafts of these sessions yet: going on with speculation has that price too.
-            text_s = self._text_price_s(plain_seconds, load.sessions)
+            text_s = self._text_price_s(plain_seconds, load)
             rates[Mode.SPECULATIVE] /= 1.0 + text_s / max(load.request_s, _SHORTEST_REQUEST_S)
-        price_s = self._switch_price_s(other, plain_seconds, load.sessions)
+        price_s = self._switch_price_s(other, plain_seconds, load)
         is_worth = load.is_new and price_s < load.request_s * _saved_share(rates[self.selector.mode], rates[other])
         # What a new session's first few drafts came to is no reason to switch: too little was judged.
         is_free = (self.has_tried and self._is_sure(rates, expected)) or (
@@ -259,20 +261,20 @@ class ModeChoice:
     def _acceptance_error(self) -> float:
         return self.acceptance.error / self.acceptance.mean
 
-    def _switch_price_s(self, mode: Mode, plain_seconds: float, sessions: tuple[ControlledSession, ...]) -> float:
+    def _switch_price_s(self, mode: Mode, plain_seconds: float, load: Load) -> float:
         """Of a switch to ``mode``. What a draft lacks that reads hidden states is computed by the target too."""
         price_s = self.switch_price.seconds(mode, plain_seconds, 0)
-        return price_s if mode is Mode.PLAIN else price_s + self._text_price_s(plain_seconds, sessions)
+        return price_s if mode is Mode.PLAIN else price_s + self._text_price_s(plain_seconds, load)
 
-    def _text_price_s(self, plain_seconds: float, sessions: tuple[ControlledSession, ...]) -> float:
+    def _text_price_s(self, plain_seconds: float, load: Load) -> float:
         """Of bringing the drafts the text that they lack."""
-        num_tokens = sum(session.draft_lag for session in sessions)
-        return self._text_seconds(plain_seconds, num_tokens, reads_states=sessions[0].reads_states)
+        return self._text_seconds(plain_seconds, sum(session.draft_lag for session in load.sessions), load)
 
-    def _text_seconds(self, plain_seconds: float, num_tokens: int, *, reads_states: bool) -> float:
+    def _text_seconds(self, plain_seconds: float, num_tokens: float, load: Load) -> float:
         """Of bringing drafts so many tokens; those that read hidden states have the target compute them anew."""
-        price_s = self.switch_price.text_seconds(plain_seconds, num_tokens)
-        return price_s + num_tokens * self.timer.times.seconds_a_scored_token * reads_states
+        num_computed = round(num_tokens * load.computed_share)
+        price_s = self.switch_price.text_seconds(plain_seconds, num_computed)
+        return price_s + num_computed * self.timer.times.seconds_a_scored_token * load.sessions[0].reads_states
 
     def _text_share(self, load: Load, plain_seconds: float) -> float:
         """Seconds that the text of sessions to come takes, as a share of those in which sessions may draft: what is
@@ -281,8 +283,7 @@ class ModeChoice:
         """
         if load.is_untouched or not math.isfinite(load.request_s):
             return 0.0
-        num_tokens = round(load.usual_text * len(load.sessions))
-        seconds = self._text_seconds(plain_seconds, num_tokens, reads_states=load.sessions[0].reads_states)
+        seconds = self._text_seconds(plain_seconds, load.usual_text * len(load.sessions), load)
         return seconds / max(load.drafting_s, _SHORTEST_REQUEST_S)
 
     def _begin_trial_if_due(

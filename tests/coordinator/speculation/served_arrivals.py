@@ -43,15 +43,19 @@ class ServedArrivals(Served):
         length: int | None = None,
         num_prompt_tokens: int,
         num_output_tokens: int = 256,
+        num_cached_tokens: int = 0,
         is_cold: bool = False,
     ) -> None:
-        """As for ``Served``; tokens are those of each request."""
+        """As for ``Served``; tokens are those of each request. ``num_cached_tokens``: of its prompt, in the prefix
+        caches of target and draft.
+        """
         super().__init__(pair, acceptance, seed=seed, length=length, is_cold=is_cold)
         self.num_tokens = 0
         """Output tokens so far."""
         self.num_text_tokens = 0
         """Of prompts, brought to drafts."""
         self._num_prompt_tokens, self._num_output_tokens = num_prompt_tokens, num_output_tokens
+        self._num_cached_tokens = num_cached_tokens
         self._random = np.random.default_rng(seed)
         self._prompts: list[_Prompt] = []
 
@@ -77,7 +81,7 @@ class ServedArrivals(Served):
         is_for_both = session.limit > 0 and (not self.is_chosen or self.controller.will_draft(length))
         self._lags[session] = -1 if is_for_both else length
         self._texts[session] = self._random.random(num_output_tokens)
-        self._prompts.append(_Prompt(session, length, num_output_tokens, is_for_both))
+        self._prompts.append(_Prompt(session, length - self._num_cached_tokens, num_output_tokens, is_for_both))
 
     def _round_with_prompts(self) -> None:
         """A chunk beside the rows that decode, by the lengths of the commands that have left."""
@@ -105,6 +109,7 @@ class ServedArrivals(Served):
 
     def _bring_text(self, session: ControlledSession) -> int:
         num_tokens = super()._bring_text(session)
+        num_tokens -= min(self._num_cached_tokens, num_tokens)
         self.num_text_tokens += num_tokens
         return num_tokens
 

@@ -226,10 +226,11 @@ def test_the_price_of_drafts_that_read_states_is_the_targets_too() -> None:
         choice.timer.times.note_target(32, tokens, 5e-3 + 25e-6 * tokens)
     prices: dict[Mode, list[float]] = {mode: [] for mode in Mode}
     for reads_states in (False, True):
-        session = ControlledSession(8, reads_states=reads_states)
+        controller, session = DraftLengthController(8), ControlledSession(8, reads_states=reads_states)
+        controller.enter(session)
         session.draft_lag = 1000
         for mode, found in prices.items():
-            found.append(choice._switch_price_s(mode, 5e-3, (session,)))
+            found.append(choice._switch_price_s(mode, 5e-3, controller._load()))
     assert prices[Mode.PLAIN][0] == prices[Mode.PLAIN][1]
     assert prices[Mode.SPECULATIVE][1] - prices[Mode.SPECULATIVE][0] == pytest.approx(25e-3, rel=0.2)
 

@@ -39,6 +39,17 @@ def test_users_who_always_have_a_request(pair: H200, num_prompt_tokens: int, num
     assert chosen.controller.num_switches <= 6
 
 
+def test_text_that_drafts_have_cached_costs_nothing() -> None:
+    """As of a conversation's earlier turns: target and draft compute the last 200 of 4,000 tokens."""
+    chosen, plain = (
+        ServedArrivals(
+            MeasuredH100(), 0.8, seed=1, length=length, num_prompt_tokens=4000, num_cached_tokens=3800
+        ).serve(16, 25.0)
+        for length in (None, 0)
+    )
+    assert chosen > 1.3 * plain
+
+
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_what_the_first_rounds_of_a_process_said_is_checked_until_enough_is_known(seed: int) -> None:
     """They take several times as long as later ones, and so do the first of a check."""

@@ -10,6 +10,8 @@ import math
 
 _NEWEST = 0.1
 """Weight of the session that began last."""
+_MOST_TOKENS = 1 << 17
+"""Of text that is remembered; past it all of it counts half."""
 _HORIZON_S = 5.0
 """Seconds of service that the share with drafts is of."""
 _LEAST_SHARE = 0.01
@@ -22,6 +24,23 @@ class TextLoad:
         self.num_tokens = 0.0
         """That the draft lacks of a session whose prompt was computed, usually; none of those that come in a burst."""
         self._share = 1.0
+        self._num_brought = self._num_computed = 0.0
+        """Tokens of text lately, those that drafts lacked and those that they computed."""
+
+    def note_brought(self, num_tokens: int) -> None:
+        """A session's draft holds so many tokens more than at its step before."""
+        self._num_brought += num_tokens
+        if self._num_brought > _MOST_TOKENS:
+            self._num_brought, self._num_computed = self._num_brought / 2, self._num_computed / 2
+
+    def note_computed(self, num_tokens: int) -> None:
+        """A forward of a draft took in so many tokens of text."""
+        self._num_computed += num_tokens
+
+    @property
+    def computed_share(self) -> float:
+        """Of the text that drafts are brought, the share that is not in their prefix caches; 1 before any was."""
+        return min(self._num_computed / self._num_brought, 1.0) if self._num_brought else 1.0
 
     def note_begun(self, num_tokens: int, *, is_beside_others: bool) -> None:
         """A session's prompt was computed, and its draft lacks so many tokens; ``is_beside_others``: most sessions are
