@@ -64,7 +64,8 @@ def load_command(session: Session, row: Row, addresses: Addresses) -> list[str]:
     command = ["-m", "outrider.cli", "bench", "serve", "--address", chosen, "--baseline", "--first-tokens"]
     command += ["--device", session.device, "--dtype", session.dtype, "--dataset-name", "random"]
     command += ["--runs", "1" if session.is_tiny else "3", "--num-warmups", str(users)]
-    command += ["--num-prompts", str(max(users, 3)), "--max-concurrency", str(users)]
+    num_requests = users if session.is_tiny else users * row.requests
+    command += ["--num-prompts", str(max(num_requests, 3)), "--max-concurrency", str(users)]
     command += ["--input-len", str(input_len), "--output-len", str(output_len)]
     command += ["--client-processes", str(min(users, 8)), "--save", f"{session.name}-{row.name}"]
     command += ["--num-gpus", str(row.num_gpus)] if row.num_gpus else []

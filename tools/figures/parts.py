@@ -161,6 +161,11 @@ PARTS = (
         Row("context16k-users8", Services(max_model_len=20_000, with_fixed=False), 8, input_len=16_000,
             wanted_over_plain=0.98),
     )),
+    Part("arrivals", "users who always have a request, prompts of 128 to 4,000 tokens", tuple(
+        Row(f"arrivals{input_len}-users{users}", Services(), users, input_len=input_len, output_len=output_len,
+            requests=6, fixed=(3,), wanted_over_plain=0.98)
+        for input_len, output_len, users in ((128, 256, 64), (1000, 256, 16), (2000, 128, 16), (4000, 256, 16))
+    )),
     Part("sampled", "sampled requests beside greedy ones, K = 4", (
         Row("sampled-users1", Services(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 1, samplings=_SAMPLED),
         Row("sampled-users32", Services(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 32, samplings=_SAMPLED),

@@ -34,6 +34,8 @@ class Row:
     users: int
     input_len: int = 128
     output_len: int = 256
+    requests: int = 1
+    """Of each user, one after the other: with several, prompts are computed while others decode."""
     fixed: tuple[int, ...] = ()
     samplings: tuple[str, ...] = ()
     num_gpus: int | None = None
