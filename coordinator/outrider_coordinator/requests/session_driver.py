@@ -35,7 +35,7 @@ from outrider_coordinator.requests.steady_driver import SteadyDriver
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import actions, steady
 from outrider_coordinator.session.draft_events import proposed_draft
-from outrider_coordinator.session.target_events import scored_draft
+from outrider_coordinator.session.target_events import is_stale_loss, scored_draft
 from outrider_coordinator.stats.request_timings import RequestTimings
 
 _now = RequestTimings.now
@@ -152,7 +152,8 @@ class SessionDriver:
             else:
                 self._find_rooms()  # not once the target has preempted or refused
                 with records_about(request.log_fields):
-                    log_trouble("target", event)
+                    if not is_stale_loss(request.loop, event):
+                        log_trouble("target", event)
                     handled = self._on_target_event(request, event, None, timing, handled)
         requests = [request for request, _, _ in heard]
         self._output.put(requests)  # at once: steps are counted before a reader that was behind reads on

@@ -148,13 +148,14 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
         _on_opened(session, event)
     elif isinstance(event, HiddenStateChunk):
         _on_states(session, event)
-    elif event.generation < session.target.opened or session.target.readiness is not Readiness.OPEN:
+    elif (
+        event.generation < session.target.opened
+        or session.target.readiness is not Readiness.OPEN
+        or is_stale_loss(session, event)
+    ):
         session.spec_stats.num_stale_target_replies += 1
     elif isinstance(event, SessionLost):
-        if event.generation == session.target.asked:
-            _on_session_lost(session, event)
-        else:  # of what was asked for before, or ahead of proposals; what is asked for next says it again, if it is so
-            session.spec_stats.num_stale_target_replies += 1
+        _on_session_lost(session, event)
     elif isinstance(event, SessionFailed):
         steps.end(session, Fail(_named_error(event)))
     elif isinstance(event, Refused):
@@ -164,6 +165,13 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
         session.spec_stats.num_preemptions += 1
         session.target.lose(Readiness.CLOSED)
         steps.park(session, event.retry_after_ms, "its pages were needed for older requests")
+
+
+def is_stale_loss(session: SessionState, event: TargetEvent) -> bool:
+    """Whether the loss is of what was asked for before, or ahead of proposals; what is asked for next says it again, if
+    it is so.
+    """
+    return isinstance(event, SessionLost) and event.generation != session.target.asked
 
 
 def _named_error(event: SessionFailed) -> OutriderError:
