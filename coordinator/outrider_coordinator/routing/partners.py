@@ -7,9 +7,15 @@ same partners, since replicas have the same names everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from operator import attrgetter
 
+from outrider.types import ModelDescription
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
+
+_DEVICE: Callable[[ModelDescription], str] = attrgetter("device_id")
+_HOST: Callable[[ModelDescription], str] = attrgetter("channel_host")
+"""Of what a replica says of itself; empty: it does not say."""
 
 
 def partners_of(
@@ -42,24 +48,19 @@ def partners_of(
 
 def share_device(target: TargetReplica, draft: DraftReplica) -> bool:
     """Whether both compute on one device, as far as they say."""
-    of_target, of_draft = target.description, draft.description
-    return (
-        of_target is not None
-        and of_draft is not None
-        and bool(of_draft.device_id)
-        and of_target.device_id == of_draft.device_id
-    )
+    return _say_the_same(_DEVICE, target, draft)
 
 
 def share_host(one: TargetReplica, other: TargetReplica | DraftReplica) -> bool:
     """Whether both are on one host, as far as they say."""
-    of_one, of_other = one.description, other.description
-    return (
-        of_one is not None
-        and of_other is not None
-        and bool(of_other.channel_host)
-        and of_one.channel_host == of_other.channel_host
-    )
+    return _say_the_same(_HOST, one, other)
+
+
+def _say_the_same(
+    place: Callable[[ModelDescription], str], one: TargetReplica, other: TargetReplica | DraftReplica
+) -> bool:
+    places = [place(found) if (found := each.description) is not None else "" for each in (one, other)]
+    return bool(places[0]) and places[0] == places[1]
 
 
 def _order(replica: TargetReplica | DraftReplica) -> tuple[str, int, str]:

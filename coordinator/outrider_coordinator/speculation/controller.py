@@ -213,12 +213,13 @@ class DraftLengthController:
         self._batch.note(began, num_drafted, num_accepted)
         if not session.has_begun:
             session.has_begun, session.began_s = True, self._busy_s
+            is_new = self._is_new
             if session.limit:
-                self._text_load.note_begun(draft_lag, is_beside_others=not self._is_new)
+                self._text_load.note_begun(draft_lag, is_beside_others=not is_new)
             self._num_prompts -= 1
             if not self._num_prompts:
                 self._has_prompts_ended = True
-                self._is_choice_awaited = not are_few(len(self._sessions)) and self._is_new
+                self._is_choice_awaited = is_new and not are_few(len(self._sessions))
         if num_drafted:
             self._choice.note_drafts()
             session.acceptance.note(num_drafted, num_accepted, self._choice.acceptance.mean)
@@ -314,7 +315,7 @@ class DraftLengthController:
     def _load(self) -> Load:
         return Load(
             tuple(self._sessions),
-            max(len(self._sessions), 1 << self._magnitude >> 1),
+            max(len(self._sessions), self._least_usual),
             self._busy_s,
             self._busy_s - self._steady_since,
             has_prompts=self._num_prompts > 0,
@@ -343,7 +344,12 @@ class DraftLengthController:
     @property
     def _has_load_changed(self) -> bool:
         """Whether there are many more sessions than at the last change, or many fewer."""
-        return self._has_grown or len(self._sessions) < _FEWER * (1 << self._magnitude >> 1)
+        return self._has_grown or len(self._sessions) < _FEWER * self._least_usual
+
+    @property
+    def _least_usual(self) -> int:
+        """The least number of sessions of the magnitude at the last change, a power of two."""
+        return 1 << self._magnitude >> 1
 
     @property
     def _has_grown(self) -> bool:
