@@ -6,6 +6,7 @@ from pathlib import Path
 
 from outrider.benchmarks.report import BEGIN, END, main
 from outrider.benchmarks.schema import Result, Series, save
+from outrider.benchmarks.tables.cells import device
 from outrider.benchmarks.tables.plot import lines_of, plot
 from outrider.benchmarks.tables.users import user_tables
 from tests.benchmarks.test_schema import make_result
@@ -95,7 +96,7 @@ def test_older_results_of_one_device_are_of_one_gpu() -> None:
         return dataclasses.replace(result, configuration={**facts, "device": "cuda", "draft_device": draft_device})
 
     lines = lines_of([older(users, "cuda") for users in (1, 8, 32)])
-    assert {line.name.partition(": ")[2] for line in lines} == {"one GPU, 128 in"}
+    assert {line.name for line in lines} == {f"{device(serve_result(1))}: one GPU, 128 in"}
     assert lines_of([older(users, "cuda:1") for users in (1, 8, 32)]) == []
 
 

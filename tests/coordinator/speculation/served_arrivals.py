@@ -105,7 +105,7 @@ class ServedArrivals(Served):
 
     def _length_of(self, session: ControlledSession) -> int:
         lacks_text = self.is_chosen and self._lags[session] > LONGEST_INLINE_FEED
-        return 0 if lacks_text or not session.limit else min(self._lengths[session], self._left[session] - 1)
+        return 0 if lacks_text else self._asked_length(session)
 
     def _bring_text(self, session: ControlledSession) -> int:
         num_tokens = super()._bring_text(session)

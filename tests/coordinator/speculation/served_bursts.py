@@ -169,7 +169,7 @@ class Served:
     def _round(self) -> None:
         """One step of all sessions. One whose draft lacks its text decodes plainly while that is brought."""
         sessions = list(self._left)
-        lengths = [min(self._lengths[each], self._left[each] - 1) if each.limit else 0 for each in sessions]
+        lengths = [self._asked_length(each) for each in sessions]
         num_tokens = 0
         for index, session in enumerate(sessions):
             if self.is_chosen and self._lags[session] > LONGEST_INLINE_FEED and (lengths[index] or self._fed[session]):
@@ -183,6 +183,10 @@ class Served:
         self.devices.now += (whole + text_ms) / 1e3
         self.rounds.append((max(lengths), (whole + text_ms) / 1e3))
         self._tell(sessions, lengths, draft, target, tokens=len(sessions) + sum(lengths))
+
+    def _asked_length(self, session: ControlledSession) -> int:
+        """Draft length of the session's command, cut to what is of use."""
+        return min(self._lengths[session], self._left[session] - 1) if session.limit else 0
 
     def _bring_text(self, session: ControlledSession) -> int:
         """Tokens of text that go out to the session's draft now, unless they are on their way; it holds them later."""
