@@ -30,7 +30,7 @@ def _two_cards(name: str, flags: tuple[str, ...]) -> Part:
 
 
 def _shapes(target: str, draft: str, flags: tuple[str, ...] = ()) -> tuple[Row, ...]:
-    services = Services(target, draft, flags=flags, max_model_len=4096)
+    services = Services(target, draft, flags=flags, pages=1_600, max_model_len=4096)
     return tuple(Row(f"{target}-{draft}-users{users}".lower(), services, users, fixed=(3,)) for users in (1, 8, 32))
 
 

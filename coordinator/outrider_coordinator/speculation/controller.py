@@ -32,6 +32,10 @@ _NEWEST_REQUEST = 0.1
 """Weight of the request that ended last in the seconds that requests usually take."""
 _ROUNDS_UNTIL_DRAFTS = 4
 """Rounds after prompts in which little is drafted: drafts are brought the text of the new sessions."""
+_MOST_BESIDE_TEXT = 16
+"""Rounds in a row beside which drafts take in text that say nothing of speculation: text has a price of its own. Where
+more come in a row, as prompts follow each other, no others can be waited for.
+"""
 _SETTLED = 0.8
 """Share of the sessions that are to draft, above which rounds are those of all."""
 
@@ -48,6 +52,10 @@ class DraftLengthController:
         self._batch = VerdictBatch(0.0)
         self._rounds_since_choice = self._magnitude = 0
         self._rounds_since_prompts = _ROUNDS_UNTIL_DRAFTS
+        self._rounds_beside_text = 0
+        """In a row, up to now."""
+        self._has_text_come = False
+        """Since the last message of the target a draft took in text."""
         self._has_prompts_ended = False
         """Since the last choice: sessions that waited for others' prompts go on, so the next choice is due."""
         self._is_choice_awaited = False
@@ -232,6 +240,7 @@ class DraftLengthController:
         batch = self._batch
         if not batch.num_rows:
             return
+        is_beside_text = self._end_text()
         self._rounds_since_choice += 1
         num_begun = len(self._sessions) - self._num_prompts
         if rows and not self._num_prompts:
@@ -241,11 +250,14 @@ class DraftLengthController:
         # In a probe's rounds a few sessions draft beside the others: they say nothing of speculation by all.
         is_settled = batch.drafting.num_rows > 0 and self._choice.is_speculating and self._is_settled
         timer = self._choice.timer
-        if batch.drafting.num_rows and self._is_probe_of_many:
+        if is_beside_text and batch.drafting.num_rows:
+            timer.interrupt()
+        elif batch.drafting.num_rows and self._is_probe_of_many:
             timer.note_probe(batch, num_begun, seconds)
         elif timer.note(batch, num_begun, rows=rows, tokens=tokens, seconds=seconds, is_settled=is_settled):
             self._choice.lengths.note_round()
-        self._choice.note_round(batch, self._busy_s, batch.num_rows / max(num_begun, 1))
+        share = batch.num_rows / max(num_begun, 1)
+        self._choice.note_round(batch, self._busy_s, share, is_beside_text=is_beside_text)
         self._update_catch_up()
         if self._num_prompts or self._choice.probe.is_active or self._catch_up.is_active:
             self._choice.timer.interrupt()
@@ -257,6 +269,12 @@ class DraftLengthController:
         if self._num_prompts or self._has_prompts_ended:
             self._choice.selector.pause(self._busy_s)
 
+    def _end_text(self) -> bool:
+        """Whether the round that ends says nothing of speculation, since drafts took in text beside it."""
+        self._rounds_beside_text = self._rounds_beside_text + 1 if self._has_text_come else 0
+        self._has_text_come = False
+        return 0 < self._rounds_beside_text <= _MOST_BESIDE_TEXT
+
     def note_draft(self, draft_length: int, tokens: int, seconds: float, *, share: float = 1.0) -> None:
         """Proposals that were drawn together: the longest one's length, the draft tokens of all, their time. ``share``:
         of these sessions in the forward, where there are foreign sessions.
@@ -267,7 +285,7 @@ class DraftLengthController:
             draft_length = draft_length if self._choice.lengths.is_starting else foreign.longest(draft_length)
         if self._is_probe_of_many:
             self._choice.timer.note_proposals(draft_length, tokens, seconds)
-        elif draft_length and seconds > 0.0 and not self._is_cold:
+        elif draft_length and seconds > 0.0 and not (self._is_cold or self._has_text_come):
             self._choice.note_drafts()
             self._choice.timer.times.note_draft(draft_length, tokens, seconds)
 
@@ -285,6 +303,7 @@ class DraftLengthController:
 
     def note_draft_text(self, num_tokens: int, seconds: float) -> None:
         """A forward of the draft that only took in text, and its time."""
+        self._has_text_come = True
         self._choice.switch_price.note_text(num_tokens, seconds)
         self._text_load.note_computed(num_tokens)
 
@@ -295,8 +314,8 @@ class DraftLengthController:
         return sum(wanting) >= _SETTLED * len(wanting) > 0
 
     def _update_catch_up(self) -> None:
-        is_wanted = self._choice.is_speculating and not self._num_prompts
-        self._catch_up.update(self._busy_s, self._sessions, is_wanted=is_wanted)
+        drafting = self._sessions if self._choice.is_speculating else self._choice.probe.sessions
+        self._catch_up.update(self._busy_s, drafting, is_wanted=not self._num_prompts)
 
     # Choosing.
 

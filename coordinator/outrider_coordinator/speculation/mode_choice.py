@@ -119,11 +119,14 @@ class ModeChoice:
         """Whether all sessions are to draft, for good or for a trial."""
         return self.selector.mode is Mode.SPECULATIVE or self._trials[Mode.SPECULATIVE].is_active
 
-    def note_round(self, batch: VerdictBatch, now: float, share: float) -> None:
-        """A message of this share of the sessions; ``now``: seconds of service so far."""
+    def note_round(self, batch: VerdictBatch, now: float, share: float, *, is_beside_text: bool = False) -> None:
+        """A message of this share of the sessions; ``now``: seconds of service so far. ``is_beside_text``: it says
+        nothing of speculation.
+        """
         self.probe.note_round(now, batch.num_tokens, share, self.rates[Mode.PLAIN])
         for mode, trial in self._trials.items():
             counts = (batch.drafting.num_rows > 0) is (mode is Mode.SPECULATIVE)
+            counts = counts and not (is_beside_text and mode is Mode.SPECULATIVE)
             if trial.note_round(now, batch.num_tokens, share, self.rates[mode.other], counts=counts):
                 self.has_tried = True
 

@@ -107,8 +107,8 @@ class ServedArrivals(Served):
         lacks_text = self.is_chosen and self._lags[session] > LONGEST_INLINE_FEED
         return 0 if lacks_text else self._asked_length(session)
 
-    def _bring_text(self, session: ControlledSession) -> int:
-        num_tokens = super()._bring_text(session)
+    def _bring_text(self, session: ControlledSession, room: int) -> int:
+        num_tokens = super()._bring_text(session, room)
         num_tokens -= min(self._num_cached_tokens, num_tokens)
         self.num_text_tokens += num_tokens
         return num_tokens

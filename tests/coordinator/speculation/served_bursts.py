@@ -92,6 +92,16 @@ class Devices:
         return found
 
 
+@dataclass
+class _Text:
+    """Text that a draft is brought."""
+
+    num_tokens: int
+    num_to_compute: int
+    num_rounds: int = _TEXT_ROUNDS
+    """Until the draft has told that it holds what it has computed."""
+
+
 class Served:
     """One coordinator's requests on a pair: burst after burst."""
 
@@ -120,8 +130,11 @@ class Served:
         self._lengths: dict[ControlledSession, int] = {}
         """Draft lengths of the commands that have left, and below whose drafts are brought their text."""
         self._fed: dict[ControlledSession, bool] = {}
-        self._brought: dict[ControlledSession, tuple[int, int]] = {}
-        """Tokens of text on their way to a draft, and the rounds until it holds them."""
+        self._brought: dict[ControlledSession, _Text] = {}
+        """On its way to a draft."""
+        self._users: dict[ControlledSession, int] = {}
+        self._cached: set[int] = set()
+        """Users whose text the draft has in its prefix cache."""
         self._texts: dict[ControlledSession, np.ndarray] = {}
         """Of each request, by place: the draft's token is accepted where the number is below the acceptance."""
 
@@ -133,6 +146,7 @@ class Served:
         sessions = [ControlledSession(limit, reads_states=pair.reads_states) for _ in range(num_users)]
         texts = np.random.default_rng(self._seed).random((num_users, num_tokens))
         self._texts = dict(zip(sessions, texts, strict=True))
+        self._users = {session: user for user, session in enumerate(sessions)}
         self.rounds, self._lags, self._brought = [], {}, {}
         self._take_prompts(sessions, num_tokens)
         while self._left:
@@ -163,20 +177,28 @@ class Served:
                 self.controller.enter(session)
                 is_both = session.limit > 0 and (not self.is_chosen or self.controller.will_draft(prompt))
                 self._lags[session] = -1 if is_both else prompt
-                num_tokens += self._lacked(prompt) if is_both else 0
+                num_tokens += self._computed(session, prompt) if is_both else 0
         return self.devices.pair.prefill(num_tokens)
 
     def _round(self) -> None:
         """One step of all sessions. One whose draft lacks its text decodes plainly while that is brought."""
-        sessions = list(self._left)
+        sessions, pair = list(self._left), self.devices.pair
         lengths = [self._asked_length(each) for each in sessions]
+        lagging = [
+            index
+            for index, session in enumerate(sessions)
+            if self.is_chosen and self._lags[session] > LONGEST_INLINE_FEED and (lengths[index] or self._fed[session])
+        ]
+        for index in lagging:
+            lengths[index] = 0
+        room = pair.text_beside_drafts if any(lengths) else pair.text_a_round
         num_tokens = 0
-        for index, session in enumerate(sessions):
-            if self.is_chosen and self._lags[session] > LONGEST_INLINE_FEED and (lengths[index] or self._fed[session]):
-                num_tokens += self._bring_text(session)
-                lengths[index] = 0
-        text_ms = self.devices.shaken(self.devices.pair.prefill(num_tokens))
+        for index in lagging:
+            num_tokens += self._bring_text(sessions[index], room - num_tokens)
         draft, target, whole = self.devices.round_ms(lengths)
+        text_ms = self.devices.shaken(pair.prefill(num_tokens))
+        if any(lengths) and num_tokens:
+            text_ms = max(text_ms, target)  # it waits for the target's forward, and the next proposals for it
         if num_tokens:
             self.controller.note_draft_text(num_tokens, text_ms / 1e3)
             self.controller.note_draft_text(_LAST_TEXT, target / 1e3)
@@ -188,15 +210,29 @@ class Served:
         """Draft length of the session's command, cut to what is of use."""
         return min(self._lengths[session], self._left[session] - 1) if session.limit else 0
 
-    def _bring_text(self, session: ControlledSession) -> int:
-        """Tokens of text that go out to the session's draft now, unless they are on their way; it holds them later."""
-        is_new = session not in self._brought
-        brought, num_rounds = self._brought.pop(session, (self._lags[session], _TEXT_ROUNDS))
-        if num_rounds:
-            self._brought[session] = brought, num_rounds - 1
-        else:
-            self._lags[session] -= brought
-        return self._lacked(brought) if is_new else 0
+    def _bring_text(self, session: ControlledSession, room: int) -> int:
+        """Tokens of the session's text that its draft computes now, of at most ``room``; it holds them later."""
+        text = self._brought.get(session)
+        if text is None:
+            lag = self._lags[session]
+            text = self._brought[session] = _Text(lag, self._computed(session, lag))
+        taken = min(text.num_to_compute, room)
+        text.num_to_compute -= taken
+        if not text.num_to_compute:
+            text.num_rounds -= 1
+            if text.num_rounds < 0:
+                self._lags[session] -= text.num_tokens
+                del self._brought[session]
+        return taken
+
+    def _computed(self, session: ControlledSession, lag: int) -> int:
+        """Of the text that the session's draft has not seen, the tokens that it computes."""
+        user = self._users.get(session)
+        if not self.devices.pair.are_texts_cached or user is None:
+            return self._lacked(lag)
+        is_cached = user in self._cached
+        self._cached.add(user)
+        return 0 if is_cached else self._lacked(lag)
 
     def _lacked(self, lag: int) -> int:
         """Of so many tokens that a draft has not seen, those that it is to be brought."""

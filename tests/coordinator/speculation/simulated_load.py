@@ -38,6 +38,12 @@ class H200:
     prompt_tokens: int = 128
     most_lacked: int = 1_000_000
     """Tokens of text that a session's draft has to be brought at most: fewer than it has not seen with a window."""
+    text_a_round: int = 1_000_000
+    """Tokens of text that the draft computes in a round at most, where no session drafts."""
+    text_beside_drafts: int = 1_000_000
+    """The same where some do."""
+    are_texts_cached: bool = False
+    """Whether a draft has a user's text in its prefix cache once it was brought it."""
 
     def target(self, rows: int, tokens: int) -> float:
         return interpolate(_PLAIN, rows) if tokens == rows else interpolate(_SCORING, tokens)

@@ -9,7 +9,12 @@ import pytest
 
 from outrider_coordinator.speculation import Mode
 from outrider_coordinator.speculation.mode_selector import ModeSelector
-from tests.coordinator.speculation.measured_pairs import MeasuredHead, MeasuredLongContexts, MeasuredPair
+from tests.coordinator.speculation.measured_pairs import (
+    MeasuredHead,
+    MeasuredLongContexts,
+    MeasuredLongContextsH100,
+    MeasuredPair,
+)
 from tests.coordinator.speculation.served_bursts import Served
 from tests.coordinator.speculation.simulated_load import H200
 
@@ -78,14 +83,17 @@ def test_the_time_until_first_tokens_is_no_loss_of_a_mode(monkeypatch: pytest.Mo
     assert 0.0 < max(intervals_s) < 6 * longest_s
 
 
+LONG_CONTEXTS = [MeasuredLongContexts(), MeasuredLongContextsH100()]
+
+
 def first_loads(
-    acceptance: float, num_users: int, *, seed: int, length: int | None = None, first_tokens: int = 0
+    pair: H200, acceptance: float, num_users: int, *, seed: int, length: int | None = None, first_tokens: int = 0
 ) -> list[float]:
     """Seconds of a process's first bursts, of many users at long contexts; requests of one token come between.
 
     ``first_tokens``: of one user's request before them.
     """
-    served = Served(MeasuredLongContexts(), acceptance, seed=seed, length=length)
+    served = Served(pair, acceptance, seed=seed, length=length)
     if first_tokens:
         served.burst(1, num_tokens=first_tokens)
     seconds = []
@@ -95,28 +103,28 @@ def first_loads(
     return seconds
 
 
-def test_many_users_at_long_contexts_are_the_first_load_and_come_to_draft() -> None:
-    """A probe tells that speculation will pay, and the time that it would have saved pays for its trial. With some
-    seeds the sessions probed have bad luck, and decoding stays plain for longer.
+@pytest.mark.parametrize("pair", LONG_CONTEXTS, ids=lambda pair: type(pair).__name__)
+@pytest.mark.parametrize(("num_users", "first_tokens"), [(64, 0), (64, 32), (128, 0)])
+def test_many_users_at_long_contexts_are_the_first_load_and_come_to_draft(
+    pair: H200, num_users: int, first_tokens: int
+) -> None:
+    """A probe tells that speculation will pay, and the time that it would have saved pays for its trial. That waits for
+    the drafts' text: a recorded run on a GPU timed rounds beside it, and then decoded plainly at .6 of what was possible.
     """
-    plain, fixed = (first_loads(0.81, 64, seed=1, length=length) for length in (0, 3))
-    assert sum(fixed[2:]) < sum(plain[2:]) / 1.2
-    chosen = [first_loads(0.81, 64, seed=seed) for seed in range(4, 10)]
-    assert all(ours < theirs / 0.93 for each in chosen for ours, theirs in zip(each, plain, strict=True))
-    assert fmean(sum(each[2:]) for each in chosen) < sum(fixed[2:]) / 0.9
-
-
-def test_one_users_first_rounds_do_not_keep_many_users_from_a_probe() -> None:
-    """What they took, slow as they were, would cost many users so much that nothing could be hoped for."""
-    plain, fixed = (first_loads(0.81, 64, seed=1, length=length, first_tokens=32) for length in (0, 3))
-    chosen = [first_loads(0.81, 64, seed=seed, first_tokens=32) for seed in range(4, 10)]
-    assert fmean(sum(each[2:]) for each in chosen) < sum(fixed[2:]) / 0.9
-    assert fmean(sum(each[2:]) for each in chosen) < sum(plain[2:]) / 1.1
+    plain, fixed = (
+        first_loads(pair, 0.81, num_users, seed=1, length=length, first_tokens=first_tokens) for length in (0, 3)
+    )
+    assert sum(fixed[3:]) < sum(plain[3:]) / 1.35
+    chosen = [first_loads(pair, 0.81, num_users, seed=seed, first_tokens=first_tokens) for seed in range(4, 10)]
+    assert all(each[0] < plain[0] / 0.9 for each in chosen)  # the probe's rounds are a process's first with drafts
+    assert all(ours < theirs / 0.92 for each in chosen for ours, theirs in zip(each[1:], plain[1:], strict=True))
+    assert all(sum(each[3:]) < sum(fixed[3:]) / 0.93 for each in chosen)
 
 
 @pytest.mark.parametrize("num_users", [64, 128])
 @pytest.mark.parametrize("acceptance", [0.02, 0.5])
 def test_a_probe_of_a_poor_draft_leads_to_no_trial(num_users: int, acceptance: float) -> None:
-    chosen, plain = (first_loads(acceptance, num_users, seed=1, length=length) for length in (None, 0))
+    pair = MeasuredLongContexts()
+    chosen, plain = (first_loads(pair, acceptance, num_users, seed=1, length=length) for length in (None, 0))
     assert max(ours / theirs for ours, theirs in zip(chosen[1:], plain[1:], strict=True)) < 1 / 0.95
     assert sum(chosen) < sum(plain) / 0.97

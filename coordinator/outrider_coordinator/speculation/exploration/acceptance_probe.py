@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from outrider_coordinator.speculation.exploration.budget import Excursion, ExplorationBudget
 from outrider_coordinator.speculation.session_state import ControlledSession
 
-_STEPS = 2
-_LENGTH, _MAX_SESSIONS = {False: 2, True: 4}, {False: 4, True: 8}
-"""Draft tokens of a step, and sessions; more where a trial may follow from a single probe."""
+_STEPS, _LENGTH, _MAX_SESSIONS = {False: 2, True: 5}, {False: 2, True: 4}, {False: 4, True: 8}
+"""Steps, draft tokens of each, and sessions; more where a trial may follow from a single probe."""
 _MAX_FOLLOW_UPS = 6
 """Probes in a row while more is accepted than expected."""
 _SURPRISE, _SURPRISE_SIGMA = 0.1, 1.5
 """More than expected is a share of the judged tokens, and so many standard errors of that."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 20.0
+_PAUSE_AFTER_FIRST_S = 4.0
+"""Longest pause after the first probe by which something was to be learned of speculation by many sessions; it doubles.
+"""
 _LONGEST_S = 2.0
 _ROUNDS_AFTER = 2
 """Plain rounds after a probe that are slower, since nothing was computed ahead."""
@@ -30,9 +32,15 @@ class AcceptanceProbe:
     def __init__(self) -> None:
         self.num_probes = 0
         self._budget = ExplorationBudget(shortest_pause_s=_SHORTEST_PAUSE_S, longest_pause_s=_LONGEST_PAUSE_S)
+        self._first_budget = ExplorationBudget(
+            shortest_pause_s=_SHORTEST_PAUSE_S,
+            longest_pause_s=_LONGEST_PAUSE_S,
+            first_pause_s=_PAUSE_AFTER_FIRST_S,
+        )
+        """Of probes of many sessions of whose speculation nothing is known; they do not wait for others."""
         self._excursion: Excursion | None = None
-        self._sessions: set[ControlledSession] = set()
-        """Sessions that have not made their steps."""
+        self.sessions: set[ControlledSession] = set()
+        """Those that have not made their steps."""
         self._rounds_after = 0
         self._num_judged = self._num_accepted = self._num_follow_ups = 0
         self._expected = self._price_s = 0.0
@@ -61,19 +69,21 @@ class AcceptanceProbe:
             if now - self._excursion.began > _LONGEST_S:
                 self.cancel(now)
             return
-        if not self._budget.is_due(now) or not (chosen := _choose_sessions(sessions, _MAX_SESSIONS[is_first])):
+        if not (self._first_budget if is_first else self._budget).is_due(now):
+            return
+        if not (chosen := _choose_sessions(sessions, _MAX_SESSIONS[is_first])):
             return
         self.num_probes += 1
-        self._excursion, self._sessions = Excursion(now), set(chosen)
+        self._excursion, self.sessions = Excursion(now), set(chosen)
         self._num_judged = self._num_accepted = self._rounds_after = 0
         self._expected, self._load_ratio, self._is_first = acceptance, load_ratio, is_first
         for session in chosen:
             session.num_probes += 1
-            session.probe_steps, session.length = _STEPS, min(_LENGTH[is_first], session.limit)
+            session.probe_steps, session.length = _STEPS[is_first], min(_LENGTH[is_first], session.limit)
 
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int) -> None:
         """A step with draft tokens of any session."""
-        if session in self._sessions:
+        if session in self.sessions:
             self._num_judged += num_accepted + (num_accepted < num_drafted)
             self._num_accepted += num_accepted
             session.probe_steps -= 1
@@ -82,8 +92,8 @@ class AcceptanceProbe:
 
     def leave(self, session: ControlledSession) -> None:
         """The session takes no part any more."""
-        if session in self._sessions:
-            self._sessions.discard(session)
+        if session in self.sessions:
+            self.sessions.discard(session)
             session.probe_steps = session.length = 0
 
     def note_round(self, now: float, num_tokens: int, share: float, plain_rate: float) -> None:
@@ -92,7 +102,7 @@ class AcceptanceProbe:
         if excursion is None or now <= excursion.began:
             return
         excursion.note(num_tokens, share)
-        if self._sessions:
+        if self.sessions:
             return
         self._rounds_after += 1
         if self._rounds_after > _ROUNDS_AFTER:
@@ -100,15 +110,16 @@ class AcceptanceProbe:
 
     def cancel(self, now: float) -> None:
         """End the probe without a result."""
-        for session in tuple(self._sessions):
+        for session in tuple(self.sessions):
             self.leave(session)
         if self._excursion is not None:
-            self._budget.spend(now, now - self._excursion.began)
+            self._spend(now, now - self._excursion.began)
         self._excursion = None
 
     def restart(self) -> None:
         """Decoding has become plain: the first probe comes after the shortest pause."""
         self._budget.reset()
+        self._first_budget.reset()
         self._price_s, self._num_follow_ups = 0.0, 0
 
     def _end(self, excursion: Excursion, now: float, plain_rate: float) -> None:
@@ -118,8 +129,13 @@ class AcceptanceProbe:
         if self._is_surprising and not self._is_first and self._num_follow_ups < _MAX_FOLLOW_UPS:
             self._budget.allow(now)
             return
-        self._budget.spend(now, self._price_s)
+        self._spend(now, self._price_s)
         self._price_s, self._num_follow_ups = 0.0, 0
+
+    def _spend(self, now: float, price_s: float) -> None:
+        self._budget.spend(now, price_s)
+        if self._is_first:
+            self._first_budget.spend(now, price_s)
 
     @property
     def _is_surprising(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 _SHARE = 0.01
@@ -32,8 +33,10 @@ class Excursion:
 class ExplorationBudget:
     """When the next exploration of one kind may begin."""
 
-    def __init__(self, *, shortest_pause_s: float, longest_pause_s: float) -> None:
+    def __init__(self, *, shortest_pause_s: float, longest_pause_s: float, first_pause_s: float = math.inf) -> None:
+        """``first_pause_s``: after the first one the pause is no longer than this, and twice this after the next one."""
         self._bounds = shortest_pause_s, longest_pause_s
+        self._most_s = first_pause_s
         self._next_at: float | None = None
         self._paid_at = 0.0
         """When those so far are paid for."""
@@ -47,7 +50,8 @@ class ExplorationBudget:
     def spend(self, now: float, price_s: float) -> None:
         """One has ended and cost so many seconds."""
         shortest, longest = self._bounds
-        self._next_at = self._paid_at = now + min(max(price_s / _SHARE, shortest), longest)
+        self._next_at = self._paid_at = now + min(max(price_s / _SHARE, shortest), longest, self._most_s)
+        self._most_s *= 2.0
 
     def allow(self, now: float) -> None:
         """The next one may begin at once."""

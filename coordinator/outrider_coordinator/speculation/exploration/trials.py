@@ -19,6 +19,7 @@ _NUM_ROUNDS = {Mode.PLAIN: ROUNDS_NOT_AHEAD + 4, Mode.SPECULATIVE: 5}
 _OVERRUN = 2.0
 """A trial that has cost so many times its expected loss ends without a result."""
 _LONGEST_S = 3.0
+"""So much longer than a trial's expected loss it takes at most."""
 _HOPE_OF_PLAIN = {False: 1.3, True: 1.1}
 """So many times faster than expected plain decoding may turn out: unknown with about so many sessions, and known."""
 _HOPE_OF_SPECULATION, _STEADY_S = 1.1, 30.0
@@ -152,4 +153,4 @@ class ModeTrial:
     def _is_overrun(self, excursion: Excursion, now: float, usual_rate: float) -> bool:
         """Whether it takes too long, or costs much more than was expected."""
         is_dear = self.mode is Mode.SPECULATIVE and excursion.price(now, usual_rate) > self._limit_s
-        return is_dear or now - excursion.began >= _LONGEST_S
+        return is_dear or now - excursion.began >= _LONGEST_S + self._limit_s
