@@ -344,7 +344,16 @@ class DraftLengthController:
             usual_text=self._text_load.num_tokens,
             computed_share=self._text_load.computed_share,
             drafting_s=self._text_load.drafting_seconds(self._request_s),
+            ahead_s=self._ahead_s,
         )
+
+    @property
+    def _ahead_s(self) -> float:
+        """For how long the sessions will usually be served; 0 before any request has ended."""
+        served = [self._busy_s - session.began_s for session in self._sessions if session.began_s is not None]
+        if math.isinf(self._request_s) or not served:
+            return 0.0
+        return max(self._request_s - sum(served) / len(served), 0.0)
 
     @property
     def _is_new(self) -> bool:

@@ -61,6 +61,8 @@ class Load:
     """Of the text that drafts lack, the share that they compute when it is brought: they may have the rest cached."""
     drafting_s: float
     """Of ``request_s``, the seconds in which a session may draft."""
+    ahead_s: float
+    """For how long these sessions will be served, if they take as long as usual; 0 where that is unknown."""
 
     @property
     def is_untouched(self) -> bool:
@@ -314,7 +316,7 @@ class ModeChoice:
             is_check=is_check,
             num_rounds=num_rounds,
             loss_s=expected_loss_s(plain_seconds, speculative_seconds, num_rounds=num_rounds, switch_s=switch_s),
-            ahead_s=load.request_s if load.is_new and math.isfinite(load.request_s) else 0.0,
+            ahead_s=max(load.ahead_s - switch_s, 0.0),
             saved_share=self._saved_share,
         )
         if has_begun and is_check:

@@ -109,7 +109,7 @@ def test_many_users_at_long_contexts_are_the_first_load_and_come_to_draft(
     pair: H200, num_users: int, first_tokens: int
 ) -> None:
     """A probe tells that speculation will pay, and the time that it would have saved pays for its trial. That waits for
-    the drafts' text: a recorded run on a GPU timed rounds beside it, and then decoded plainly at .6 of what was possible.
+    the drafts' text: a recorded run on a GPU timed rounds beside it, and went on plainly at .6 of what was possible.
     """
     plain, fixed = (
         first_loads(pair, 0.81, num_users, seed=1, length=length, first_tokens=first_tokens) for length in (0, 3)

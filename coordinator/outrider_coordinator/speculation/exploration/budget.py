@@ -34,7 +34,7 @@ class ExplorationBudget:
     """When the next exploration of one kind may begin."""
 
     def __init__(self, *, shortest_pause_s: float, longest_pause_s: float, first_pause_s: float = math.inf) -> None:
-        """``first_pause_s``: after the first one the pause is no longer than this, and twice this after the next one."""
+        """``first_pause_s``: the longest pause after the first one; it doubles with each."""
         self._bounds = shortest_pause_s, longest_pause_s
         self._most_s = first_pause_s
         self._next_at: float | None = None

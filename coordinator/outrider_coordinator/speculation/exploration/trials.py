@@ -98,7 +98,7 @@ class ModeTrial:
         ``is_known``: the mode was timed with about so many; ``is_below_known``: speculation was timed with more;
         ``is_check``: whatever is expected of the mode may be wrong, and is checked;
         ``loss_s``: what the trial, of ``num_rounds``, costs if the mode is not better;
-        ``ahead_s``: for how long there will be these sessions;
+        ``ahead_s``: for how long there will be these sessions once drafts have their text;
         ``saved_share``: of that time, what the mode will probably save.
         """
         is_first = not is_known and num_sessions.bit_length() not in self._tried
