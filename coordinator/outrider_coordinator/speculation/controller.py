@@ -250,6 +250,8 @@ class DraftLengthController:
         # In a probe's rounds a few sessions draft beside the others: they say nothing of speculation by all.
         is_settled = batch.drafting.num_rows > 0 and self._choice.is_speculating and self._is_settled
         timer = self._choice.timer
+        if batch.drafting.num_rows and not is_beside_text:
+            self._choice.note_drafting_round()
         if is_beside_text and batch.drafting.num_rows:
             timer.interrupt()
         elif batch.drafting.num_rows and self._is_probe_of_many:

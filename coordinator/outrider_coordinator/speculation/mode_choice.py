@@ -108,6 +108,8 @@ class ModeChoice:
         self._expectations = Expectations(self.timer, self.acceptance)
         self._saved_share = 0.0
         """Of the time, what speculation would probably save by the last choice."""
+        self._has_check_begun = False
+        """What is known of speculation is forgotten with the check's first round: it may have none."""
         self.has_tried = False
         """A trial has ended since the last choice: the switch to the mode that was tried is free."""
 
@@ -132,6 +134,13 @@ class ModeChoice:
             if trial.note_round(now, batch.num_tokens, share, self.rates[mode.other], counts=counts):
                 self.has_tried = True
 
+    def note_drafting_round(self) -> None:
+        """A round with drafts that tells of speculation is about to be timed: it may be the first one of a check."""
+        if self._has_check_begun and self._trials[Mode.SPECULATIVE].is_active:
+            self._has_check_begun = False
+            self.timer.forget_speculation()
+            self.note_drafts()
+
     def note_drafts(self) -> None:
         """Something was learned of drafts: what they cost, or how many tokens were accepted."""
         self._expectations.forget()
@@ -149,6 +158,8 @@ class ModeChoice:
     def choose(self, load: Load) -> bool:
         """Set mode and lengths; returns whether the mode has changed."""
         sessions = load.sessions
+        if not self.probe.is_active and self.timer.end_probe():
+            self.note_drafts()
         self._trials[Mode.SPECULATIVE].allowance.serve(load.now, len(sessions), self._saved_share)
         self._saved_share = 0.0
         if self._begins_plainly(load):
@@ -181,11 +192,10 @@ class ModeChoice:
         reason not to ask what those of many would.
         """
         num_sessions = len(load.sessions)
-        is_first = self._is_first_probe(num_sessions)
-        if is_hopeful or is_first:
+        if is_hopeful or self._is_first_probe(num_sessions):
             load_ratio = self.timer.foreign.load_ratio(num_sessions)
-            acceptance = self.acceptance.mean
-            self.probe.begin_if_due(load.now, load.sessions, acceptance, load_ratio=load_ratio, is_first=is_first)
+            acceptance, is_of_many = self.acceptance.mean, self._learns_from_probes(num_sessions)
+            self.probe.begin_if_due(load.now, load.sessions, acceptance, load_ratio=load_ratio, is_of_many=is_of_many)
 
     def _num_all(self, num_sessions: int) -> int:
         """With those of other coordinators, about."""
@@ -319,14 +329,16 @@ class ModeChoice:
             ahead_s=max(load.ahead_s - switch_s, 0.0),
             saved_share=self._saved_share,
         )
-        if has_begun and is_check:
-            self.timer.forget_speculation()
-            self.note_drafts()
+        if has_begun:
+            self._has_check_begun = is_check
+
+    def _learns_from_probes(self, num_sessions: int) -> bool:
+        """Whether probes are all that tells what speculation by these sessions, which are many, would bring."""
+        return self.timer.learns_from_probes(num_sessions) and not are_few(num_sessions)
 
     def _is_first_probe(self, num_sessions: int) -> bool:
-        """Whether a probe is to tell what speculation by many sessions would bring."""
-        is_unknown = self.timer.learns_from_probes(num_sessions) and not self.timer.knows_probed(num_sessions)
-        return is_unknown and not are_few(num_sessions)
+        """Whether none has told it yet."""
+        return self._learns_from_probes(num_sessions) and not self.timer.knows_probed(num_sessions)
 
     def _saved_by_speculation(self, num_sessions: int, expected: Expectation) -> float:
         """Share of the time that speculation by all probably saves where probes told what to expect of it, or 0."""

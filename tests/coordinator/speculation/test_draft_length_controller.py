@@ -441,3 +441,18 @@ def test_sessions_are_few_or_many_by_one_rule(num_sessions: int, monkeypatch: py
     seconds = {"plain_seconds": 5e-3, "speculative_seconds": 1e-2, "switch_s": 1e-2}
     choice._begin_trial_if_due(controlled.controller._load(), trial, rates=choice.rates, **seconds)
     assert checks == [is_few]
+
+
+def test_rounds_beside_which_drafts_take_in_text_are_not_timed_unless_there_are_no_others() -> None:
+    """Text has a price of its own. A trial that was timed beside it said that speculation took twice as long."""
+    controlled = Controlled(Load(H200(), lambda now, number: 0.9, seed=3))
+    controlled.run(4, 1.0)
+    controller, times = controlled.controller, controlled.controller._choice.timer.times
+    assert controller.mode is Mode.SPECULATIVE
+    timed = []
+    for _ in range(18):
+        controller.note_draft_text(512, 4e-3)
+        before = times.num_speculative(4)
+        controlled.round()
+        timed.append(times.num_speculative(4) - before)
+    assert timed == [0] * 16 + [1] * 2

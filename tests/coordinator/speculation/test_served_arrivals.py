@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController
@@ -50,14 +52,17 @@ def test_text_that_drafts_have_cached_costs_nothing() -> None:
     assert chosen > 1.3 * plain
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
-def test_what_the_first_rounds_of_a_process_said_is_checked_until_enough_is_known(seed: int) -> None:
-    """They take several times as long as later ones, and so do the first of a check."""
-    chosen, plain = (
-        ServedArrivals(MeasuredH100(), 0.8, seed=seed, length=length, num_prompt_tokens=128, is_cold=True)
-        for length in (None, 0)
-    )
-    assert chosen.serve(8, 25.0) > 1.4 * plain.serve(8, 25.0)
+def test_what_the_first_rounds_of_a_process_said_is_checked_until_enough_is_known() -> None:
+    """They take several times as long as later ones, and so do the first of a check, so that another one may follow."""
+    ratios = []
+    for seed in range(1, 5):
+        chosen, plain = (
+            ServedArrivals(MeasuredH100(), 0.8, seed=seed, length=length, num_prompt_tokens=128, is_cold=True)
+            for length in (None, 0)
+        )
+        ratios.append(chosen.serve(8, 25.0) / plain.serve(8, 25.0))
+    assert min(ratios) > 1.3
+    assert fmean(ratios) > 1.45
 
 
 def controller_of(num_sessions: int) -> tuple[DraftLengthController, list[ControlledSession]]:

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from outrider_coordinator.speculation.catch_up import CatchUp
 from outrider_coordinator.speculation.draft_length import best_choice, choice_of, relative_error, usefulness
 from outrider_coordinator.speculation.estimates.acceptance_estimate import PRIOR, AcceptanceEstimate, SessionAcceptance
 from outrider_coordinator.speculation.estimates.linear_fit import LinearFit
@@ -264,6 +265,101 @@ def test_rounds_of_one_session_say_nothing_of_groups() -> None:
         speculate(timer, 1, 1)
     speculate(timer, 4, 8)
     assert timer.share == pytest.approx(0.5)
+
+
+def probe_round(timer: RoundTimer, *, drafting_ms: float, round_ms: float) -> None:
+    """A round of 64 sessions of which eight draft four tokens each; its forward takes 17 ms."""
+    batch = VerdictBatch(1.0)
+    for _ in range(8):
+        batch.note(None, 4, 3)
+    batch.add_plain(56, 56, 56 * round_ms / 1e3)
+    timer.note_proposals(4, 32, drafting_ms / 1e3)
+    timer.note_probe(batch, 64, 17e-3)
+
+
+def plain_round(timer: RoundTimer, *, tokens: int = 64, seconds: float = 17e-3) -> None:
+    batch = VerdictBatch(1.0)
+    batch.add_plain(64, 64, 64 * 17e-3)
+    timer.note(batch, 64, rows=64, tokens=tokens, seconds=seconds, is_settled=False)
+
+
+def test_of_a_probes_rounds_the_quickest_tells_what_each_stage_takes() -> None:
+    expected = []
+    for disturbed in (False, True):
+        timer = RoundTimer()
+        plain_round(timer, tokens=1024, seconds=1024 * 20e-6)
+        for _ in range(8):
+            plain_round(timer)
+        assert timer.learns_from_probes(64)
+        probe_round(timer, drafting_ms=25.0 if disturbed else 5.0, round_ms=80.0 if disturbed else 24.0)
+        assert not timer.end_probe()  # one round tells nothing
+        probe_round(timer, drafting_ms=25.0 if disturbed else 5.0, round_ms=80.0 if disturbed else 24.0)
+        probe_round(timer, drafting_ms=5.0, round_ms=70.0 if disturbed else 24.0)
+        probe_round(timer, drafting_ms=15.0 if disturbed else 5.0, round_ms=34.0 if disturbed else 24.0)
+        assert not timer.knows_probed(64)
+        assert timer.end_probe()
+        assert timer.knows_probed(64)
+        assert not timer.end_probe()
+        expected.append(timer.times.speculative(64, 4).at(256))
+    assert expected[1] == pytest.approx(expected[0])
+
+
+def test_what_rows_that_do_not_draft_wait_for_is_no_round_of_all() -> None:
+    """They may wait for a forward of those that do."""
+    timer = RoundTimer()
+    plain_round(timer, tokens=1024, seconds=1024 * 20e-6)
+    for _ in range(8):
+        plain_round(timer)
+    for _ in range(3):
+        probe_round(timer, drafting_ms=5.0, round_ms=200.0)
+    timer.end_probe()
+    scored = timer.times.longest_forward(64, 4, 256)
+    assert timer.times.speculative(64, 4).at(256) < scored + 0.5 * 17e-3 + 10e-3
+
+
+def lacking(*lags: int) -> list[ControlledSession]:
+    sessions = [ControlledSession(8) for _ in lags]
+    for session, lag in zip(sessions, lags, strict=True):
+        session.draft_lag = lag
+    return sessions
+
+
+def test_a_catch_up_lasts_as_long_as_drafts_catch_up() -> None:
+    catch_up = CatchUp()
+    for number in range(8):  # one draft each 0.9 s
+        catch_up.update(
+            0.9 * number, lacking(*(1000 for _ in range(8 - number)), *(20 for _ in range(number))), is_wanted=True
+        )
+        assert catch_up.is_active
+    catch_up.update(8.1, lacking(*(64 for _ in range(8))), is_wanted=True)
+    assert not catch_up.is_active  # these few are brought with the next step but one
+
+
+def test_a_draft_that_catches_up_no_more_is_not_waited_for() -> None:
+    catch_up = CatchUp()
+    catch_up.update(0.0, lacking(1000, 1000, 0, 0), is_wanted=True)
+    catch_up.update(0.8, lacking(1000, 0, 0, 0), is_wanted=True)
+    catch_up.update(1.7, lacking(1000, 0, 0, 0), is_wanted=True)
+    assert catch_up.is_active
+    catch_up.update(1.9, lacking(1000, 0, 0, 0), is_wanted=True)
+    assert not catch_up.is_active
+    catch_up.update(2.0, lacking(1000, 0, 0, 0), is_wanted=True)
+    assert not catch_up.is_active
+    catch_up.update(2.1, lacking(1000, 0, 0, 0), is_wanted=False)
+    catch_up.update(2.2, lacking(1000, 1000, 0, 0), is_wanted=True)
+    assert catch_up.is_active
+
+
+def test_the_longest_pause_between_explorations_grows_from_the_first_one_on() -> None:
+    budget = ExplorationBudget(shortest_pause_s=0.25, longest_pause_s=20.0, first_pause_s=4.0)
+    now, pauses = 0.0, []
+    for _ in range(5):
+        budget.spend(now, 1.0)
+        began = now
+        while not budget.is_due(now):
+            now += 0.125
+        pauses.append(now - began)
+    assert pauses == [4.0, 8.0, 16.0, 20.0, 20.0]
 
 
 def test_few_judged_tokens_leave_a_large_error() -> None:

@@ -4,8 +4,9 @@ speculative decoding take.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass, field
 
 from outrider.limits import MAX_DRAFT_LENGTH
@@ -35,8 +36,10 @@ _PROBED_LENGTH = 4
 _FEW = 0.25
 """Share of the rows up to which a plain round tells what the weights' reading takes."""
 _PROBE_ROUNDS = 2
-"""Rounds of a probe that tell what the draft takes; in later ones other sessions draft, so that noise seems to be the
-price of a row.
+"""Rounds of a probe from which on it tells something."""
+_MOST_BETWEEN = 0.5
+"""Of a plain round, what may lie between the forwards as a probe tells it: rows that do not draft may wait for forwards
+of those that do, which a round of all does not.
 """
 _YOUNG_ROUNDS = 24
 """Speculative rounds of all during which clocks and caches may still be cold."""
@@ -108,6 +111,20 @@ class VerdictBatch:
         return bool(self.plain.num_rows and self.drafting.num_rows)
 
 
+@dataclass(frozen=True, slots=True)
+class _ProbeRound:
+    """A round in which a few of many sessions drafted."""
+
+    num_sessions: int
+    """All of them."""
+    draft_length: int
+    """Of the longest proposal."""
+    num_drafted: int
+    drafting_s: float
+    between_s: float
+    """What lay between the forwards; infinity where the round did not tell."""
+
+
 class RoundTimer:
     """Durations of rounds, and the share of the sessions that are in one forward together."""
 
@@ -124,8 +141,10 @@ class RoundTimer:
         """Seconds a token of the latest forwards that computed prompts."""
         self._proposals: tuple[int, int, float] | None = None
         """Of the probe's round under way: the longest one's length, the draft tokens of all, seconds."""
-        self._probed: defaultdict[int, int] = defaultdict(int)
-        """Rounds of probes by the magnitude of the number of sessions."""
+        self._probe_rounds: list[_ProbeRound] = []
+        """Of the probe under way."""
+        self._probed: set[int] = set()
+        """Magnitudes of the number of sessions of which probes told something."""
 
     def note(
         self, batch: VerdictBatch, num_sessions: int, *, rows: int, tokens: int, seconds: float, is_settled: bool
@@ -193,25 +212,51 @@ class RoundTimer:
         """
         proposals, plain_s = self._proposals, self.plain_seconds(num_sessions)
         self._num_plain_rounds, self._proposals = 0, None
-        if proposals is None or not self._prompt_token_s or plain_s <= 0.0 or self.knows_probed(num_sessions):
+        if proposals is None or not self._prompt_token_s or plain_s <= 0.0:
             return
-        draft_length, tokens, drafting_s = proposals
-        token_s = statistics.median(self._prompt_token_s)  # a forward that was computed ahead may seem to take no time
+        draft_length, num_drafted, drafting_s = proposals
         # A forward of the sessions that draft alone, as in the second round, takes hardly less than one of all.
-        slowness = max(seconds / (plain_s + token_s * batch.num_drafted), 1.0)
-        self.times.note_draft(draft_length, tokens, drafting_s / slowness)
-        self.times.note_target(num_sessions, num_sessions, plain_s)
+        slowness = max(seconds / (plain_s + self._prompt_token * batch.num_drafted), 1.0)
+        is_whole = batch.num_rows >= _WHOLE * num_sessions and batch.plain.seconds
+        between_s = (
+            max(batch.plain.seconds - seconds - drafting_s, 0.0) if is_whole and batch.plain.seconds else math.inf
+        )
+        self._probe_rounds.append(
+            _ProbeRound(num_sessions, draft_length, num_drafted, drafting_s / slowness, between_s / slowness)
+        )
+
+    @property
+    def _prompt_token(self) -> float:
+        """Seconds that a token of a prompt takes; a forward that was computed ahead may seem to take no time."""
+        return statistics.median(self._prompt_token_s)
+
+    def end_probe(self) -> bool:
+        """Whether the probe under way, which has ended if there was one, told something of speculation by all sessions.
+
+        Of its rounds the quickest counts, stage by stage: whatever else happens beside one only makes it longer.
+        """
+        rounds, self._probe_rounds = self._probe_rounds, []
+        if len(rounds) < _PROBE_ROUNDS:
+            return False
+        num_sessions = rounds[-1].num_sessions
+        plain_s = self.plain_seconds(num_sessions)
         most = _PROBED_LENGTH * num_sessions
         weights_s = self.times.plain_of_few(num_sessions * _FEW)
-        more_s = token_s * (num_sessions + most) - weights_s if weights_s else token_s * most
-        self.times.note_target(num_sessions, num_sessions + most, plain_s + max(more_s, 0.0))
-        if batch.num_rows >= _WHOLE * num_sessions and (whole_s := batch.plain.seconds):
-            self.times.note_between(batch.num_rows, max(whole_s - seconds - drafting_s, 0.0) / slowness)
-        self._probed[num_sessions.bit_length()] += 1
+        more_s = self._prompt_token * (num_sessions + most) - weights_s if weights_s else self._prompt_token * most
+        quickest = min(rounds, key=lambda each: each.drafting_s / max(each.draft_length, 1))
+        between_s = min(each.between_s for each in rounds)
+        for _ in range(_PROBE_ROUNDS):
+            self.times.note_draft(quickest.draft_length, quickest.num_drafted, quickest.drafting_s)
+            self.times.note_target(num_sessions, num_sessions, plain_s)
+            self.times.note_target(num_sessions, num_sessions + most, plain_s + max(more_s, 0.0))
+            if math.isfinite(between_s):
+                self.times.note_between(num_sessions, min(between_s, _MOST_BETWEEN * plain_s))
+        self._probed.add(num_sessions.bit_length())
+        return True
 
     def knows_probed(self, num_sessions: int) -> bool:
         """Whether probes told what may be expected of speculation by about so many sessions."""
-        return self._probed[num_sessions.bit_length()] >= _PROBE_ROUNDS
+        return num_sessions.bit_length() in self._probed
 
     def learns_from_probes(self, num_sessions: int) -> bool:
         """Whether speculation by about so many sessions was never timed, so that probes are all that tells of it."""

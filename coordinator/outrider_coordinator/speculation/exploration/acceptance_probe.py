@@ -18,7 +18,7 @@ _MAX_FOLLOW_UPS = 6
 _SURPRISE, _SURPRISE_SIGMA = 0.1, 1.5
 """More than expected is a share of the judged tokens, and so many standard errors of that."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 20.0
-_PAUSE_AFTER_FIRST_S = 4.0
+_FIRST_PAUSE_S = 4.0
 """Longest pause after the first probe by which something was to be learned of speculation by many sessions; it doubles.
 """
 _LONGEST_S = 2.0
@@ -32,10 +32,10 @@ class AcceptanceProbe:
     def __init__(self) -> None:
         self.num_probes = 0
         self._budget = ExplorationBudget(shortest_pause_s=_SHORTEST_PAUSE_S, longest_pause_s=_LONGEST_PAUSE_S)
-        self._first_budget = ExplorationBudget(
+        self._budget_of_many = ExplorationBudget(
             shortest_pause_s=_SHORTEST_PAUSE_S,
             longest_pause_s=_LONGEST_PAUSE_S,
-            first_pause_s=_PAUSE_AFTER_FIRST_S,
+            first_pause_s=_FIRST_PAUSE_S,
         )
         """Of probes of many sessions of whose speculation nothing is known; they do not wait for others."""
         self._excursion: Excursion | None = None
@@ -45,7 +45,7 @@ class AcceptanceProbe:
         self._num_judged = self._num_accepted = self._num_follow_ups = 0
         self._expected = self._price_s = 0.0
         self._load_ratio = 1.0
-        self._is_first = False
+        self._is_of_many = False
 
     @property
     def is_active(self) -> bool:
@@ -59,27 +59,27 @@ class AcceptanceProbe:
         acceptance: float,
         *,
         load_ratio: float = 1.0,
-        is_first: bool = False,
+        is_of_many: bool = False,
     ) -> None:
         """Let a few sessions draft, if it is time to; ``acceptance`` is what is expected of them. ``load_ratio``: all
-        sessions of the target over these, which a probe costs time too, and which are probed by others. ``is_first``:
+        sessions of the target over these, which a probe costs time too, and which are probed by others. ``is_of_many``:
         nothing is known of speculation by many sessions.
         """
         if self._excursion is not None:
             if now - self._excursion.began > _LONGEST_S:
                 self.cancel(now)
             return
-        if not (self._first_budget if is_first else self._budget).is_due(now):
+        if not (self._budget_of_many if is_of_many else self._budget).is_due(now):
             return
-        if not (chosen := _choose_sessions(sessions, _MAX_SESSIONS[is_first])):
+        if not (chosen := _choose_sessions(sessions, _MAX_SESSIONS[is_of_many])):
             return
         self.num_probes += 1
         self._excursion, self.sessions = Excursion(now), set(chosen)
         self._num_judged = self._num_accepted = self._rounds_after = 0
-        self._expected, self._load_ratio, self._is_first = acceptance, load_ratio, is_first
+        self._expected, self._load_ratio, self._is_of_many = acceptance, load_ratio, is_of_many
         for session in chosen:
             session.num_probes += 1
-            session.probe_steps, session.length = _STEPS[is_first], min(_LENGTH[is_first], session.limit)
+            session.probe_steps, session.length = _STEPS[is_of_many], min(_LENGTH[is_of_many], session.limit)
 
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int) -> None:
         """A step with draft tokens of any session."""
@@ -119,14 +119,14 @@ class AcceptanceProbe:
     def restart(self) -> None:
         """Decoding has become plain: the first probe comes after the shortest pause."""
         self._budget.reset()
-        self._first_budget.reset()
+        self._budget_of_many.reset()
         self._price_s, self._num_follow_ups = 0.0, 0
 
     def _end(self, excursion: Excursion, now: float, plain_rate: float) -> None:
         self._excursion = None
         self._price_s += self._load_ratio * excursion.price(now, plain_rate)
         self._num_follow_ups += 1
-        if self._is_surprising and not self._is_first and self._num_follow_ups < _MAX_FOLLOW_UPS:
+        if self._is_surprising and not self._is_of_many and self._num_follow_ups < _MAX_FOLLOW_UPS:
             self._budget.allow(now)
             return
         self._spend(now, self._price_s)
@@ -134,8 +134,8 @@ class AcceptanceProbe:
 
     def _spend(self, now: float, price_s: float) -> None:
         self._budget.spend(now, price_s)
-        if self._is_first:
-            self._first_budget.spend(now, price_s)
+        if self._is_of_many:
+            self._budget_of_many.spend(now, price_s)
 
     @property
     def _is_surprising(self) -> bool:
