@@ -41,6 +41,7 @@ def main(
             help="Command of the part vllm; {pair} is a pair with weights on the disk, {shapes} one without.",
         ),
     ] = None,
+    log_choices: Annotated[bool, typer.Option(help="Log every choice of draft lengths.")] = False,
     limit_s: Annotated[
         float | None, typer.Option(min=1, help="Seconds of each part, in place of its own limit.")
     ] = None,
@@ -57,7 +58,7 @@ def main(
         raise typer.BadParameter(f"{error} is no part and no row", param_hint="PART") from error
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that services are stopped
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    session = Session(out.absolute(), "tiny" if tiny else gpu_name, tiny, {}, vllm)
+    session = Session(out.absolute(), "tiny" if tiny else gpu_name, tiny, {}, vllm, log_choices)
     for part in () if table_only else chosen:
         print(f"== {part.name}: {part.about}", flush=True)
         session.environment = environment_of(os.environ, part.num_cards, commit)

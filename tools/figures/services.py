@@ -69,6 +69,7 @@ def serving(session: Session, services: Services, log: str) -> Iterator[Addresse
     command = ["-m", "outrider.cli", "serve", str(pair / "target"), "--load-format", "synthetic", "--no-http"]
     command += [*_draft_flags(services, pair), *_size_flags(session, services)]
     command += ["--port", str(port), "--set", f"target.port={target}", "--set", f"draft.port={draft}"]
+    command += ["-vv", "--set", "coordinator.log_level=debug"] if session.logs_choices else []
     for role in ("target", "draft", "coordinator"):
         command += ["--set", f"{role}.link_token_file={token}"]
     fixed = ["-m", "outrider_coordinator", "--port", str(other), "--target-address", f"127.0.0.1:{target}"]

@@ -26,6 +26,8 @@ class Session:
     environment: dict[str, str]
     vllm: str | None = None
     """Command that measures vLLM."""
+    logs_choices: bool = False
+    """The log of services tells every choice of draft lengths, and what it went by."""
     deadline: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
     """By row: what went wrong."""

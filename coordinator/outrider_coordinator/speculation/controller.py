@@ -117,6 +117,23 @@ class DraftLengthController:
         return sum(session.length for session in self._sessions) / max(len(self._sessions), 1)
 
     @property
+    def has_just_chosen(self) -> bool:
+        """Whether nothing was judged since the last choice."""
+        return not self._rounds_since_choice
+
+    def estimates(self) -> dict[str, object]:
+        """What a choice goes by now, for a log."""
+        request_s = None if math.isinf(self._request_s) else round(self._request_s, 3)
+        return {
+            "service_s": round(self._busy_s, 3),
+            "request_s": request_s,
+            "has_prompts": self.has_prompts,
+            "is_catching_up": self._catch_up.is_active,
+            "lacked_tokens": sum(session.draft_lag for session in self._sessions),
+            **self._choice.estimates(len(self._sessions)),
+        }
+
+    @property
     def first_length(self) -> int:
         """Draft length with which a session begins, if its request allows it."""
         return self._choice.lengths.base_length if self.mode is Mode.SPECULATIVE else 0

@@ -187,6 +187,23 @@ class ModeChoice:
             self._probe_if_due(load, is_hopeful=expected.hoped_rate > self.rates[Mode.PLAIN])
         return has_changed
 
+    def estimates(self, num_sessions: int) -> dict[str, object]:
+        """What a choice for so many sessions goes by now, times in milliseconds, for a log."""
+        times, trial = self.timer.times, self._trials[Mode.SPECULATIVE]
+        return {
+            "acceptance_error": round(self.acceptance.error, 3),
+            "plain_ms": round(1e3 * self.timer.plain_seconds(num_sessions), 2),
+            "expected_draft_length": self.expected_length,
+            "saved_share": round(self._saved_share, 3),
+            "probes": self.probe.num_probes,
+            "is_probing": self.probe.is_active,
+            "is_told_by_probes": self.timer.knows_probed(num_sessions),
+            "trial": next((mode.value for mode, each in self._trials.items() if each.is_active), ""),
+            "allowed_s": round(trial.allowance.left_s(num_sessions), 3),
+            "foreign_sessions": round(self.timer.foreign.num_sessions, 1),
+            **times.fitted_ms(),
+        }
+
     def _probe_if_due(self, load: Load, *, is_hopeful: bool) -> None:
         """``is_hopeful``: speculation would pay if more was accepted. What a few sessions' first rounds took is no
         reason not to ask what those of many would.

@@ -245,6 +245,8 @@ class DraftLengthPolicy:
         if controller.choose():
             level = logging.INFO if controller.num_switches != num_switches else logging.DEBUG
             _log.log(level, _CHANGES[controller.mode], extra={"fields": _facts(controller)})
+        if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
+            _log.debug("draft lengths were chosen", extra={"fields": {**_facts(controller), **controller.estimates()}})
 
     @property
     def mean_length(self) -> float:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+
+import pytest
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import ForwardReport
@@ -177,6 +180,25 @@ def test_a_message_is_learned_from_when_it_is_chosen_or_before_the_next_one() ->
     policy.begin("target", 3.0)
     assert ended == [0, 3]
     assert not policy.end("another", None)
+
+
+def test_every_choice_is_told_in_a_debug_log(caplog: pytest.LogCaptureFixture) -> None:
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    session = policy.session(None)
+    policy.enter(session, "target")
+    for level, num_told in ((logging.INFO, 0), (logging.DEBUG, 1)):
+        caplog.clear()
+        with caplog.at_level(level, logger="outrider_coordinator.speculation.policy"):
+            for now in (1.0, 1.1):
+                policy.begin("target", now)
+                policy.note_verdict(session, 0, 0, draft_lag=40)
+                policy.end("target", ForwardReport(1, 1, 1, 4_000_000, 0, 0, 0))
+                policy.choose("target")
+        told = [record for record in caplog.records if record.message == "draft lengths were chosen"]
+        assert bool(told) is bool(num_told)
+    fields = told[0].__dict__["fields"]
+    assert (fields["sessions"], fields["lacked_tokens"], fields["trial"]) == (1, 40, "")
+    assert len(fields["target_ms"]) == 3
 
 
 async def test_what_can_wait_comes_after_the_commands_were_taken_to_be_written() -> None:

@@ -152,6 +152,13 @@ class StepTimes:
         trust = seen.count / (seen.count + _PRIOR_ROUNDS)
         return trust * (seen.seconds - self._linear(seen.rows, nearest, seen.drafted))
 
+    def fitted_ms(self) -> dict[str, list[float]]:
+        """The linear models' coefficients in milliseconds, for a log: constants, then parts by rows, tokens or length
+        as the class has them.
+        """
+        fits = {"target_ms": self._target, "draft_ms": self._draft, "between_ms": self._between}
+        return {name: [round(1e3 * part, 3) for part in fit.coefficients] for name, fit in fits.items()}
+
     @property
     def seconds_a_scored_token(self) -> float:
         """What one more token of a forward of the target takes."""
