@@ -161,8 +161,8 @@ async def generate(coordinator: Coordinator, user: int, num_prompt: int, num_out
 
 
 async def play(pair: H200, acceptance: float, load_size: tuple[int, int, int], runs: int) -> None:
-    """A warm-up, then loads with chosen lengths and without drafts in turn. ``load_size``: users, and tokens of each one's
-    prompt and output.
+    """A warm-up, then loads with chosen lengths and without drafts in turn; ``load_size`` is users, prompt and output
+    tokens of each.
     """
     users, num_prompt, num_output = load_size
     device = SharedDevice()
