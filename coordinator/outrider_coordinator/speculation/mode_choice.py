@@ -200,6 +200,7 @@ class ModeChoice:
             "is_told_by_probes": self.timer.knows_probed(num_sessions),
             "trial": next((mode.value for mode, each in self._trials.items() if each.is_active), ""),
             "allowed_s": round(trial.allowance.left_s(num_sessions), 3),
+            "text_token_us": round(1e6 * self.switch_price.text_seconds(self.timer.plain_seconds(num_sessions), 1), 2),
             "foreign_sessions": round(self.timer.foreign.num_sessions, 1),
             **times.fitted_ms(),
         }

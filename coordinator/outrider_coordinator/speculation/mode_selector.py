@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from itertools import accumulate
+from operator import itemgetter
 
 _MIN_GAIN = {True: 0.03, False: 0.01}
 """Least gain for which a switch is made: to speculation, and to plain decoding."""
@@ -33,24 +35,36 @@ _TOKENS_A_ROUND = 600.0
 """Tokens of text that a draft takes in during a plain round, until it was seen how many it does."""
 _LEAST_TEXT = 64
 """Tokens of a forward from which on it tells what taking in text costs."""
-_NUM_TEXTS = 8
-"""Latest of these forwards that are kept."""
+_NUM_TEXTS, _NUM_TEXT_TOKENS = 8, 8192
+"""Latest of these forwards that are kept: a number, and more of them where they had fewer tokens together. Many small
+ones end a text in whose large ones a token took a tenth of the time.
+"""
+
+
+_QUICK_SHARE = 0.25
+"""Of the tokens of these forwards, those that took least: they say what one takes."""
 
 
 class SwitchPrice:
     """Seconds that a switch costs; to speculation also those in which drafts are brought the text that they lack."""
 
     def __init__(self) -> None:
-        self._seconds_a_token: deque[float] = deque(maxlen=_NUM_TEXTS)
+        self._texts: deque[tuple[int, float]] = deque()
+        """Tokens of each forward, and the seconds of one of them."""
+        self._num_tokens = 0
 
     def note_text(self, num_tokens: int, seconds: float) -> None:
         """A forward of the draft took in so many tokens of text; small ones say nothing.
 
-        The least of a few counts: on a device that both models share a forward may wait for one of the target, which is
+        The quickest count: on a device that both models share a forward may wait for one of the target, which is
         that one's time, and a small one takes hardly less than a large one.
         """
-        if num_tokens >= _LEAST_TEXT and seconds > 0.0:
-            self._seconds_a_token.append(seconds / num_tokens)
+        if num_tokens < _LEAST_TEXT or seconds <= 0.0:
+            return
+        self._texts.append((num_tokens, seconds / num_tokens))
+        self._num_tokens += num_tokens
+        while len(self._texts) > _NUM_TEXTS and self._num_tokens - self._texts[0][0] >= _NUM_TEXT_TOKENS:
+            self._num_tokens -= self._texts.popleft()[0]
 
     def seconds(self, mode: Mode, plain_seconds: float, draft_lag: int) -> float:
         """Of a switch to ``mode``; ``draft_lag``: tokens that all drafts together lack."""
@@ -61,7 +75,14 @@ class SwitchPrice:
 
     def text_seconds(self, plain_seconds: float, draft_lag: int) -> float:
         """Of bringing the drafts so many tokens of text."""
-        return draft_lag * min(self._seconds_a_token, default=plain_seconds / _TOKENS_A_ROUND)
+        return draft_lag * (self._seconds_a_token() if self._texts else plain_seconds / _TOKENS_A_ROUND)
+
+    def _seconds_a_token(self) -> float:
+        """The most that any of the quickest tokens took."""
+        num_quick = _QUICK_SHARE * self._num_tokens
+        quickest = sorted(self._texts, key=itemgetter(1))
+        seen = accumulate(num_tokens for num_tokens, _ in quickest)
+        return next(each for (_, each), num_seen in zip(quickest, seen, strict=True) if num_seen >= num_quick)
 
 
 class ModeSelector:

@@ -244,6 +244,19 @@ def test_a_switch_costs_what_bringing_text_to_drafts_was_seen_to_take() -> None:
     assert price.seconds(Mode.PLAIN, 6e-3, 60_000) == pytest.approx(6 * 6e-3)
 
 
+def test_small_forwards_at_a_texts_end_are_not_what_a_text_takes() -> None:
+    """Each waited for a forward of the target; so dear a text would never be worth its trial."""
+    price = SwitchPrice()
+    for _ in range(12):
+        price.note_text(256, 256 * 14e-6)
+    for _ in range(50):
+        price.note_text(80, 17e-3)
+    assert price.text_seconds(17e-3, 98_304) == pytest.approx(98_304 * 14e-6)
+    for _ in range(60):
+        price.note_text(80, 17e-3)  # this draft computes no large ones any more
+    assert price.text_seconds(17e-3, 98_304) > 98_304 * 100e-6
+
+
 def speculate(timer: RoundTimer, num_rows: int, num_sessions: int) -> None:
     """One timed message of so many sessions that drafted."""
     batch = VerdictBatch(1.0)
