@@ -67,6 +67,7 @@ class MeasuredLongContexts(MeasuredPair):
     most_lacked: int = 1536
     text_a_round: int = 2000
     text_beside_drafts: int = 256
+    num_last_texts: int = 9
     are_texts_cached: bool = True
 
     def target(self, rows: int, tokens: int) -> float:
@@ -119,6 +120,7 @@ class MeasuredLongContextsH100(MeasuredH100):
     most_lacked: int = 1536
     text_a_round: int = 2000
     text_beside_drafts: int = 256
+    num_last_texts: int = 9
     are_texts_cached: bool = True
 
     def target(self, rows: int, tokens: int) -> float:

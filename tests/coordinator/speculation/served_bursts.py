@@ -201,7 +201,8 @@ class Served:
             text_ms = max(text_ms, target)  # it waits for the target's forward, and the next proposals for it
         if num_tokens:
             self.controller.note_draft_text(num_tokens, text_ms / 1e3)
-            self.controller.note_draft_text(_LAST_TEXT, target / 1e3)
+            for _ in range(pair.num_last_texts):
+                self.controller.note_draft_text(_LAST_TEXT, target / 1e3)
         self.devices.now += (whole + text_ms) / 1e3
         self.rounds.append((max(lengths), (whole + text_ms) / 1e3))
         self._tell(sessions, lengths, draft, target, tokens=len(sessions) + sum(lengths))

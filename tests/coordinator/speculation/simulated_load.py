@@ -42,6 +42,8 @@ class H200:
     """Tokens of text that the draft computes in a round at most, where no session drafts."""
     text_beside_drafts: int = 1_000_000
     """The same where some do."""
+    num_last_texts: int = 1
+    """Small forwards at a text's end, which wait for the target."""
     are_texts_cached: bool = False
     """Whether a draft has a user's text in its prefix cache once it was brought it."""
 
