@@ -257,7 +257,7 @@ class DraftLengthController:
         batch = self._batch
         if not batch.num_rows:
             return
-        is_beside_text = self._end_text()
+        is_beside_text = self._end_text() and batch.drafting.num_rows > 0
         self._rounds_since_choice += 1
         num_begun = len(self._sessions) - self._num_prompts
         if rows and not self._num_prompts:
@@ -269,7 +269,7 @@ class DraftLengthController:
         timer = self._choice.timer
         if batch.drafting.num_rows and not is_beside_text:
             self._choice.note_drafting_round()
-        if is_beside_text and batch.drafting.num_rows:
+        if is_beside_text:
             timer.interrupt()
         elif batch.drafting.num_rows and self._is_probe_of_many:
             timer.note_probe(batch, num_begun, seconds)

@@ -124,13 +124,12 @@ class ModeChoice:
         return self.selector.mode is Mode.SPECULATIVE or self._trials[Mode.SPECULATIVE].is_active
 
     def note_round(self, batch: VerdictBatch, now: float, share: float, *, is_beside_text: bool = False) -> None:
-        """A message of this share of the sessions; ``now``: seconds of service so far. ``is_beside_text``: it says
-        nothing of speculation.
+        """A message of this share of the sessions; ``now``: seconds of service so far. ``is_beside_text``: it had
+        drafts and says nothing of speculation.
         """
         self.probe.note_round(now, batch.num_tokens, share, self.rates[Mode.PLAIN])
         for mode, trial in self._trials.items():
-            counts = (batch.drafting.num_rows > 0) is (mode is Mode.SPECULATIVE)
-            counts = counts and not (is_beside_text and mode is Mode.SPECULATIVE)
+            counts = (batch.drafting.num_rows > 0) is (mode is Mode.SPECULATIVE) and not is_beside_text
             if trial.note_round(now, batch.num_tokens, share, self.rates[mode.other], counts=counts):
                 self.has_tried = True
 

@@ -57,11 +57,8 @@ class MeasuredTargetOverTwoCards(MeasuredPair):
 
 
 @dataclass(frozen=True)
-class MeasuredLongContexts(MeasuredPair):
-    """A 1B draft with an attention window beside the target, where each session holds 4,000 tokens.
-
-    Measured with 64 users on one card; that each further row reads as much of its own KV again is extrapolated.
-    """
+class LongContexts(H200):
+    """Sessions of 4,000 tokens each, whose draft has an attention window; texts as a log on one H100 showed them."""
 
     prompt_tokens: int = 4000
     most_lacked: int = 1536
@@ -69,6 +66,14 @@ class MeasuredLongContexts(MeasuredPair):
     text_beside_drafts: int = 256
     num_last_texts: int = 9
     are_texts_cached: bool = True
+
+
+@dataclass(frozen=True)
+class MeasuredLongContexts(LongContexts, MeasuredPair):
+    """A 1B draft with an attention window beside the target, where each session holds 4,000 tokens.
+
+    Measured with 64 users on one card; that each further row reads as much of its own KV again is extrapolated.
+    """
 
     def target(self, rows: int, tokens: int) -> float:
         return super().target(rows, tokens) + 0.115 * rows
@@ -110,18 +115,11 @@ class MeasuredH100(H200):
 
 
 @dataclass(frozen=True)
-class MeasuredLongContextsH100(MeasuredH100):
+class MeasuredLongContextsH100(LongContexts, MeasuredH100):
     """A 1B draft with an attention window beside the target on one H100, where each session holds 4,000 tokens.
 
-    Measured with 64 users, plainly and with 3 and 5 draft tokens; text as a log of every choice showed it.
+    Measured with 64 users, plainly and with 3 and 5 draft tokens.
     """
-
-    prompt_tokens: int = 4000
-    most_lacked: int = 1536
-    text_a_round: int = 2000
-    text_beside_drafts: int = 256
-    num_last_texts: int = 9
-    are_texts_cached: bool = True
 
     def target(self, rows: int, tokens: int) -> float:
         return super().target(rows, tokens) + 0.158 * rows

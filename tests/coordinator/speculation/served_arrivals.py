@@ -109,9 +109,11 @@ class ServedArrivals(Served):
 
     def _bring_text(self, session: ControlledSession, room: int) -> int:
         num_tokens = super()._bring_text(session, room)
-        num_tokens -= min(self._num_cached_tokens, num_tokens)
         self.num_text_tokens += num_tokens
         return num_tokens
+
+    def _computed(self, session: ControlledSession, lag: int) -> int:
+        return max(super()._computed(session, lag) - self._num_cached_tokens, 0)
 
     def _accepted(self, session: ControlledSession, length: int) -> int:
         accepted = super()._accepted(session, length) if length else 0

@@ -217,10 +217,8 @@ class RoundTimer:
         draft_length, num_drafted, drafting_s = proposals
         # A forward of the sessions that draft alone, as in the second round, takes hardly less than one of all.
         slowness = max(seconds / (plain_s + self._prompt_token * batch.num_drafted), 1.0)
-        is_whole = batch.num_rows >= _WHOLE * num_sessions and batch.plain.seconds
-        between_s = (
-            max(batch.plain.seconds - seconds - drafting_s, 0.0) if is_whole and batch.plain.seconds else math.inf
-        )
+        whole_s = batch.plain.seconds if batch.num_rows >= _WHOLE * num_sessions else None
+        between_s = max(whole_s - seconds - drafting_s, 0.0) if whole_s else math.inf
         self._probe_rounds.append(
             _ProbeRound(num_sessions, draft_length, num_drafted, drafting_s / slowness, between_s / slowness)
         )
