@@ -83,6 +83,7 @@ class OutputCollector:
         """No more output follows: the result is sent with the last delta, an error after it."""
         self.release()
         self._ending = ending
+        self.on_behind = self.on_caught_up = _ignore  # they hold the request, which holds this: freed with it now
         self._wake()
 
     async def deltas(self) -> AsyncIterator[Delta]:

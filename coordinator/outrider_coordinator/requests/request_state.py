@@ -179,6 +179,7 @@ class RequestState:
         self._draft_timer.cancel()
         for timer in self._timers:
             timer.cancel()
+        self._timers.clear()
 
     def _progress(self, now: float) -> Progress | None:
         if not self.loop.engine_request.tells_progress or now < self._next_progress:

@@ -1,0 +1,86 @@
+"""Ended requests are freed at once: what only the garbage collector frees holds up all sessions while it looks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from tests.end_to_end.waiting import Reader, all_free
+from tests.support.stack import Stack, run_stack
+from tests.support.tiny_models import cached_tiny_model
+
+torch.set_num_threads(1)
+
+TARGET = cached_tiny_model("llama", seed=1)
+DRAFT = cached_tiny_model("qwen2", seed=9)
+ASKED: dict[str, Any] = {"prompt_token_ids": [1, 2, 3], "max_tokens": 20, "ignore_eos": True}
+
+
+async def finish(stack: Stack) -> None:
+    await asyncio.gather(*(stack.generate(**ASKED, temperature=temperature) for temperature in (0, 0, 1.0)))
+
+
+async def finish_without_drafts(stack: Stack) -> None:
+    await stack.generate(**ASKED, num_speculative_tokens=0)
+
+
+async def finish_with_logprobs(stack: Stack) -> None:
+    await stack.generate(**ASKED, logprobs=2, prompt_logprobs=1)
+
+
+async def stop(stack: Stack) -> None:
+    await stack.generate(**ASKED, stop=list("aeiou rst,.()"))
+
+
+async def leave(stack: Stack) -> None:
+    reader = Reader(stack, **{**ASKED, "max_tokens": 200})
+    await reader.read(3)
+    await reader.close()
+
+
+@contextmanager
+def counted_garbage() -> Iterator[Counter[str]]:
+    """Counts the objects that only the garbage collector would free, by the full name of their type."""
+    found: Counter[str] = Counter()
+    gc.collect()
+    gc.disable()
+    try:
+        yield found
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found.update(f"{type(thing).__module__}.{type(thing).__qualname__}" for thing in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+@pytest.mark.parametrize("wire", [False, True], ids=["in process", "over grpc"])
+@pytest.mark.parametrize(
+    "play", [finish, finish_without_drafts, finish_with_logprobs, stop, leave], ids=lambda play: play.__name__
+)
+async def test_a_request_leaves_no_garbage_of_ours(play: Callable[[Stack], Awaitable[None]], wire: bool) -> None:
+    async with run_stack(TARGET, DRAFT, wire=wire, draft_timeout_ms=60_000) as stack:
+        await play(stack)  # what is made only once has been made
+        await all_free(stack)
+        with counted_garbage() as found:
+            for _ in range(4):
+                await play(stack)
+            await all_free(stack)
+        assert not {name for name in found if name.startswith("outrider")}
+        assert wire or not found  # gRPC leaves some of its own
+
+
+def test_a_cycle_is_counted() -> None:
+    with counted_garbage() as found:
+        reader: Any = Reader.__new__(Reader)
+        reader.itself = reader
+        del reader
+    assert found["tests.end_to_end.waiting.Reader"] == 1
