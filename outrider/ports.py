@@ -316,6 +316,8 @@ class ForwardReport:
     batch_size: int
     num_tokens: int
     num_pages_free: int
+    ended_ns: int = 0
+    """End of the forward: tells it from others where its answers leave in several messages. 0: not told."""
 
 
 @step_value(frozen=True, slots=True)

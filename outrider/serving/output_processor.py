@@ -124,7 +124,7 @@ class OutputProcessor:
         report = ForwardReport(
             queue_ns, forward_ns, sample_ns, total_ns,
             max([forward.batch_size for forward in forwards]), max([forward.num_tokens for forward in forwards]),
-            self._num_pages_free(),
+            self._num_pages_free(), max([forward.ended_ns for forward in forwards]),
         )  # fmt: skip
         if not finished:
             return EventBatch((), report, (), tuple(columns))
@@ -138,7 +138,9 @@ class OutputProcessor:
         computed = max(forward.computed_ns, started)
         stages = started - arrived, computed - started, forward.ended_ns - computed
         timing = (*stages, now - forward.ended_ns, now - arrived)
-        report = ForwardReport(*stages, now - arrived, forward.batch_size, forward.num_tokens, self._num_pages_free())
+        report = ForwardReport(
+            *stages, now - arrived, forward.batch_size, forward.num_tokens, self._num_pages_free(), forward.ended_ns
+        )
         columns = AnswerColumns(
             answers.sessions, answers.generations, answers.base_lengths, answers.counts, answers.token_ids,
             timing * len(step), answers.make, answers.outside_masses, answers.states, answers.supports,
@@ -196,6 +198,7 @@ class OutputProcessor:
             batch_size=max([request.batch_size for request in finished]),
             num_tokens=max([request.num_tokens for request in finished]),
             num_pages_free=self._num_pages_free(),
+            ended_ns=max([request.forward_ended_ns for request in finished]),
         )
         if channel := _channel_of(finished):
             proposals = [event for event in events if isinstance(event, Proposal)]
@@ -240,6 +243,7 @@ def _larger(report: ForwardReport, other: ForwardReport | None) -> ForwardReport
         max(report.batch_size, other.batch_size),
         max(report.num_tokens, other.num_tokens),
         other.num_pages_free,
+        max(report.ended_ns, other.ended_ns),
     )
 
 

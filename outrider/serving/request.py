@@ -84,6 +84,8 @@ class Request(Generic[ItemT, JobT, EventT]):
     """Of the last forward that served it."""
     num_tokens: int = 0
     """Of the last forward that served it."""
+    forward_ended_ns: int = 0
+    """Of the last forward that served it, whenever its item came."""
 
     def __post_init__(self) -> None:
         self.touched_ns = self.arrived_ns
@@ -119,7 +121,7 @@ class Request(Generic[ItemT, JobT, EventT]):
             self.wait_ns += idle
         self.forward_ns += computed - started
         self.sample_ns += done.ended_ns - computed
-        self.touched_ns = done.ended_ns
+        self.touched_ns = self.forward_ended_ns = done.ended_ns
         self.batch_size, self.num_tokens = done.batch_size, done.num_tokens
         if self.record is not None:
             _record_forward(self.record, done, started, computed)

@@ -402,7 +402,7 @@ class Refused(_message.Message):
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ForwardReport(_message.Message):
-    __slots__ = ("queue_ns", "forward_ns", "sample_ns", "total_ns", "batch_size", "num_tokens", "num_pages_free")
+    __slots__ = ("queue_ns", "forward_ns", "sample_ns", "total_ns", "batch_size", "num_tokens", "num_pages_free", "ended_ns")
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +410,7 @@ class ForwardReport(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
     queue_ns: int
     forward_ns: int
     sample_ns: int
@@ -417,7 +418,8 @@ class ForwardReport(_message.Message):
     batch_size: int
     num_tokens: int
     num_pages_free: int
-    def __init__(self, queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_pages_free: _Optional[int] = ...) -> None: ...
+    ended_ns: int
+    def __init__(self, queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_pages_free: _Optional[int] = ..., ended_ns: _Optional[int] = ...) -> None: ...
 
 class DraftCommand(_message.Message):
     __slots__ = ("open", "extend", "release", "plane_offer", "plane_close", "channel_offer", "channel_close")

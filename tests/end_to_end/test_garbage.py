@@ -1,4 +1,4 @@
-"""Ended requests are freed at once: what only the garbage collector frees holds up all sessions while it looks for it."""
+"""Ended requests are freed at once: the garbage collector would hold up all sessions while it looks for them."""
 
 from __future__ import annotations
 

@@ -263,6 +263,26 @@ def test_who_asks_later_finds_two_steps_computed_and_no_third_runs_ahead_of_them
 
 
 @pytest.mark.parametrize("follows", [False, True])
+def test_answers_that_leave_apart_tell_whether_they_are_of_one_forward(follows: bool) -> None:
+    rig = _Rig()
+    rig.executor.follows = follows
+    rig.open(ONE, OTHER)
+    rig.run_plain(ONE, OTHER)
+    rig.run_out()
+    assert rig.executor.forwards[-2:] == [[ONE, OTHER]] * 2
+    ends: dict[int, list[int]] = {ONE: [], OTHER: []}
+    for session in (ONE, ONE, OTHER, OTHER):
+        rig.ask(session)
+        ((_, batch),) = rig.core.step()
+        (event,) = batch.events
+        assert isinstance(event, Scores) and isinstance(event.form, TokenScores) and batch.report is not None
+        rig.told[session].append(event.form.token_ids[0])
+        ends[session].append(batch.report.ended_ns)
+    assert ends[ONE] == ends[OTHER]
+    assert 0 < ends[ONE][0] < ends[ONE][1] <= rig.executor.now_ms * MILLISECOND
+
+
+@pytest.mark.parametrize("follows", [False, True])
 def test_messages_that_come_all_the_time_keep_no_forward_from_its_end(follows: bool) -> None:
     rig = _Rig()
     rig.executor.follows = follows

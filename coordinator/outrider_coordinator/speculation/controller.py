@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from outrider_coordinator.speculation.catch_up import LONGEST_INLINE_FEED, CatchUp
+from outrider_coordinator.speculation.estimates.foreign_sessions import Forward
 from outrider_coordinator.speculation.estimates.round_timer import VerdictBatch
 from outrider_coordinator.speculation.estimates.text_load import TextLoad
 from outrider_coordinator.speculation.mode_choice import Load, ModeChoice, are_few
@@ -251,8 +252,10 @@ class DraftLengthController:
             self._choice.acceptance.note(num_drafted, num_accepted, session.expected)
             self._choice.probe.note_verdict(session, num_drafted, num_accepted)
 
-    def end(self, *, rows: int = 0, tokens: int = 0, seconds: float = 0.0) -> None:
-        """The message has ended; its forward had so many rows and tokens and took so long."""
+    def end(self, *, rows: int = 0, tokens: int = 0, seconds: float = 0.0, ended_ns: int = 0) -> None:
+        """The message has ended; its forward had so many rows and tokens, took so long, and ended at ``ended_ns`` by
+        the target's clock.
+        """
         self._choice.acceptance.fold()
         batch = self._batch
         if not batch.num_rows:
@@ -262,8 +265,8 @@ class DraftLengthController:
         num_begun = len(self._sessions) - self._num_prompts
         if rows and not self._num_prompts:
             length = self._choice.lengths.base_length
-            foreign = self._choice.timer.foreign
-            foreign.note(rows, tokens - rows, batch.num_rows, batch.num_drafted, usual_length=length)
+            forward = Forward(rows, tokens - rows, batch.num_rows, batch.num_drafted, ended_ns)
+            self._choice.timer.foreign.note(forward, usual_length=length)
         # In a probe's rounds a few sessions draft beside the others: they say nothing of speculation by all.
         is_settled = batch.drafting.num_rows > 0 and self._choice.is_speculating and self._is_settled
         timer = self._choice.timer

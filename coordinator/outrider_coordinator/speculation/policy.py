@@ -206,7 +206,9 @@ class DraftLengthPolicy:
         if report is None:
             controller.end()
         else:
-            controller.end(rows=report.batch_size, tokens=report.num_tokens, seconds=_seconds(report))
+            controller.end(
+                rows=report.batch_size, tokens=report.num_tokens, seconds=_seconds(report), ended_ns=report.ended_ns
+            )
 
     def note_proposals(self, target: object, batch: EventBatch[DraftEvent]) -> None:
         """A message of a draft has come, for sessions of the target."""

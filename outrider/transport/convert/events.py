@@ -223,6 +223,7 @@ def report_to_proto(report: ports.ForwardReport | None) -> pb.ForwardReport | No
         batch_size=report.batch_size,
         num_tokens=report.num_tokens,
         num_pages_free=report.num_pages_free,
+        ended_ns=report.ended_ns,
     )
 
 
@@ -236,6 +237,7 @@ def report_from_proto(message: pb.ForwardReport) -> ports.ForwardReport:
         message.batch_size,
         message.num_tokens,
         message.num_pages_free,
+        message.ended_ns,
     )
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from outrider_coordinator.speculation import Mode
-from outrider_coordinator.speculation.estimates.foreign_sessions import ForeignSessions
+from outrider_coordinator.speculation.estimates.foreign_sessions import ForeignSessions, Forward
 from tests.coordinator.speculation.simulated_crowd import Crowd, TakingTurns
 from tests.coordinator.speculation.simulated_load import H200, Load, expected_rate
 
@@ -58,21 +58,39 @@ def test_rows_that_nobody_asked_for_are_no_foreign_sessions() -> None:
     """A session that ended may be in two more forwards."""
     foreign = ForeignSessions()
     for rows in (1, 1, 1, 64, 64, 1, 1):
-        foreign.note(rows, 0, 1, 0, usual_length=4)
+        foreign.note(Forward(rows, 0, 1, 0), usual_length=4)
         assert foreign.num_sessions == 0
     assert foreign.load_ratio(1) == 1.0
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_answers_that_come_in_several_messages_are_no_foreign_sessions(lag: int) -> None:
+    """After a catch-up 8 of 64 sessions may go on apart from the others, in the same forwards."""
+    foreign = ForeignSessions()
+    for ended_ns in range(1, 6):
+        foreign.note(Forward(64, 0, 64, 0, ended_ns), usual_length=4)
+    for ended_ns in range(6, 30):
+        foreign.note(Forward(64, 0, 8, 0, ended_ns), usual_length=4)
+        if ended_ns - lag >= 6:
+            foreign.note(Forward(64, 0, 56, 0, ended_ns - lag), usual_length=4)
+        assert foreign.num_sessions == 0
+    foreign = ForeignSessions()
+    for ended_ns in range(1, 30):
+        for own_rows in (8, 16):
+            foreign.note(Forward(64, 80, own_rows, 2 * own_rows, ended_ns), usual_length=4)
+    assert foreign.num_sessions == 40 and foreign.worth(drafting=False) == 1.0
 
 
 def test_a_mode_is_worth_less_while_foreign_sessions_are_in_the_other() -> None:
     foreign = ForeignSessions()
     assert [foreign.worth(drafting=drafting) for drafting in (False, True)] == [1.0, 1.0]
     for _ in range(10):
-        foreign.note(16, 0, 4, 0, usual_length=4)
+        foreign.note(Forward(16, 0, 4, 0), usual_length=4)
     assert foreign.num_sessions == 12
     assert foreign.worth(drafting=False) == 1.0 > foreign.worth(drafting=True)
     for _ in range(30):
-        foreign.note(16, 64, 4, 16, usual_length=4)
+        foreign.note(Forward(16, 64, 4, 16), usual_length=4)
     assert foreign.worth(drafting=True) == 1.0 > foreign.worth(drafting=False)
     for _ in range(30):  # a third of them does not draft any more: then none should
-        foreign.note(16, 48, 4, 16, usual_length=4)
+        foreign.note(Forward(16, 48, 4, 16), usual_length=4)
     assert foreign.worth(drafting=False) == 1.0 > foreign.worth(drafting=True)

@@ -167,18 +167,18 @@ def test_a_message_is_learned_from_when_it_is_chosen_or_before_the_next_one() ->
     policy.enter(session, "target")
     controller = policy.controller("target")
     assert controller is not None
-    ended: list[int] = []
-    controller.end = lambda **counts: ended.append(len(counts))  # type: ignore[method-assign]
+    ended: list[dict[str, float]] = []
+    controller.end = lambda **told: ended.append(told)  # type: ignore[method-assign]
     policy.begin("target", 1.0)
     assert policy.end("target", None)
     assert ended == []  # the commands that follow from the message come first
     policy.choose("target")
     policy.choose("target")
-    assert ended == [0]
+    assert ended == [{}]
     policy.begin("target", 2.0)
-    policy.end("target", ForwardReport(1, 2, 3, 4, 5, 6, 7))
+    policy.end("target", ForwardReport(1, 2_000_000, 3_000_000, 4, 5, 6, 7, 8))
     policy.begin("target", 3.0)
-    assert ended == [0, 3]
+    assert ended == [{}, {"rows": 5, "tokens": 6, "seconds": 0.005, "ended_ns": 8}]
     assert not policy.end("another", None)
 
 

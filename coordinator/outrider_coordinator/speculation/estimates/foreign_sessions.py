@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from dataclasses import dataclass
 
 _NUM_FORWARDS = 5
-"""Of so many the middle one counts: forwards after a session's end may hold two rows that nobody asked for."""
+"""Of so many before the newest, of which more answers may come, the middle one counts: forwards after a session's end
+may hold two rows that nobody asked for.
+"""
 _LEAST = 0.5
 """Fewer of them than this share of the own sessions are none."""
 _FEWER = {False: 0.2, True: 0.01}
@@ -28,6 +31,29 @@ expected, so that coordinators who expect about the same of both modes come to t
 """
 
 
+@dataclass(slots=True)
+class Forward:
+    """A forward of a target, and what of it is known to be own."""
+
+    rows: int
+    drafted: int
+    """Draft tokens."""
+    own_rows: int
+    own_drafted: int
+    ended_ns: int = 0
+    """By the target's clock; 0 where it does not say."""
+
+    @property
+    def num_foreign(self) -> int:
+        """Rows of others."""
+        return max(self.rows - self.own_rows, 0)
+
+    def are_drafting(self, usual_length: float) -> bool:
+        """Whether the others draft; own sessions usually do with ``usual_length``."""
+        length = self.own_drafted / self.own_rows if self.own_drafted else usual_length
+        return self.drafted - self.own_drafted >= _MOST * length * self.num_foreign
+
+
 class ForeignSessions:
     """Foreign sessions of one target."""
 
@@ -38,21 +64,39 @@ class ForeignSessions:
         """Of their proposals lately, 0 of steps without one."""
         self._drafting = 0.0
         """Share of late forwards in which they drafted."""
-        self._latest: deque[int] = deque(maxlen=_NUM_FORWARDS)
+        self._latest: deque[Forward] = deque(maxlen=_NUM_FORWARDS)
 
-    def note(self, rows: int, drafted: int, own_rows: int, own_drafted: int, *, usual_length: float) -> None:
-        """A forward of so many rows and draft tokens, of which some are own; ``usual_length``: of own proposals."""
-        self._latest.append(max(rows - own_rows, 0))
-        found = statistics.median_low(self._latest)
-        weight = 1.0 if found > self.num_sessions else _FEWER[own_drafted > 0]
+    def note(self, forward: Forward, *, usual_length: float) -> None:
+        """A message of the target has come, with own rows of this forward; ``usual_length``: of own proposals."""
+        if self._is_of_known(forward):
+            return
+        whole = tuple(self._latest)
+        self._latest.append(forward)
+        if not whole:
+            return
+        found = statistics.median_low([each.num_foreign for each in whole])
+        weight = 1.0 if found > self.num_sessions else _FEWER[whole[-1].own_drafted > 0]
         self.num_sessions += weight * (found - self.num_sessions)
-        if self.num_sessions < _LEAST * own_rows:
+        if self.num_sessions < _LEAST * whole[-1].own_rows:
             self.num_sessions = 0.0
-        if rows > own_rows:
-            self.draft_length += _NEWEST * ((drafted - own_drafted) / (rows - own_rows) - self.draft_length)
-            length = own_drafted / own_rows if own_drafted else usual_length
-            draft = drafted - own_drafted >= _MOST * length * (rows - own_rows)
-            self._drafting += _NEWEST * (draft - self._drafting)
+        self._note_drafts(whole[-1], usual_length)
+
+    def _is_of_known(self, part: Forward) -> bool:
+        """Own sessions are served by several messages a forward where their commands came in several: a row is no
+        foreign one because its answer comes later.
+        """
+        for known in self._latest:
+            if known.ended_ns == part.ended_ns != 0:
+                known.own_rows += part.own_rows
+                known.own_drafted += part.own_drafted
+                return True
+        return False
+
+    def _note_drafts(self, forward: Forward, usual_length: float) -> None:
+        if forward.num_foreign:
+            drafted = forward.drafted - forward.own_drafted
+            self.draft_length += _NEWEST * (drafted / forward.num_foreign - self.draft_length)
+            self._drafting += _NEWEST * (forward.are_drafting(usual_length) - self._drafting)
 
     def load_ratio(self, num_sessions: int) -> float:
         """All sessions over the own ones; 1 without foreign ones."""
