@@ -76,6 +76,19 @@ def test_two_drafts_of_one_arrangement_have_a_line_and_a_table_each() -> None:
     assert "(`8b-1b-users*`)" in text and "(`8b-eagle3-users*`)" in text
 
 
+def test_single_results_of_one_arrangement_share_a_table_and_are_named() -> None:
+    names = ("8b-users1", "8b-users8", "context4k-users64", "arrivals128-users16")
+    results = [dataclasses.replace(serve_result(index + 1), name=name) for index, name in enumerate(names)]
+    text = user_tables(results)
+    family, singles = text.split("**2 x ")[1:]
+    assert "(`8b-users*`)" in family and "context4k" not in family
+    assert singles.partition("\n")[0].endswith(" draft tokens**")
+    assert "| result | users |" in singles
+    assert "| `context4k-users64` | 3 | 0 | 128 |" in singles and "| `arrivals128-users16` | 4 | 0 | 128 |" in singles
+    alone = user_tables(results[:3])
+    assert "(`context4k-users64`)" in alone and "| result |" not in alone
+
+
 def test_the_plot_is_a_file_that_the_report_keeps_fresh(tmp_path: Path) -> None:
     for users in (1, 8, 32):
         save(serve_result(users), tmp_path / "benchmarks/results")

@@ -20,23 +20,36 @@ _EXPLAINED = (
 
 def user_tables(results: Sequence[Result]) -> str:
     """A table for each device, arrangement and pair; empty without results. Heads and draft models of one target have
-    one title, and are told apart by the names of their results.
+    one title, and are told apart by the names of their results. Single results of one title share a table.
     """
-    groups: dict[tuple[str, str], list[Result]] = {}
+    families: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        groups.setdefault((_title(result), family(result)), []).append(result)
-    tables = [
-        table(title, _HEADS, [_row(result) for result in group], [], of=f" ({_files(group)})")
-        for (title, _), group in groups.items()
-    ]
+        families.setdefault((_title(result), family(result)), []).append(result)
+    singles: dict[str, list[Result]] = {}
+    for (title, _), group in families.items():
+        if len(group) == 1:
+            singles.setdefault(title, []).extend(group)
+    tables = []
+    for (title, _), group in families.items():
+        if len(group) > 1:
+            tables.append(_table(title, group))
+        elif group[0] is singles[title][0]:
+            tables.append(_named_table(title, singles[title]) if len(singles[title]) > 1 else _table(title, group))
     explained = [_EXPLAINED, *notes(results)]
     return "\n".join([*tables, "\n\n".join(explained), ""]) if results else ""
 
 
-def _files(results: Sequence[Result]) -> str:
-    """Their names as a pattern."""
+def _table(title: str, results: Sequence[Result]) -> str:
+    """Of one family."""
     names = [result.name for result in results]
-    return f"`{names[0]}`" if len(names) == 1 else f"`{os.path.commonprefix(names)}*`"  # noqa: RUF071 - names, not paths
+    of = names[0] if len(names) == 1 else f"{os.path.commonprefix(names)}*"  # noqa: RUF071 - names, not paths
+    return table(title, _HEADS, [_row(result) for result in results], [], of=f" (`{of}`)")
+
+
+def _named_table(title: str, results: Sequence[Result]) -> str:
+    """Of several families with a result each, whose names say what they are of."""
+    rows = [[f"`{result.name}`", *_row(result)] for result in results]
+    return table(title, ["result", *_HEADS], rows, [], of="")
 
 
 def _title(result: Result) -> str:
