@@ -317,7 +317,7 @@ class ForwardReport:
     num_tokens: int
     num_pages_free: int
     ended_ns: int = 0
-    """End of the forward: tells it from others where its answers leave in several messages. 0: not told."""
+    """End of the last forward: messages with the same one have answers of the same forward. 0: not told."""
 
 
 @step_value(frozen=True, slots=True)

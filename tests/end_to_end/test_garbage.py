@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.end_to_end.waiting import Reader, all_free
+from outrider_coordinator.requests import reader_pauses
+from tests.end_to_end.waiting import Reader, all_free, eventually
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
@@ -62,11 +63,8 @@ def counted_garbage() -> Iterator[Counter[str]]:
         gc.enable()
 
 
-@pytest.mark.parametrize("wire", [False, True], ids=["in process", "over grpc"])
-@pytest.mark.parametrize(
-    "play", [finish, finish_without_drafts, finish_with_logprobs, stop, leave], ids=lambda play: play.__name__
-)
-async def test_a_request_leaves_no_garbage_of_ours(play: Callable[[Stack], Awaitable[None]], wire: bool) -> None:
+async def found_after(play: Callable[[Stack], Awaitable[None]], *, wire: bool) -> Counter[str]:
+    """What a few plays leave."""
     async with run_stack(TARGET, DRAFT, wire=wire, draft_timeout_ms=60_000) as stack:
         await play(stack)  # what is made only once has been made
         await all_free(stack)
@@ -74,8 +72,34 @@ async def test_a_request_leaves_no_garbage_of_ours(play: Callable[[Stack], Await
             for _ in range(4):
                 await play(stack)
             await all_free(stack)
-        assert not {name for name in found if name.startswith("outrider")}
-        assert wire or not found  # gRPC leaves some of its own
+        return found
+
+
+@pytest.mark.parametrize("wire", [False, True], ids=["in process", "over grpc"])
+@pytest.mark.parametrize(
+    "play", [finish, finish_without_drafts, finish_with_logprobs, stop, leave], ids=lambda play: play.__name__
+)
+async def test_a_request_leaves_no_garbage_of_ours(play: Callable[[Stack], Awaitable[None]], wire: bool) -> None:
+    found = await found_after(play, wire=wire)
+    assert not {name for name in found if name.startswith("outrider")}
+    assert wire or not found  # gRPC leaves some of its own
+
+
+async def test_a_request_that_was_paused_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do its timers, of which one has fired, and one has not when it ends."""
+    monkeypatch.setattr(reader_pauses, "MAX_PAUSE_WITH_PAGES_S", 0.01)
+
+    async def pause(stack: Stack) -> None:
+        reader = Reader(stack, **{**ASKED, "max_tokens": 200}, timeout=600.0)
+        await reader.read(3)
+        await eventually(lambda: "outrider_num_requests_paused" in paused(stack), "a pause without pages")
+        await reader.finish()
+
+    def paused(stack: Stack) -> set[str]:
+        has_pages = stack.num_pages_used() != (0, 0)
+        return set() if has_pages else {reading.name for reading in stack.coordinator.readings() if reading.value == 1}
+
+    assert not await found_after(pause, wire=False)
 
 
 def test_a_cycle_is_counted() -> None:

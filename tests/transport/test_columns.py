@@ -42,7 +42,7 @@ from tests.support.scripted_ports import ToyTarget, random_rows
 from tests.transport.conftest import Serve
 from tests.transport.test_links import opening
 
-REPORT = ports.ForwardReport(1, 2, 3, 4, 5, 6, 7)
+REPORT = ports.ForwardReport(1, 2, 3, 4, 5, 6, 7, 8)
 COLUMNS = (
     "sessions",
     "generations",

@@ -15,7 +15,7 @@ from outrider.types import CandidateLogprobs, DenseScores, TokenScores
 from tests.support.equality import same
 
 LIMIT = 8_000
-REPORT = ForwardReport(1, 2, 3, 4, 5, 6, 7)
+REPORT = ForwardReport(1, 2, 3, 4, 5, 6, 7, 8)
 
 
 def scores(session: int, *, num_values: int = 0, num_prompt_logprobs: int = 0) -> Scores:

@@ -200,7 +200,7 @@ common_events = st.one_of(
     st.builds(ports.SessionFailed, u64, u64, text, text, text),
     st.builds(ports.Refused, u64, u64, u32, text),
 )
-reports = st.builds(ports.ForwardReport, u64, u64, u64, u64, u32, u32, u32)
+reports = st.builds(ports.ForwardReport, u64, u64, u64, u64, u32, u32, u32, u64)
 draft_commands = st.lists(st.one_of(opens, extends, releases), max_size=3).map(tuple)
 target_commands = st.lists(st.one_of(opens, scores_wanted, prepares, releases), max_size=3).map(tuple)
 

@@ -28,7 +28,7 @@ class EarlyScores:
         return any(found is replica for found, _ in self._held)
 
     def hold(self, replica: TargetReplica, batch: _Batch) -> _Batch | None:
-        """What is left of a message without early scores; None if nothing is. Both tell of the same forward."""
+        """What is left of a message without early scores; None if nothing is."""
         if not (any(columns.draft_token_ids is not None for columns in batch.columns) or batch.events):
             return batch
         columns = [each for each in batch.columns if self._is_early(each.sessions.item(0), each.generations.item(0))]
@@ -43,12 +43,17 @@ class EarlyScores:
         self._held.append((replica, _batch_of(events, batch.report, columns)))
         held = set(map(id, columns))
         left = [each for each in batch.columns if id(each) not in held]
-        return _batch_of(rest, batch.report, left) if rest or left else None
+        return _batch_of(rest, _end_of(batch.report), left) if rest or left else None
 
     def take(self) -> list[tuple[TargetReplica, _Batch]]:
         """All of them, since proposals have come; they may have to be held again."""
         held, self._held = self._held, []
         return held
+
+
+def _end_of(report: ForwardReport | None) -> ForwardReport | None:
+    """Which forward it was, for the rest of a message: times and sizes are told once, with the early scores."""
+    return None if report is None else ForwardReport(0, 0, 0, 0, 0, 0, report.num_pages_free, report.ended_ns)
 
 
 def _batch_of(

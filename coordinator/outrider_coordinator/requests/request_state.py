@@ -169,7 +169,9 @@ class RequestState:
         """Call after a delay, unless the request has ended by then."""
 
         def fire_once() -> None:
+            nonlocal timer
             self._timers.discard(timer)
+            del timer  # it holds this function, and with it the request
             callback()
 
         timer = asyncio.get_running_loop().call_later(delay_s, fire_once)
@@ -179,7 +181,6 @@ class RequestState:
         self._draft_timer.cancel()
         for timer in self._timers:
             timer.cancel()
-        self._timers.clear()
 
     def _progress(self, now: float) -> Progress | None:
         if not self.loop.engine_request.tells_progress or now < self._next_progress:

@@ -12,7 +12,7 @@ from outrider.ports import EventBatch, ForwardReport, ItemTiming, Preempted, Sco
 from outrider.types import TokenScores
 from outrider_coordinator.requests.early_scores import EarlyScores
 
-REPORT = ForwardReport(1, 2, 3, 4, 5, 6, 7)
+REPORT = ForwardReport(1, 2, 3, 4, 5, 6, 7, 8)
 EARLY = {(1, 10), (2, 10), (3, 10)}
 A: Any = object()
 B: Any = object()
@@ -58,7 +58,8 @@ def test_a_message_is_split(early: EarlyScores) -> None:
     assert replica is A
     assert (batch.events, batch.timings) == ((events[1],), (timings[1],))
     assert [id(each) for each in batch.columns] == [id(held)]
-    assert rest.report == batch.report == REPORT, "parts of the same forward"
+    assert batch.report == REPORT
+    assert rest.report == ForwardReport(0, 0, 0, 0, 0, 0, 7, 8), "a forward's times and sizes are told once"
 
 
 def test_a_message_without_times_is_split(early: EarlyScores) -> None:

@@ -79,6 +79,21 @@ def test_answers_that_come_in_several_messages_are_no_foreign_sessions(lag: int)
         for own_rows in (8, 16):
             foreign.note(Forward(64, 80, own_rows, 2 * own_rows, ended_ns), usual_length=4)
     assert foreign.num_sessions == 40 and foreign.worth(drafting=False) == 1.0
+    foreign = ForeignSessions()
+    for ended_ns in range(1, 30):
+        parts = [Forward(0, 0, 56, 0, ended_ns), Forward(64, 32, 8, 32, ended_ns)]
+        for part in parts if ended_ns % 2 else reversed(parts):  # only one of them tells of the whole forward
+            foreign.note(part, usual_length=4)
+        assert foreign.num_sessions == 0
+
+
+def test_the_rest_of_a_forward_with_prompts_is_no_forward_of_its_own() -> None:
+    foreign = ForeignSessions()
+    for ended_ns in range(1, 30):
+        foreign.pass_over(Forward(64, 0, 60, 0, ended_ns))
+        foreign.note(Forward(64, 0, 4, 0, ended_ns), usual_length=4)
+    foreign.note(Forward(4, 0, 4, 0, 30), usual_length=4)
+    assert foreign.num_sessions == 0
 
 
 def test_a_mode_is_worth_less_while_foreign_sessions_are_in_the_other() -> None:

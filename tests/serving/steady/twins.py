@@ -313,6 +313,7 @@ class Twins:
             found.append(sorted(read.events, key=lambda event: (event.session, event.generation)))
         assert same(found[0], found[1]), found
         report = read.report
+        assert report is None or not report.batch_size or report.ended_ns > 0
         # Every job of the stand-in that drafts is of one token.
         num_tokens = 0 if report is None or self.role == "draft" else report.num_tokens
         num_free = report.num_pages_free if report is not None else 0

@@ -48,7 +48,7 @@ class Forward:
         """Rows of others."""
         return max(self.rows - self.own_rows, 0)
 
-    def are_drafting(self, usual_length: float) -> bool:
+    def do_others_draft(self, usual_length: float) -> bool:
         """Whether the others draft; own sessions usually do with ``usual_length``."""
         length = self.own_drafted / self.own_rows if self.own_drafted else usual_length
         return self.drafted - self.own_drafted >= _MOST * length * self.num_foreign
@@ -65,10 +65,14 @@ class ForeignSessions:
         self._drafting = 0.0
         """Share of late forwards in which they drafted."""
         self._latest: deque[Forward] = deque(maxlen=_NUM_FORWARDS)
+        self._passed_over_ns = 0
+        """End of the last forward that says nothing."""
 
     def note(self, forward: Forward, *, usual_length: float) -> None:
-        """A message of the target has come, with own rows of this forward; ``usual_length``: of own proposals."""
-        if self._is_of_known(forward):
+        """A message of the target has come, with own rows of this forward; ``usual_length``: of own proposals. Where a
+        forward's answers come in several messages, one of them may tell its rows and tokens alone.
+        """
+        if self._add_to_known(forward):
             return
         whole = tuple(self._latest)
         self._latest.append(forward)
@@ -81,22 +85,29 @@ class ForeignSessions:
             self.num_sessions = 0.0
         self._note_drafts(whole[-1], usual_length)
 
-    def _is_of_known(self, part: Forward) -> bool:
-        """Own sessions are served by several messages a forward where their commands came in several: a row is no
-        foreign one because its answer comes later.
+    def pass_over(self, forward: Forward) -> None:
+        """A message has come with rows of a forward that computed prompts too, whose rows are nobody's yet."""
+        self._passed_over_ns = forward.ended_ns
+
+    def _add_to_known(self, part: Forward) -> bool:
+        """Whether it is of a forward that was told of. Own sessions are served by several messages a forward where
+        their commands came in several: a row is no foreign one because its answer comes later.
         """
-        for known in self._latest:
-            if known.ended_ns == part.ended_ns != 0:
-                known.own_rows += part.own_rows
-                known.own_drafted += part.own_drafted
-                return True
-        return False
+        if part.ended_ns == self._passed_over_ns != 0:
+            return True
+        known = next((known for known in self._latest if known.ended_ns == part.ended_ns != 0), None)
+        if known is None:
+            return False
+        known.rows, known.drafted = max(known.rows, part.rows), max(known.drafted, part.drafted)
+        known.own_rows += part.own_rows
+        known.own_drafted += part.own_drafted
+        return True
 
     def _note_drafts(self, forward: Forward, usual_length: float) -> None:
         if forward.num_foreign:
             drafted = forward.drafted - forward.own_drafted
             self.draft_length += _NEWEST * (drafted / forward.num_foreign - self.draft_length)
-            self._drafting += _NEWEST * (forward.are_drafting(usual_length) - self._drafting)
+            self._drafting += _NEWEST * (forward.do_others_draft(usual_length) - self._drafting)
 
     def load_ratio(self, num_sessions: int) -> float:
         """All sessions over the own ones; 1 without foreign ones."""

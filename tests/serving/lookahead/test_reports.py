@@ -1,0 +1,63 @@
+"""Reports of forwards whose answers leave in several messages: which forward it was stays known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from outrider.ports import Prepare, Scores
+from outrider.serving.output_processor import OutputProcessor
+from outrider.serving.steady import plain_steps
+from tests.serving.lookahead.coordinating import core_of
+from tests.serving.lookahead.device import VOCAB_SIZE, CountingExecutor, Runner
+from tests.support.core_driver import Driver, open_session, score_item
+
+NUM_SESSIONS, NUM_STEPS = 4, 8
+
+
+def test_answers_of_a_forward_in_arrays_tell_its_end_though_they_leave_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_steps, "FEWEST_SESSIONS", 2)
+    num_in_arrays = 0
+    make = OutputProcessor._plain_batch
+
+    def counted(outputs: OutputProcessor, finished: Sequence[object], plain: Sequence[object]) -> object:
+        nonlocal num_in_arrays
+        num_in_arrays += 1
+        return make(outputs, finished, plain)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(OutputProcessor, "_plain_batch", counted)
+    core = core_of(CountingExecutor(Runner(100)), lookahead=True, max_batched_tokens=64)  # type: ignore[arg-type]
+    core._scheduler.plain.links.add(0)
+    driver = Driver(core)
+    texts = [[1, 2, 3 + number] for number in range(NUM_SESSIONS)]
+    for number, text in enumerate(texts):
+        opened = open_session(number, prompt_length=3, max_length=40, num_token_ids=VOCAB_SIZE - 1)
+        driver.send(opened, score_item(number, 2, text), Prepare(number, 2, 50))
+    kept = [0] * NUM_SESSIONS
+
+    def ends_of(sessions: range) -> list[int]:
+        """Of the forwards that these sessions' newest tokens are of, which are taken in."""
+        driver.reports.clear()
+        told: list[Scores] = []
+        while len(told) < len(sessions):
+            told += [event for event in driver.step() if isinstance(event, Scores)]
+        assert {event.session for event in told} == set(sessions)
+        for event in told:
+            kept[event.session] = len(texts[event.session])
+            texts[event.session].append(event.form.token_ids[0])  # type: ignore[union-attr]
+        return [report.ended_ns for report in driver.reports]
+
+    def ask(sessions: range, generation: int) -> None:
+        driver.send(*(score_item(n, generation, texts[n], num_kept_tokens=kept[n]) for n in sessions))
+
+    ends_of(range(NUM_SESSIONS))
+    ends = []
+    for step in range(NUM_STEPS):
+        for some in (range(2), range(2, NUM_SESSIONS)):
+            ask(some, step + 3)
+            ends.append(ends_of(some))
+    assert num_in_arrays > NUM_STEPS
+    assert all(len(each) == 1 and each[0] > 0 for each in ends)
+    first, second = ends[2::2], ends[3::2]
+    assert first == second and first == sorted(first) and len({each[0] for each in first}) == len(first)
