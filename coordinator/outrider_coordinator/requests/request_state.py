@@ -60,7 +60,7 @@ class RequestState:
         self._next_progress = 0.0
         """Time of the next ``Progress``; by the clock of ``note``."""
         self._draft_timer = DeadlineTimer()
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._timers: dict[object, asyncio.TimerHandle] = {}
         """Timers that have not fired."""
 
     @property
@@ -167,19 +167,16 @@ class RequestState:
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call after a delay, unless the request has ended by then."""
+        key = object()
+        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._fire, key, callback)
 
-        def fire_once() -> None:
-            nonlocal timer
-            self._timers.discard(timer)
-            del timer  # it holds this function, and with it the request
-            callback()
-
-        timer = asyncio.get_running_loop().call_later(delay_s, fire_once)
-        self._timers.add(timer)
+    def _fire(self, key: object, callback: Callable[[], None]) -> None:
+        del self._timers[key]  # it holds the request, which is otherwise left to the garbage collector
+        callback()
 
     def _cancel_timers(self) -> None:
         self._draft_timer.cancel()
-        for timer in self._timers:
+        for timer in self._timers.values():
             timer.cancel()
 
     def _progress(self, now: float) -> Progress | None:
