@@ -89,6 +89,16 @@ def test_single_results_of_one_arrangement_share_a_table_and_are_named() -> None
     assert "(`context4k-users64`)" in alone and "| result |" not in alone
 
 
+def test_other_samplings_have_rows_of_their_own() -> None:
+    result, arm = serve_result(8), "T=0.6 p=0.9 k=0"
+    mine = [series for series in result.series if series.labels.get("arm") == "speculation"]
+    sampled = [dataclasses.replace(series, labels={**series.labels, "arm": arm}) for series in mine]
+    figures = {**result.figures, arm: result.figures["speculation"]}
+    text = user_tables([dataclasses.replace(result, series=[*result.series, *sampled], figures=figures)])
+    assert "| 8 | 0 | 128 | 400 / 200 | 1600 / 800 |" in text
+    assert "| 8 | 0.6, top-p 0.9 | 128 | 400 | 1600 |  |" in text
+
+
 def test_the_plot_is_a_file_that_the_report_keeps_fresh(tmp_path: Path) -> None:
     for users in (1, 8, 32):
         save(serve_result(users), tmp_path / "benchmarks/results")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from outrider.benchmarks.tables.cells import (
     pair,
     table,
 )
+
+_OTHER_SAMPLING = re.compile(r"T=(\S+) p=(\S+) k=(\d+)")
+"""Name of an arm with its own sampling."""
 
 
 def _serve_table(results: Sequence[Result]) -> str:
@@ -91,6 +95,16 @@ def sampling(decoding: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def other_samplings(result: Result) -> dict[str, str]:
+    """Arms with another sampling than the result's own, and it in words."""
+    arms = {arm: _OTHER_SAMPLING.fullmatch(arm) for arm in result.figures}
+    return {
+        arm: sampling({"temperature": float(found[1]), "top_p": float(found[2]), "top_k": int(found[3])})
+        for arm, found in arms.items()
+        if found
+    }
+
+
 def pair_of(result: Result, figure: Callable[[Result, str], float | None], digits: int) -> str:
     """Cell of a figure with speculation, and without if that was measured."""
     both = [number(figure(result, arm), digits) for arm in ("speculation", "baseline")]
@@ -107,7 +121,7 @@ def _steps_table(results: Sequence[Result]) -> str:
             *(number(median_of(r, f"{part}_{stage}", arm=arm), 2) for part in _PARTS for stage in stages),
         ]
         for r in results
-        for arm in ("speculation", "baseline")
+        for arm in ("speculation", *other_samplings(r), "baseline")
         if median_of(r, "decode_total", arm=arm) is not None
     ]
     heads = ["run", "arm", *(f"{part}: {stage}" if stage == "draft" else stage for part in _PARTS for stage in stages)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from outrider.benchmarks.samples import ratio
 from outrider.benchmarks.schema import Result
 from outrider.benchmarks.tables.cells import Row, acceptance_rate, device, family, median_of, notes, number, pair, table
-from outrider.benchmarks.tables.serving import num_gpus, pair_of, sampling, tokens_per_user
+from outrider.benchmarks.tables.serving import num_gpus, other_samplings, pair_of, sampling, tokens_per_user
 
 _HEADS = ["users", "T", "tokens in", "tok/s per user", "tok/s per GPU", "speedup", "acceptance rate", "TTFT ms"]
 _EXPLAINED = (
@@ -43,12 +43,12 @@ def _table(title: str, results: Sequence[Result]) -> str:
     """Of one family."""
     names = [result.name for result in results]
     of = names[0] if len(names) == 1 else f"{os.path.commonprefix(names)}*"  # noqa: RUF071 - names, not paths
-    return table(title, _HEADS, [_row(result) for result in results], [], of=f" (`{of}`)")
+    return table(title, _HEADS, [row for result in results for row in _rows(result)], [], of=f" (`{of}`)")
 
 
 def _named_table(title: str, results: Sequence[Result]) -> str:
     """Of several families with a result each, whose names say what they are of."""
-    rows = [[f"`{result.name}`", *_row(result)] for result in results]
+    rows = [[f"`{result.name}`", *row] for result in results for row in _rows(result)]
     return table(title, ["result", *_HEADS], rows, [], of="")
 
 
@@ -60,13 +60,31 @@ def _title(result: Result) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _row(result: Result) -> Row:
-    facts, gpus = result.configuration, num_gpus(result)
-    users = facts["traffic"]["max_concurrency"]
+def _rows(result: Result) -> list[Row]:
+    """One, and one for each other sampling that took turns with it, which has no runs without speculation."""
+    facts = result.configuration
+    users, num_in = facts["traffic"]["max_concurrency"], ", ".join(map(str, facts["input_lens"]))
+
+    def row(words: str, figures: Row) -> Row:
+        return ["all" if users is None else str(users), words, num_in, *figures]
+
+    others = [row(words, _figures_of_arm(result, arm)) for arm, words in other_samplings(result).items()]
+    return [row(sampling(facts["decoding"]), _figures(result)), *others]
+
+
+def _figures_of_arm(result: Result, arm: str) -> Row:
     return [
-        "all" if users is None else str(users),
-        sampling(facts["decoding"]),
-        ", ".join(map(str, facts["input_lens"])),
+        number(tokens_per_user(result, arm), 0),
+        number(ratio(median_of(result, "output_throughput", arm=arm), num_gpus(result)), 0),
+        "",
+        number(acceptance_rate(result.figures[arm]), 2),
+        number(median_of(result, "ttft", arm=arm), 0),
+    ]
+
+
+def _figures(result: Result) -> Row:
+    gpus = num_gpus(result)
+    return [
         pair_of(result, tokens_per_user, 0),
         pair_of(result, lambda one, arm: ratio(median_of(one, "output_throughput", arm=arm), gpus), 0),
         number(median_of(result, "speedup"), 2),
