@@ -94,7 +94,7 @@ def test_other_samplings_have_rows_of_their_own() -> None:
     mine = [series for series in result.series if series.labels.get("arm") == "speculation"]
     sampled = [dataclasses.replace(series, labels={**series.labels, "arm": arm}) for series in mine]
     figures = {**result.figures, arm: result.figures["speculation"]}
-    text = user_tables([dataclasses.replace(result, series=[*result.series, *sampled], figures=figures)])
+    text = user_tables([dataclasses.replace(result, series=(*result.series, *sampled), figures=figures)])
     assert "| 8 | 0 | 128 | 400 / 200 | 1600 / 800 |" in text
     assert "| 8 | 0.6, top-p 0.9 | 128 | 400 | 1600 |  |" in text
 
