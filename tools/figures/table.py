@@ -5,6 +5,7 @@ from figures.session import Session
 from outrider.benchmarks.samples import median, ratio
 from outrider.benchmarks.schema import Result, Series, load
 from outrider.benchmarks.tables.cells import arms_of, best_fixed, median_of
+from outrider.benchmarks.tables.serving import other_samplings
 from outrider.benchmarks.tables.short import short_lines
 
 _HEADS = (
@@ -75,7 +76,7 @@ def _drafted(result: Result) -> float | None:
 
 
 def _sampled(result: Result) -> str:
-    steps = {name: median_of(result, "decode_total", arm=name) for name in arms_of(result) if name.startswith("T=")}
+    steps = {name: median_of(result, "decode_total", arm=name) for name in other_samplings(result)}
     alone = median_of(result, "decode_total", arm="speculation")
     return "".join(
         f", {name} step over greedy's {taken / alone:.3f} (1.06)" for name, taken in steps.items() if taken and alone

@@ -263,10 +263,10 @@ class DraftLengthController:
         is_beside_text = self._end_text() and batch.drafting.num_rows > 0
         self._rounds_since_choice += 1
         num_begun = len(self._sessions) - self._num_prompts
-        forward = Forward(rows, tokens - rows, batch.num_rows, batch.num_drafted, ended_ns)
         if self._num_prompts:
-            self._choice.timer.foreign.pass_over(forward)
+            self._choice.timer.foreign.pass_over(ended_ns)
         elif rows or ended_ns:
+            forward = Forward(rows, tokens - rows, batch.num_rows, batch.num_drafted, ended_ns)
             self._choice.timer.foreign.note(forward, usual_length=self._choice.lengths.base_length)
         # In a probe's rounds a few sessions draft beside the others: they say nothing of speculation by all.
         is_settled = batch.drafting.num_rows > 0 and self._choice.is_speculating and self._is_settled

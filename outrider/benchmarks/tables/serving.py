@@ -44,7 +44,6 @@ def _serve_table(results: Sequence[Result]) -> str:
 def _serve_row(result: Result) -> Row:
     configuration, figures = result.configuration, result.figures["speculation"]
     users, decoding = configuration["traffic"]["max_concurrency"], configuration["decoding"]
-    gpus = num_gpus(result)
     return [
         f"`{result.name}`",
         device(result),
@@ -53,9 +52,9 @@ def _serve_row(result: Result) -> Row:
         ", ".join(map(str, configuration["input_lens"])),
         f"{'' if configuration.get('draft_length') != 'auto' else '≤ '}{configuration['num_speculative_tokens']}",
         "all" if users is None else str(users),
-        str(gpus or ""),
+        str(num_gpus(result) or ""),
         pair_of(result, tokens_per_user, 1),
-        pair_of(result, lambda one, arm: ratio(median_of(one, "output_throughput", arm=arm), gpus), 1),
+        pair_of(result, tokens_per_gpu, 1),
         number(median_of(result, "speedup"), 2),
         number(acceptance_rate(figures), 2),
         pair_of(result, lambda one, arm: median_of(one, "ttft", arm=arm), 1),
@@ -83,6 +82,11 @@ def _best_fixed_of(result: Result) -> str:
 def tokens_per_user(result: Result, arm: str) -> float | None:
     """Tokens a second of one user, from the mean time of a token over streams."""
     return ratio(1e3, mean_of(result, "tpot", {"arm": arm}))
+
+
+def tokens_per_gpu(result: Result, arm: str) -> float | None:
+    """Tokens a second of all users, by the number of GPUs; None on a CPU."""
+    return ratio(median_of(result, "output_throughput", arm=arm), num_gpus(result))
 
 
 def sampling(decoding: Mapping[str, Any]) -> str:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import os.path
 from collections.abc import Sequence
 
-from outrider.benchmarks.samples import ratio
 from outrider.benchmarks.schema import Result
 from outrider.benchmarks.tables.cells import Row, acceptance_rate, device, family, median_of, notes, number, pair, table
-from outrider.benchmarks.tables.serving import num_gpus, other_samplings, pair_of, sampling, tokens_per_user
+from outrider.benchmarks.tables.serving import (
+    num_gpus,
+    other_samplings,
+    pair_of,
+    sampling,
+    tokens_per_gpu,
+    tokens_per_user,
+)
 
 _HEADS = ["users", "T", "tokens in", "tok/s per user", "tok/s per GPU", "speedup", "acceptance rate", "TTFT ms"]
 _EXPLAINED = (
@@ -25,16 +31,13 @@ def user_tables(results: Sequence[Result]) -> str:
     families: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         families.setdefault((_title(result), family(result)), []).append(result)
-    singles: dict[str, list[Result]] = {}
-    for (title, _), group in families.items():
-        if len(group) == 1:
-            singles.setdefault(title, []).extend(group)
-    tables = []
-    for (title, _), group in families.items():
-        if len(group) > 1:
-            tables.append(_table(title, group))
-        elif group[0] is singles[title][0]:
-            tables.append(_named_table(title, singles[title]) if len(singles[title]) > 1 else _table(title, group))
+    groups: dict[tuple[str, str | None], list[Result]] = {}
+    for (title, name), own in families.items():
+        groups.setdefault((title, name if len(own) > 1 else None), []).extend(own)
+    tables = [
+        _named_table(title, group) if name is None and len(group) > 1 else _table(title, group)
+        for (title, name), group in groups.items()
+    ]
     explained = [_EXPLAINED, *notes(results)]
     return "\n".join([*tables, "\n\n".join(explained), ""]) if results else ""
 
@@ -75,7 +78,7 @@ def _rows(result: Result) -> list[Row]:
 def _figures_of_arm(result: Result, arm: str) -> Row:
     return [
         number(tokens_per_user(result, arm), 0),
-        number(ratio(median_of(result, "output_throughput", arm=arm), num_gpus(result)), 0),
+        number(tokens_per_gpu(result, arm), 0),
         "",
         number(acceptance_rate(result.figures[arm]), 2),
         number(median_of(result, "ttft", arm=arm), 0),
@@ -83,10 +86,9 @@ def _figures_of_arm(result: Result, arm: str) -> Row:
 
 
 def _figures(result: Result) -> Row:
-    gpus = num_gpus(result)
     return [
         pair_of(result, tokens_per_user, 0),
-        pair_of(result, lambda one, arm: ratio(median_of(one, "output_throughput", arm=arm), gpus), 0),
+        pair_of(result, tokens_per_gpu, 0),
         number(median_of(result, "speedup"), 2),
         number(acceptance_rate(result.figures["speculation"]), 2),
         pair_of(result, lambda one, arm: median_of(one, "ttft", arm=arm), 0),

@@ -90,7 +90,7 @@ def test_answers_that_come_in_several_messages_are_no_foreign_sessions(lag: int)
 def test_the_rest_of_a_forward_with_prompts_is_no_forward_of_its_own() -> None:
     foreign = ForeignSessions()
     for ended_ns in range(1, 30):
-        foreign.pass_over(Forward(64, 0, 60, 0, ended_ns))
+        foreign.pass_over(ended_ns)
         foreign.note(Forward(64, 0, 4, 0, ended_ns), usual_length=4)
     foreign.note(Forward(4, 0, 4, 0, 30), usual_length=4)
     assert foreign.num_sessions == 0

@@ -85,9 +85,9 @@ class ForeignSessions:
             self.num_sessions = 0.0
         self._note_drafts(whole[-1], usual_length)
 
-    def pass_over(self, forward: Forward) -> None:
+    def pass_over(self, ended_ns: int) -> None:
         """A message has come with rows of a forward that computed prompts too, whose rows are nobody's yet."""
-        self._passed_over_ns = forward.ended_ns
+        self._passed_over_ns = ended_ns
 
     def _add_to_known(self, part: Forward) -> bool:
         """Whether it is of a forward that was told of. Own sessions are served by several messages a forward where
