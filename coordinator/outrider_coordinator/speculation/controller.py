@@ -320,9 +320,8 @@ class DraftLengthController:
     @property
     def _is_probe_of_many(self) -> bool:
         """Whether drafts now are those of a probe, from which it is guessed what speculation by many would take."""
-        if self._choice.is_speculating or are_few(num := len(self._sessions) - self._num_prompts):
-            return False
-        return self._choice.timer.learns_from_probes(num)
+        num_begun = len(self._sessions) - self._num_prompts
+        return not self._choice.is_speculating and self._choice.learns_from_probes(num_begun)
 
     def note_draft_text(self, num_tokens: int, seconds: float) -> None:
         """A forward of the draft that only took in text, and its time."""

@@ -211,7 +211,7 @@ class ModeChoice:
         num_sessions = len(load.sessions)
         if is_hopeful or self._is_first_probe(num_sessions):
             load_ratio = self.timer.foreign.load_ratio(num_sessions)
-            acceptance, is_of_many = self.acceptance.mean, self._learns_from_probes(num_sessions)
+            acceptance, is_of_many = self.acceptance.mean, self.learns_from_probes(num_sessions)
             self.probe.begin_if_due(load.now, load.sessions, acceptance, load_ratio=load_ratio, is_of_many=is_of_many)
 
     def _num_all(self, num_sessions: int) -> int:
@@ -349,13 +349,13 @@ class ModeChoice:
         if has_begun:
             self._has_check_begun = is_check
 
-    def _learns_from_probes(self, num_sessions: int) -> bool:
+    def learns_from_probes(self, num_sessions: int) -> bool:
         """Whether probes are all that tells what speculation by these sessions, which are many, would bring."""
         return self.timer.learns_from_probes(num_sessions) and not are_few(num_sessions)
 
     def _is_first_probe(self, num_sessions: int) -> bool:
         """Whether none has told it yet."""
-        return self._learns_from_probes(num_sessions) and not self.timer.knows_probed(num_sessions)
+        return self.learns_from_probes(num_sessions) and not self.timer.knows_probed(num_sessions)
 
     def _saved_by_speculation(self, num_sessions: int, expected: Expectation) -> float:
         """Share of the time that speculation by all probably saves where probes told what to expect of it, or 0."""
