@@ -6,7 +6,7 @@ from figures.rows import CommandRow, Comparison, Part, PeerRow, Row, Services
 
 _ALL_USERS = {1: 2.45, 8: 3.3, 32: 4.3, 64: 5.3, 128: 7.0, 256: 10.5}
 _BETWEEN = {1: 0.6, 32: 1.0, 64: 1.4}
-_TWO_CARDS = {1: 2.0, 8: 2.7, 32: 3.4, 64: 3.9}
+_TWO_CARDS = {1: 2.0, 8: 2.7, 32: 3.4, 64: 3.9, 128: None, 256: None}
 _FIXED = {0.5: (1, 3), 0.75: (2, 4), 0.9: (4, 8)}
 _ARRANGEMENTS = {
     "apart": ("--device", "cuda:0", "--draft-device", "cuda:1"),
@@ -163,8 +163,10 @@ PARTS = (
     )),
     Part("arrivals", "users who always have a request, prompts of 128 to 4,000 tokens", tuple(
         Row(f"arrivals{input_len}-users{users}", Services(), users, input_len=input_len, output_len=output_len,
-            requests=6, fixed=(3,), wanted_over_plain=0.98)
-        for input_len, output_len, users in ((128, 256, 64), (1000, 256, 16), (2000, 128, 16), (4000, 256, 16))
+            requests=requests, fixed=(3,), wanted_over_plain=0.98)
+        for input_len, output_len, users, requests in (
+            (128, 256, 64, 6), (1000, 256, 16, 6), (2000, 128, 16, 6), (4000, 256, 16, 3)
+        )
     )),
     Part("sampled", "sampled requests beside greedy ones, K = 4", (
         Row("sampled-users1", Services(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 1, samplings=_SAMPLED),

@@ -64,9 +64,13 @@ def load_line(row: Row, result: Result) -> str:
 
 
 def outside_services_ms(result: Result) -> float | None:
-    """Milliseconds of a chosen decode step that are neither the draft's nor the target's: medians, subtracted."""
-    total, *own = (median_of(result, f"decode_{name}", arm="speculation") for name in ("total", "draft", "target"))
-    return None if total is None else total - sum(value or 0.0 for value in own)
+    """Milliseconds of a chosen decode step that are neither the draft's nor the target's: median over requests of each
+    one's mean.
+    """
+    found = {series.name: series.samples for series in result.series if series.labels.get("arm") == "speculation"}
+    stages = [found.get(f"decode_{name}", ()) for name in ("total", "draft", "target")]
+    outside = [total - draft - target for total, draft, target in zip(*stages, strict=True)]
+    return median(outside) if outside else None
 
 
 def _drafted(result: Result) -> float | None:
