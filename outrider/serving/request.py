@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias
 
-from outrider.ports import ItemTiming
+from outrider.ports import Extend, ItemTiming
 from outrider.recording import ForwardRecord, ItemRecord
 from outrider.serving.executor import (
     CommonEvent,
@@ -94,6 +94,11 @@ class Request(Generic[ItemT, JobT, EventT]):
     def has_output(self) -> bool:
         """Whether its session's text goes past the prompt: its user has received output."""
         return self.item.num_kept_tokens + len(self.item.token_ids) > self.session.open.prompt_length
+
+    @property
+    def is_text_alone(self) -> bool:
+        """Whether it brings a draft text and asks for no proposal: its session is not about to come back."""
+        return isinstance(self.item, Extend) and not self.item.draft_length
 
     def ask(self, item: ItemT, arrived_ns: int, record: ItemRecord | None) -> None:
         """The item that this was prepared for has come: its time begins now, whatever was done before."""

@@ -115,7 +115,7 @@ class Scheduler:
                 self.lookahead.hold(request, result)
             else:
                 done.append((request, result))
-                if not isinstance(result, OutriderError):
+                if not isinstance(result, OutriderError) and not request.is_text_alone:
                     self._running.add(request.session.key)
                     note_answer(request.session.key, ended_ns)
         return done

@@ -11,7 +11,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from outrider.model_executor.draft_loop import DraftingRules
+from outrider.model_executor.draft_loop import DraftingRules, DraftRow
+from outrider.model_executor.draft_loop.results import Draws
+from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open, Proposal, Refused, Release, SessionFailed
 from outrider.randomness.philox_numpy import gumbel
@@ -92,6 +94,38 @@ def test_an_extend_without_tokens_draws_from_what_is_held(driver: Driver, refere
     driver.one(opened(), extend_item(0, 2, PROMPT, 0))
     proposal = driver.one(extend_item(0, 3, PROMPT, 3, num_kept_tokens=len(PROMPT)))
     assert list(proposal.token_ids) == greedy_continuation(reference, PROMPT, 3)
+
+
+def test_rows_with_more_text_than_a_loop_takes_in_draw_beside_the_others(
+    runner: ModelRunner, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a loop of their own after that of the others, who would wait for their scores."""
+    loops: list[list[int]] = []
+
+    def draft(self: ModelRunner, rows: list[DraftRow]) -> list[Draws]:
+        loops.append([len(row.token_ids) for row in rows])
+        return [Draws(_drawn(self, row), None, None) for row in rows]
+
+    monkeypatch.setattr(ModelRunner, "drafting", DraftingRules())
+    monkeypatch.setattr(ModelRunner, "max_draft_rows", 8)
+    monkeypatch.setattr(ModelRunner, "draft", draft)
+    driver = Driver(build_model_core(ModelProposer(runner)))
+    for session in range(2):
+        driver.run(opened(session), extend_item(session, 2, PROMPT, 0))
+    texts = [[*PROMPT, 5], [*PROMPT, 7, 9, 11]]
+    items = (extend_item(each, 3, text, 4, num_kept_tokens=len(PROMPT)) for each, text in enumerate(texts))
+    proposals = driver.run(*items)
+    assert loops == [[1, 1]]
+    assert [list(each.token_ids) for each in proposals] == [greedy_continuation(reference, text, 4) for text in texts]
+
+
+def _drawn(runner: ModelRunner, row: DraftRow) -> tuple[int, ...]:
+    tokens, found = list(row.token_ids), list[int]()
+    for _ in range(row.num_drafts):
+        logits = runner.forward([ForwardRow(row.sequence, tokens, 1)])
+        tokens = [int(logits[0, :NUM_IDS].argmax())]
+        found += tokens
+    return tuple(found)
 
 
 def test_evidence_is_the_models_distribution_cut_by_mass(

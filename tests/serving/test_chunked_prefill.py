@@ -68,8 +68,8 @@ class _Rig:
         self.core.handle(1, [Open(session, 1, SamplingParams(), 0, JudgingRule.REJECTION, length, LENGTH + 1, 10)])
         self.ask(session, 2, length)
 
-    def ask(self, session: int, generation: int, length: int = 1) -> None:
-        self.core.handle(1, [Extend(session, generation, 0, EMPTY_PREFIX, (3,) * length, 1)])
+    def ask(self, session: int, generation: int, length: int = 1, draft_length: int = 1) -> None:
+        self.core.handle(1, [Extend(session, generation, 0, EMPTY_PREFIX, (3,) * length, draft_length)])
 
     def step(self) -> list[int]:
         """How many tokens each had of the forward, fewest first."""
@@ -101,6 +101,23 @@ def test_a_prompt_is_taken_in_large_chunks_once_the_running_sessions_have_ended(
     rig.step()
     rig.core.handle(1, [Release(RUNS, 4)])
     rig.open(PROMPT, LENGTH)
+    assert rig.step() == [ALONE]
+
+
+def test_a_session_that_was_only_brought_text_is_not_waited_for() -> None:
+    """It asks for no proposal, so nobody waits for what it asks next: texts come in large chunks, one after another."""
+    rig = _Rig(forward_ms=8)
+    rig.open(RUNS, 1)
+    rig.step()
+    rig.now_ms += 2
+    rig.ask(RUNS, 3)  # it is known how long a session is away
+    rig.step()
+    rig.core.handle(1, [Release(RUNS, 4)])
+    rig.open(3, 1)
+    rig.ask(3, 3, length=20, draft_length=0)
+    assert rig.step() == [20]
+    rig.open(PROMPT, LENGTH)
+    assert rig.core.pause_s == 0
     assert rig.step() == [ALONE]
 
 

@@ -90,7 +90,7 @@ class SessionDriver:
         """
         self._plane_between = plane_between
         self.draft_waits = DraftWaits(draft_timeout_s, running=request_manager.running, time_out=self._time_out_draft)
-        self._find = request_manager.find
+        self._find, self._running = request_manager.find, request_manager.running
         self._policy = request_manager.policy
         self._lifecycle = lifecycle
         self._output = OutputScheduler()
@@ -161,8 +161,14 @@ class SessionDriver:
 
     def _after_commands(self, learning: TargetReplica | None = None) -> None:
         self._settle()
-        if learning is not None:
-            self._policy.choose(learning)
+        if learning is not None and self._policy.choose(learning):
+            self._bring_texts(learning)
+
+    def _bring_texts(self, target: TargetReplica) -> None:
+        """Bring all drafts of a target's sessions their text now: a plain step would take longer beside it than it."""
+        for request in self._running():
+            if request.place.target is target:
+                self.deliver(request, request.loop.bring_text)
 
     def _settle(self) -> None:
         """Do what has waited for the commands to leave, and confirm those that were sent as columns."""

@@ -37,6 +37,8 @@ def on_proposal(
         _on_session_lost(session)  # it was brought all states that it needs, and does not hold the text
         return
     side.note_answer(asked, event.base_length)
+    if asked.draft_length == 0:
+        session.policy.note_text_taken(session.speculation, draft_lag=side.lag(session.tokens.length))
     steps.go_on(session)
     if session.status is not SessionStatus.DRAFTING:
         return  # a prefill, or too late for its step

@@ -81,6 +81,10 @@ class SessionLoop(SessionState):
         if self.is_running:
             steps.release(self)
 
+    def bring_text(self) -> None:
+        """No session of the target drafts until the drafts have their text: this one's is brought it now."""
+        steps.bring_text(self)
+
     def draft_timed_out(self, step: int) -> None:
         """The draft timed out in this step."""
         if (self.status is SessionStatus.DRAFTING or self.target.is_held_back) and step == self.step:

@@ -30,7 +30,11 @@ LEAST_LOOKAHEAD_STEPS = 16
 _PASSING = frozenset((WithoutDraft.CATCHING_UP, WithoutDraft.NOTHING_PROPOSED, WithoutDraft.BAD_EVIDENCE))
 """Reasons after which the next step may have a proposal."""
 _PLAIN_STEPS_IN_A_ROW = 2
-"""So many make it likely that more follow, whatever the reason."""
+"""So many make it likely that more follow, whatever the reason ..."""
+_SOON_TO_DRAFT = frozenset((WithoutDraft.CATCHING_UP, WithoutDraft.PROMPTS))
+_PLAIN_STEPS_UNTIL_DRAFTS = 8
+"""... but for these, which are over after fewer steps where texts are short. What a target computes ahead for a single
+session then holds up all others for one or two forwards, and the session is out of step with them."""
 
 
 def begin(session: SessionState) -> None:
@@ -118,6 +122,15 @@ def _begin_drafting(session: SessionState, length: int) -> None:
     if session.draft.asked is None:  # otherwise its prefill is not done yet
         # A prompt counts as no step, for which other sessions on the device would wait.
         ask_draft(session, 0 if _is_held_back(session) else length)
+
+
+def bring_text(session: SessionState) -> None:
+    """Bring a draft the text that all wait for, beside the step under way. One that reads hidden states gets them with
+    the steps.
+    """
+    is_scoring, side = session.status is SessionStatus.SCORING, session.draft
+    if is_scoring and side.asked is None and not side.reads_states and _is_to_catch_up(session):
+        ask_draft(session, 0)
 
 
 def ask_draft_or_score(session: SessionState) -> None:
@@ -249,9 +262,12 @@ def _goes_on_plain(session: SessionState) -> bool:
         return False
     if is_to_follow(session):
         return False  # steps that are computed ahead hand over no states
-    if session.no_draft_reason is WithoutDraft.PREFILL:
-        return not _will_draft(session)
-    return session.no_draft_reason not in _PASSING or session.target.num_plain_steps >= _PLAIN_STEPS_IN_A_ROW
+    reason, num_plain = session.no_draft_reason, session.target.num_plain_steps
+    if reason is WithoutDraft.PREFILL:
+        return not _is_soon_to_draft(session)
+    if reason in _SOON_TO_DRAFT:
+        return num_plain >= _PLAIN_STEPS_UNTIL_DRAFTS
+    return reason not in _PASSING or num_plain >= _PLAIN_STEPS_IN_A_ROW
 
 
 def end_draft_wait(session: SessionState, timing: ItemTiming | None = None) -> None:
@@ -301,6 +317,12 @@ def _draft_length(session: SessionState) -> int:
 def _will_draft(session: SessionState) -> bool:
     """Whether the step after a prefill, which brings one token, will ask the draft."""
     wanted = int(session.policy.will_draft(session.speculation, session.tokens.length))
+    return _room_for(session, wanted, session.tokens.length + 1, session.output.num_remaining - 2) > 0
+
+
+def _is_soon_to_draft(session: SessionState) -> bool:
+    """Whether steps soon after a prefill will ask the draft: once others' prompts are computed, and it has the text."""
+    wanted = int(session.policy.is_to_draft(session.speculation))
     return _room_for(session, wanted, session.tokens.length + 1, session.output.num_remaining - 2) > 0
 
 

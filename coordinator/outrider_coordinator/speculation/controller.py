@@ -57,6 +57,8 @@ class DraftLengthController:
         """In a row, up to now."""
         self._has_text_come = False
         """Since the last message of the target a draft took in text."""
+        self._has_catch_up_begun = False
+        """And ``take_begun_catch_up`` was not asked since."""
         self._has_prompts_ended = False
         """Since the last choice: sessions that waited for others' prompts go on, so the next choice is due."""
         self._is_choice_awaited = False
@@ -245,6 +247,7 @@ class DraftLengthController:
             self._num_prompts -= 1
             if not self._num_prompts:
                 self._has_prompts_ended = True
+                self._update_catch_up()  # at once: else those whose drafts have their text would draft beside it
                 self._is_choice_awaited = is_new and not are_few(len(self._sessions))
         if num_drafted:
             self._choice.note_drafts()
@@ -323,11 +326,21 @@ class DraftLengthController:
         num_begun = len(self._sessions) - self._num_prompts
         return not self._choice.is_speculating and self._choice.learns_from_probes(num_begun)
 
+    def note_text_taken(self, session: ControlledSession, draft_lag: int) -> None:
+        """The session's draft has taken in text, and lacks so many committed tokens now."""
+        if session in self._sessions and session.has_begun:
+            self._note_text(session, draft_lag)
+            session.draft_lag = draft_lag
+
     def note_draft_text(self, num_tokens: int, seconds: float) -> None:
-        """A forward of the draft that only took in text, and its time."""
+        """A forward of the draft that only took in text, and its time. It may have been the last of a catch-up: then
+        sessions draft after the verdict that comes next.
+        """
         self._has_text_come = True
         self._choice.switch_price.note_text(num_tokens, seconds)
         self._text_load.note_computed(num_tokens)
+        if self._catch_up.is_active:
+            self._update_catch_up()
 
     @property
     def _is_settled(self) -> bool:
@@ -336,8 +349,15 @@ class DraftLengthController:
         return sum(wanting) >= _SETTLED * len(wanting) > 0
 
     def _update_catch_up(self) -> None:
+        was_active = self._catch_up.is_active
         drafting = self._sessions if self._choice.is_speculating else self._choice.probe.sessions
         self._catch_up.update(self._busy_s, drafting, is_wanted=not self._num_prompts)
+        self._has_catch_up_begun = self._catch_up.is_active and (self._has_catch_up_begun or not was_active)
+
+    def take_begun_catch_up(self) -> bool:
+        """Whether a catch-up has begun since this was asked last, and goes on."""
+        has_begun, self._has_catch_up_begun = self._has_catch_up_begun, False
+        return has_begun
 
     # Choosing.
 

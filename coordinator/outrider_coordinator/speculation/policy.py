@@ -106,6 +106,12 @@ class DraftLengthPolicy:
         if not session.has_begun:
             self._note_verdicts()
 
+    def note_text_taken(self, session: ControlledSession, *, draft_lag: int) -> None:
+        """The session's draft has taken in text, and lacks so many committed tokens now."""
+        controller = self._controller_of.get(session)
+        if controller is not None:
+            controller.note_text_taken(session, draft_lag)
+
     def _note_verdicts(self) -> None:
         verdicts, self._verdicts = self._verdicts, []
         for controller, own in itertools.groupby(verdicts, key=self._controller_of_verdict):
@@ -235,13 +241,13 @@ class DraftLengthPolicy:
         """All of them."""
         return tuple(self._controllers.values())
 
-    def choose(self, target: object) -> None:
+    def choose(self, target: object) -> bool:
         """Let the target's controller learn from the last message, and choose anew if it is time to; once the commands
-        that follow from the message were sent.
+        that follow from the message were sent. Whether all drafts are to be brought their text now.
         """
         controller = self._controllers.get(target)
         if controller is None:
-            return
+            return False
         self._learn(controller)
         num_switches = controller.num_switches
         if controller.choose():
@@ -249,6 +255,7 @@ class DraftLengthPolicy:
             _log.log(level, _CHANGES[controller.mode], extra={"fields": _facts(controller)})
         if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
             _log.debug("draft lengths were chosen", extra={"fields": {**_facts(controller), **controller.estimates()}})
+        return controller.take_begun_catch_up()
 
     @property
     def mean_length(self) -> float:

@@ -195,22 +195,24 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
         )
 
     def execute(self, batch: Sequence[tuple[ProposalJob, int]]) -> ExecutorOutput[Proposal]:
-        """One forward over so many tokens of each job, and one loop over those that can draw all their tokens."""
-        rows = {
-            id(job): _draft_row(job, job.metadata) for job, _ in batch if job.metadata and job.num_left <= MAX_CATCH_UP
-        }
-        forwarded = [(job, _leave_last(job, share)) for job, share in batch if id(job) not in rows]
+        """One forward over so many tokens of each job, then one loop over those that can draw all their tokens. Jobs
+        with more text than a loop takes in draw beside the others, not after them.
+        """
+        looped = [job for job, share in batch if job.metadata and share == job.num_left]
+        brief = {id(job) for job in looped if job.num_left <= MAX_CATCH_UP}
+        forwarded = [(job, _leave_last(job, share)) for job, share in batch if id(job) not in brief]
         drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
         logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded]) if forwarded else None
         used_graph = [self.runner.used_graph] if forwarded else []
+        for job, share in forwarded:
+            job.feed(share)
+        rows = {id(job): _draft_row(job, job.metadata) for job in looped if job.metadata}
         drawn = dict(zip(rows, self.runner.draft(list(rows.values())), strict=True)) if rows else {}
         used_graph += [self.runner.used_graph] if rows else []
         if not rows:
             # Without it the forward's time would be counted where its result is first read.
             mark_reached(self.runner.device)()
         computed = time.perf_counter_ns()
-        for job, share in forwarded:
-            job.feed(share)
         if logits is not None:
             drawn |= self._draw(drawing, logits)
         results = [_take(job, drawn[id(job)]) if id(job) in drawn else _answer_when_done(job) for job, _ in batch]

@@ -9,7 +9,8 @@ import pytest
 
 from outrider.ports import Open, Prepare, Score
 from outrider_coordinator.session.steps import LOOKAHEAD_STEPS
-from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.speculation import ControlledSession, DraftLengthPolicy
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from tests.coordinator.setting import Setting, plan_of
 
 
@@ -56,6 +57,35 @@ def test_a_session_that_drafts_is_not_prepared() -> None:
     *most, _ = setting.scores
     assert all(score.draft_token_ids or not score.num_kept_tokens for score in most)
     assert not any(isinstance(command, Prepare) for command in _commands(setting))
+
+
+class _SoonToDraft(DraftLengthPolicy):
+    """Sessions that will draft once ``is_held_back`` is over."""
+
+    is_held_back = True
+
+    def length(self, session: ControlledSession) -> int:
+        return 0 if self.is_held_back else super().length(session)
+
+    def no_draft_reason(self, session: ControlledSession) -> WithoutDraft | None:
+        return WithoutDraft.PROMPTS if self.is_held_back else super().no_draft_reason(session)
+
+
+def test_a_session_that_waits_for_others_prompts_is_prepared_once_that_takes_many_steps() -> None:
+    """What is computed ahead when it begins to draft would hold up all."""
+    setting = Setting()
+    policy = setting.bench.policy = _SoonToDraft(4, is_controlled=True)
+    setting.bench.add(plan_of(max_tokens=60))
+    for _ in range(6):
+        setting.bench.round()
+    assert len(_commands(setting)) > 5
+    assert not any(isinstance(command, Prepare) for command in _commands(setting))
+    for _ in range(6):
+        setting.bench.round()
+    assert sum(isinstance(command, Prepare) for command in _commands(setting)) == 1
+    policy.is_held_back = False
+    setting.bench.run()
+    assert any(score.draft_token_ids for score in setting.scores)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2])

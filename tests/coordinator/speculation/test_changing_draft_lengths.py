@@ -65,6 +65,36 @@ def test_a_draft_that_lacks_much_is_fed_while_steps_go_on() -> None:
     assert driven.token_ids == own_tokens(driven.loop.engine_request)
 
 
+class _CatchingUp(DraftLengthPolicy):
+    """Drafts are to be brought their text."""
+
+    is_begun = False
+
+    def length(self, session: ControlledSession) -> int:
+        return 0
+
+    def is_catching_up(self, session: ControlledSession) -> bool:
+        return self.is_begun
+
+
+@pytest.mark.parametrize("num_lacked", [LONGEST_INLINE_FEED, LONGEST_INLINE_FEED + 5])
+def test_a_draft_is_brought_long_text_beside_the_step_under_way(num_lacked: int) -> None:
+    setting = Setting()
+    policy = setting.bench.policy = _CatchingUp(8, is_controlled=True)
+    prompt = tuple(index % 7 + 1 for index in range(num_lacked - 1))
+    driven = setting.bench.add(plan_of(prompt=prompt, max_tokens=20, temperature=0.0))
+    setting.bench.turn_target()
+    assert not setting.extends
+    policy.is_begun = True
+    for _ in range(2):  # once
+        setting.bench.tell(driven, lambda loop: loop.bring_text())
+    extends = [command for command in setting.bench.to_draft if isinstance(command, Extend)]
+    assert [extend.draft_length for extend in extends] == [0] * (num_lacked > LONGEST_INLINE_FEED)
+    policy.is_begun = False
+    setting.bench.run()
+    assert driven.token_ids == own_tokens(driven.loop.engine_request)
+
+
 def test_fixed_lengths_wait_for_the_draft_to_take_the_prompt_in() -> None:
     setting = Setting()
     prompt = tuple(index % 7 + 1 for index in range(LONGEST_INLINE_FEED + 5))

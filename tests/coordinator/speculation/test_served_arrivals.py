@@ -27,7 +27,7 @@ def served(pair: H200, num_prompt_tokens: int, *, length: int | None = None) -> 
         (MeasuredPair(), 128, 32, 0.97),
         (MeasuredPair(), 128, 64, 0.96),  # .966 to .984 by the seed
         (MeasuredPair(), 1000, 16, 0.96),
-        (MeasuredPair(), 1000, 32, 0.97),
+        (MeasuredPair(), 1000, 32, 0.95),  # .954 to .999 by the seed
         (MeasuredPair(), 2000, 16, 0.96),
         (MeasuredH100(), 1000, 8, 1.25),
         (MeasuredH100(), 1000, 16, 1.1),
@@ -65,13 +65,13 @@ def test_what_the_first_rounds_of_a_process_said_is_checked_until_enough_is_know
     assert fmean(ratios) > 1.45
 
 
-def controller_of(num_sessions: int) -> tuple[DraftLengthController, list[ControlledSession]]:
+def controller_of(num_sessions: int, *, draft_lag: int = 128) -> tuple[DraftLengthController, list[ControlledSession]]:
     """One that speculates, with as many sessions whose prompts have just been computed."""
     controller, sessions = DraftLengthController(8), [ControlledSession(8) for _ in range(num_sessions)]
     for session in sessions:
         controller.enter(session)
     controller.begin(1.0)
-    controller.note_verdicts([(session, 0, 0, 128) for session in sessions])
+    controller.note_verdicts([(session, 0, 0, draft_lag) for session in sessions])
     return controller, sessions
 
 
@@ -86,8 +86,26 @@ def test_many_new_sessions_await_the_choice() -> None:
     assert controller.are_plain(sessions) == [True] * 64
 
 
-def test_few_new_sessions_draft_at_once() -> None:
+def test_drafts_of_few_new_sessions_are_brought_their_text_at_once() -> None:
+    """No session drafts beside that, and all do as soon as it is done: before the next verdicts are heard."""
     controller, sessions = controller_of(8)
+    assert controller.lengths(sessions) == [0] * 8
+    assert all(map(controller.is_catching_up, sessions))
+    controller.end(rows=8, tokens=8 * 128, seconds=0.1)
+    controller.choose()
+    assert controller.take_begun_catch_up()
+    assert not controller.take_begun_catch_up()
+    for session in sessions[:7]:
+        controller.note_text_taken(session, 1)
+    controller.note_draft_text(7 * 128, 5e-3)
+    assert controller.lengths(sessions) == [0] * 8
+    controller.note_text_taken(sessions[7], 1)
+    controller.note_draft_text(128, 1e-3)
+    assert min(controller.lengths(sessions)) > 0
+
+
+def test_few_new_sessions_whose_drafts_have_their_text_draft_at_once() -> None:
+    controller, sessions = controller_of(8, draft_lag=1)
     assert min(controller.lengths(sessions)) > 0
 
 
