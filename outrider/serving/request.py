@@ -97,7 +97,9 @@ class Request(Generic[ItemT, JobT, EventT]):
 
     @property
     def is_text_alone(self) -> bool:
-        """Whether it brings a draft text and asks for no proposal: its session is not about to come back."""
+        """Whether it brings a draft text and asks for no proposal. No step waits for that, so nobody knows when its
+        session comes back; but for long prompts under fixed lengths on the target's device, where it does at once.
+        """
         return isinstance(self.item, Extend) and not self.item.draft_length
 
     def ask(self, item: ItemT, arrived_ns: int, record: ItemRecord | None) -> None:

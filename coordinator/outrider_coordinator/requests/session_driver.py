@@ -161,11 +161,13 @@ class SessionDriver:
 
     def _after_commands(self, learning: TargetReplica | None = None) -> None:
         self._settle()
-        if learning is not None and self._policy.choose(learning):
-            self._bring_texts(learning)
+        if learning is not None:
+            self._policy.choose(learning)
+            if self._policy.take_begun_catch_up(learning):
+                self._bring_texts(learning)
 
     def _bring_texts(self, target: TargetReplica) -> None:
-        """Bring all drafts of a target's sessions their text now: a plain step would take longer beside it than it."""
+        """Bring the drafts of a target's sessions their text now, not with the next step: all wait for it."""
         for request in self._running():
             if request.place.target is target:
                 self.deliver(request, request.loop.bring_text)

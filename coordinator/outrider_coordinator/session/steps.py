@@ -27,14 +27,15 @@ LOOKAHEAD_STEPS = 64
 the session ends."""
 LEAST_LOOKAHEAD_STEPS = 16
 """Once fewer are left the next ``Prepare`` goes out, so that a target never runs out of them between two messages."""
-_PASSING = frozenset((WithoutDraft.CATCHING_UP, WithoutDraft.NOTHING_PROPOSED, WithoutDraft.BAD_EVIDENCE))
+_PASSING = frozenset((WithoutDraft.NOTHING_PROPOSED, WithoutDraft.BAD_EVIDENCE))
 """Reasons after which the next step may have a proposal."""
 _PLAIN_STEPS_IN_A_ROW = 2
-"""So many make it likely that more follow, whatever the reason ..."""
+"""So many plain steps make it likely that more follow, after those reasons too."""
 _SOON_TO_DRAFT = frozenset((WithoutDraft.CATCHING_UP, WithoutDraft.PROMPTS))
+"""Reasons that are over after a few steps where texts are short."""
 _PLAIN_STEPS_UNTIL_DRAFTS = 8
-"""... but for these, which are over after fewer steps where texts are short. What a target computes ahead for a single
-session then holds up all others for one or two forwards, and the session is out of step with them."""
+"""So many plain steps after those reasons make it likely that more follow. Where drafts begin before, what a target has
+computed ahead for a single session holds up all others for one or two forwards, and puts it out of step with them."""
 
 
 def begin(session: SessionState) -> None:
@@ -316,14 +317,18 @@ def _draft_length(session: SessionState) -> int:
 
 def _will_draft(session: SessionState) -> bool:
     """Whether the step after a prefill, which brings one token, will ask the draft."""
-    wanted = int(session.policy.will_draft(session.speculation, session.tokens.length))
-    return _room_for(session, wanted, session.tokens.length + 1, session.output.num_remaining - 2) > 0
+    will_draft = session.policy.will_draft(session.speculation, session.tokens.length)
+    return will_draft and _has_room_after_prefill(session)
 
 
 def _is_soon_to_draft(session: SessionState) -> bool:
     """Whether steps soon after a prefill will ask the draft: once others' prompts are computed, and it has the text."""
-    wanted = int(session.policy.is_to_draft(session.speculation))
-    return _room_for(session, wanted, session.tokens.length + 1, session.output.num_remaining - 2) > 0
+    return session.policy.is_to_draft(session.speculation) and _has_room_after_prefill(session)
+
+
+def _has_room_after_prefill(session: SessionState) -> bool:
+    """Whether a token can be drafted after the one that a prefill brings."""
+    return _room_for(session, 1, session.tokens.length + 1, session.output.num_remaining - 2) > 0
 
 
 def _room_for(session: SessionState, wanted: int, length: int, useful: int) -> int:

@@ -58,7 +58,7 @@ class DraftLengthController:
         self._has_text_come = False
         """Since the last message of the target a draft took in text."""
         self._has_catch_up_begun = False
-        """And ``take_begun_catch_up`` was not asked since."""
+        """A catch-up has begun, and ``take_begun_catch_up`` was not asked since."""
         self._has_prompts_ended = False
         """Since the last choice: sessions that waited for others' prompts go on, so the next choice is due."""
         self._is_choice_awaited = False
@@ -169,7 +169,7 @@ class DraftLengthController:
 
     @property
     def _is_bringing_text(self) -> bool:
-        return self._catch_up.is_active and not self._num_prompts
+        return self._catch_up.is_active and not self._num_prompts and not self._is_choice_awaited
 
     @property
     def _is_held_back(self) -> bool:

@@ -107,7 +107,10 @@ class DraftLengthPolicy:
             self._note_verdicts()
 
     def note_text_taken(self, session: ControlledSession, *, draft_lag: int) -> None:
-        """The session's draft has taken in text, and lacks so many committed tokens now."""
+        """The session's draft has taken in text, and lacks so many committed tokens now. Verdicts of before are learned
+        from first: they say that it lacks more.
+        """
+        self._note_verdicts()
         controller = self._controller_of.get(session)
         if controller is not None:
             controller.note_text_taken(session, draft_lag)
@@ -241,13 +244,13 @@ class DraftLengthPolicy:
         """All of them."""
         return tuple(self._controllers.values())
 
-    def choose(self, target: object) -> bool:
+    def choose(self, target: object) -> None:
         """Let the target's controller learn from the last message, and choose anew if it is time to; once the commands
-        that follow from the message were sent. Whether all drafts are to be brought their text now.
+        that follow from the message were sent.
         """
         controller = self._controllers.get(target)
         if controller is None:
-            return False
+            return
         self._learn(controller)
         num_switches = controller.num_switches
         if controller.choose():
@@ -255,7 +258,11 @@ class DraftLengthPolicy:
             _log.log(level, _CHANGES[controller.mode], extra={"fields": _facts(controller)})
         if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
             _log.debug("draft lengths were chosen", extra={"fields": {**_facts(controller), **controller.estimates()}})
-        return controller.take_begun_catch_up()
+
+    def take_begun_catch_up(self, target: object) -> bool:
+        """Whether drafts are to be brought the text that all sessions of the target wait for; said once."""
+        controller = self._controllers.get(target)
+        return controller is not None and controller.take_begun_catch_up()
 
     @property
     def mean_length(self) -> float:

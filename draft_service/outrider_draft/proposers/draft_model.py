@@ -2,9 +2,9 @@
 
 Owns bringing a session's KV up to date and drawing its draft tokens, all sessions together, whatever round each is in.
 Where the device can (``ModelRunner.draft``), sessions that are up to date but for a token or two draw all their tokens
-in one launch; beside them a forward takes the rest: prefill chunks, and requests whose tokens are drawn from logits,
-one by one. How tokens are drawn and what is reported of it is ``outrider.sampling``'s; who goes first is
-``outrider.serving.token_budget``'s.
+in one launch. A forward before it takes the rest: prefill chunks, the text of sessions that lack more and draw in that
+launch, and requests whose tokens are drawn from logits, one by one. How tokens are drawn and what is reported of it is
+``outrider.sampling``'s; who goes first is ``outrider.serving.token_budget``'s.
 
 After K drafted tokens the cache holds the committed ones and K - 1 of those drafted: what follows the last was
 not asked for.

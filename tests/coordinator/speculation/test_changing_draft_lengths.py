@@ -59,6 +59,12 @@ def test_a_draft_that_lacks_much_is_fed_while_steps_go_on() -> None:
     assert driven.loop.no_draft_reason is WithoutDraft.CATCHING_UP
     (extend,) = [command for command in setting.bench.to_draft if isinstance(command, Extend)]
     assert (extend.num_kept_tokens, extend.draft_length) == (0, 0)
+    session = driven.loop.speculation
+    policy.enter(session, "target")
+    session.has_begun, session.draft_lag = True, len(prompt)
+    setting.bench.turn_draft()
+    assert session.draft_lag <= 1  # at once, not with the next verdict
+    policy.leave(session)
     setting.bench.run()
     assert any(extend.draft_length == policy.length(driven.loop.speculation) for extend in setting.extends[1:])
     assert driven.loop.spec_stats.num_draft_tokens > 0

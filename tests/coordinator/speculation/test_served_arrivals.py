@@ -80,9 +80,11 @@ def test_many_new_sessions_await_the_choice() -> None:
     controller, sessions = controller_of(64)
     assert controller.mode.value == "speculative"
     assert controller.lengths(sessions) == [0] * 64
+    assert not any(map(controller.is_catching_up, sessions))
     controller.end(rows=64, tokens=64 * 128, seconds=0.1)
     assert controller.choose()
     assert controller.mode.value == "plain"
+    assert not controller.take_begun_catch_up()
     assert controller.are_plain(sessions) == [True] * 64
 
 

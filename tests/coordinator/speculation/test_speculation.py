@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from outrider.limits import MAX_DRAFT_LENGTH
-from outrider.ports import ForwardReport
+from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider.transport.link.outbox import Outbox
 from outrider_coordinator.requests.session_driver import call_after_commands
 from outrider_coordinator.speculation import DraftLengthPolicy
@@ -114,6 +114,36 @@ def test_a_batchs_lengths_are_those_of_its_sessions_by_one_look_at_its_controlle
     controller.length = lambda session: asked.append(1) or 0  # type: ignore[method-assign,func-returns-value]
     assert policy.lengths(sessions) == [4, 0, 2]
     assert asked == []
+
+
+def test_what_a_draft_has_taken_in_is_newer_than_verdicts_that_wait_to_be_learned_from() -> None:
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    sessions = [policy.session(None) for _ in range(2)]
+    for session in sessions:
+        policy.enter(session, "target")
+
+    def hear(draft_lag: int) -> None:
+        policy.begin("target", 1.0)
+        for session in sessions:
+            policy.note_verdict(session, 0, 0, draft_lag=draft_lag)
+        policy.end("target", None)
+
+    hear(128)
+    policy.choose("target")
+    assert policy.take_begun_catch_up("target")
+    hear(129)
+    for session in sessions:
+        policy.note_text_taken(session, draft_lag=1)
+    policy.note_proposals("target", _text_taken(len(sessions)))
+    policy.choose("target")
+    assert [session.draft_lag for session in sessions] == [1, 1]
+    assert not any(map(policy.is_catching_up, sessions))
+    assert not policy.take_begun_catch_up("target")
+
+
+def _text_taken(num_sessions: int) -> EventBatch[DraftEvent]:
+    report = ForwardReport(0, 5_000_000, 0, 5_000_000, num_sessions, 128 * num_sessions, 0)
+    return EventBatch(tuple(Proposal(number, 1, 128, ()) for number in range(num_sessions)), report, (), ())
 
 
 def test_the_load_switches_a_batch_off() -> None:
