@@ -313,8 +313,8 @@ def column_drafts(draft: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
             kept[i] = len(text) + min(num_accepted, len(drafts) - 1)
             text += [*drafts[:num_accepted], choose.randrange(NUM_IDS)]
         draft.sequences.check_integrity()
-    # Neither the prompts nor what follows: only then the link is known to send columns.
-    assert proposer.num_columns == (4 if draft.drafting is not None else 0)
+    # All but the prompts, which are answered together.
+    assert proposer.num_columns == (5 if draft.drafting is not None else 0), proposer.num_columns
     driver.core.drop_link(driver.link_id)
     return answers
 
