@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import uvloop
 
 from outrider.benchmarks.child_process import child_process
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from outrider.client import AsyncClient
 from outrider.demo import TARGET
 
@@ -142,7 +142,7 @@ async def stack(given: argparse.Namespace, folder: str) -> AsyncIterator[tuple[s
         draft = await service("draft", "--busy-ms", str(given.draft_ms))
         named = ("--target-address", target, "--draft-address", draft, "--tokenizer", str(TARGET))
         coordinator = await service("coordinator", *named)
-        port = free_port()
+        port = hold_port()
         for _ in range(given.gateways):
             flags = ("--coordinator", coordinator, "--port", str(port), "--drain-delay-s", "0", "--log-level", "error")
             resumption = ("--resume-timeout-s", str(given.resume_timeout_s))

@@ -13,8 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from outrider.cli.options import Verbose, output, progress
+from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.plan import StackPlan
-from outrider.cli.stack.preflight import free_port
 from outrider.cli.stack.preparation import extras_of, prepare_stack
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
@@ -103,7 +103,7 @@ def plan_demo(more: Mapping[Place, object], *, target: Path = TARGET, draft: Pat
         # Greedy tokens are compared one by one: smaller types let near ties fall either way.
         ("target", "dtype"): "float32",
         ("draft", "dtype"): "float32",
-        ("coordinator", "port"): free_port(),
+        ("coordinator", "port"): hold_port(),
         **more,
     }
     # A demonstration is the same everywhere: neither variables nor a file have a say.

@@ -11,7 +11,7 @@ import pytest
 from outrider.cli.services import _EXTRAS, SERVICES
 from outrider.cli.stack import gateways
 from outrider.cli.stack.gateways import plan_gateway, spread_over
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from outrider.config import GatewaySettings, load, load_all
 from outrider.errors import ConfigError
 from outrider.process import extras
@@ -29,7 +29,7 @@ def settings_of(argv: tuple[str, ...]) -> GatewaySettings:
 
 
 def test_what_protects_the_coordinator_protects_the_gateway() -> None:
-    port = free_port()
+    port = hold_port()
     made = plan(gateway__port=port, coordinator__port=4242, coordinator__api_token_file="/keys")
     (spec,) = made.specs
     settings = settings_of(spec.argv)
@@ -41,20 +41,20 @@ def test_what_protects_the_coordinator_protects_the_gateway() -> None:
 
 
 def test_several_processes_share_a_port() -> None:
-    made = plan(gateway__port=free_port(), gateway__num_processes=2)
+    made = plan(gateway__port=hold_port(), gateway__num_processes=2)
     assert [spec.name for spec in made.specs] == ["gateway-1", "gateway-2"]
     assert all(settings_of(spec.argv).reuse_port for spec in made.specs)
 
 
 def test_there_are_as_many_as_coordinators_unless_it_is_said_otherwise() -> None:
-    port = free_port()
+    port = hold_port()
     assert len(plan(gateway__port=port, coordinator__num_processes=3).specs) == 3
     assert len(plan(gateway__port=port, coordinator__num_processes=3, gateway__num_processes=1).specs) == 1
 
 
 @pytest.mark.parametrize(("num_gateways", "expected"), [(1, ["a,b"]), (2, ["a,b", "b,a"]), (3, ["a,b", "b,a", "a,b"])])
 def test_each_gateway_begins_with_a_coordinator_of_its_own(num_gateways: int, expected: list[str]) -> None:
-    port = free_port()
+    port = hold_port()
     made = plan(gateway__port=port, coordinator__num_processes=2, gateway__num_processes=num_gateways)
     specs = spread_over(made, ["a:1", "b:2"], explicit=())
     found = [settings_of(spec.argv).coordinator_address for spec in specs]
@@ -73,14 +73,14 @@ def test_a_missing_library_is_told_before_anything_starts(monkeypatch: pytest.Mo
     made = plan()
     assert made.specs == () and 'needs httptools: pip install -e ".[gateway]"' in made.note
     with pytest.raises(ConfigError, match=r"\.\[gateway\]"):
-        plan(gateway__port=free_port())
+        plan(gateway__port=hold_port())
 
 
 def test_a_coordinator_with_tls_is_not_undone_by_plain_http(tmp_path: Path) -> None:
     tls = {"coordinator__tls_cert_file": "/c", "coordinator__tls_key_file": "/k"}
     made = plan(**tls)
     assert made.specs == () and "gateway.coordinator_tls_ca_file" in made.note
-    port = free_port()
+    port = hold_port()
     (spec,) = plan(**tls, gateway__port=port, gateway__coordinator_tls_ca_file="/ca").specs
     settings = settings_of(spec.argv)
     assert (settings.tls_cert_file, settings.tls_key_file) == ("/c", "/k") and spec.health_url.startswith("tcp://")

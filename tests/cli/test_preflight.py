@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.preflight import (
     check_files,
     check_listeners,
     check_model_folder,
     check_tokenizers,
-    free_port,
     longest_context,
 )
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Settings, TargetSettings
@@ -133,4 +133,4 @@ def test_a_port_of_metrics_that_is_in_use_is_told_before_anything_is_loaded() ->
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"coordinator.metrics_port: 127.0.0.1:{port} is in use"):
             check_listeners(stack({"metrics_port": port}), None)
-    check_listeners(stack({"metrics_port": free_port()}), GatewaySettings.model_validate({}))
+    check_listeners(stack({"metrics_port": hold_port()}), GatewaySettings.model_validate({}))

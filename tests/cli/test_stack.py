@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.plan import ServiceSpec, StackPlan
-from outrider.cli.stack.preflight import free_port
 from outrider.cli.stack.probe import is_serving
 from outrider.cli.stack.supervisor import Stack
 from outrider.errors import UnavailableError
@@ -44,7 +44,7 @@ class Recorder:
 
 
 def spec(name: str, *argv: str, stop_within_s: float = 10.0) -> ServiceSpec:
-    port = free_port()
+    port = hold_port()
     return ServiceSpec(
         name=name,
         module="tests.cli.fake_service",
@@ -154,7 +154,7 @@ def test_the_lifeline_alone_ends_a_child() -> None:
     code = (
         "import sys; sys.platform = 'other'\n"
         "from outrider.cli.stack.child import main\n"
-        f"main([{str(os.getpid())!r}, 'tests.cli.fake_service', '--port', {str(free_port())!r}, '--ignore-sigterm'])\n"
+        f"main([{str(os.getpid())!r}, 'tests.cli.fake_service', '--port', {str(hold_port())!r}, '--ignore-sigterm'])\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
         assert child.stdin is not None

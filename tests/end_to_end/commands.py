@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 
 DEADLINE_S = 240.0
 """Generous: a start imports torch twice, on a machine that may be busy with other tests."""
@@ -35,7 +35,7 @@ class Command:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "outrider.cli", "serve", *arguments),
-                *("--port", str(port or free_port()), "--num-threads", "1"),
+                *("--port", str(port or hold_port()), "--num-threads", "1"),
                 *(("--http-port", str(http_port)) if http_port else ("--no-http",)),
             ],
             stdout=subprocess.PIPE,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outrider import AsyncClient
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.probe import is_serving
 from outrider.errors import UnavailableError
 from tests.support.stack import run_stack
@@ -29,7 +29,7 @@ LONG: dict[str, Any] = {"prompt_token_ids": [1, 2, 3], "max_tokens": 8000, "temp
 async def coordinator_process(*arguments: str) -> AsyncIterator[tuple[Process, str]]:
     """A coordinator that serves, and its address."""
     model = cached_tiny_model("llama", seed=1, max_position_embeddings=16384)
-    port = free_port()
+    port = hold_port()
     async with run_stack(model, wire=True) as stack:
         target = stack.addresses["target"]
         flags = ("--port", str(port), "--target-address", target, "--drain-delay-s", "0", *arguments)

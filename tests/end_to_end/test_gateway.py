@@ -22,7 +22,7 @@ import pytest
 from openai import OpenAI
 
 from outrider import Client
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from tests.end_to_end.commands import DEADLINE_S, Command, wait_until
 from tests.support.tiny_models import EOS_TOKEN
 
@@ -38,7 +38,7 @@ class Served:
     """The command, and where its gateway is."""
 
     def __init__(self, model: Path, tokens: Path) -> None:
-        self.http_port, self.metrics_port, self.tokens = free_port(), free_port(), tokens
+        self.http_port, self.metrics_port, self.tokens = hold_port(), hold_port(), tokens
         flags = ("--draft-model", str(model), "-k", "3", "--served-model-name", "tiny", "--api-key", "the-key")
         fixed = ("--set", "coordinator.draft_length=fixed", "--set", "target.num_pages=600")
         metrics = ("--set", f"coordinator.metrics_port={self.metrics_port}")
@@ -148,7 +148,7 @@ def test_a_stream_outlives_the_coordinator(served: Served) -> None:
 
 
 def test_gateways_by_themselves_share_a_port_and_have_metrics(served: Served) -> None:
-    port, metrics_ports = free_port(), [free_port(), free_port()]
+    port, metrics_ports = hold_port(), [hold_port(), hold_port()]
     command = [sys.executable, "-m", "outrider.cli", "gateway", "--coordinator", served.address, "--port", str(port)]
     command += ["--reuse-port", "--api-token-file", str(served.tokens), "--drain-delay-s", "0"]
     command += ["--served-model-name", "tiny", "--metrics-port"]

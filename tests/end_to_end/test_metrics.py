@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider import Client
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from outrider.errors import InvalidRequestError
 from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, MetricSpec
 from tests.end_to_end.commands import Command, wait_until
@@ -41,7 +41,7 @@ class Scraped:
 @pytest.fixture(scope="module")
 def metered(tiny_pair: tuple[Path, Path]) -> Iterator[tuple[Command, int]]:
     """`outrider serve` with metrics, and the first of their three ports, whose neighbours are likely to be free."""
-    first = free_port()
+    first = hold_port()
     target, draft = map(str, tiny_pair)
     fixed = ("-k", "4", "--set", "coordinator.draft_length=fixed", "--set", "coordinator.vllm_metric_names=true")
     named = ("--served-model-name", "mine")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from outrider import Client, Tls
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from outrider.errors import UnauthenticatedError, UnavailableError
 from outrider.v1 import link_pb2, link_pb2_grpc
 from tests.end_to_end.commands import Command, wait_until
@@ -53,7 +53,7 @@ def secured(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFacto
     served = {f"tls_{name}": path for name, path in server.items()} | {"tls_client_ca_file": authority.ca_file}
     linked = {f"link_tls_{name}": path for name, path in mine.items()} | {"link_tls_ca_file": authority.ca_file}
     service = {**served, "link_token_file": str(tokens["link"])}
-    health = {section: free_port() for section in ("target", "draft", "coordinator")}
+    health = {section: hold_port() for section in ("target", "draft", "coordinator")}
     public = {**served, **linked, "link_token_file": str(tokens["link"]), "api_token_file": str(tokens["api"])}
     config = folder / "outrider.yaml"
     sections = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outrider import AsyncClient
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.probe import is_serving
 from outrider.generation import GenerationResult
 from tests.support.stack import run_stack
@@ -56,11 +56,11 @@ class Stream:
 async def two_coordinators() -> AsyncIterator[tuple[str, list[Coordinator], GenerationResult]]:
     """The address that they share, both of them, and the result without any fault."""
     model = cached_tiny_model("llama", seed=1, max_position_embeddings=16384)
-    port = free_port()
+    port = hold_port()
     address = f"127.0.0.1:{port}"
     async with run_stack(model, wire=True) as stack, contextlib.AsyncExitStack() as running:
         found = []
-        for own_port in (free_port(), free_port()):
+        for own_port in (hold_port(), hold_port()):
             flags = ("--port", str(port), "--reuse-port", "--own-port", str(own_port), "--drain-delay-s", "0")
             process = await asyncio.create_subprocess_exec(
                 sys.executable,

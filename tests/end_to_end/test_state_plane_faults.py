@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.generation import GenerationRequest
 from outrider.tensor_plane import shared_file
@@ -76,7 +76,7 @@ class Service:
     """A service that is started again and again at one port."""
 
     def __init__(self, role: str, **settings: Any) -> None:
-        self.role, self.settings, self.port = role, {"num_threads": 1, "page_size": 4, **settings}, free_port()
+        self.role, self.settings, self.port = role, {"num_threads": 1, "page_size": 4, **settings}, hold_port()
         self.address = f"127.0.0.1:{self.port}"
         self.process: BaseProcess | None = None
 

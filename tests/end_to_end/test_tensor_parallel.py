@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.probe import is_serving
 from tests.end_to_end.commands import DEADLINE_S, is_alive, wait_until
 from tests.support.stack import run_stack
@@ -82,7 +82,7 @@ class Shared:
 
 @contextmanager
 def shared_target(*flags: str) -> Iterator[Shared]:
-    port = free_port()
+    port = hold_port()
     command = [
         *(
             sys.executable,

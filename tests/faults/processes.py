@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from outrider.cli.stack.held_ports import HeldPort
 from outrider.cli.stack.probe import is_serving
-from tests.faults.ports import HeldPort
 from tests.faults.readings import Metrics, Usage, metrics_of, usage_of
 
 RESTART_DELAY_S = 0.5

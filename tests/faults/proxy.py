@@ -12,7 +12,7 @@ import contextlib
 import enum
 from dataclasses import dataclass, field
 
-from tests.faults.ports import HeldPort
+from outrider.cli.stack.held_ports import HeldPort
 
 _CHUNK_BYTES = 1 << 16
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.faults.ports import HeldPort
+from outrider.cli.stack.held_ports import HeldPort
 from tests.faults.processes import Process, as_flags, without_settings
 from tests.faults.stack import NUM_PAGES, PAIR, Stack
 

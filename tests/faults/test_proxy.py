@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.faults.ports import HeldPort
+from outrider.cli.stack.held_ports import HeldPort
 from tests.faults.proxy import Direction, Impairment, Proxy
 
 DEADLINE_S = 30.0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from tests.client.conftest import Service
 from tests.gateway.conftest import wait_until
 from tests.transport.security.authorities import Authority
@@ -41,7 +41,7 @@ def is_listening(port: int) -> bool:
 
 
 def test_https_with_client_certificates(service: Service, tmp_path: Path) -> None:
-    authority, port = Authority(tmp_path), free_port()
+    authority, port = Authority(tmp_path), hold_port()
     server, mine = authority.issue("127.0.0.1"), authority.issue("caller", file="caller")
     flags = ["--coordinator", service.address, "--port", str(port), "--tls-client-ca-file", str(authority.ca_file)]
     flags += ["--tls-cert-file", str(server["cert_file"]), "--tls-key-file", str(server["key_file"])]

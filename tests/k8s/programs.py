@@ -21,7 +21,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from tests.k8s.release import Object, Release
 
 PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
@@ -128,7 +128,7 @@ class Pods:
 
     def port(self, number: int) -> int:
         """The port here that stands for one of a pod's."""
-        return self.ports.setdefault(str(number), free_port())
+        return self.ports.setdefault(str(number), hold_port())
 
     def close(self) -> None:
         """Kill what is left; what has started processes of its own ends them first."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from tests.end_to_end.commands import wait_until
 from tests.k8s.helm import ROOT
 
@@ -141,7 +141,7 @@ def test_the_coordinators_image_has_no_torch_and_runs(coordinator_image: Path) -
     python = coordinator_image / "bin" / "python"
     wrong = run(SCRIPTS / "check_packages.sh", coordinator_image, "cpu")
     assert "torch is not in the image for cpu" in wrong.stderr
-    port = str(free_port())
+    port = str(hold_port())
     arguments = ["-m", "outrider_coordinator", f"--port={port}", "--target-address=127.0.0.1:1"]
     process = subprocess.Popen([python, *arguments], cwd="/", stderr=subprocess.DEVNULL)
     try:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from outrider.cli.stack.held_ports import hold_port
 from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, UnavailableError
@@ -32,17 +33,11 @@ def settings(**changes: object) -> DraftSettings:
     return DraftSettings.model_validate({"method": DraftMethod.NGRAM, **changes})
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 class Hosted:
     """A hosted n-gram draft, with a hand on its loading and its engine."""
 
     def __init__(self, *, delay_s: float = 0.0, grace_s: float = DEADLINE_S) -> None:
-        self.port = free_port()
+        self.port = hold_port()
         self.may_load = threading.Event()
         self.may_load.set()
         self.loading = threading.Event()
@@ -202,7 +197,7 @@ def start(*argv: str) -> subprocess.Popen[str]:
 
 
 async def test_a_real_process_serves_and_ends_with_0() -> None:
-    port = free_port()
+    port = hold_port()
     process = start("outrider_draft", "--method", "ngram", "--port", str(port), "--drain-delay-s", "0")
     try:
         await until(lambda: asyncio.to_thread(health_of, port, HEALTH_NAME), "SERVING")
@@ -224,7 +219,7 @@ async def test_a_real_process_serves_and_ends_with_0() -> None:
     ],
 )
 def test_a_real_process_says_in_one_line_why_it_cannot_serve(argv: list[str], message: str) -> None:
-    process = start(*argv, "--port", str(free_port()))
+    process = start(*argv, "--port", str(hold_port()))
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode != 0
     assert message in errors.splitlines()[-1]

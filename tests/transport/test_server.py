@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider import AsyncClient
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from outrider.errors import CapacityError, ConfigError, InvalidRequestError, UnavailableError
 from outrider.generation import TokenizerFiles
 from outrider.transport import servicers, tokenizer_answers
@@ -87,7 +87,7 @@ async def test_coordinators_that_say_so_share_a_port_and_the_kernel_spreads_conn
 
 
 async def test_a_port_of_its_own_reaches_one_of_several_that_share_one() -> None:
-    own = free_port()
+    own = hold_port()
     first = await serve_generation(ScriptedGenerator(), host="127.0.0.1", port=0, reuse_port=True, own_port=own)
     port = int(first.address.rpartition(":")[2])
     second = await serve_generation(ScriptedGenerator(), host="127.0.0.1", port=port, reuse_port=True)

@@ -2,7 +2,6 @@
 
 import json
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from figures.rows import Services
 from figures.session import ROOT, Session, stop
+from outrider.cli.stack.held_ports import hold_port
 
 Addresses = tuple[str, str | None]
 """Of the coordinators with chosen and with fixed lengths."""
@@ -65,7 +65,7 @@ def serving(session: Session, services: Services, log: str) -> Iterator[Addresse
     token = session.out / "link-token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(16))
-    port, target, draft, other = (_free_port() for _ in range(4))
+    port, target, draft, other = (hold_port() for _ in range(4))
     command = ["-m", "outrider.cli", "serve", str(pair / "target"), "--load-format", "synthetic", "--no-http"]
     command += [*_draft_flags(services, pair), *_size_flags(session, services)]
     command += ["--port", str(port), "--set", f"target.port={target}", "--set", f"draft.port={draft}"]
@@ -101,9 +101,3 @@ def _size_flags(session: Session, services: Services) -> list[str]:
         return ["--max-model-len", "512", *("cpu" if flag.startswith("cuda") else flag for flag in flags), *where]
     pages = ["--set", f"target.num_pages={services.pages}", "--set", f"draft.num_pages={services.pages}"]
     return ["--dtype", "bfloat16", "--max-model-len", str(services.max_model_len), *flags, *pages]
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

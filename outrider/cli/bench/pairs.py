@@ -11,8 +11,8 @@ from typing import Any
 
 from outrider.cli.bench.harness import is_synthetic, pair_name
 from outrider.cli.settings_flags import parse_set
+from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.plan import StackPlan
-from outrider.cli.stack.preflight import free_port
 from outrider.cli.stack.preparation import prepare_stack
 from outrider.config import FlagNames, load_all
 from outrider.config.typed_names import Place
@@ -103,7 +103,7 @@ def plan_pair(
         ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
         # A length that is named is measured; without one the coordinator chooses.
         ("coordinator", "draft_length"): None if num_speculative_tokens is None else "fixed",
-        ("coordinator", "port"): free_port(),
+        ("coordinator", "port"): hold_port(),
     }
     given = parse_set(set_options)
     names = {place: f"--{option.replace('_', '-')}" for place, option in _OPTIONS.items()}

@@ -6,7 +6,6 @@ Only fast checks without torch; the services check the rest when they load.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -228,11 +227,3 @@ def _take(taken: dict[int, str], port: int, setting: str) -> None:
     if port in taken:
         raise ConfigError(setting, f"is {port}, as {taken[port]} is; they must be different ports")
     taken[port] = setting
-
-
-def free_port() -> int:
-    """A free loopback port."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -11,9 +11,10 @@ from dataclasses import replace
 from outrider.cli.stack.arrangement import Arrangement, Load, arrange
 from outrider.cli.stack.gateways import GatewayPlan, plan_gateway, spread_over
 from outrider.cli.stack.gpus import NO_GPUS, find_gpus
+from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.placement import place
 from outrider.cli.stack.plan import StackPlan, plan_stack, with_typed_names
-from outrider.cli.stack.preflight import check, check_listeners, free_port
+from outrider.cli.stack.preflight import check, check_listeners
 from outrider.cli.stack.secret import make_link_secret
 from outrider.config import Effective, Settings
 from outrider.config.sources import CONFIG
@@ -56,7 +57,7 @@ def _prepare(
     plan = plan_stack(
         placed.settings,
         explicit=effective.origins,
-        free_port=free_port,
+        free_port=hold_port,
         secret=make_link_secret(),
         replica_devices=arranged.replica_devices,
     )

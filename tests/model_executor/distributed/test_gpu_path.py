@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.held_ports import hold_port
 from tests.end_to_end.commands import is_alive, wait_until
 from tests.model_executor.test_gpu_path import ROOT, check_answers, check_columns, finish, start
 
@@ -40,7 +40,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def said_by_two(device: str, path: Path, shared: str) -> dict[str, Any]:
-    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **INTERPRETED[device]}
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hold_port()), **INTERPRETED[device]}
     ranks = [start(device, path, shared, RANK=rank, LOCAL_RANK=rank, **group) for rank in ("0", "1")]
     try:
         ended = [process.communicate(timeout=DEADLINE_S)[0] for process, _ in ranks]

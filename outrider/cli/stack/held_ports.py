@@ -1,8 +1,12 @@
-"""Ports of loopback that runs side by side do not take from each other."""
+"""Ports of loopback that nobody takes between the choice of the port and the start of its server, nor while the server
+is away.
+"""
 
 from __future__ import annotations
 
 import socket
+
+from outrider.cli.stack.plan import LOOPBACK
 
 
 class HeldPort:
@@ -14,7 +18,7 @@ class HeldPort:
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.bind((LOOPBACK, 0))
         # Only now: with it before, the kernel may give a port that another socket holds in this way.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.number: int = self._socket.getsockname()[1]
@@ -22,3 +26,13 @@ class HeldPort:
     def close(self) -> None:
         """Give it back; idempotent."""
         self._socket.close()
+
+
+_held_ports: list[HeldPort] = []
+
+
+def hold_port() -> int:
+    """A port that this process holds until it ends."""
+    held = HeldPort()
+    _held_ports.append(held)
+    return held.number

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.faults.ports import HeldPort
+from outrider.cli.stack.held_ports import HeldPort, hold_port
 
 
 async def _closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,3 +41,11 @@ def test_no_other_socket_gets_a_held_port() -> None:
         socket.create_connection(("127.0.0.1", held[0].number))
     for port in held:
         port.close()
+
+
+def test_the_ports_of_a_stack_are_held_for_servers_that_start_later() -> None:
+    port = hold_port()
+    for _ in range(2):
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        socket.create_server(("127.0.0.1", port)).close()
