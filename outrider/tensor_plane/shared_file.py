@@ -35,10 +35,8 @@ def is_available(folder: Path = FOLDER) -> bool:
 def create(folder: Path) -> tuple[str, int]:
     """A new file with a header alone: its name and descriptor; ``OSError`` where there is no room or no right."""
     sweep(folder)
-    name = _PREFIX + secrets.token_hex(16)
-    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    name, descriptor = _create_locked(folder)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         grow(descriptor, HEADER_BYTES)
         os.pwrite(descriptor, secrets.token_bytes(TOKEN_BYTES), 0)
     except OSError:
@@ -46,6 +44,20 @@ def create(folder: Path) -> tuple[str, int]:
         os.close(descriptor)
         raise
     return name, descriptor
+
+
+def _create_locked(folder: Path) -> tuple[str, int]:
+    """A new, empty file with a lock. A sweep of another process may find it before it has one, and removes it; then
+    there is another.
+    """
+    while True:
+        name = _PREFIX + secrets.token_hex(16)
+        descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                return name, descriptor
+        os.close(descriptor)
 
 
 def open_existing(folder: Path, name: str) -> int:
