@@ -15,6 +15,8 @@ from tests.faults.requests import Request
 
 _LOGPROB_TOLERANCE = 0.02
 """Five positions in one forward and five forwards of one round differently in float32."""
+_TIE = 1e-4
+"""As much as that rounding moves a log-probability, and ten times more."""
 
 
 @dataclass(slots=True)
@@ -35,6 +37,17 @@ class Reading:
     """The wait for the first output."""
     gaps: list[tuple[float, float]] = field(default_factory=list)
     """(seconds, clock at their end) of the longest waits between outputs."""
+
+
+def is_near_tie(request: Request, twin: GenerationResult) -> bool:
+    """Whether two tokens were as likely anywhere in a greedy twin, so that the shape of a forward decides between them.
+
+    The twin has the two likeliest. Where parameters move the ranks it is not known.
+    """
+    is_greedy = request.options["temperature"] == 0.0 or request.options.get("top_k") == 1
+    if not is_greedy or request.moves_ranks or twin.logprobs is None:
+        return False
+    return any(len(each.top) > 1 and each.top[0][1] - each.top[1][1] < _TIE for each in twin.logprobs)
 
 
 def differences(reading: Reading, twin: GenerationResult | None) -> list[str]:

@@ -37,6 +37,11 @@ class Request:
     max_rank: int | None = None
     """The largest rank an emitted token may have; None where it is not known."""
 
+    @property
+    def moves_ranks(self) -> bool:
+        """Whether the token that is emitted need not be one of the likeliest."""
+        return any(key in self.options for key in _MOVES_RANKS)
+
     def __str__(self) -> str:
         return f"request {self.number}: {self.options}"
 

@@ -7,12 +7,13 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import outrider.demo
 from outrider import AsyncClient
 from outrider.generation import GenerationResult
+from tests.faults.oracle import is_near_tie
 from tests.faults.processes import START_DEADLINE_S, Process, ServiceProcess
 from tests.faults.proxy import Proxy
 from tests.faults.requests import Request
@@ -156,13 +157,24 @@ def _named(processes: Sequence[Process]) -> list[tuple[str, Process]]:
 
 
 async def undisturbed(client: AsyncClient, catalogue: Sequence[Request]) -> dict[int, GenerationResult]:
-    """The twins of the determined requests: what the target gives alone, K = 0, while nothing is wrong."""
+    """The twins of the determined requests: what the target gives alone, K = 0, while nothing is wrong.
+
+    Requests that come near to a tie have none.
+    """
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def result(request: Request) -> tuple[int, GenerationResult]:
+    async def result(request: Request) -> tuple[Request, GenerationResult]:
+        num_logprobs = request.options.get("logprobs")
         async with places:
-            reading = await patiently(client, request, Tally(), num_speculative_tokens=0)
+            reading = await patiently(
+                client, request, Tally(), num_speculative_tokens=0, logprobs=max(2, num_logprobs or 0)
+            )
         assert reading.result is not None, f"no twin: {reading.error} for {request}"
-        return request.number, reading.result
+        return request, reading.result
 
-    return dict(await asyncio.gather(*(result(request) for request in catalogue if request.is_determined)))
+    found = await asyncio.gather(*(result(request) for request in catalogue if request.is_determined))
+    return {
+        request.number: twin if "logprobs" in request.options else replace(twin, logprobs=None)
+        for request, twin in found
+        if not is_near_tie(request, twin)
+    }

@@ -13,8 +13,8 @@ import pytest
 
 from outrider.errors import UnavailableError
 from outrider.generation import Delta, GenerationResult, SpeculationStats, Timing, Usage
-from outrider.types import FinishReason
-from tests.faults.oracle import differences
+from outrider.types import FinishReason, TokenLogprob
+from tests.faults.oracle import differences, is_near_tie
 from tests.faults.processes import Process, ServiceProcess
 from tests.faults.readings import Metrics, parse_metrics
 from tests.faults.readings import Usage as Held
@@ -38,6 +38,8 @@ TWIN = GenerationResult(
     request_id="",
     timing=Timing(0.0, 0.0, 0.0),
 )
+
+GREEDY = {"prompt": "a", "temperature": 0.0}
 
 Script = list[tuple[int, ...]]
 """Tokens, delta by delta."""
@@ -81,6 +83,21 @@ async def tally_of(streams: ScriptedStreams, manner: Manner = PLAIN) -> Tally:
     tally = Tally()
     tally.take(await read(streams, REQUEST, tally, manner=manner, hang_s=0.2), TWIN)
     return tally
+
+
+@pytest.mark.parametrize(
+    ("options", "second", "expected"),
+    [
+        (GREEDY, -1.00001, True),
+        ({"temperature": 0.8, "top_k": 1}, -1.00001, True),
+        (GREEDY, -1.001, False),
+        ({"temperature": 0.8}, -1.00001, False),
+        ({**GREEDY, "repetition_penalty": 1.15}, -1.00001, False),
+    ],
+)
+def test_a_request_near_a_tie_is_known(options: dict[str, object], second: float, expected: bool) -> None:
+    logprobs = (TokenLogprob(3, -0.1, 1, ((3, -0.1), (4, -2.0))), TokenLogprob(1, -1.0, 1, ((1, -1.0), (2, second))))
+    assert is_near_tie(Request(0, options, is_determined=True), replace(TWIN, logprobs=logprobs)) is expected
 
 
 async def test_a_stream_that_is_its_twin_is_right() -> None:
