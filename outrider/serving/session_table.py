@@ -44,6 +44,7 @@ class SessionTable(Generic[SequenceT]):
         self._closed_because: str | None = None
 
     def __len__(self) -> int:
+        """Number of open sessions; one is counted until its pages are free."""
         return sum(len(of_link.open) for of_link in list(self._links.values()))  # asked from other threads too
 
     def refuse_sessions(self, reason: str) -> None:
@@ -181,10 +182,11 @@ class SessionTable(Generic[SequenceT]):
 
     def drop_link(self, link_id: int) -> None:
         """End all sessions of a link and forget those that ended before."""
-        of_link = self._links.pop(link_id, None)
+        of_link = self._links.get(link_id)
         if of_link is not None:
             for session in list(of_link.open):
                 self._end(of_link, session)
+            del self._links[link_id]
 
     def _sessions_of(self, link_id: int) -> _LinkSessions[SequenceT]:
         of_link = self._links.get(link_id)
@@ -221,9 +223,10 @@ class SessionTable(Generic[SequenceT]):
         return self.fail(link_id, command.session, command.generation, error)
 
     def _end(self, of_link: _LinkSessions[SequenceT], session: int) -> None:
-        known = of_link.open.pop(session, None)
+        known = of_link.open.get(session)
         if known is not None:
             self._store.release(known.sequence)
+            del of_link.open[session]
 
     @staticmethod
     def _note_ended(of_link: _LinkSessions[SequenceT], session: int, generation: int) -> None:

@@ -172,6 +172,30 @@ def test_dropping_a_link_frees_its_sessions_alone(
     assert isinstance(session_table.find(0, 7, 2), SessionLost)
 
 
+@pytest.mark.parametrize("ends_link", [False, True])
+def test_a_session_is_counted_until_its_pages_are_free(
+    session_table: SessionTable[KVSequence],
+    table: KVCacheManager,
+    monkeypatch: pytest.MonkeyPatch,
+    ends_link: bool,
+) -> None:
+    counted: list[int] = []
+    release = table.release
+
+    def counting(sequence: KVSequence) -> None:
+        counted.append(len(session_table))
+        release(sequence)
+
+    monkeypatch.setattr(table, "release", counting)
+    session_table.open(0, OPEN)
+    table.extend(found(session_table).sequence, [1, 2, 3])
+    if ends_link:
+        session_table.drop_link(0)
+    else:
+        session_table.release(0, Release(7, 2))
+    assert (counted, len(session_table), table.pool.num_free) == ([1], 0, 4)
+
+
 def test_ended_sessions_that_are_remembered_are_bounded(
     session_table: SessionTable[KVSequence], monkeypatch: pytest.MonkeyPatch
 ) -> None:
