@@ -275,7 +275,7 @@ class DraftLengthController:
         is_settled = batch.drafting.num_rows > 0 and self._choice.is_speculating and self._is_settled
         timer = self._choice.timer
         if batch.drafting.num_rows and not is_beside_text:
-            self._choice.note_drafting_round()
+            self._choice.note_drafting_round(num_begun)
         if is_beside_text:
             timer.interrupt()
         elif batch.drafting.num_rows and self._is_probe_of_many:
@@ -374,6 +374,8 @@ class DraftLengthController:
         return has_changed
 
     def _load(self) -> Load:
+        drafted = [session for session in self._sessions if session.has_ever_drafted]
+        is_shared = self._choice.timer.foreign.num_sessions > 0
         return Load(
             tuple(self._sessions),
             max(len(self._sessions), self._least_usual),
@@ -381,7 +383,8 @@ class DraftLengthController:
             self._busy_s - self._steady_since,
             has_prompts=self._num_prompts > 0,
             is_new=self._is_new,
-            has_drafted=any(session.has_ever_drafted for session in self._sessions),
+            has_drafted=any(session.is_new or is_shared for session in drafted),
+            joins_drafting=not is_shared and any(not session.is_new for session in drafted),
             request_s=self._request_s,
             usual_text=self._text_load.num_tokens,
             computed_share=self._text_load.computed_share,

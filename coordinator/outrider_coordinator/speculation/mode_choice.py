@@ -52,7 +52,11 @@ class Load:
     is_new: bool
     """Whether most sessions have nearly all of their output before them."""
     has_drafted: bool
-    """Whether any session has had draft tokens on this target."""
+    """Whether any new session has had draft tokens on this target; with foreign sessions, which stay in their mode,
+    any session at all.
+    """
+    joins_drafting: bool
+    """Whether, without foreign sessions, any that is not new has had some."""
     request_s: float
     """Seconds of service that requests take, the usual ones; infinity before any has ended."""
     usual_text: float
@@ -66,7 +70,7 @@ class Load:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether most sessions are new, and nothing was drafted for any."""
+        """Whether most sessions are new, and nothing was drafted for any of those."""
         return self.is_new and not self.has_drafted
 
     @property
@@ -133,11 +137,11 @@ class ModeChoice:
             if trial.note_round(now, batch.num_tokens, share, self.rates[mode.other], counts=counts):
                 self.has_tried = True
 
-    def note_drafting_round(self) -> None:
-        """A round with drafts that tells of speculation is about to be timed: it may be the first one of a check."""
+    def note_drafting_round(self, num_sessions: int) -> None:
+        """A round with drafts of so many sessions is about to be timed: it may be the first one of a check."""
         if self._has_check_begun and self._trials[Mode.SPECULATIVE].is_active:
             self._has_check_begun = False
-            self.timer.forget_speculation()
+            self.timer.forget_speculation(num_sessions)
             self.note_drafts()
 
     def note_drafts(self) -> None:
@@ -231,11 +235,14 @@ class ModeChoice:
 
     def _sure_rates(self, load: Load) -> dict[Mode, float]:
         """The rates, speculation's less what may be wrong where it was timed with fewer sessions only, and that of a
-        mode that foreign sessions are not in less what mixed forwards cost.
+        mode that foreign sessions are not in less what mixed forwards cost. Doubt does not end speculation that goes
+        on: the next rounds tell.
         """
         past_few = _doublings_past_few(self._num_all(load.usual_sessions))
         past_known = self.timer.doublings_past_known(len(load.sessions))
-        uncertainty = 1.0 if past_few <= 0 else math.inf if past_known is None else _UNCERTAINTY ** max(past_known, 0)
+        goes_on = load.joins_drafting and self.selector.mode is Mode.SPECULATIVE
+        each = _DOUBT if goes_on else _UNCERTAINTY
+        uncertainty = 1.0 if past_few <= 0 else math.inf if past_known is None else each ** max(past_known, 0)
         plain, speculative = (self.timer.foreign.worth(drafting=drafting) for drafting in (False, True))
         return {
             Mode.PLAIN: plain * self.rates[Mode.PLAIN],

@@ -11,6 +11,7 @@ from outrider_coordinator.speculation import ControlledSession, DraftLengthContr
 from outrider_coordinator.speculation.draft_length import Choice, best_choice
 from outrider_coordinator.speculation.exploration.trials import ModeTrial
 from outrider_coordinator.speculation.mode_choice import ModeChoice
+from tests.coordinator.speculation.measured_pairs import MeasuredH100, MeasuredHead
 from tests.coordinator.speculation.simulated_load import (
     H200,
     Bursts,
@@ -93,6 +94,37 @@ def test_a_disturbance_does_not_end_speculation_for_the_loads_after_it(seed: int
     users.burst(8)  # may begin plainly
     plain_seconds = users.num_tokens * 8 / expected_rate(load.pair, 8, 0, 0.81)
     assert sum(users.burst(8) for _ in range(3)) < 0.88 * 3 * plain_seconds
+
+
+@pytest.mark.parametrize("acceptance", [0.8, 0.9])
+def test_what_is_learned_of_many_does_not_end_speculation_for_one(acceptance: float) -> None:
+    last = list[float]()
+    for seed in range(1, 6):
+        chosen, plain = chosen_and_plain(TwoCores(), acceptance, seed=seed)
+        gains = [plain.burst(num_users) / chosen.burst(num_users) for num_users in (1, 1, 1, 32, 1, 1, 32, 1, 1, 1)]
+        last.append(fmean(gains[-2:]))
+        assert min(gains[3], gains[6]) > 0.9  # one of them checks what many sessions' drafts cost
+    assert min(last) > 1.15
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("pair", "acceptance", "phases", "seconds", "least"),
+    [
+        (MeasuredHead(), 0.75, (1, 128, 1, 128), 4.0, 0.95),
+        (TwoCores(), 0.6, (1, 128, 1, 128), 8.0, 0.93),
+        (MeasuredH100(), 0.9, (8, 64), 4.0, 1.2),
+    ],
+)
+def test_many_who_join_few_that_draft_do_so_where_it_is_expected_to_pay(
+    pair: H200, acceptance: float, phases: tuple[int, ...], seconds: float, least: float, seed: int
+) -> None:
+    """Drafts of those who were there before are no reason to bring many the text that they lack."""
+    controlled = Controlled(Load(pair, lambda now, number: acceptance, seed=seed))
+    for num_users in phases:
+        began = controlled.load.now
+        rate = controlled.run(num_users, seconds).rate(since=began)
+    assert rate >= least * expected_rate(pair, phases[-1], 0, acceptance)
 
 
 @pytest.mark.parametrize("num_users", [1, 4])

@@ -59,6 +59,31 @@ def test_a_fit_leaves_out_an_outlier_and_follows_a_change() -> None:
     assert found.predict((1.0, 1, 1)) == pytest.approx(50e-3, rel=0.05)
 
 
+def test_what_has_faded_decides_only_what_is_not_observed_anew() -> None:
+    """Rows and tokens that grow together are told apart by what was observed before of a slower device."""
+    fit = LinearFit((0.5, 0.25, 0.01), (0.5, 0.25, 0.02))
+    for rows, tokens in itertools.product((1, 4, 16), (16, 64)):
+        fit.note((1.0, rows, tokens), 4.0 + 2.0 * rows)
+    fit.fade()
+    for rows in (8, 12) * 20:
+        fit.note((1.0, rows, 4 * rows), 1.0 + 0.5 * rows)
+    assert fit.predict((1.0, 10, 40)) == pytest.approx(6.0, rel=0.05)
+    assert fit.predict((1.0, 10, 60)) == pytest.approx(6.0, rel=0.1)
+
+
+def test_rounds_that_are_timed_anew_are_those_of_about_as_many_rows() -> None:
+    times = StepTimes()
+    for rows, seconds in ((1, 0.02), (32, 0.3)):
+        for _ in range(8):
+            times.note_target(rows, 5 * rows, seconds / 2)
+            times.note_draft(4, 4 * rows, seconds / 2)
+            times.note_speculative(rows, 4, 4 * rows, seconds)
+    before = times.speculative(1, 4).at(4)
+    times.forget_speculation(40)
+    assert (times.num_speculative(1), times.num_speculative(32)) == (8, 0)
+    assert times.speculative(1, 4).at(4) == pytest.approx(before, rel=0.1)
+
+
 def test_nothing_seen_is_the_prior_acceptance() -> None:
     estimate = AcceptanceEstimate(8)
     estimate.fold()

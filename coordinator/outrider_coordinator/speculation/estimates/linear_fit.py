@@ -54,6 +54,19 @@ class LinearFit:
         self.num_observations += 1
         self._coefficients = None
 
+    def fade(self) -> None:
+        """Let what was observed so far count for one observation: it decides only what those from now on do not tell
+        apart.
+        """
+        if self.num_observations < 2:
+            return
+        share = 1.0 / self._gram[0][0]
+        self._gram = [[share * entry for entry in row] for row in self._gram]
+        self._moment = [share * entry for entry in self._moment]
+        self.num_observations = 1
+        self._num_outliers = 0
+        self._coefficients = None
+
     def predict(self, features: Sequence[float]) -> float:
         """The expected value; 0 before any observation."""
         return float(sum(map(mul, self.coefficients, features)))

@@ -268,10 +268,12 @@ class RoundTimer:
     def _most_cold_rounds(self, num_sessions: int) -> int:
         return _COLD_ROUNDS_AFTER_PROBE if self.knows_probed(num_sessions) else _COLD_ROUNDS
 
-    def forget_speculation(self) -> None:
-        """Time speculative rounds anew. What probes told stays where there were no others: nothing better is known."""
+    def forget_speculation(self, num_sessions: int) -> None:
+        """Time speculative rounds of about so many sessions anew. What probes told stays where there were no others:
+        nothing better is known.
+        """
         if self._num_speculative_rounds:
-            self.times.forget_speculation()
+            self.times.forget_speculation(self.share * self.num_all(num_sessions))
             self._probed.clear()
 
     def interrupt(self) -> None:

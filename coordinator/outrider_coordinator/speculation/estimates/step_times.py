@@ -76,16 +76,17 @@ class StepTimes:
         self._plain = LinearFit((0.9, 0.005), (0.5, 0.02))
         self._seen: defaultdict[int, dict[int, _Seen]] = defaultdict(dict)
         """By magnitude of the rows, then by draft length; 0 is plain."""
-        self.forget_speculation()
-
-    def forget_speculation(self) -> None:
-        """Time speculative rounds anew."""
         self._target = LinearFit((0.7, 0.002, 0.005), (0.5, 0.01, 0.02))
         self._draft = LinearFit((0.1, 0.2, 0.002), (0.5, 0.3, 0.02))
         self._between = LinearFit((0.7, 0.02), (1.0, 0.05))
-        for lengths in self._seen.values():
-            for length in [length for length in lengths if length]:
-                del lengths[length]
+
+    def forget_speculation(self, rows: float) -> None:
+        """Time speculative rounds of about so many rows anew. What those of other numbers took stays known."""
+        for fit in (self._target, self._draft, self._between):
+            fit.fade()
+        lengths = self._seen[_magnitude(rows)]
+        for length in [length for length in lengths if length]:
+            del lengths[length]
 
     def note_target(self, rows: int, tokens: int, seconds: float) -> None:
         """A forward of the target that scored proposals."""
