@@ -96,7 +96,7 @@ class GenerateOptions(TypedDict, total=False):
     prompt_logprobs: Annotated[int | None, Doc("The same for the prompt.")]
     num_speculative_tokens: Annotated[
         int | None,
-        Doc("Draft length of this request; 0 turns speculation off, None is the server's."),
+        Doc("Maximum draft length of this request; 0 turns speculation off, None is the server's."),
     ]
     acceptance_method: Annotated[
         AcceptanceMethod | str | None,

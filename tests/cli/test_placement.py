@@ -49,6 +49,7 @@ def test_each_model_has_a_gpu_where_there_is_one(gpus: Gpus, flags: Flags, devic
     made = placed(gpus, flags)
     assert (made.settings.target.device, made.settings.draft.device) == devices
     assert note in made.note and bool(note) == bool(made.note)
+    assert ("--optimize latency or throughput" in made.note) == (len(gpus) > 1 and not flags)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from outrider.benchmarks.samples import median, ratio
 from outrider.benchmarks.schema import Result, Series, load
 from outrider.benchmarks.tables.cells import arms_of, best_fixed, median_of
 from outrider.benchmarks.tables.serving import other_samplings
-from outrider.benchmarks.tables.short import short_lines
+from outrider.benchmarks.tables.short import outside_services_ms, short_lines
 
 _HEADS = (
     "ms a token until all have finished, chosen / plain: prefill included; after the first tokens, as vLLM's figures "
@@ -61,16 +61,6 @@ def load_line(row: Row, result: Result) -> str:
         f"over plain {_figure(ratio(*rates), row.wanted_over_plain, 3)}, "
         f"over best {_figure(over_best, row.wanted_over_best, 3)}{best_name}{_sampled(result)}",
     )
-
-
-def outside_services_ms(result: Result) -> float | None:
-    """Milliseconds of a chosen decode step that are neither the draft's nor the target's: median over requests of each
-    one's mean.
-    """
-    found = {series.name: series.samples for series in result.series if series.labels.get("arm") == "speculation"}
-    stages = [found.get(f"decode_{name}", ()) for name in ("total", "draft", "target")]
-    outside = [total - draft - target for total, draft, target in zip(*stages, strict=True)]
-    return median(outside) if outside else None
 
 
 def _drafted(result: Result) -> float | None:

@@ -20,7 +20,20 @@ _WIDTH, _BOTTOM = 860, 412
 """Right edge of the picture and lower one of the axes; the legend is below."""
 _LEFT, _RIGHT, _TOP = 64, 30, 34
 _LEGEND_TOP, _LEGEND_LINE = 58, 16
-_COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
+_COLOURS = (
+    "#1f77b4",
+    "#d62728",
+    "#2ca02c",
+    "#9467bd",
+    "#ff7f0e",
+    "#17becf",
+    "#8c564b",
+    "#7f7f7f",
+    "#e377c2",
+    "#bcbd22",
+    "#1b2a6b",
+    "#005f50",
+)
 _FEWEST_POINTS = 3
 """Of a line; results of fewer numbers of users say nothing about the trade."""
 _TICKS = (1, 2, 5)

@@ -25,10 +25,20 @@ def _serve(result: Result) -> Iterable[Line]:
     for arm in arms_of(result):
         per_token, rate = (median_of(result, name, arm=arm) for name in ("tpot", "output_throughput"))
         yield f"{arm}: ms a token, tokens/s", f"{number(per_token, 2)}, {number(rate, 1)}"
-    total, *forwards = (median_of(result, f"decode_{name}", arm="speculation") for name in ("total", "draft", "target"))
-    if total is not None:
-        yield "ms of a decode step outside draft and target", number(total - sum(value or 0.0 for value in forwards), 2)
+    outside = outside_services_ms(result)
+    if outside is not None:
+        yield "ms of a decode step outside draft and target", number(outside, 2)
     yield "acceptance rate", number(acceptance_rate(result.figures["speculation"]), 3)
+
+
+def outside_services_ms(result: Result) -> float | None:
+    """Milliseconds of a decode step with drafts that are neither the draft's nor the target's: median over requests of
+    each one's mean. None where no step was traced.
+    """
+    found = {series.name: series.samples for series in result.series if series.labels.get("arm") == "speculation"}
+    stages = [found.get(f"decode_{name}", ()) for name in ("total", "draft", "target")]
+    outside = [total - draft - target for total, draft, target in zip(*stages, strict=True)]
+    return median(outside) if outside else None
 
 
 def _interference(result: Result) -> Iterable[Line]:

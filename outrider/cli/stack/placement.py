@@ -40,7 +40,8 @@ def place(settings: Settings, gpus: Gpus, *, gpu_memory_utilization: float | Non
     draft = _choose(settings.draft, gpus, target) if _has_draft(settings) else _on(settings.draft, "cpu")
     placed = replace(settings, target=target, draft=draft)
     was_open = "auto" in {settings.target.device, settings.draft.device if _has_draft(settings) else ""}
-    return Placed(_with_shares(placed, gpu_memory_utilization), _note(placed, gpus) if was_open else "")
+    note = _note(placed, gpus) + _hint(settings, gpus) if was_open else ""
+    return Placed(_with_shares(placed, gpu_memory_utilization), note)
 
 
 def share_a_gpu(settings: Settings) -> bool:
@@ -139,6 +140,14 @@ def _note(settings: Settings, gpus: Gpus) -> str:
     if share_a_gpu(settings):
         return f"target and draft share {on_target}"
     return f"the target runs on {on_target}, the draft on {_where(draft, gpus)}"
+
+
+def _hint(settings: Settings, gpus: Gpus) -> str:
+    """On several GPUs of which nothing is set: a GPU for the draft alone rarely pays in speed."""
+    is_set = any(each.device != "auto" or each.tensor_parallel_size > 1 for each in (settings.target, settings.draft))
+    if is_set or not _has_draft(settings) or len(gpus) < 2:
+        return ""
+    return "; outrider serve --optimize latency or throughput chooses the arrangement for a load"
 
 
 def _where(section: TargetSettings | DraftSettings, gpus: Gpus) -> str:
