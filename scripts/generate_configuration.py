@@ -43,10 +43,11 @@ One schema serves `outrider serve` and each service started alone. It has four s
 4. **The default** below.
 
 An unknown key, in any of them, is an error that suggests the nearest known one. `outrider config` shows every setting
-as `outrider serve` would use it, and where its value comes from.
+and where its value comes from.
 
-`outrider serve` chooses free ports for the draft and target services and sets `coordinator.target_address` and
-`coordinator.draft_address` itself. The gateway gets the coordinator's host, tokens and certificates unless it has its
+`outrider serve` completes what is not set: the draft and target services get the coordinator's `max_running_requests`
+and `num_speculative_tokens`, room for twice as many sessions, and free ports, of which `coordinator.target_address` and
+`coordinator.draft_address` are made. The gateway gets the coordinator's host, tokens and certificates unless it has its
 own. It also drains without `drain_delay_s`, which is for load balancers, unless that is set.
 """
 

@@ -29,7 +29,7 @@ def config(
     set_options: SetOptions = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only settings that are not at their default.")] = False,
 ) -> None:
-    """Show every setting as `outrider serve` would use it, and the source of its value."""
+    """Show every setting and the source of its value; `outrider serve` completes some that are not set."""
     rows = effective_rows(_load(typed_flags(context), speculative_config, config, set_options))
     table = Table("setting", "value", "from", "variable", box=None, pad_edge=False)
     for row in rows:
