@@ -164,11 +164,9 @@ async def undisturbed(client: AsyncClient, catalogue: Sequence[Request]) -> dict
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def result(request: Request) -> tuple[Request, GenerationResult]:
-        num_logprobs = request.options.get("logprobs")
+        num_logprobs = max(2, request.options.get("logprobs", 0))
         async with places:
-            reading = await patiently(
-                client, request, Tally(), num_speculative_tokens=0, logprobs=max(2, num_logprobs or 0)
-            )
+            reading = await patiently(client, request, Tally(), num_speculative_tokens=0, logprobs=num_logprobs)
         assert reading.result is not None, f"no twin: {reading.error} for {request}"
         return request, reading.result
 

@@ -26,7 +26,7 @@ _UNCERTAINTY = 1.2
 it is known.
 """
 _DOUBT = 1.1
-"""The same where probes told what many sessions' speculation would take."""
+"""The same where probes told what many sessions' speculation would take, or where new sessions join some that draft."""
 _SHORTEST_REQUEST_S = 1e-3
 _MOST_TEXT = 0.5
 """Share of the time that drafts' text may take where speculation is checked: with more it cannot pay."""
@@ -235,14 +235,14 @@ class ModeChoice:
 
     def _sure_rates(self, load: Load) -> dict[Mode, float]:
         """The rates, speculation's less what may be wrong where it was timed with fewer sessions only, and that of a
-        mode that foreign sessions are not in less what mixed forwards cost. Doubt does not end speculation that goes
-        on: the next rounds tell.
+        mode that foreign sessions are not in less what mixed forwards cost. Speculation that goes on is doubted less:
+        its next rounds tell.
         """
         past_few = _doublings_past_few(self._num_all(load.usual_sessions))
         past_known = self.timer.doublings_past_known(len(load.sessions))
         goes_on = load.joins_drafting and self.selector.mode is Mode.SPECULATIVE
-        each = _DOUBT if goes_on else _UNCERTAINTY
-        uncertainty = 1.0 if past_few <= 0 else math.inf if past_known is None else each ** max(past_known, 0)
+        a_doubling = _DOUBT if goes_on else _UNCERTAINTY
+        uncertainty = 1.0 if past_few <= 0 else math.inf if past_known is None else a_doubling ** max(past_known, 0)
         plain, speculative = (self.timer.foreign.worth(drafting=drafting) for drafting in (False, True))
         return {
             Mode.PLAIN: plain * self.rates[Mode.PLAIN],

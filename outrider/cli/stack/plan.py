@@ -201,7 +201,7 @@ def _sized_for(settings: Settings, explicit: Collection[Place]) -> Settings:
 
 
 def _avoiding(ports: Collection[int], free_port: Callable[[], int]) -> Callable[[], int]:
-    """``free_port`` without these, and none twice: the ports are free until the processes are started."""
+    """``free_port`` without these, and none twice, whether or not it holds what it gives."""
     given = set(ports)
 
     def choose() -> int:
