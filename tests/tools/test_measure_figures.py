@@ -66,6 +66,7 @@ def test_a_part_with_tiny_models_ends_with_its_table(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("first-token-8000 ")
     saved = (tmp_path / "benchmarks/results/tiny-first-token-8000.json").read_text()
     assert f'"commit": "{"a" * 40}"' in saved
+    assert '"pair": "tiny (synthetic) / tiny-draft (synthetic)"' in saved
     again = measure(str(tmp_path), "first-token", "useless-users8", "--tiny", "--table-only")
     assert again.stdout.splitlines()[-2:] == [done.stdout.splitlines()[-1], f"{'useless-users8':<26} not measured"]
 

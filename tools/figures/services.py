@@ -18,9 +18,7 @@ Addresses = tuple[str, str | None]
 
 def make_pair(session: Session, services: Services, *, with_weights: bool = False) -> Path:
     """Folder of the pair, made if it is not there."""
-    target, draft = services.target, services.draft
-    if session.is_tiny:
-        target, draft = "tiny", draft if services.has_head else "tiny-draft"
+    target, draft = _shapes(session, services)
     name = f"pair-{target}-{draft}-{services.acceptance:g}"
     options = ["--acceptance", f"{services.acceptance:g}", "--device", session.device]
     if services.later_acceptance is not None:
@@ -35,6 +33,13 @@ def make_pair(session: Session, services: Services, *, with_weights: bool = Fals
         tool = str(ROOT / "tools/make_synthetic_pair.py")
         session.run([sys.executable, tool, target, draft, "--out", str(folder), *options], name)
     return folder
+
+
+def _shapes(session: Session, services: Services) -> tuple[str, str]:
+    """Shapes of target and draft; of a head its name."""
+    if session.is_tiny:
+        return "tiny", services.draft if services.has_head else "tiny-draft"
+    return services.target, services.draft
 
 
 def token_before_fall(target: Path, num_tokens: int) -> int:
@@ -68,6 +73,8 @@ def serving(session: Session, services: Services, log: str) -> Iterator[Addresse
     port, target, draft, other = (hold_port() for _ in range(4))
     command = ["-m", "outrider.cli", "serve", str(pair / "target"), "--load-format", "synthetic", "--no-http"]
     command += [*_draft_flags(services, pair), *_size_flags(session, services)]
+    for role, shape in zip(("target", "draft"), _shapes(session, services), strict=True):
+        command += ["--set", f"{role}.served_model_name={shape}"]  # by which results name the pair
     command += ["--port", str(port), "--set", f"target.port={target}", "--set", f"draft.port={draft}"]
     command += ["-vv", "--set", "coordinator.log_level=debug"] if session.logs_choices else []
     for role in ("target", "draft", "coordinator"):
