@@ -76,6 +76,21 @@ def test_two_drafts_of_one_arrangement_have_a_line_and_a_table_each() -> None:
     assert "(`8b-1b-users*`)" in text and "(`8b-eagle3-users*`)" in text
 
 
+def test_older_synthetic_pairs_of_one_family_share_a_table_whatever_their_roles_were_called() -> None:
+    def older(users: int, pair: str) -> Result:
+        result = serve_result(users)
+        configuration = {**result.configuration, "pair": pair, "synthetic": True}
+        return dataclasses.replace(result, name=f"8b-eagle3-users{users}", configuration=configuration)
+
+    without_mark, with_mark = "target (synthetic) / draft", "target (synthetic) / draft (synthetic)"
+    text = user_tables([older(1, with_mark), older(8, without_mark), older(32, with_mark)])
+    (title, *rest) = text.split("**2 x ")[1:]
+    assert not rest and ", synthetic pair \\*, up to" in title
+    assert [row.split()[1] for row in title.splitlines() if row.endswith("|")] == ["users", "---", "1", "8", "32"]
+    named = user_tables([older(1, "8B (synthetic) / eagle3 (synthetic)"), older(8, without_mark)])
+    assert ", 8B (synthetic) / eagle3 (synthetic) \\*, up to" in named and named.count("**2 x ") == 2
+
+
 def test_single_results_of_one_arrangement_share_a_table_and_are_named() -> None:
     names = ("8b-users1", "8b-users8", "context4k-users64", "arrivals128-users16")
     results = [dataclasses.replace(serve_result(index + 1), name=name) for index, name in enumerate(names)]

@@ -12,6 +12,8 @@ from outrider.benchmarks.schema import Environment, Label, Result
 Row = Sequence[str]
 
 _NUMBER_OF_USERS = re.compile(r"-?users\d+$")
+_ROLES_ALONE = re.compile(r"target \(synthetic\) / draft(?: \(synthetic\))?")
+"""Name of a pair that is served by the names of its folders."""
 _MARKS = {
     "\\*": "A synthetic pair: random weights in the shape of a real model, with an acceptance rate that was chosen "
     "when the pair was made. The times are those of the system; the acceptance rate is not that of any model.",
@@ -38,8 +40,9 @@ def marks(configurations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def pair(configuration: Mapping[str, Any]) -> str:
-    """A pair's name, marked."""
-    return f"{configuration['pair']}{mark(configuration)}"
+    """A pair's name, marked; of one whose names tell no more than the roles, that it is synthetic."""
+    name = configuration["pair"]
+    return f"{'synthetic pair' if _ROLES_ALONE.fullmatch(name) else name}{mark(configuration)}"
 
 
 def mark(configuration: Mapping[str, Any]) -> str:
