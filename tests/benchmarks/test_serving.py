@@ -321,6 +321,25 @@ async def test_further_arms_have_fixed_lengths_or_other_sampling_and_are_tabled(
     assert f"{rate / 2:.1f} ({arm})" in render([result])
 
 
+async def test_a_sampled_plan_has_its_greedy_gate_and_samples_with_and_without_speculation() -> None:
+    decoding = Decoding(max_tokens=8, temperature=0.7, top_p=0.8, top_k=20)
+    client, plan = ScriptedClient(), plan_of(decoding=decoding)
+    outcome = await run_plan(client, plan)
+    measured = [options for options in client.requests if options.get("seed") is not None]
+    gate = [options for options in client.requests if options.get("seed") is None]
+    assert gate and {options.get("temperature") for options in gate} == {0.0}
+    for length in (DRAFT_LENGTH, 0):
+        of_arm = [options for options in measured if options.get("num_speculative_tokens") == length]
+        sampled = {(options.get("temperature"), options.get("top_p"), options.get("top_k")) for options in of_arm}
+        assert sampled == {(0.7, 0.8, 20)}
+    result = to_result(outcome, plan, name="hot", device="cpu", configuration={"pair": "a / b", "synthetic": False})
+    assert result.configuration["gate"] == {"num_prompts": 2, "num_tokens": 64, "num_ties": 0}
+    assert "requests_that_differ" not in result.figures
+    assert "| 0.7, top-p 0.8, top-k 20 |" in render([result])
+    with pytest.raises(GateError):
+        await run_plan(ScriptedClient(lie_at=0, gap=2.0), plan)
+
+
 async def test_the_result_holds_raw_samples_of_both_arms(tmp_path: Path) -> None:
     plan = plan_of()
     outcome = await run_plan(ScriptedClient(), plan)

@@ -1,5 +1,6 @@
 """Measurement of one part: services, and a benchmark command for each row."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -75,6 +76,8 @@ def load_command(session: Session, row: Row, addresses: Addresses) -> list[str]:
         command += ["--last-token", str(token_before_fall(target, output_len // 2))]
     if fixed is not None and row.fixed:
         command += ["--fixed-address", fixed, *(word for k in row.fixed for word in ("--fixed-length", str(k)))]
+    if row.sampling is not None:
+        command += [f"--{name.replace('_', '-')}={value}" for name, value in json.loads(row.sampling).items()]
     command += [word for sampling in row.samplings for word in ("--also-sampling", sampling)]
     return session.command(*command)
 

@@ -172,6 +172,11 @@ PARTS = (
         Row("sampled-users1", Services(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 1, samplings=_SAMPLED),
         Row("sampled-users32", Services(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 32, samplings=_SAMPLED),
     )),
+    Part("sampled-chosen", "sampled requests, chosen against plain", tuple(
+        Row(f"{name}-users{users}", Services(with_fixed=False), users, sampling=sampling, wanted_over_plain=0.98)
+        for name, sampling in (("sampled-chosen", _SAMPLED[1]), ("sampled-chosen0.6", _SAMPLED[0]))
+        for users in (1, 32)
+    )),
     Part("first-token", "the first token of 8,000", (
         Row("first-token-8000", Services(with_fixed=False), 1, input_len=8000, output_len=4),
     )),

@@ -37,7 +37,10 @@ class Row:
     requests: int = 1
     """Of each user, one after the other: with several, prompts are computed while others decode."""
     fixed: tuple[int, ...] = ()
+    sampling: str | None = None
+    """Of all requests, as JSON; None: greedy."""
     samplings: tuple[str, ...] = ()
+    """Of further arms, each as JSON."""
     num_gpus: int | None = None
     cached_prompts: bool = False
     """Prompts lie in the prefix cache: decoding alone is measured."""
