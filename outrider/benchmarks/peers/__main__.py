@@ -1,32 +1,44 @@
-"""A peer's own process: a job as JSON on standard input, its tokens and times as the last line of standard output."""
+"""A peer's own process: a job as JSON on standard input, its tokens and times as one line on standard output.
+
+Owns that line: whatever the engine and its processes print goes to standard error.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from outrider.benchmarks.peers.engines import ENGINES, Pair
+from outrider.benchmarks.peers.engines import ENGINES, NEEDS, Generate, Pair
 
 
 def main() -> None:
-    """Load, warm up, then time the prompts, as many at a time as there are users: one new token, and all of them."""
-    job = json.load(sys.stdin)
-    pair = Pair(**job["pair"])
-    generate = ENGINES[job["engine"]](pair)
-    num_tokens = job["num_tokens"]
-    groups = [job["prompts"][start : start + pair.num_users] for start in range(0, len(job["prompts"]), pair.num_users)]
-    for _ in range(job["num_warmups"]):
-        generate(groups[0], num_tokens)
-    answers = []
+    """Load once, then for each number of users warm up and time its groups of prompts: one new token, and all."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
+        os.dup2(2, 1)
+        job = json.load(sys.stdin)
+        generate = ENGINES[job["engine"]](Pair(**job["pair"]))
+        loads = [list(_timed(generate, groups, job["num_tokens"], job["num_warmups"])) for groups in job["loads"]]
+        version = getattr(sys.modules.get(NEEDS[job["engine"]]), "__version__", "")
+        answer.write("\n" + json.dumps({"engine": job["engine"], "version": version, "loads": loads}) + "\n")
+
+
+def _timed(
+    generate: Generate, groups: Sequence[Sequence[Sequence[int]]], num_tokens: int, num_warmups: int
+) -> Iterable[dict[str, Any]]:
+    for _ in range(num_warmups):
+        for count in (1, num_tokens):
+            generate(groups[0], count)
     for group in groups:
         began = time.perf_counter()
         generate(group, 1)
         first = time.perf_counter()
         tokens = generate(group, num_tokens)
         ended = time.perf_counter()
-        answers.append({"tokens": tokens, "first_s": first - began, "whole_s": ended - first})
-    sys.stdout.write("\n" + json.dumps(answers) + "\n")
+        yield {"tokens": tokens, "first_s": first - began, "whole_s": ended - first}
 
 
 if __name__ == "__main__":

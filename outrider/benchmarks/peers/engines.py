@@ -31,7 +31,11 @@ class Pair:
     tensor_parallel_size: int = 1
     """GPUs of the engines that can divide a model."""
     num_users: int = 1
-    """Requests at the same time."""
+    """Most requests at the same time."""
+    load_format: str = "safetensors"
+    """Or "dummy": random weights, of vLLM alone."""
+    gpu_memory_utilization: float | None = None
+    """Share of a GPU's memory that vLLM takes; None: its default."""
 
 
 def plain(pair: Pair) -> Generate:
@@ -47,7 +51,7 @@ def compiled(pair: Pair) -> Generate:
 def assisted(pair: Pair) -> Generate:
     """Assisted generation: a constant draft length, no confidence threshold, set where they count: on the draft."""
     if pair.num_users > 1:
-        raise ConfigError("--max-concurrency", "must be 1 for transformers-assisted, which takes one prompt at a time")
+        raise one_user_error("transformers-assisted")
     draft = _load(_required(pair.draft), pair)
     draft.generation_config.num_assistant_tokens = pair.draft_length
     draft.generation_config.num_assistant_tokens_schedule = "constant"
@@ -75,6 +79,22 @@ ENGINES: dict[str, Callable[[Pair], Generate]] = {
 }
 NEEDS = {name: name.partition("-")[0] for name in ENGINES}
 """The package that each needs."""
+SPECULATIVE = {"transformers-assisted": "transformers", "vllm-speculative": "vllm"}
+"""Those that need a draft, and the engine that each is without it."""
+ONE_USER = frozenset({"transformers-assisted"})
+"""Those that take one prompt at a time."""
+
+
+def num_gpus(engine: str, pair: Pair) -> int | None:
+    """GPUs of an engine; None on a CPU."""
+    if pair.device == "cpu":
+        return None
+    return pair.tensor_parallel_size if NEEDS[engine] == "vllm" else 1
+
+
+def one_user_error(engine: str) -> ConfigError:
+    """Of an engine that takes one prompt at a time."""
+    return ConfigError("--max-concurrency", f"must be 1 for {engine}, which takes one prompt at a time")
 
 
 def _required(draft: str | None) -> str:
@@ -113,6 +133,10 @@ def _vllm(pair: Pair, speculative: dict[str, Any] | None) -> Generate:
 
     if pair.device == "cpu" and "vllm.platforms.cuda" in sys.modules:
         raise ConfigError("--device", "this build of vLLM runs on a GPU, not on cpu")
+    share = pair.gpu_memory_utilization
+    options: dict[str, Any] = {} if share is None else {"gpu_memory_utilization": share}
+    if pair.load_format == "dummy":
+        options["load_format"] = "dummy"
     engine = LLM(
         model=pair.target,
         dtype=pair.dtype,
@@ -122,6 +146,7 @@ def _vllm(pair: Pair, speculative: dict[str, Any] | None) -> Generate:
         speculative_config=speculative,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
+        **options,
     )
 
     def generate(prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:

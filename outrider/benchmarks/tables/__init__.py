@@ -17,7 +17,8 @@ from outrider.benchmarks.tables.parts import (
     step_table,
     tracing_table,
 )
-from outrider.benchmarks.tables.serving import interference_table, peers_table, serve_tables
+from outrider.benchmarks.tables.peers import peers_table
+from outrider.benchmarks.tables.serving import interference_table, serve_tables
 
 _NOTHING = "No results are committed yet.\n"
 

@@ -81,7 +81,7 @@ def best_fixed(result: Result) -> tuple[str, float] | None:
     return max((found for found in rates if found[0].startswith("K=")), key=lambda found: found[1], default=None)
 
 
-def median_of(result: Result, name: str, **labels: str) -> float | None:
+def median_of(result: Result, name: str, **labels: Label) -> float | None:
     """Statistic of the first such series; None if there is none."""
     found = result.find(name, **labels)
     return None if found is None else median(found.samples)

@@ -1,9 +1,9 @@
-"""Tables of what users see: serving, other engines, long prompts beside running requests."""
+"""Tables of what users see: serving, long prompts beside running requests."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from outrider.benchmarks.samples import ratio
@@ -160,32 +160,3 @@ def interference_table(results: Sequence[Result], *, explains_marks: bool = True
         )
     title = "Gaps between messages of running requests while a long prompt is prefilled"
     return table(title, heads, rows, notes(results) if explains_marks else []) if rows else ""
-
-
-def peers_table(results: Sequence[Result]) -> str:
-    """Other engines."""
-    heads = ["run", "device", "pair", "engine", "GPUs", "K", "tokens in", "out", "users", "TTFT ms", "TPOT ms",
-             "until all finished, ms", "prompts that differ"]  # fmt: skip
-    rows = [row for result in results for row in _peer_rows(result)]
-    return table("Other engines", heads, rows, notes(results)) if rows else ""
-
-
-def _peer_rows(result: Result) -> Iterable[Row]:
-    facts = result.configuration
-    for engine, num_different in result.figures["prompts_that_differ"].items():
-        speculates = engine.endswith(("assisted", "speculative"))
-        yield [
-            f"`{result.name}`",
-            device(result),
-            pair(facts),
-            engine,
-            str(facts.get("tensor_parallel_size", 1)),
-            str(facts["draft_length"]) if speculates else "0",
-            ", ".join(map(str, facts["input_lens"])),
-            str(facts["output_len"]),
-            str(facts.get("num_users", 1)),
-            number(median_of(result, "ttft", engine=engine), 1),
-            number(median_of(result, "tpot", engine=engine), 2),
-            number(median_of(result, "until_all_finished", engine=engine), 2),
-            f"{num_different}/{facts['num_prompts']}",
-        ]

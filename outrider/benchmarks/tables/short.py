@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from outrider.benchmarks.samples import median, ratio
 from outrider.benchmarks.schema import Result
 from outrider.benchmarks.tables.cells import acceptance_rate, arms_of, median_of, number
+from outrider.benchmarks.tables.peers import measurements
 from outrider.benchmarks.tracing.run import NOT_SAMPLED, PLACES, SAMPLED, added_us
 from outrider.benchmarks.wire.run import plane_ratios
 
@@ -94,9 +95,9 @@ def _tracing(result: Result) -> Iterable[Line]:
 
 
 def _peers(result: Result) -> Iterable[Line]:
-    for engine in result.figures["prompts_that_differ"]:
-        values = (median_of(result, name, engine=engine) for name in ("tpot", "until_all_finished"))
-        yield f"{engine}, ms a token, and until all finished", " / ".join(number(value, 2) for value in values)
+    for measured in measurements(result):
+        what = f"{measured.engine}, {measured.num_users} users: ms a token, and until all finished"
+        yield what, f"{number(measured.tpot_ms, 2)} / {number(measured.all_ms, 2)}"
 
 
 _LINES: dict[str, Callable[[Result], Iterable[Line]]] = {
