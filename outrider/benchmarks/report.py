@@ -105,7 +105,7 @@ def _check(root: Path) -> int:
 def _contents(root: Path) -> Iterable[tuple[Path, str]]:
     """(file, what it should hold)."""
     results = _results(root)
-    drawing = plot([result for result in results if result.kind == "serve"])
+    drawing = plot(results)
     if drawing:
         yield root / RESULTS / _PLOT, drawing
     parts = [_link(_PLOT, drawing), render(results), runs_table(results)]

@@ -4,8 +4,11 @@ import dataclasses
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from outrider.benchmarks.peers.engines import Pair
+from outrider.benchmarks.peers.run import Load, Outcome, Plan, to_result
 from outrider.benchmarks.report import BEGIN, END, main
-from outrider.benchmarks.schema import Result, Series, save
+from outrider.benchmarks.schema import RESULTS, Result, Series, load, save
+from outrider.benchmarks.tables import plot as plotting
 from outrider.benchmarks.tables.cells import device
 from outrider.benchmarks.tables.plot import lines_of, plot
 from outrider.benchmarks.tables.users import user_tables
@@ -35,6 +38,24 @@ def serve_result(users: int, *, num_gpus: int = 2) -> Result:
     return dataclasses.replace(
         make_result(f"users{users}"), kind="serve", configuration=configuration, series=series, figures=figures
     )
+
+
+def peer_result(users: tuple[int, ...], *, length: int = 3, pair: str = "8b-1b", device: str = "cuda") -> Result:
+    names = ("vllm", "vllm-speculative")
+    prompt = (0,) * 128
+    plan = Plan(
+        names,
+        Pair("a", "b", device, "bfloat16", length, 512),
+        tuple(Load(count, ((prompt,) * count,)) for count in users),
+    )
+    outcomes = [
+        Outcome(name, (ms,), (1.0,), ((1,),) * count, (2 * ms,), count, "0.26.0+cu129")
+        for name, ms in zip(names, (8.0, 4.0), strict=True)
+        for count in users
+    ]
+    facts = {"pair": pair, "target": f"{pair} target", "synthetic": True}
+    result = to_result(outcomes, plan, name=f"vllm-{pair}-k{length}-{users[0]}", configuration=facts)
+    return dataclasses.replace(result, environment=make_result("some").environment)
 
 
 def test_points_are_per_gpu_and_from_the_mean_over_streams() -> None:
@@ -145,3 +166,60 @@ def test_a_plot_that_stands_above_is_not_shown_twice(tmp_path: Path) -> None:
     readme.write_text(f"![tokens](benchmarks/results/throughput.svg)\n{BEGIN}\n{END}\n")
     assert main(["--root", str(tmp_path)]) == 0
     assert readme.read_text().count("throughput.svg") == 1
+
+
+def test_a_peer_has_a_plain_line_and_one_with_drafts_in_one_colour() -> None:
+    card = device(serve_result(1))
+    plain, drafted = lines_of([peer_result((1, 8)), peer_result((32,))])
+    assert (plain.name, plain.is_plain) == (f"{card}: vllm 0.26.0, 128 in", True)
+    assert (drafted.name, drafted.is_plain) == (f"{card}: vllm 0.26.0, K=3, 128 in", False)
+    assert plain.system == drafted.system
+    assert drafted.points == ((125.0, 250.0, 1), (1000.0, 250.0, 8), (4000.0, 250.0, 32))
+    assert lines_of([peer_result((1, 8))]) == []
+    assert lines_of([peer_result((1, 8, 32), device="cpu")]) == []
+
+
+def test_other_lengths_and_targets_of_a_peer_have_lines_of_their_own() -> None:
+    lengths = lines_of([peer_result((1, 8, 32), length=length) for length in (5, 3)])
+    assert [line.name.partition(": ")[2] for line in lengths] == [
+        f"vllm 0.26.0, {words}128 in" for words in ("", "K=3, ", "K=5, ")
+    ]
+    assert lengths[0].system == lengths[1].system != lengths[2].system
+    pairs = lines_of([peer_result((1, 8, 32), pair=pair) for pair in ("8b-1b", "32b-1b")])
+    assert [line.name.partition(" in ")[2] for line in pairs] == [
+        "(32b-1b target)", "(32b-1b)", "(8b-1b target)", "(8b-1b)"
+    ]  # fmt: skip
+    assert len({line.system for line in pairs}) == 2
+
+
+def test_peers_are_squares_beside_circles_and_stand_in_the_legend() -> None:
+    ours = [serve_result(users) for users in (1, 8, 32)]
+    drawn, alone = (ET.fromstring(plot(results)) for results in ([*ours, peer_result((1, 8, 32))], ours))
+    assert len(drawn.findall("{*}circle")) == len(alone.findall("{*}circle")) == 6
+    squares = [item for item in drawn.findall("{*}rect") if item.get("width") == "6"]
+    assert len(squares) == 6 + 2, "points, and the legend"
+    assert len({square.get("fill") for square in squares}) == 1
+    assert {square.get("fill") for square in squares}.isdisjoint(
+        circle.get("fill") for circle in drawn.findall("{*}circle")
+    )
+    words = [item.text or "" for item in drawn.findall("{*}text")]
+    assert sum("vllm 0.26.0" in text for text in words) == 2
+    assert any("squares: other engines" in text for text in words)
+    assert not any("squares" in (item.text or "") for item in alone.findall("{*}text"))
+
+
+def test_no_two_systems_share_a_colour() -> None:
+    root = Path(__file__).parents[2]
+    published = [load(path) for path in sorted((root / RESULTS).glob("*.json"))]
+    systems = {line.system for line in lines_of(published)}
+    assert len(set(plotting._COLOURS)) == len(plotting._COLOURS) >= len(systems) + 2, "room for a peer or two"
+
+
+def test_a_peer_beside_ours_is_taken_into_tables_and_plot(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    for result in (*(serve_result(users) for users in (1, 8, 32)), peer_result((1, 8, 32))):
+        save(result, tmp_path / "new")
+    assert main(["--root", str(tmp_path), "--add", str(tmp_path / "new")]) == 0
+    assert len(ET.fromstring((tmp_path / RESULTS / "throughput.svg").read_text()).findall("{*}polyline")) == 4
+    assert "| vllm-speculative 0.26.0 | 3 | 128 | 128 | 8 | 1 |" in (tmp_path / RESULTS / "README.md").read_text()
+    assert main(["--check", "--root", str(tmp_path)]) == 0

@@ -1,4 +1,4 @@
-"""Plot of serving results: tokens a second of one user against tokens a second of one GPU.
+"""Plot of serving and of other engines: tokens a second of one user against tokens a second of one GPU.
 
 Writes SVG, with the same bytes for the same results, so that the report can tell whether the file is fresh.
 """
@@ -6,7 +6,7 @@ Writes SVG, with the same bytes for the same results, so that the report can tel
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,6 +14,7 @@ from typing import Any
 
 from outrider.benchmarks.schema import Result
 from outrider.benchmarks.tables.cells import device, family, median_of
+from outrider.benchmarks.tables.peers import measurements
 from outrider.benchmarks.tables.serving import sampling, tokens_per_user
 
 _WIDTH, _BOTTOM = 860, 412
@@ -31,9 +32,14 @@ _COLOURS = (
     "#7f7f7f",
     "#e377c2",
     "#bcbd22",
+    "#000000",
     "#1b2a6b",
     "#005f50",
+    "#8a0f50",
+    "#2d00ff",
+    "#ffb900",
 )
+"""Of systems; more than these would share them."""
 _FEWEST_POINTS = 3
 """Of a line; results of fewer numbers of users say nothing about the trade."""
 _TICKS = (1, 2, 5)
@@ -53,12 +59,24 @@ class Line:
     is_plain: bool
     """Without speculation: dashed, in the colour of the line with it."""
     points: tuple[Point, ...]
+    peer: str = ""
+    """Another engine, whose lines with and without speculation have names of their own; empty for Outrider."""
+
+    @property
+    def system(self) -> str:
+        """Lines of one system have one colour."""
+        return self.peer or self.name
 
 
 def lines_of(results: Iterable[Result]) -> list[Line]:
-    """Lines with enough points, from results of GPUs that name their number of users."""
-    found: dict[tuple[str, bool], dict[int, Point]] = {}
+    """Lines with enough points, from results of GPUs that name their number of users: Outrider's, then the peers'."""
     results = list(results)
+    own, others = ([result for result in results if result.kind == kind] for kind in ("serve", "peers"))
+    return [*_own_lines(own), *_peer_lines(others)]
+
+
+def _own_lines(results: Sequence[Result]) -> Iterable[Line]:
+    found: dict[tuple[str, bool], dict[int, Point]] = {}
     families = defaultdict[str, set[str]](set)
     for result in results:
         families[_name(result)].add(family(result))
@@ -71,11 +89,38 @@ def lines_of(results: Iterable[Result]) -> list[Line]:
                 own = f"{name} ({family(result)})" if len(families[name]) > 1 else name
                 key = (own, arm == "baseline")
                 found.setdefault(key, {})[users] = (throughput / gpus, per_user, users)
-    return [
-        Line(name, is_plain, tuple(point for _, point in sorted(points.items())))
-        for (name, is_plain), points in sorted(found.items())
-        if len(points) >= _FEWEST_POINTS
-    ]
+    for (name, is_plain), points in sorted(found.items()):
+        if len(points) >= _FEWEST_POINTS:
+            yield Line(name, is_plain, _in_order(points))
+
+
+def _peer_lines(results: Sequence[Result]) -> Iterable[Line]:
+    """Lines of one peer, device and target share a colour: without speculation, and with the shortest drafts."""
+    found: dict[tuple[str, str, str, int, str], dict[int, Point]] = {}
+    for result in results:
+        facts = result.configuration
+        prompts = f"{'/'.join(map(str, facts['input_lens']))} in"
+        for measured in measurements(result):
+            gpus, of_gpu, per_user = measured.num_gpus, measured.tokens_per_gpu, measured.tokens_per_user
+            if gpus and of_gpu and per_user and per_user > 0:
+                system = f"{device(result)}: {measured.system}" + (f", {gpus} GPUs" if gpus > 1 else "")
+                length, users = measured.num_speculative_tokens, measured.num_users
+                key = (system, prompts, facts["target"], length, facts["pair"] if length else facts["target"])
+                found.setdefault(key, {})[users] = (of_gpu, per_user, users)
+    drawn = [(key, points) for key, points in sorted(found.items()) if len(points) >= _FEWEST_POINTS]
+    alike = Counter((system, prompts, length) for (system, prompts, _, length, _), _ in drawn)
+    shortest = {key[:3]: key for key, _ in reversed(drawn) if key[3]}
+    for key, points in drawn:
+        system, prompts, target, length, weights = key
+        words = ", ".join(filter(None, [system, f"K={length}" if length else "", prompts]))
+        name = f"{words} ({weights})" if alike[system, prompts, length] > 1 else words
+        shares = not length or shortest[key[:3]] == key
+        peer = f"{system}, {prompts} ({target})" if shares else name
+        yield Line(name, not length, _in_order(points), peer)
+
+
+def _in_order(points: Mapping[int, Point]) -> tuple[Point, ...]:
+    return tuple(point for _, point in sorted(points.items()))
 
 
 def _num_gpus(facts: Mapping[str, Any]) -> int | None:
@@ -103,18 +148,20 @@ def plot(results: Iterable[Result]) -> str:
         return ""
     across = _Axis([point[0] for line in lines for point in line.points], _LEFT, _WIDTH - _RIGHT)
     upward = _Axis([point[1] for line in lines for point in line.points], _BOTTOM, _TOP)
-    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(dict.fromkeys(line.name for line in lines))}
-    height = _BOTTOM + _LEGEND_TOP + _LEGEND_LINE * len(colours)
+    systems = dict.fromkeys(line.system for line in lines)
+    colours = {system: _COLOURS[i % len(_COLOURS)] for i, system in enumerate(systems)}
+    named = {line.name: line for line in reversed(lines)}  # of two lines the one with speculation
+    height = _BOTTOM + _LEGEND_TOP + _LEGEND_LINE * len(named)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" '
         'font-size="12">',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        *_grid(across, upward),
+        *_grid(across, upward, with_peers=any(line.peer for line in lines)),
     ]
     for line in lines:
-        parts += _drawn(line, colours[line.name], across, upward)
-    for place, (name, colour) in enumerate(colours.items()):
-        parts += _legend(name, colour, _BOTTOM + _LEGEND_TOP + _LEGEND_LINE * place)
+        parts += _drawn(line, colours[line.system], across, upward)
+    for place, line in enumerate(reversed(named.values())):
+        parts += _legend(line, colours[line.system], _BOTTOM + _LEGEND_TOP + _LEGEND_LINE * place)
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -140,7 +187,7 @@ class _Axis:
         return [round(value) for value in values if self._low <= value <= self._high and value == round(value)]
 
 
-def _grid(across: _Axis, upward: _Axis) -> list[str]:
+def _grid(across: _Axis, upward: _Axis, *, with_peers: bool) -> list[str]:
     bottom, right = _BOTTOM, _WIDTH - _RIGHT
     parts = []
     for value in across.ticks:
@@ -156,10 +203,11 @@ def _grid(across: _Axis, upward: _Axis) -> list[str]:
             f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{value:,}</text>',
         ]
     middle = (_LEFT + right) / 2
+    squares = "; squares: other engines" if with_peers else ""
     return [
         *parts,
         f'<text x="{middle}" y="{bottom + 38}" text-anchor="middle">'
-        "tokens/s per GPU (numbers at points: users; dashed: without speculation)</text>",
+        f"tokens/s per GPU (numbers at points: users; dashed: without speculation{squares})</text>",
         f'<text x="{_LEFT}" y="{_TOP - 14}" text-anchor="middle">tokens/s per user</text>',
     ]
 
@@ -167,11 +215,10 @@ def _grid(across: _Axis, upward: _Axis) -> list[str]:
 def _drawn(line: Line, colour: str, across: _Axis, upward: _Axis) -> list[str]:
     places = [(across.at(x), upward.at(y), users) for x, y, users in line.points]
     path = " ".join(f"{x},{y}" for x, y, _ in places)
-    dashes = ' stroke-dasharray="5 4"' if line.is_plain else ""
     right, down, anchor = (6, -6, "start") if line.is_plain else (-6, 13, "end")
     return [
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>',
-        *(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y, _ in places),
+        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{_dashes(line)}/>',
+        *(_marker(line, x, y, colour) for x, y, _ in places),
         *(
             f'<text x="{x + right:.1f}" y="{y + down:.1f}" fill="{colour}" font-size="10" text-anchor="{anchor}">'
             f"{users}</text>"
@@ -180,8 +227,20 @@ def _drawn(line: Line, colour: str, across: _Axis, upward: _Axis) -> list[str]:
     ]
 
 
-def _legend(name: str, colour: str, y: int) -> list[str]:
+def _dashes(line: Line) -> str:
+    return ' stroke-dasharray="5 4"' if line.is_plain else ""
+
+
+def _marker(line: Line, x: float, y: float, colour: str) -> str:
+    if line.peer:
+        return f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6" fill="{colour}"/>'
+    return f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>'
+
+
+def _legend(line: Line, colour: str, y: int) -> list[str]:
+    marker = [_marker(line, _LEFT + 11, y, colour)] if line.peer else []
     return [
-        f'<line x1="{_LEFT}" y1="{y}" x2="{_LEFT + 22}" y2="{y}" stroke="{colour}" stroke-width="2"/>',
-        f'<text x="{_LEFT + 28}" y="{y + 4}" font-size="10">{escape(name)}</text>',
+        f'<line x1="{_LEFT}" y1="{y}" x2="{_LEFT + 22}" y2="{y}" stroke="{colour}" stroke-width="2"{_dashes(line)}/>',
+        *marker,
+        f'<text x="{_LEFT + 28}" y="{y + 4}" font-size="10">{escape(line.name)}</text>',
     ]
