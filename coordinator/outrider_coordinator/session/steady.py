@@ -82,7 +82,7 @@ def take_verdict(
     reason, is_prefill = session.no_draft_reason, session.is_prefill
     target.note_answer(base + num_accepted)
     draft.settle(proposal, num_accepted)
-    num_drafted, lag = len(proposal.token_ids), draft.lag(base + num_accepted)
+    num_drafted, lag = len(proposal.token_ids), steps.draft_lag(session, base + num_accepted)
     session.policy.note_verdict(session.speculation, num_drafted, num_accepted, draft_lag=lag)
     tokens.extend(new)
     ended = StepEnded(session.step, base, num_drafted, verdict, new, None, reason, timing, is_prefill)

@@ -57,14 +57,16 @@ def begin(session: SessionState) -> None:
 
 
 def _begin_prefill(session: SessionState) -> None:
-    """The prompt, or the whole text of a session to be rebuilt, goes to both sides at the same time. A long one goes to
-    a draft on the target's device after the first token, which would come later otherwise.
+    """The prompt, or the whole text of a session to be rebuilt, goes to both sides at the same time. A long one, and
+    that of the only session, goes to a draft on the target's device after the first token, which would come later
+    otherwise.
     """
     session.no_draft_reason = WithoutDraft.PREFILL
     if session.draft.reads_states:
         _begin_prefill_with_states(session)
         return
-    if _will_draft(session) and session.draft.asked is None and not _is_held_back(session):
+    is_late = _is_held_back(session) or _waits_for_prompt(session, session.tokens.length + 1)
+    if _will_draft(session) and session.draft.asked is None and not is_late:
         ask_draft(session, 0)
     score(session)
 
@@ -122,7 +124,8 @@ def _begin_drafting(session: SessionState, length: int) -> None:
     session.actions.append(DraftWaitBegan(session.step))
     if session.draft.asked is None:  # otherwise its prefill is not done yet
         # A prompt counts as no step, for which other sessions on the device would wait.
-        ask_draft(session, 0 if _is_held_back(session) else length)
+        is_alone = _is_held_back(session) or _waits_for_prompt(session, session.tokens.length)
+        ask_draft(session, 0 if is_alone else length)
 
 
 def bring_text(session: SessionState) -> None:
@@ -345,7 +348,30 @@ def _is_fed(session: SessionState) -> bool:
         return False
     if not session.policy.is_controlled:
         return True
-    return session.draft.asked is None and session.tokens.length - session.draft.held <= LONGEST_INLINE_FEED
+    length = session.tokens.length
+    is_short = session.draft.asked is None and length - session.draft.held <= LONGEST_INLINE_FEED
+    return is_short or _waits_for_prompt(session, length)
+
+
+def draft_lag(session: SessionState, length: int) -> int:
+    """Of the ``length`` tokens that are committed when a step ends those that its draft lacks, but for a prompt that
+    the next step waits for.
+    """
+    return 0 if _waits_for_prompt(session, length + 1) else session.draft.lag(length)
+
+
+def _waits_for_prompt(session: SessionState, length: int) -> bool:
+    """Whether the step after the prefill, with ``length`` committed tokens, waits until the draft has the prompt.
+
+    On one device both models' prompts take as long together as one after the other, and the target's comes first then.
+    Only for the sole session, since others would wait for its prompt too.
+    """
+    side = session.draft
+    if side.held or side.asked is not None or side.reads_states or not side.facts.shares_device:
+        return False
+    if length != len(session.engine_request.prompt_token_ids) + 1 or not session.policy.is_alone(session.speculation):
+        return False
+    return session.policy.will_draft(session.speculation, length) and _has_room_after_prefill(session)
 
 
 def _is_held_back(session: SessionState) -> bool:

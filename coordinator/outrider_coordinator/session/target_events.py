@@ -127,7 +127,7 @@ def _commit(
     reason, is_prefill = session.no_draft_reason, session.is_prefill
     session.target.note_answer(base + num_accepted)
     session.draft.settle(proposal, num_accepted)
-    num_drafted, lag = len(proposal.token_ids), session.draft.lag(base + num_accepted)
+    num_drafted, lag = len(proposal.token_ids), steps.draft_lag(session, base + num_accepted)
     session.policy.note_verdict(session.speculation, num_drafted, num_accepted, draft_lag=lag)
     num_emitted, finish = session.output.push(new, logprobs)
     if finish is not None:

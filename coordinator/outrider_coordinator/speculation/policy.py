@@ -158,6 +158,11 @@ class DraftLengthPolicy:
         controller = self._controller_of.get(session)
         return controller is not None and controller.will_draft(num_tokens)
 
+    def is_alone(self, session: ControlledSession) -> bool:
+        """Whether no other session lives on its target; with fixed lengths, on any target."""
+        controller = self._controller_of.get(session)
+        return (len(self._fixed) if controller is None else controller.num_sessions) == 1
+
     def is_to_draft(self, session: ControlledSession) -> bool:
         """Whether the session drafts, or will once its draft has the text: until then nothing is to follow for it."""
         if self.is_off_by_load or not session.limit:
