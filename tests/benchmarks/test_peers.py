@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outrider.benchmarks.peers.engines import Pair, vllm_plain, vllm_speculative
+from outrider.benchmarks.peers.engines import Generated, Pair, vllm_plain, vllm_speculative
 from outrider.benchmarks.peers.run import (
     Load,
     Outcome,
@@ -34,6 +34,7 @@ from tests.support.tiny_models import cached_tiny_model, load_reference
 PROMPT = (3, 1, 4, 1, 5, 9)
 ONE_PROMPT = (Load(1, ((PROMPT,),)),)
 FACTS = {"pair": "a / b", "target": "a", "synthetic": False}
+METRICS = "metrics=types.SimpleNamespace(first_token_ts=1.0, last_token_ts=9.0)"
 FAKE_VLLM = """
 import os, subprocess, sys, types
 
@@ -164,11 +165,13 @@ def test_the_table_has_figures_per_user_and_per_gpu() -> None:
     plan = Plan(
         ("vllm", "vllm-speculative"), pair_of(Path("a"), draft="b", device="cuda", tensor_parallel_size=2), ONE_PROMPT
     )
-    slow = Outcome("vllm", (8.0, 10.0, 9.0), (20.0,) * 3, (PROMPT,) * 24, (10.0,) * 3, 8, "0.26.0")
+    slow = Outcome("vllm", (8.0, 10.0, 9.0), (20.0,) * 3, (PROMPT,) * 24, (10.0,) * 3, 8, "0.26.0", (9.5,) * 3)
     fast = dataclasses.replace(slow, engine="vllm-speculative", ms_per_token=(4.0,), tokens=(PROMPT[:3],) * 24)
     text = render([to_result([slow, fast], plan, name="some", configuration=FACTS)])
-    assert "| vllm 0.26.0 | 0 | 6 | 128 | 8 | 2 | 111.1 | 400.0 | 20.0 | 9.00 | 10.00 | 0/24 |" in text
-    assert "| vllm-speculative 0.26.0 | 4 | 6 | 128 | 8 | 2 | 250.0 | 400.0 | 20.0 | 4.00 | 10.00 | 24/24 |" in text
+    assert "| vllm 0.26.0 | 0 | 6 | 128 | 8 | 2 | 111.1 | 400.0 | 20.0 | 9.00 | 10.00 (9.50) | 0/24 |" in text
+    assert (
+        "| vllm-speculative 0.26.0 | 4 | 6 | 128 | 8 | 2 | 250.0 | 400.0 | 20.0 | 4.00 | 10.00 (9.50) | 24/24 |" in text
+    )
     assert "tok/s per GPU: users x 1000 / until all finished / GPUs" in text
 
 
@@ -198,6 +201,7 @@ def test_the_command_shows_and_saves_each_number_of_users(
 
 def test_vllm_is_asked_as_its_documentation_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = []
+    has_times = True
 
     class LLM:
         def __init__(self, **options: Any) -> None:
@@ -206,14 +210,22 @@ def test_vllm_is_asked_as_its_documentation_has_it(monkeypatch: pytest.MonkeyPat
         def generate(self, prompts: list[dict[str, Any]], sampling: Any, use_tqdm: bool) -> list[Any]:
             assert prompts == [{"prompt_token_ids": list(PROMPT)}] * 2
             assert (sampling.temperature, sampling.ignore_eos, sampling.detokenize) == (0.0, True, False)
-            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=range(sampling.max_tokens))]) for _ in prompts]
+            count = sampling.max_tokens
+            return [
+                SimpleNamespace(
+                    outputs=[SimpleNamespace(token_ids=range(count))],
+                    metrics=SimpleNamespace(first_token_ts=7.0, last_token_ts=7.0 + count) if has_times else None,
+                )
+                for _ in prompts
+            ]
 
     module: Any = ModuleType("vllm")
     module.LLM, module.SamplingParams = LLM, SimpleNamespace
     monkeypatch.setitem(sys.modules, "vllm", module)
     pair = pair_of(tmp_path, draft="somewhere", device="cuda", num_users=2, tensor_parallel_size=2)
-    assert vllm_plain(pair)((PROMPT, PROMPT), 3) == [[0, 1, 2]] * 2
-    assert vllm_speculative(pair)((PROMPT, PROMPT), 2) == [[0, 1]] * 2
+    assert vllm_plain(pair)((PROMPT, PROMPT), 3) == Generated([[0, 1, 2]] * 2, [3.0] * 2)
+    has_times = False
+    assert vllm_speculative(pair)((PROMPT, PROMPT), 2) == Generated([[0, 1]] * 2)
     assert {(options["tensor_parallel_size"], options["max_num_seqs"]) for options in asked} == {(2, 2)}
     assert asked[0]["speculative_config"] is None
     assert not {"load_format", "gpu_memory_utilization"} & asked[0].keys(), "vLLM's own"
@@ -263,3 +275,16 @@ def test_a_folder_of_packages_is_seen_by_the_peers(tmp_path: Path) -> None:
     assert {"vllm", "vllm-speculative"} <= set(installed(str(tmp_path)))
     with pytest.raises(ConfigError, match="the unpacked one"):
         run_plan(Plan(("vllm",), pair_of(tmp_path), ONE_PROMPT, num_tokens=2, packages=str(tmp_path)))
+
+
+def test_a_token_of_a_user_takes_what_its_own_stream_took(tmp_path: Path) -> None:
+    packages = tmp_path / "packages/vllm"
+    packages.mkdir(parents=True)
+    (packages / "__init__.py").write_text(
+        FAKE_VLLM.replace("token_ids=token_ids)]", f"token_ids=token_ids)], {METRICS}")
+    )
+    pair = pair_of(tmp_path, device="cuda")
+    loads = make_loads((2,), 3, 6, lambda count: [(index,) for index in range(count)])
+    (outcome,) = run_plan(Plan(("vllm",), pair, loads, num_tokens=5, packages=str(packages.parent)))
+    assert outcome.ms_per_token == (2e3,) * 3, "eight seconds for the four tokens after the first"
+    assert max(outcome.after_first_ms) < 1e3

@@ -13,8 +13,19 @@ from typing import Any
 
 from outrider.errors import ConfigError
 
-Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
-"""(prompts of one length, new tokens) to exactly so many new tokens of each, all generated at the same time."""
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """New tokens of prompts that were generated at the same time."""
+
+    tokens: list[list[int]]
+    """Of each prompt."""
+    streams_s: list[float] | None = None
+    """Seconds between the first and the last token of each; None where the engine does not say, or all end together."""
+
+
+Generate = Callable[[Sequence[Sequence[int]], int], Generated]
+"""(prompts of one length, new tokens) to exactly so many new tokens of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +129,11 @@ def _generating(pair: Pair, options: dict[str, Any]) -> Generate:
     model = _load(pair.target, pair)
 
     @torch.inference_mode()
-    def generate(prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+    def generate(prompts: Sequence[Sequence[int]], num_tokens: int) -> Generated:
         ids = torch.tensor([list(prompt) for prompt in prompts], device=pair.device)
         lengths = {"min_new_tokens": num_tokens, "max_new_tokens": num_tokens}
         out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **lengths, **options)
-        new: list[list[int]] = out[:, ids.shape[1] :].tolist()
-        return new
+        return Generated(out[:, ids.shape[1] :].tolist())
 
     return generate
 
@@ -146,12 +156,20 @@ def _vllm(pair: Pair, speculative: dict[str, Any] | None) -> Generate:
         speculative_config=speculative,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
+        disable_log_stats=False,  # by which each request tells its times
         **options,
     )
 
-    def generate(prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+    def generate(prompts: Sequence[Sequence[int]], num_tokens: int) -> Generated:
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        return [list(answer.outputs[0].token_ids) for answer in engine.generate(asked, sampling, use_tqdm=False)]
+        answers = engine.generate(asked, sampling, use_tqdm=False)
+        return Generated([list(answer.outputs[0].token_ids) for answer in answers], _streams_s(answers))
 
     return generate
+
+
+def _streams_s(answers: Sequence[Any]) -> list[float] | None:
+    """Of vLLM's answers, by the clock of its engine."""
+    times: list[Any] = [getattr(answer, "metrics", None) for answer in answers]
+    return None if None in times else [each.last_token_ts - each.first_token_ts for each in times]

@@ -99,7 +99,7 @@ class Outcome:
 
     engine: str
     ms_per_token: tuple[float, ...]
-    """Of the prompts that go together, the first token left out."""
+    """Mean over the prompts that go together, the first token left out."""
     first_ms: tuple[float, ...]
     tokens: tuple[tuple[int, ...], ...]
     """Of each prompt."""
@@ -108,6 +108,8 @@ class Outcome:
     num_users: int = 1
     version: str = ""
     """Of the engine's package."""
+    after_first_ms: tuple[float, ...] = ()
+    """As ``all_ms``, without the first token."""
 
 
 def installed(packages: str | None = None) -> tuple[str, ...]:
@@ -193,14 +195,17 @@ def _environment(packages: str | None) -> dict[str, str]:
 
 
 def _read(engine: str, num_users: int, version: str, timed: Sequence[dict[str, Any]], num_tokens: int) -> Outcome:
+    after_s = [one["whole_s"] - one["first_s"] for one in timed]
+    streams_s = [one["streams_s"] or until_all for one, until_all in zip(timed, after_s, strict=True)]
     return Outcome(
         engine,
-        tuple(1e3 * (one["whole_s"] - one["first_s"]) / (num_tokens - 1) for one in timed),
+        tuple(1e3 * seconds / (num_tokens - 1) for seconds in streams_s),
         tuple(1e3 * one["first_s"] for one in timed),
         tuple(tuple(tokens) for one in timed for tokens in one["tokens"]),
         tuple(1e3 * one["whole_s"] / num_tokens for one in timed),
         num_users,
         version,
+        tuple(1e3 * seconds / (num_tokens - 1) for seconds in after_s),
     )
 
 
@@ -248,6 +253,7 @@ def to_result(outcomes: Sequence[Outcome], plan: Plan, *, name: str, configurati
         series.append(Series("ttft", "ms", outcome.first_ms, labels))
         series.append(Series("tpot", "ms", outcome.ms_per_token, labels))
         series.append(Series("until_all_finished", "ms", outcome.all_ms, labels))
+        series.append(Series("after_first_tokens", "ms", outcome.after_first_ms, labels))
     pair = plan.pair
     return Result(
         kind="peers",

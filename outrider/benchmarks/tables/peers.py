@@ -12,10 +12,11 @@ from outrider.benchmarks.schema import Result
 from outrider.benchmarks.tables.cells import Row, device, median_of, notes, number, pair, table
 
 _EXPLAINED = (
-    "K: draft tokens per step; TPOT: the time from the first token until the last of the requests that go together "
-    "has finished, by the tokens of one after the first; until all finished: their whole time by the tokens of one, "
-    "prefill included; tok/s per user: 1000 / TPOT; tok/s per GPU: users x 1000 / until all finished / GPUs; prompts "
-    "that differ: those after which an engine says other tokens than the first one of its run."
+    "K: draft tokens per step; TPOT: mean over streams of (last - first) / (tokens - 1), where an engine tells its "
+    "streams' times, else as in brackets; until all finished: the whole time of the requests that go together by the "
+    "tokens of one, prefill included, and in brackets less that of their first tokens, by the others; tok/s per user: "
+    "1000 / TPOT; tok/s per GPU: users x 1000 / until all finished / GPUs; prompts that differ: those after which an "
+    "engine says other tokens than the first one of its run."
 )
 
 
@@ -34,6 +35,8 @@ class Measurement:
     tpot_ms: float | None
     all_ms: float | None
     """A token until all have finished, prefill included."""
+    after_first_ms: float | None
+    """The same without the first token."""
     num_prompts: int
     num_different: int
 
@@ -66,9 +69,9 @@ def measurements(result: Result) -> Iterable[Measurement]:
     """In the order in which they were taken."""
     for found in result.figures["prompts_that_differ"]:
         engine, num_users = found["engine"], found["num_users"]
-        ttft, tpot, whole = (
+        ttft, tpot, whole, after_first = (
             median_of(result, name, engine=engine, num_users=num_users)
-            for name in ("ttft", "tpot", "until_all_finished")
+            for name in ("ttft", "tpot", "until_all_finished", "after_first_tokens")
         )
         facts = result.configuration["engines"][engine]
         yield Measurement(
@@ -80,6 +83,7 @@ def measurements(result: Result) -> Iterable[Measurement]:
             ttft_ms=ttft,
             tpot_ms=tpot,
             all_ms=whole,
+            after_first_ms=after_first,
             num_prompts=found["num_prompts"],
             num_different=found["num_different"],
         )
@@ -109,6 +113,6 @@ def _row(result: Result, measured: Measurement) -> Row:
         number(measured.tokens_per_gpu, 1),
         number(measured.ttft_ms, 1),
         number(measured.tpot_ms, 2),
-        number(measured.all_ms, 2),
+        f"{number(measured.all_ms, 2)} ({number(measured.after_first_ms, 2)})",
         f"{measured.num_different}/{measured.num_prompts}",
     ]
