@@ -1,16 +1,25 @@
-"""A long prompt goes to a draft on the target's device after the first token, and changes nothing but that."""
+"""A long prompt, and that of a sole session, goes to a draft on the target's device after the first token: no more."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 
 from outrider.ports import Extend
 from outrider.types import AcceptanceMethod
+from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
-from outrider_coordinator.speculation import LONGEST_PROMPT_AT_ONCE
+from outrider_coordinator.speculation import (
+    LONGEST_INLINE_FEED,
+    LONGEST_PROMPT_AT_ONCE,
+    ControlledSession,
+    DraftLengthPolicy,
+)
 from tests.coordinator.driving import Driven
-from tests.coordinator.setting import OTHER_ROWS, VOCAB_SIZE, Setting, plan_of
+from tests.coordinator.setting import OTHER_ROWS, VOCAB_SIZE, Setting, own_tokens, plan_of
 
+SHORT = tuple(index % VOCAB_SIZE for index in range(LONGEST_INLINE_FEED + 4))
 LONG = tuple(index % VOCAB_SIZE for index in range(LONGEST_PROMPT_AT_ONCE + 1))
 
 
@@ -50,3 +59,95 @@ def test_tokens_and_proposals_are_those_of_a_draft_elsewhere(method: AcceptanceM
         assert setting.all_is_free()
         found.append((driven.token_ids, [step.num_draft_tokens for step in driven.steps]))
     assert found[0] == found[1]
+
+
+class Known(DraftLengthPolicy):
+    """A controlled policy under which speculation goes on, with what it was told of verdicts."""
+
+    def __init__(self, *, is_alone: bool) -> None:
+        super().__init__(4, is_controlled=True)
+        self._is_alone = is_alone
+        self.lags: list[int] = []
+
+    def is_alone(self, session: ControlledSession) -> bool:
+        return self._is_alone
+
+    def will_draft(self, session: ControlledSession, num_tokens: int) -> bool:
+        return True
+
+    def length(self, session: ControlledSession) -> int:
+        return 4
+
+    def lengths(self, sessions: Sequence[ControlledSession]) -> list[int]:
+        return [4] * len(sessions)
+
+    def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
+        self.lags.append(draft_lag)
+
+
+def sole(policy: DraftLengthPolicy | None, prompt: tuple[int, ...], *, shares_device: bool = True) -> Setting:
+    setting = Setting(draft_rows=OTHER_ROWS)
+    setting.bench.policy = policy or setting.bench.policy
+    setting.bench.facts = DraftFacts(shares_device=shares_device)
+    enter(setting, prompt)
+    return setting
+
+
+def enter(setting: Setting, prompt: tuple[int, ...]) -> Driven:
+    """A session that lives on the target, as far as the policy knows."""
+    bench, number = setting.bench, len(setting.bench.sessions) + 1
+    driven = bench.sessions[number] = Driven(
+        SessionLoop(plan_of(prompt=prompt, temperature=0.0), bench.policy, draft=bench.facts), number
+    )
+    bench.policy.enter(driven.loop.speculation, "target")
+    driven.loop.start(number)
+    bench.collect(driven)
+    return driven
+
+
+def is_at_once(setting: Setting) -> bool:
+    return any(isinstance(command, Extend) for command in setting.bench.to_draft)
+
+
+@pytest.mark.parametrize("is_chosen", [False, True])
+def test_the_sole_session_on_a_device_has_its_first_token_before_its_draft_has_the_prompt(is_chosen: bool) -> None:
+    policy = Known(is_alone=True) if is_chosen else None
+    setting = sole(policy, SHORT)
+    assert not is_at_once(setting)
+    setting.bench.run()
+    (driven,) = setting.bench.sessions.values()
+    first, second, *_ = setting.extends
+    assert (len(first.token_ids), first.draft_length) == (len(SHORT) + 1, 0)
+    assert (len(second.token_ids), second.draft_length) == (0, 4)
+    assert [step.num_draft_tokens for step in driven.steps[:2]] == [0, 4], "no plain step waits for the draft's text"
+    assert driven.token_ids == own_tokens(plan_of(prompt=SHORT, temperature=0.0))
+    if policy is not None:
+        assert policy.lags[0] == 0, "the text is not for the controller to bring"
+
+
+@pytest.mark.parametrize("is_chosen", [False, True])
+def test_the_draft_has_the_prompt_at_once_on_a_device_of_its_own_and_beside_other_sessions(is_chosen: bool) -> None:
+    def policy(*, is_alone: bool) -> Known | None:
+        return Known(is_alone=is_alone) if is_chosen else None
+
+    assert is_at_once(sole(policy(is_alone=True), SHORT, shares_device=False))
+    setting = sole(policy(is_alone=False), SHORT)
+    setting.bench.to_draft.clear()
+    enter(setting, SHORT)
+    assert is_at_once(setting)
+
+
+def test_a_session_whose_draft_is_back_does_not_wait_until_that_has_the_text() -> None:
+    setting = sole(Known(is_alone=True), SHORT)
+    bench, (driven,) = setting.bench, setting.bench.sessions.values()
+    for _ in range(3):
+        bench.round()
+    bench.tell(driven, SessionLoop.draft_lost)
+    setting.draft_core.sessions.clear()
+    bench.round()
+    bench.tell(driven, lambda loop: loop.draft_back(DraftFacts(shares_device=True)))
+    num_steps = len(driven.steps)
+    bench.run()
+    drafted = [step.num_draft_tokens for step in driven.steps[num_steps:]]
+    assert drafted[:2] == [0, 0] and max(drafted) > 0, "the step under way, and one while its text is brought"
+    assert driven.token_ids == own_tokens(plan_of(prompt=SHORT, temperature=0.0))
