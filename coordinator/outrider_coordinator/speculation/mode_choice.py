@@ -335,7 +335,7 @@ class ModeChoice:
         speculative_seconds: float,
         switch_s: float,
     ) -> None:
-        num_sessions = len(load.sessions)
+        num_sessions = load.usual_sessions  # else those of a burst of many would be few where its first ones end
         is_few = are_few(num_sessions)
         num_rounds = trial.num_rounds(self.timer.num_cold_rounds(num_sessions))
         may_pay = trial.mode is Mode.PLAIN or self._text_share(load, plain_seconds) < _MOST_TEXT
