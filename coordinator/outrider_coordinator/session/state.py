@@ -78,7 +78,9 @@ class SessionState:
             engine_request.emitted_token_ids[: len(engine_request.emitted_token_ids) - len(self.unscored_token_ids)]
         )
         self.speculation = policy.session(
-            engine_request.num_speculative_tokens, reads_states=draft is not None and bool(draft.hidden_state_layers)
+            engine_request.num_speculative_tokens,
+            reads_states=draft is not None and bool(draft.hidden_state_layers),
+            max_tokens=self.output.num_remaining,
         )
         """What its draft lengths depend on."""
         self.is_plain_request = (

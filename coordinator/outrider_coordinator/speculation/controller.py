@@ -29,6 +29,10 @@ _FEWER = 0.75
 """Sessions are as many as before down to this share of a power of two: users who always have a request, but for the
 moment between two, are a load of all of them.
 """
+_DRAFTED = 0.25
+"""Share of a burst's sessions that have drafted, from which on its drafts' text is paid for: the first session may come
+some steps before the others.
+"""
 _NEWEST_REQUEST = 0.1
 """Weight of the request that ended last in the seconds that requests usually take."""
 _ROUNDS_UNTIL_DRAFTS = 4
@@ -222,7 +226,7 @@ class DraftLengthController:
             elif session in sessions:
                 num_rows += 1
                 self._note_text(session, draft_lag)
-                if (began := session.note_verdict(now, 0, draft_lag)) is not None:
+                if (began := session.note_verdict(now, 0, 0, draft_lag)) is not None:
                     num_timed += 1
                     sum_seconds += now - began
         self._batch.add_plain(num_rows, num_timed, sum_seconds)
@@ -237,7 +241,7 @@ class DraftLengthController:
         if session not in self._sessions:
             return
         self._note_text(session, draft_lag)
-        began = session.note_verdict(self._batch.now, num_drafted, draft_lag)
+        began = session.note_verdict(self._batch.now, num_drafted, num_accepted, draft_lag)
         self._batch.note(began, num_drafted, num_accepted)
         if not session.has_begun:
             session.has_begun, session.began_s = True, self._busy_s
@@ -375,6 +379,7 @@ class DraftLengthController:
 
     def _load(self) -> Load:
         drafted = [session for session in self._sessions if session.has_ever_drafted]
+        num_new = sum(session.is_new for session in drafted)
         is_shared = self._choice.timer.foreign.num_sessions > 0
         return Load(
             tuple(self._sessions),
@@ -383,13 +388,14 @@ class DraftLengthController:
             self._busy_s - self._steady_since,
             has_prompts=self._num_prompts > 0,
             is_new=self._is_new,
-            has_drafted=any(session.is_new or is_shared for session in drafted),
-            joins_drafting=not is_shared and any(not session.is_new for session in drafted),
+            has_drafted=bool(drafted) if is_shared else num_new > _DRAFTED * len(self._sessions),
+            joins_drafting=not is_shared and num_new < len(drafted),
             request_s=self._request_s,
             usual_text=self._text_load.num_tokens,
             computed_share=self._text_load.computed_share,
             drafting_s=self._text_load.drafting_seconds(self._request_s),
             ahead_s=self._ahead_s,
+            tokens_left=sum(session.num_left for session in self._sessions) / len(self._sessions),
         )
 
     @property

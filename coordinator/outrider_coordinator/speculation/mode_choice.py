@@ -30,6 +30,8 @@ _DOUBT = 1.1
 _SHORTEST_REQUEST_S = 1e-3
 _MOST_TEXT = 0.5
 """Share of the time that drafts' text may take where speculation is checked: with more it cannot pay."""
+_MOST_SAVED = 0.5
+"""Share of the time left to sessions that speculation can save at best."""
 _FEW_SESSIONS = 63
 """So many sessions' drafts take in their text so fast that nothing is doubted. With more, a server that knows nothing
 of speculation begins plainly, and tries it later.
@@ -52,8 +54,8 @@ class Load:
     is_new: bool
     """Whether most sessions have nearly all of their output before them."""
     has_drafted: bool
-    """Whether any new session has had draft tokens on this target; with foreign sessions, which stay in their mode,
-    any session at all.
+    """Whether more than a few new sessions have had draft tokens on this target; with foreign sessions, which stay in
+    their mode, any session at all.
     """
     joins_drafting: bool
     """Whether, without foreign sessions, any that is not new has had some."""
@@ -67,6 +69,8 @@ class Load:
     """Of ``request_s``, the seconds in which a session may draft."""
     ahead_s: float
     """For how long these sessions will be served, if they take as long as usual; 0 where that is unknown."""
+    tokens_left: float
+    """Of a session, those that may still come, in the mean."""
 
     @property
     def is_untouched(self) -> bool:
@@ -267,6 +271,9 @@ class ModeChoice:
             self.selector.pause(load.now)
         if self._trials[other].is_active or (load.has_prompts and other is Mode.SPECULATIVE):
             return False
+        if other is Mode.SPECULATIVE and self._is_too_late(plain_seconds, load):
+            self.selector.pause(load.now)
+            return False
         if self.selector.observe(load.now, rates, price_s, is_free=is_free):
             self.probe.cancel(load.now)
             if other is Mode.PLAIN:
@@ -299,6 +306,10 @@ class ModeChoice:
     @property
     def _acceptance_error(self) -> float:
         return self.acceptance.error / self.acceptance.mean
+
+    def _is_too_late(self, plain_seconds: float, load: Load) -> bool:
+        """Whether these sessions end before the text that their drafts lack can pay for itself."""
+        return self._text_price_s(plain_seconds, load) > _MOST_SAVED * load.tokens_left * plain_seconds
 
     def _switch_price_s(self, mode: Mode, plain_seconds: float, load: Load) -> float:
         """Of a switch to ``mode``. What a draft lacks that reads hidden states is computed by the target too."""

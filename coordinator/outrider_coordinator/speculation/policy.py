@@ -16,7 +16,7 @@ from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.length_planner import START_LENGTHS
 from outrider_coordinator.speculation.mode_selector import Mode
-from outrider_coordinator.speculation.session_state import ControlledSession, SessionVerdict
+from outrider_coordinator.speculation.session_state import UNBOUNDED, ControlledSession, SessionVerdict
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 _log = logging.getLogger(__name__)
@@ -70,12 +70,14 @@ class DraftLengthPolicy:
 
     # Sessions.
 
-    def session(self, requested: int | None, *, reads_states: bool = False) -> ControlledSession:
+    def session(
+        self, requested: int | None, *, reads_states: bool = False, max_tokens: int = UNBOUNDED
+    ) -> ControlledSession:
         """State of the policy for a session; ``requested`` is the request's own bound, ``reads_states`` says whether
-        its draft reads hidden states of the target.
+        its draft reads hidden states of the target, ``max_tokens`` are those that may come.
         """
         limit = min(self._default_length if requested is None else requested, self._limit)
-        return ControlledSession(limit, reads_states=reads_states)
+        return ControlledSession(limit, reads_states=reads_states, max_tokens=max_tokens)
 
     def enter(self, session: ControlledSession, target: object) -> None:
         """A session is placed on this target."""

@@ -7,6 +7,8 @@ from typing import TypeAlias
 from outrider_coordinator.speculation.estimates.acceptance_estimate import PRIOR, SessionAcceptance
 
 _NEW_ROUNDS = 12
+UNBOUNDED = 1_000_000
+"""Tokens to come of a session of which it is not known how many may."""
 
 SessionVerdict: TypeAlias = "tuple[ControlledSession, int, int, int]"
 """A judged step: its session, the drafted and the accepted tokens, and the committed tokens that its draft lacks."""
@@ -25,6 +27,7 @@ class ControlledSession:
         "has_ever_drafted",
         "length",
         "limit",
+        "num_left",
         "num_probes",
         "num_rounds",
         "probe_steps",
@@ -32,9 +35,11 @@ class ControlledSession:
         "round_began",
     )
 
-    def __init__(self, limit: int, *, reads_states: bool = False) -> None:
-        """``limit``: upper bound of the draft length."""
+    def __init__(self, limit: int, *, reads_states: bool = False, max_tokens: int = UNBOUNDED) -> None:
+        """``limit``: upper bound of the draft length; ``max_tokens``: of the tokens to come."""
         self.limit = limit
+        self.num_left = max_tokens
+        """Tokens to come, at most."""
         self.reads_states = reads_states
         """Whether its draft reads hidden states, so that the target computes anew what the draft lacks."""
         self.length = 0
@@ -71,12 +76,13 @@ class ControlledSession:
         self.has_drafted = self.has_ever_drafted = False
         self.length = min(length, self.limit)
 
-    def note_verdict(self, now: float, num_drafted: int, draft_lag: int) -> float | None:
+    def note_verdict(self, now: float, num_drafted: int, num_accepted: int, draft_lag: int) -> float | None:
         """One verdict; returns when the judged round began, or None where it cannot be timed.
 
         A round in which a session starts to draft may include prefill of its draft, so it is not timed.
         """
         began = None if num_drafted and not self.has_drafted else self.round_began
+        self.num_left -= num_accepted + 1
         self.round_began, self.has_drafted, self.draft_lag = now, num_drafted > 0, draft_lag
         self.num_rounds += 1
         self.has_ever_drafted |= num_drafted > 0

@@ -138,22 +138,35 @@ class Served:
         self._texts: dict[ControlledSession, np.ndarray] = {}
         """Of each request, by place: the draft's token is accepted where the number is below the acceptance."""
 
-    def burst(self, num_users: int, *, num_tokens: int = 256, drafts: bool = True, pause_s: float = 0.2) -> float:
-        """Seconds until the last of so many requests has ended, prompts included; without ``drafts`` they are plain."""
+    def burst(
+        self,
+        num_users: int,
+        *,
+        num_tokens: int = 256,
+        drafts: bool = True,
+        pause_s: float = 0.2,
+        rounds_ahead: int = 0,
+    ) -> float:
+        """Seconds until the last of so many requests has ended, prompts included; without ``drafts`` they are plain.
+
+        ``rounds_ahead``: decoded of the first one before the others come.
+        """
         pair, limit = self.devices.pair, self._limit if drafts else 0
         self.devices.pause(pause_s)
         began = self.devices.now
-        sessions = [ControlledSession(limit, reads_states=pair.reads_states) for _ in range(num_users)]
+        sessions = [
+            ControlledSession(limit, reads_states=pair.reads_states, max_tokens=num_tokens) for _ in range(num_users)
+        ]
         texts = np.random.default_rng(self._seed).random((num_users, num_tokens))
         self._texts = dict(zip(sessions, texts, strict=True))
         self._users = {session: user for user, session in enumerate(sessions)}
         self.rounds, self._lags, self._brought = [], {}, {}
-        self._take_prompts(sessions, num_tokens)
+        self._take_prompts(sessions, num_tokens, rounds_ahead)
         while self._left:
             self._round()
         return self.devices.now - began
 
-    def _take_prompts(self, sessions: list[ControlledSession], num_tokens: int) -> None:
+    def _take_prompts(self, sessions: list[ControlledSession], num_tokens: int, rounds_ahead: int) -> None:
         """The first request comes alone, the others while its prompt is computed."""
         waiting = list(sessions)
         arrived, num_prompts = waiting[:1], 1
@@ -166,6 +179,8 @@ class Served:
             self._left.update(dict.fromkeys(coming, num_tokens))
             both = begun + coming
             self._tell(both, [0] * len(both), 0.0, target, tokens=len(begun) + _COMPUTED * len(coming))
+            for _ in range(0 if begun else rounds_ahead):
+                self._round()
             arrived, num_prompts = waiting, _PROMPTS_A_FORWARD
 
     def _enter(self, arrived: list[ControlledSession]) -> float:

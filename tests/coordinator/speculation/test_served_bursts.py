@@ -11,6 +11,7 @@ from outrider_coordinator.speculation import Mode
 from outrider_coordinator.speculation.mode_selector import ModeSelector
 from tests.coordinator.speculation.measured_pairs import (
     MeasuredH100,
+    MeasuredH100OfSlowerHost,
     MeasuredHead,
     MeasuredLongContexts,
     MeasuredLongContextsH100,
@@ -145,3 +146,32 @@ def test_a_probe_of_a_poor_draft_leads_to_no_trial(num_users: int, acceptance: f
     chosen, plain = (first_loads(pair, acceptance, num_users, seed=1, length=length) for length in (None, 0))
     assert max(ours / theirs for ours, theirs in zip(chosen[1:], plain[1:], strict=True)) < 1 / 0.95
     assert sum(chosen) < sum(plain) / 0.97
+
+
+def bursts_of_many(
+    pair: H200, acceptance: float, *, seed: int, length: int | None = None
+) -> tuple[Served, list[float]]:
+    """Seconds of three bursts of 64 users, whose first request comes some rounds before the others."""
+    served = Served(pair, acceptance, seed=seed, length=length)
+    for num_users in (1, 8, 32):
+        for _ in range(3):
+            served.burst(num_users, rounds_ahead=9)
+            served.burst(num_users, drafts=False)
+    seconds = []
+    for _ in range(3):
+        seconds.append(served.burst(64, rounds_ahead=9))
+        served.burst(64, drafts=False)
+    return served, seconds
+
+
+@pytest.mark.parametrize("acceptance", [0.81, 0.9])
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_a_burst_of_many_on_a_slower_host_is_hardly_slower_than_plain(acceptance: float, seed: int) -> None:
+    """Its first request had drafted already, so that the text of all others' drafts counted as paid for; or decoding
+    turned to drafts with ten tokens of each session to come. Each took a tenth of the burst or more.
+    """
+    (_, chosen), (_, plain) = (
+        bursts_of_many(MeasuredH100OfSlowerHost(), acceptance, seed=seed, length=length) for length in (None, 0)
+    )
+    assert max(ours / theirs for ours, theirs in zip(chosen, plain, strict=True)) < 1 / 0.92
+    assert sum(chosen) < sum(plain) / 0.95
