@@ -30,7 +30,7 @@ _FEWER = 0.75
 moment between two, are a load of all of them.
 """
 _DRAFTED = 0.25
-"""Share of a burst's sessions that have drafted, from which on its drafts' text is paid for: the first session may come
+"""Share of a burst's sessions that have drafted, above which its drafts' text is paid for: the first session may come
 some steps before the others.
 """
 _NEWEST_REQUEST = 0.1
@@ -380,6 +380,7 @@ class DraftLengthController:
     def _load(self) -> Load:
         drafted = [session for session in self._sessions if session.has_ever_drafted]
         num_new = sum(session.is_new for session in drafted)
+        left = [session.num_left for session in self._sessions if session.limit]
         is_shared = self._choice.timer.foreign.num_sessions > 0
         return Load(
             tuple(self._sessions),
@@ -388,14 +389,14 @@ class DraftLengthController:
             self._busy_s - self._steady_since,
             has_prompts=self._num_prompts > 0,
             is_new=self._is_new,
-            has_drafted=bool(drafted) if is_shared else num_new > _DRAFTED * len(self._sessions),
+            has_drafted=bool(drafted) if is_shared else num_new > _DRAFTED * len(left),
             joins_drafting=not is_shared and num_new < len(drafted),
             request_s=self._request_s,
             usual_text=self._text_load.num_tokens,
             computed_share=self._text_load.computed_share,
             drafting_s=self._text_load.drafting_seconds(self._request_s),
             ahead_s=self._ahead_s,
-            tokens_left=sum(session.num_left for session in self._sessions) / len(self._sessions),
+            tokens_left=sum(left) / max(len(left), 1),
         )
 
     @property

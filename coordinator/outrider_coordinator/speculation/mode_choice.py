@@ -30,8 +30,8 @@ _DOUBT = 1.1
 _SHORTEST_REQUEST_S = 1e-3
 _MOST_TEXT = 0.5
 """Share of the time that drafts' text may take where speculation is checked: with more it cannot pay."""
-_MOST_SAVED = 0.5
-"""Share of the time left to sessions that speculation can save at best."""
+_MOST_OF_REST = 0.3
+"""Share of the time left to sessions that bringing their drafts text may take: with more it hardly pays for itself."""
 _FEW_SESSIONS = 63
 """So many sessions' drafts take in their text so fast that nothing is doubted. With more, a server that knows nothing
 of speculation begins plainly, and tries it later.
@@ -70,7 +70,7 @@ class Load:
     ahead_s: float
     """For how long these sessions will be served, if they take as long as usual; 0 where that is unknown."""
     tokens_left: float
-    """Of a session, those that may still come, in the mean."""
+    """Mean tokens left of a session that may draft, at most; 0 where there is none."""
 
     @property
     def is_untouched(self) -> bool:
@@ -308,8 +308,9 @@ class ModeChoice:
         return self.acceptance.error / self.acceptance.mean
 
     def _is_too_late(self, plain_seconds: float, load: Load) -> bool:
-        """Whether these sessions end before the text that their drafts lack can pay for itself."""
-        return self._text_price_s(plain_seconds, load) > _MOST_SAVED * load.tokens_left * plain_seconds
+        """Whether the sessions that may draft end before the text that their drafts lack can pay for itself."""
+        lacked = sum(session.draft_lag for session in load.sessions if session.limit)
+        return self._text_seconds(plain_seconds, lacked, load) > _MOST_OF_REST * load.tokens_left * plain_seconds
 
     def _switch_price_s(self, mode: Mode, plain_seconds: float, load: Load) -> float:
         """Of a switch to ``mode``. What a draft lacks that reads hidden states is computed by the target too."""
@@ -346,7 +347,7 @@ class ModeChoice:
         speculative_seconds: float,
         switch_s: float,
     ) -> None:
-        num_sessions = load.usual_sessions  # else those of a burst of many would be few where its first ones end
+        num_sessions = len(load.sessions)
         is_few = are_few(num_sessions)
         num_rounds = trial.num_rounds(self.timer.num_cold_rounds(num_sessions))
         may_pay = trial.mode is Mode.PLAIN or self._text_share(load, plain_seconds) < _MOST_TEXT
