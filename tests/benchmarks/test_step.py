@@ -1,5 +1,6 @@
 """A step without its forwards: the stand-ins answer as services do, and three processes are measured."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from outrider.benchmarks.step.run import STAGES, Plan, run_plan, to_part_rows, t
 from outrider.benchmarks.step.stamps import PARTS, SIDES, Moments
 from outrider.benchmarks.step.stand_in import VOCAB_SIZE, follow, is_right
 from outrider.benchmarks.step.turn import STAGES as TURN_STAGES
-from outrider.benchmarks.step.turn import TurnPlan, run_turns
+from outrider.benchmarks.step.turn import StepTimes, TurnPlan, run_turns
 from outrider.errors import ConfigError
 
 
@@ -60,6 +61,25 @@ def test_a_step_is_timed_stage_by_stage(temperature: float, drafted: int) -> Non
         free = {"judge"} if not drafted and one.num_sessions > 1 else set()
         assert {stage for stage, micros in one.micros.items() if micros <= 0} <= free
     assert all(0 < one.between_forwards_ms < 1e-3 * one.num_sessions * sum(one.micros.values()) for one in costs)
+
+
+def test_time_is_counted_once_where_one_stage_ends_after_another_that_began_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readings = iter([0, 100, 130, 150, 190, 200, 260])
+    monkeypatch.setattr("outrider.benchmarks.step.turn.time.thread_time_ns", lambda: 1000 * next(readings))
+    times = StepTimes(num_warmups=1, num_samples=1)
+    times.note_steps(1)
+    later = contextlib.ExitStack()
+    with times.timed("decide"):  # from 100 to 200
+        with times.timed("judge"):
+            pass
+        later.enter_context(times.timed("decide"))  # from 190 to 260
+    later.close()
+    monkeypatch.setattr("outrider.benchmarks.step.turn.time.thread_time_ns", lambda: 300_000)
+    times.note_steps(1)
+    spent = {stage: micros for stage, micros in times.micros().items() if micros}
+    assert spent == {"judge": 20.0, "decide": 140.0, "deliver": 140.0}
 
 
 def test_moments_of_all_processes_are_put_together_item_by_item(tmp_path: Path) -> None:

@@ -96,24 +96,36 @@ class StepTimes:
         """Of all sessions together: the steps that are left out, and those that are timed after them."""
         self._begins, self._ends = num_warmups, num_warmups + num_samples
         self._spent_ns: defaultdict[str, int] = defaultdict(int)
-        self._inner_ns = self._num_steps = 0
+        self._open: dict[object, str] = {}
+        """Stages that have begun and not ended, the last to begin at the end. They are not always nested: one that
+        awaits may end after another that began meanwhile."""
+        self._charged_ns = 0
+        self._num_steps = 0
         self._readings: list[tuple[int, int, dict[str, int]]] = []
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Count the block as this stage."""
-        outer_ns, self._inner_ns = self._inner_ns, 0
-        began_ns = time.thread_time_ns()
+        block = object()
+        self._charge()
+        self._open[block] = stage
         try:
             yield
         finally:
-            spent_ns = time.thread_time_ns() - began_ns
-            self._spent_ns[stage] += spent_ns - self._inner_ns
-            self._inner_ns = outer_ns + spent_ns
+            self._charge()
+            del self._open[block]
+
+    def _charge(self) -> int:
+        """Count the time since this was last called as the stage that began last; returns the thread's time."""
+        now_ns = time.thread_time_ns()
+        if self._open:
+            self._spent_ns[next(reversed(self._open.values()))] += now_ns - self._charged_ns
+        self._charged_ns = now_ns
+        return now_ns
 
     def discount(self, stage: str, since_ns: int) -> None:
         """What was done since this reading of the thread's time was no part of the stage, which has just ended."""
-        self._spent_ns[stage] -= time.thread_time_ns() - since_ns
+        self._spent_ns[stage] -= self._charged_ns - since_ns
 
     def wrap(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, counted as this stage."""
@@ -129,7 +141,7 @@ class StepTimes:
         """So many sessions have ended a step."""
         before, self._num_steps = self._num_steps, self._num_steps + count
         if any(before < edge <= self._num_steps for edge in (self._begins, self._ends)):
-            self._readings.append((self._num_steps, time.thread_time_ns(), dict(self._spent_ns)))
+            self._readings.append((self._num_steps, self._charge(), dict(self._spent_ns)))
 
     def micros(self) -> dict[str, float]:
         """Microseconds per session and step, by stage."""
