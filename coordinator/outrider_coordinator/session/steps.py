@@ -366,12 +366,14 @@ def _waits_for_prompt(session: SessionState, length: int) -> bool:
     On one device both models' prompts take as long together as one after the other, and the target's comes first then.
     Only for the sole session, since others would wait for its prompt too.
     """
-    side = session.draft
+    side, num_prompt_tokens = session.draft, len(session.engine_request.prompt_token_ids)
     if side.held or side.asked is not None or side.reads_states or not side.facts.shares_device:
         return False
-    if length != len(session.engine_request.prompt_token_ids) + 1 or not session.policy.is_alone(session.speculation):
+    if length != num_prompt_tokens + 1 or not session.policy.is_alone(session.speculation):
         return False
-    return session.policy.will_draft(session.speculation, length) and _has_room_after_prefill(session)
+    num_left = session.output.num_remaining - (length - session.tokens.length)
+    has_room = _room_for(session, 1, length, num_left - 1) > 0
+    return has_room and session.policy.will_draft(session.speculation, num_prompt_tokens)
 
 
 def _is_held_back(session: SessionState) -> bool:

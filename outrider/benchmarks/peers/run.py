@@ -196,7 +196,10 @@ def _environment(packages: str | None) -> dict[str, str]:
 
 def _read(engine: str, num_users: int, version: str, timed: Sequence[dict[str, Any]], num_tokens: int) -> Outcome:
     after_s = [one["whole_s"] - one["first_s"] for one in timed]
-    streams_s = [one["streams_s"] or until_all for one, until_all in zip(timed, after_s, strict=True)]
+    streams_s = [
+        until_all if one["streams_s"] is None else one["streams_s"]
+        for one, until_all in zip(timed, after_s, strict=True)
+    ]
     return Outcome(
         engine,
         tuple(1e3 * seconds / (num_tokens - 1) for seconds in streams_s),

@@ -73,7 +73,7 @@ class Known(DraftLengthPolicy):
         return self._is_alone
 
     def will_draft(self, session: ControlledSession, num_tokens: int) -> bool:
-        return True
+        return num_tokens <= LONGEST_PROMPT_AT_ONCE
 
     def length(self, session: ControlledSession) -> int:
         return 4
@@ -85,20 +85,21 @@ class Known(DraftLengthPolicy):
         self.lags.append(draft_lag)
 
 
-def sole(policy: DraftLengthPolicy | None, prompt: tuple[int, ...], *, shares_device: bool = True) -> Setting:
+def sole(
+    policy: DraftLengthPolicy | None, prompt: tuple[int, ...], *, shares_device: bool = True, max_tokens: int = 24
+) -> Setting:
     setting = Setting(draft_rows=OTHER_ROWS)
     setting.bench.policy = policy or setting.bench.policy
     setting.bench.facts = DraftFacts(shares_device=shares_device)
-    enter(setting, prompt)
+    enter(setting, prompt, max_tokens=max_tokens)
     return setting
 
 
-def enter(setting: Setting, prompt: tuple[int, ...]) -> Driven:
+def enter(setting: Setting, prompt: tuple[int, ...], *, max_tokens: int = 24) -> Driven:
     """A session that lives on the target, as far as the policy knows."""
     bench, number = setting.bench, len(setting.bench.sessions) + 1
-    driven = bench.sessions[number] = Driven(
-        SessionLoop(plan_of(prompt=prompt, temperature=0.0), bench.policy, draft=bench.facts), number
-    )
+    plan = plan_of(prompt=prompt, temperature=0.0, max_tokens=max_tokens)
+    driven = bench.sessions[number] = Driven(SessionLoop(plan, bench.policy, draft=bench.facts), number)
     bench.policy.enter(driven.loop.speculation, "target")
     driven.loop.start(number)
     bench.collect(driven)
@@ -135,6 +136,25 @@ def test_the_draft_has_the_prompt_at_once_on_a_device_of_its_own_and_beside_othe
     setting.bench.to_draft.clear()
     enter(setting, SHORT)
     assert is_at_once(setting)
+
+
+def test_a_prompt_of_the_longest_that_goes_at_once_waits_too_where_the_session_is_alone() -> None:
+    setting = sole(Known(is_alone=True), LONG[1:])
+    assert not is_at_once(setting)
+    setting.bench.run()
+    assert [extend.draft_length for extend in setting.extends[:2]] == [0, 4]
+
+
+@pytest.mark.parametrize("is_chosen", [False, True])
+@pytest.mark.parametrize(("max_tokens", "asked"), [(2, []), (3, [0, 1]), (4, [0, 2])])
+def test_the_prompt_is_brought_where_a_proposal_is_of_use(is_chosen: bool, max_tokens: int, asked: list[int]) -> None:
+    """The first token comes without one, and so does the last."""
+    setting = sole(Known(is_alone=True) if is_chosen else None, SHORT, max_tokens=max_tokens)
+    assert not is_at_once(setting)
+    setting.bench.run()
+    assert [extend.draft_length for extend in setting.extends][:2] == asked
+    (driven,) = setting.bench.sessions.values()
+    assert driven.token_ids == own_tokens(plan_of(prompt=SHORT, temperature=0.0, max_tokens=max_tokens))
 
 
 def test_a_session_whose_draft_is_back_does_not_wait_until_that_has_the_text() -> None:

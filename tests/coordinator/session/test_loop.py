@@ -28,6 +28,7 @@ from outrider_coordinator.session.actions import Fail, Finish
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.session.state import SessionStatus
+from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import generate
 from tests.coordinator.setting import METHODS, OTHER_ROWS, ROWS, VOCAB_SIZE, Setting, mixed_rows, own_tokens, plan_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget, reversed_rows
@@ -175,6 +176,16 @@ def test_no_draft_length_exceeds_what_may_still_come() -> None:
     assert all(
         score.num_kept_tokens + len(score.token_ids) + len(score.draft_token_ids) < 10 for score in setting.scores
     )
+
+
+def test_what_lengths_are_chosen_by_says_how_much_may_still_come() -> None:
+    """Of a request that goes on elsewhere: without the tokens that its user has."""
+    setting = Setting(draft_length=4)
+    setting.bench.policy = DraftLengthPolicy(4, is_controlled=True)
+    plan = plan_of(max_tokens=9, temperature=0.0)
+    for emitted in ((), tuple(own_tokens(plan)[:4])):
+        driven = setting.bench.add(replace(plan, emitted_token_ids=emitted))
+        assert driven.loop.speculation.num_left == 9 - len(emitted)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2])

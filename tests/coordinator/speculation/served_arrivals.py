@@ -76,7 +76,8 @@ class ServedArrivals(Served):
         return (self.num_tokens - counted_from) / (self.devices.now - counted_since)
 
     def _arrive(self, num_output_tokens: int) -> None:
-        session, length = ControlledSession(self._limit), self._num_prompt_tokens
+        session = ControlledSession(self._limit, max_tokens=num_output_tokens)
+        length = self._num_prompt_tokens
         self.controller.enter(session)
         is_for_both = session.limit > 0 and (not self.is_chosen or self.controller.will_draft(length))
         self._lags[session] = -1 if is_for_both else length

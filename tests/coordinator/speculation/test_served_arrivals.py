@@ -41,6 +41,15 @@ def test_users_who_always_have_a_request(pair: H200, num_prompt_tokens: int, num
     assert chosen.controller.num_switches <= 6
 
 
+def test_fewer_users_after_a_peak_draft_again() -> None:
+    """70 are better served plainly, and 52 with drafts."""
+    served_with = {}
+    for length in (None, 0):
+        served_with[length] = ServedArrivals(MeasuredH100(), 0.85, seed=1, length=length, num_prompt_tokens=128)
+        served_with[length].serve(70, 8.0)
+    assert served_with[None].serve(52, 25.0) > 1.1 * served_with[0].serve(52, 25.0)
+
+
 def test_text_that_drafts_have_cached_costs_nothing() -> None:
     """As of a conversation's earlier turns: target and draft compute the last 200 of 4,000 tokens."""
     chosen, plain = (

@@ -48,6 +48,20 @@ def test_a_fit_has_no_negative_slopes() -> None:
     assert min(found.coefficients[1:]) >= 0.0
 
 
+def test_drafting_takes_no_less_than_no_time() -> None:
+    """Few tokens took 5 ms in a process's first rounds and many 40: where there are fewer, a line is below 0."""
+    times = StepTimes()
+    for _ in range(6):
+        times.note_plain(64, 5e-3)
+        times.note_target(64, 128, 6e-3)
+        for tokens, milliseconds in ((32, 5.0), (64, 40.0)):
+            times.note_draft(4, tokens, milliseconds / 1e3)
+    price = times.speculative(64, 4)
+    assert price.drafting + 4 * price.per_drafted_token < 0.0
+    assert price.at(4) >= 5e-3
+    assert price.at(64) > 35e-3
+
+
 def test_a_fit_leaves_out_an_outlier_and_follows_a_change() -> None:
     found = fit()
     for _ in range(50):
@@ -179,6 +193,20 @@ def test_a_probe_is_followed_by_another_one_if_more_was_accepted_than_by_chance(
     assert not probe.is_active
     probe.begin_if_due(0.33, sessions, 0.6)
     assert probe.is_active is is_followed
+
+
+@pytest.mark.parametrize(("num_left", "begins"), [((9, 9, 9, 8), True), ((9, 9, 8, 8), False), ((8, 8, 8, 8), False)])
+def test_a_probe_is_of_no_use_where_most_sessions_end_with_it(num_left: tuple[int, ...], begins: bool) -> None:
+    """Two steps, and one that was asked for before they were judged, of two draft tokens and one of the target."""
+    probe, sessions = AcceptanceProbe(), [ControlledSession(8, max_tokens=each) for each in num_left]
+    sessions.append(ControlledSession(0))
+    for now in (0.0, 0.25):
+        probe.begin_if_due(now, sessions, 0.6)
+    assert probe.is_active is begins
+    assert all(session.num_left == 9 for session in probe.sessions)
+    sessions[0].num_left = sessions[1].num_left = sessions[2].num_left = 9
+    probe.begin_if_due(0.3, sessions, 0.6)
+    assert probe.is_active, "as soon as there are some that do not"
 
 
 def test_acceptance_counts_judged_tokens_and_differs_by_position() -> None:
@@ -336,7 +364,8 @@ def test_of_a_probes_rounds_the_quickest_tells_what_each_stage_takes() -> None:
         probe_round(timer, drafting_ms=15.0 if disturbed else 5.0, round_ms=34.0 if disturbed else 24.0)
         assert not timer.knows_probed(64)
         assert timer.end_probe()
-        assert timer.knows_probed(64)
+        known = [count for count in range(1, 257) if timer.knows_probed(count)]
+        assert known == list(range(48, 128)), "some end, or some more come"
         assert not timer.end_probe()
         expected.append(timer.times.speculative(64, 4).at(256))
     assert expected[1] == pytest.approx(expected[0])

@@ -41,6 +41,8 @@ _MOST_BETWEEN = 0.5
 """Of a plain round, what may lie between the forwards as a probe tells it: rows that do not draft may wait for forwards
 of those that do, which a round of all does not.
 """
+_FEWER = 0.75
+"""What a probe told holds down to this share of its sessions, of which some end, and up to twice as many."""
 _YOUNG_ROUNDS = 24
 """Speculative rounds of all during which clocks and caches may still be cold."""
 _NEWEST = 0.1
@@ -144,7 +146,7 @@ class RoundTimer:
         self._probe_rounds: list[_ProbeRound] = []
         """Of the probe under way."""
         self._probed: set[int] = set()
-        """Magnitudes of the number of sessions of which probes told something."""
+        """Numbers of sessions of which probes told something."""
 
     def note(
         self, batch: VerdictBatch, num_sessions: int, *, rows: int, tokens: int, seconds: float, is_settled: bool
@@ -249,12 +251,12 @@ class RoundTimer:
             self.times.note_target(num_sessions, num_sessions + most, plain_s + max(more_s, 0.0))
             if math.isfinite(between_s):
                 self.times.note_between(num_sessions, min(between_s, _MOST_BETWEEN * plain_s))
-        self._probed.add(num_sessions.bit_length())
+        self._probed.add(num_sessions)
         return True
 
     def knows_probed(self, num_sessions: int) -> bool:
         """Whether probes told what may be expected of speculation by about so many sessions."""
-        return num_sessions.bit_length() in self._probed
+        return any(_FEWER * probed <= num_sessions < 2 * probed for probed in self._probed)
 
     def learns_from_probes(self, num_sessions: int) -> bool:
         """Whether speculation by about so many sessions was never timed, so that probes are all that tells of it."""

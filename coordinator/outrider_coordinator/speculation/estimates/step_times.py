@@ -23,17 +23,25 @@ _PRIOR_ROUNDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RoundPrice:
-    """Expected duration of speculative rounds by their drafted tokens: the larger of two lines."""
+    """Expected duration of speculative rounds by their drafted tokens, in seconds.
 
-    seconds: float
-    """Without a drafted token."""
-    per_token: float
-    least_seconds: float = 0.0
-    least_per_token: float = 0.0
+    Both models' forwards come one after the other, scoring takes no less than a plain round, and drafting no less than
+    no time, as a line through few points may say: where times scatter, a draft of no use must not seem to pay.
+    """
+
+    scoring: float
+    """Besides the draft's proposals, without a drafted token."""
+    per_scored_token: float
+    plain: float = 0.0
+    """A plain round."""
+    drafting: float = 0.0
+    """The draft's proposals, but for what they take by tokens."""
+    per_drafted_token: float = 0.0
 
     def at(self, drafted: float) -> float:
         """Seconds of a round with so many drafted tokens, of all rows."""
-        return max(self.seconds + self.per_token * drafted, self.least_seconds + self.least_per_token * drafted)
+        drafting = max(self.drafting + self.per_drafted_token * drafted, 0.0)
+        return drafting + max(self.scoring + self.per_scored_token * drafted, self.plain)
 
 
 class _Seen:
@@ -130,13 +138,7 @@ class StepTimes:
         target, draft = self._target.coefficients, self._draft.coefficients
         drafting = draft[0] + draft[1] * draft_length
         scoring = self._target.predict((1.0, rows, rows)) + self._between.predict((1.0, rows))
-        # Both models' forwards come one after the other: where times scatter, a draft of no use must not seem to pay.
-        return RoundPrice(
-            scoring + drafting + self._beside(rows, draft_length),
-            target[2] + draft[2],
-            self.plain(rows) + drafting,
-            draft[2],
-        )
+        return RoundPrice(scoring + self._beside(rows, draft_length), target[2], self.plain(rows), drafting, draft[2])
 
     def longest_forward(self, rows: float, draft_length: int, drafted: float) -> float:
         """Expected seconds of the longer one of the target's forward and the draft's proposals."""
@@ -191,7 +193,7 @@ class StepTimes:
 
     def _forwards(self, rows: float, draft_length: int, drafted: float) -> float:
         target = self._target.predict((1.0, rows, rows + drafted))
-        return target + self._draft.predict((1.0, draft_length, drafted))
+        return target + max(self._draft.predict((1.0, draft_length, drafted)), 0.0)
 
 
 def _magnitude(rows: float) -> int:

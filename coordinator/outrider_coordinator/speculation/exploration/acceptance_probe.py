@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from outrider_coordinator.speculation.exploration.budget import Excursion, ExplorationBudget
 from outrider_coordinator.speculation.session_state import ControlledSession
 
-_STEPS, _LENGTH, _MAX_SESSIONS = {False: 2, True: 5}, {False: 2, True: 4}, {False: 4, True: 8}
-"""Steps, draft tokens of each, and sessions; more where a trial may follow from a single probe."""
+_STEPS, _LENGTH, _MAX_SESSIONS = {False: 2, True: 4}, {False: 2, True: 4}, {False: 4, True: 8}
+"""Steps, draft tokens of each, and sessions; more where a trial may follow from a single probe. All sessions wait for
+the draft in each step, and in one more, whose proposals are asked for before the last verdicts are learned from.
+"""
 _MAX_FOLLOW_UPS = 6
 """Probes in a row while more is accepted than expected."""
 _SURPRISE, _SURPRISE_SIGMA = 0.1, 1.5
@@ -71,7 +73,8 @@ class AcceptanceProbe:
             return
         if not (self._budget_of_many if is_of_many else self._budget).is_due(now):
             return
-        if not (chosen := _choose_sessions(sessions, _MAX_SESSIONS[is_of_many])):
+        num_tokens = (_STEPS[is_of_many] + 1) * (_LENGTH[is_of_many] + 1)
+        if not (chosen := _choose_sessions(sessions, _MAX_SESSIONS[is_of_many], num_tokens)):
             return
         self.num_probes += 1
         self._excursion, self.sessions = Excursion(now), set(chosen)
@@ -145,11 +148,17 @@ class AcceptanceProbe:
         return excess > max(_SURPRISE * judged, _SURPRISE_SIGMA * math.sqrt(judged * expected * (1.0 - expected)))
 
 
-def _choose_sessions(sessions: Sequence[ControlledSession], most: int) -> list[ControlledSession]:
-    """Sessions whose drafts lack least text, since bringing text takes time, and one that was seldom chosen before."""
-    able = sorted((session for session in sessions if session.limit), key=lambda session: session.draft_lag)
-    if len(able) < 2:
-        return able
-    count = min(most, (len(able) + 1) // 2)
-    other = min(able[count - 1 :], key=lambda session: session.num_probes)
-    return [*able[: count - 1], other]
+def _choose_sessions(sessions: Sequence[ControlledSession], most: int, num_tokens: int) -> list[ControlledSession]:
+    """Sessions whose drafts lack least text, since bringing text takes time, and one that was seldom chosen before.
+    None unless most sessions have so many tokens to come, those of a probe: with fewer it is of no use to them.
+    """
+    able = [session for session in sessions if session.limit]
+    lasting = [session for session in able if session.num_left >= num_tokens]
+    if 2 * len(lasting) <= len(able):
+        return []
+    lasting.sort(key=lambda session: session.draft_lag)
+    if len(lasting) < 2:
+        return lasting
+    count = min(most, (len(lasting) + 1) // 2)
+    other = min(lasting[count - 1 :], key=lambda session: session.num_probes)
+    return [*lasting[: count - 1], other]
