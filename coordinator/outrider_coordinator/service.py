@@ -105,6 +105,7 @@ class Coordinator:
             target_timeout_s=settings.target_timeout_s,
             draft_timeout_s=settings.draft_timeout_ms / 1000,
             direct_proposals=settings.direct_proposals,
+            max_messages_per_s=settings.max_stream_messages_per_s,
         )
         self._services = self._driver.services
         self._latency_histograms = LatencyHistograms()

@@ -37,9 +37,11 @@ class Driver:
         target_timeout_s: float,
         draft_timeout_s: float,
         direct_proposals: bool,
+        max_messages_per_s: int = 0,
     ) -> None:
         """``on_target`` is told of the first target attached and the last lost; ``on_model`` is as for ``Services``.
-        ``direct_proposals``: drafts may send proposals to targets of their host directly.
+        ``direct_proposals``: drafts may send proposals to targets of their host directly. ``max_messages_per_s``: to
+        users, of all streams; 0: any number.
         """
         self._request_manager = request_manager
         self._on_target = on_target
@@ -51,6 +53,7 @@ class Driver:
             self,
             plane_between=self.planes.connection,
             channel_between=self.channels.channel,
+            max_messages_per_s=max_messages_per_s,
         )
         self.on_target_batch = self._sessions.on_target_batch
         self.on_draft_batch = self._sessions.on_draft_batch

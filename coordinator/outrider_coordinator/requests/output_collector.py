@@ -54,6 +54,8 @@ class OutputCollector:
         self._unread_since = 0.0
         """When the oldest output that waits was released; by the monotonic clock."""
         self._is_behind = False
+        self.has_released = False
+        """Any output was made available."""
         self.on_behind: Callable[[], None] = _ignore
         """Called once too much output waits ..."""
         self.on_caught_up: Callable[[], None] = _ignore
@@ -72,6 +74,7 @@ class OutputCollector:
     def release(self) -> None:
         """Make the queued output available to the reader."""
         if self._held:
+            self.has_released = True
             self._note_unread(self._held)
             self._released += self._held
             self._held = []

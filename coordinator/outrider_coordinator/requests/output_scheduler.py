@@ -1,28 +1,46 @@
 """Output scheduler: delivers output after the commands that follow from it, for a few requests at a time.
 
-Statistics, trace records, text and streaming wait until the services have started their next forwards.
+Statistics, trace records, text and streaming wait until the services have started their next forwards. A message to a
+user takes the coordinator longer than everything else a token does, so their rate is bounded: with more, the tokens of
+several steps of a request go in one message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from outrider_coordinator.requests.request_state import RequestState
 
 REQUESTS_IN_A_TURN = 2
 """Requests flushed in one turn of the event loop; each takes a fraction of a tenth of a millisecond, and what a service
 says meanwhile waits for no more than these."""
+MOST_AT_ONCE = 256
+"""Messages that may leave in a row after a pause, whatever their rate."""
+LONGEST_WAIT_S = 0.02
+"""Longest pause of output that is held back: it goes on with that of the next step, right after its commands, while
+services compute.
+"""
 
 
 class OutputScheduler:
     """Requests with waiting output, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_per_s: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        """``max_per_s``: messages a second; 0: any number. ``clock`` is in seconds."""
         self._waiting: dict[RequestState, None] = {}
+        self._first: dict[RequestState, None] = {}
+        """Those whose users have had no output yet. It is never held back."""
         self._has_commands = False
         """Commands were put together since users last had output."""
+        self._is_due = False
+        """The next turn of the event loop flushes some."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._max_per_s, self._clock = max_per_s, clock
+        self._allowance, self._allowed_at = float(MOST_AT_ONCE), clock()
+        """Messages that may leave, as of then."""
 
     def commands_first(self) -> None:
         """A message has arrived: its commands are sent before any waiting output."""
@@ -30,9 +48,19 @@ class OutputScheduler:
 
     def put(self, requests: Sequence[RequestState]) -> None:
         """Add requests with new output."""
-        if requests and not self._waiting:
+        first = [request for request in requests if not request.has_had_output]
+        self._first.update(dict.fromkeys(first))
+        self._waiting.update(dict.fromkeys(request for request in requests if request.has_had_output))
+        if requests:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._is_due:
+            self._is_due = True
             asyncio.get_running_loop().call_soon(self._flush_after_commands)
-        self._waiting.update(dict.fromkeys(requests))
 
     def _flush_after_commands(self) -> None:
         if self._has_commands:
@@ -43,10 +71,31 @@ class OutputScheduler:
             self._flush_some()
 
     def _flush_some(self) -> None:
+        first = tuple(itertools.islice(self._first, REQUESTS_IN_A_TURN))
+        others = tuple(itertools.islice(self._waiting, self._take(REQUESTS_IN_A_TURN - len(first))))
         try:
-            for request in tuple(itertools.islice(self._waiting, REQUESTS_IN_A_TURN)):
-                del self._waiting[request]
-                request.flush()
+            for requests, queue in ((first, self._first), (others, self._waiting)):
+                for request in requests:
+                    del queue[request]
+                    request.flush()
         finally:
-            if self._waiting:
-                asyncio.get_running_loop().call_soon(self._flush_after_commands)
+            self._is_due = False
+            if self._first or (self._waiting and self._may_send):
+                self._go_on()
+            elif self._waiting:
+                self._timer = asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._go_on)
+
+    @property
+    def _may_send(self) -> bool:
+        return not self._max_per_s or self._allowance >= 1.0
+
+    def _take(self, most: int) -> int:
+        """Of the waiting requests and at most so many those whose messages may leave now."""
+        count = min(most, len(self._waiting))
+        if self._max_per_s:
+            now = self._clock()
+            earned = (now - self._allowed_at) * self._max_per_s
+            self._allowance, self._allowed_at = min(self._allowance + earned, float(MOST_AT_ONCE)), now
+            count = min(count, int(self._allowance))
+            self._allowance -= count
+        return count

@@ -64,6 +64,11 @@ class RequestState:
         """Timers that have not fired."""
 
     @property
+    def has_had_output(self) -> bool:
+        """Whether output was given to the user; not yet that of an interrupted call."""
+        return self.output_collector.has_released
+
+    @property
     def is_over(self) -> bool:
         """Whether the request has ended."""
         return self.loop.is_over

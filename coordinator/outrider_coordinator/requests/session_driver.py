@@ -84,16 +84,17 @@ class SessionDriver:
         *,
         plane_between: Callable[[TargetReplica, DraftReplica | None], int] = lambda target, draft: 0,
         channel_between: Callable[[TargetReplica, DraftReplica | None], int] = lambda target, draft: 0,
+        max_messages_per_s: int = 0,
     ) -> None:
         """``plane_between``: the connection by which hidden states go; 0: inline. ``channel_between``: that by which
-        proposals go directly; 0: there is none.
+        proposals go directly; 0: there is none. ``max_messages_per_s``: to users; 0: any number.
         """
         self._plane_between = plane_between
         self.draft_waits = DraftWaits(draft_timeout_s, running=request_manager.running, time_out=self._time_out_draft)
         self._find, self._running = request_manager.find, request_manager.running
         self._policy = request_manager.policy
         self._lifecycle = lifecycle
-        self._output = OutputScheduler()
+        self._output = OutputScheduler(max_messages_per_s)
         self._waits: list[tuple[RequestState, int]] = []
         """Steps that wait for a proposal since commands were last put together."""
         self._scored: list[RequestState] = []

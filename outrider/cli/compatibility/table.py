@@ -182,7 +182,9 @@ VALUES = {
     "tokenizers are read from tokenizer.json": "--tokenizer-mode=auto|hf|fast",
     "answers are the assistant's": "--response-role=assistant",
     "content is given to the template in the form that it reads": "--chat-template-content-format=auto",
-    "each token is sent when it is there": "--stream-interval=1 --sse-keep-alive-interval=0",
+    "each token is sent when it is there, within coordinator.max_stream_messages_per_s": (
+        "--stream-interval=1 --sse-keep-alive-interval=0"
+    ),
     "requests run in the order of their arrival": (
         "--scheduling-policy=fcfs --scheduler-cls --scheduler-delay-factor=0.0|0"
     ),

@@ -124,6 +124,11 @@ class CoordinatorSettings(Section):
     )
     max_queue: NonNegative = Field(256, description="Maximum number of waiting requests; more are refused.")
     max_open_request_bytes: Positive = MAX_OPEN_REQUEST_BYTES
+    max_stream_messages_per_s: NonNegative = Field(
+        10_000,
+        description="Messages a second of all streams of this process; with more, tokens of several steps go in one."
+        " First tokens and results are not held back. 0: any number.",
+    )
     num_awake_processors: NonNegative | None = Field(
         None,
         description="Processors that this process is bound to and keeps from idling while requests run: lower"
