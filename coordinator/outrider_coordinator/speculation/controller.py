@@ -61,6 +61,8 @@ class DraftLengthController:
         """In a row, up to now."""
         self._has_text_come = False
         """Since the last message of the target a draft took in text."""
+        self._has_prompt_ended = False
+        """With the message under way."""
         self._has_catch_up_begun = False
         """A catch-up has begun, and ``take_begun_catch_up`` was not asked since."""
         self._has_prompts_ended = False
@@ -210,6 +212,7 @@ class DraftLengthController:
         if self.may_draft:  # others' time is not to pay for exploration
             seconds = min(now - self._batch.now, _LONGEST_INTERVAL_S)
             self._busy_s += seconds
+            self._choice.comparison.note_time(self._busy_s, self.mode, len(self._sessions))
             self._text_load.note_time(seconds, may_draft=self._rounds_since_prompts >= _ROUNDS_UNTIL_DRAFTS)
         self._batch = VerdictBatch(now)
 
@@ -249,6 +252,7 @@ class DraftLengthController:
             if session.limit:
                 self._text_load.note_begun(draft_lag, is_beside_others=not is_new)
             self._num_prompts -= 1
+            self._has_prompt_ended = True
             if not self._num_prompts:
                 self._has_prompts_ended = True
                 self._update_catch_up()  # at once: else those whose drafts have their text would draft beside it
@@ -291,9 +295,12 @@ class DraftLengthController:
         self._update_catch_up()
         if self._num_prompts or self._choice.probe.is_active or self._catch_up.is_active:
             self._choice.timer.interrupt()
+        self._choice.comparison.note_tokens(self._busy_s, self.mode, batch.num_tokens)
         self._rounds_since_prompts += 1
-        if self._num_prompts:
+        if self._num_prompts or self._has_prompt_ended:
             self._rounds_since_prompts = 0
+        self._has_prompt_ended = False
+        if self._num_prompts:
             for session in self._sessions:
                 session.round_began = None
         if self._num_prompts or self._has_prompts_ended:
@@ -367,8 +374,16 @@ class DraftLengthController:
 
     def choose(self) -> bool:
         """Choose anew, if it is time to; to be called between messages. Whether the mode has changed."""
-        if not self._sessions or self._choice.is_trying_plain or not self._is_due:
+        if not self._sessions or self._choice.is_trying_plain:
             return False
+        has_changed = self._choice.compare(
+            self._sessions,
+            self._busy_s,
+            drafting_share=self._text_load.drafting_share,
+            request_s=self._request_s,
+        )
+        if has_changed or not self._is_due:
+            return has_changed
         self._rounds_since_choice, self._has_prompts_ended, self._is_choice_awaited = 0, False, False
         if self._has_load_changed:
             self._magnitude, self._steady_since = len(self._sessions).bit_length(), self._busy_s

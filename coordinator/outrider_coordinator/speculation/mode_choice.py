@@ -7,6 +7,7 @@ session speculates, so one session that drafts costs all of them time, and specu
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from outrider_coordinator.speculation.draft_length import relative_error
@@ -14,6 +15,7 @@ from outrider_coordinator.speculation.estimates.acceptance_estimate import Accep
 from outrider_coordinator.speculation.estimates.round_timer import RoundTimer, VerdictBatch
 from outrider_coordinator.speculation.expectation import Expectation, Expectations, imbalance
 from outrider_coordinator.speculation.exploration.acceptance_probe import AcceptanceProbe
+from outrider_coordinator.speculation.exploration.mode_comparison import ModeComparison
 from outrider_coordinator.speculation.exploration.trial_allowance import expected_loss_s
 from outrider_coordinator.speculation.exploration.trials import ModeTrial
 from outrider_coordinator.speculation.length_planner import LengthPlanner
@@ -112,6 +114,7 @@ class ModeChoice:
         self.lengths = LengthPlanner(max_length)
         self.probe = AcceptanceProbe()
         self.switch_price = SwitchPrice()
+        self.comparison = ModeComparison()
         self._trials = {mode: ModeTrial(mode) for mode in Mode}
         self._expectations = Expectations(self.timer, self.acceptance)
         self._saved_share = 0.0
@@ -162,6 +165,40 @@ class ModeChoice:
         for mode, trial in self._trials.items():
             trial.end(now, self.rates[mode.other])
 
+    def compare(
+        self,
+        sessions: Collection[ControlledSession],
+        now: float,
+        *,
+        drafting_share: float,
+        request_s: float,
+    ) -> bool:
+        """Set the mode where it is chosen by what users get; returns whether it has changed. Arguments are as
+        ``ModeComparison.choose`` has them.
+        """
+        mode = self.comparison.choose(
+            now,
+            self.selector.mode,
+            drafting_share=drafting_share,
+            request_s=request_s,
+            may_draft=any(session.limit for session in sessions),
+        )
+        if mode is self.selector.mode:
+            return False
+        self._take_compared_rates(len(sessions))
+        self.selector.switch()
+        self.selector.num_switches += 1
+        self.probe.cancel(now)
+        self.cancel_trials(now)
+        length = self.lengths.base_length if mode is Mode.SPECULATIVE else 0
+        for session in sessions:
+            session.length = min(length, session.limit)
+        return True
+
+    def _take_compared_rates(self, num_sessions: int) -> None:
+        """What users got says more than what is expected."""
+        self.rates |= {mode: num_sessions * rate for mode, rate in self.comparison.rates.items()}
+
     def choose(self, load: Load) -> bool:
         """Set mode and lengths; returns whether the mode has changed."""
         sessions = load.sessions
@@ -169,7 +206,7 @@ class ModeChoice:
             self.note_drafts()
         self._trials[Mode.SPECULATIVE].allowance.serve(load.now, len(sessions), self._saved_share)
         self._saved_share = 0.0
-        if self._begins_plainly(load):
+        if not self.comparison.is_active and self._begins_plainly(load):
             self._take_plain_mode(load.now)
             for session in sessions:
                 session.length = 0
@@ -182,15 +219,16 @@ class ModeChoice:
         rate = best.rate / (1.0 + imbalance(self._num_all(len(sessions))))
         rate /= 1.0 + self._text_share(load, plain_seconds)
         self.rates = {Mode.PLAIN: len(sessions) / plain_seconds, Mode.SPECULATIVE: rate}
+        self._take_compared_rates(len(sessions))
         self.expected_length = best.draft_length
         self._saved_share = self._saved_by_speculation(len(sessions), expected)
-        has_changed = self._select_mode(load, expected)
+        has_changed = not self.comparison.is_active and self._select_mode(load, expected)
         if self.is_speculating:
             self.lengths.set_lengths(sessions, expected.useful, best, self.timer.times, expected.share)
         elif not self.probe.is_active:
             for session in sessions:
                 session.length = 0
-        if not self.is_speculating and not load.has_prompts:
+        if not (self.is_speculating or load.has_prompts or self.comparison.is_active):
             self._probe_if_due(load, is_hopeful=expected.hoped_rate > self.rates[Mode.PLAIN])
         return has_changed
 
@@ -205,6 +243,7 @@ class ModeChoice:
             "probes": self.probe.num_probes,
             "is_probing": self.probe.is_active,
             "is_told_by_probes": self.timer.knows_probed(num_sessions),
+            "is_compared": self.comparison.is_active,
             "trial": next((mode.value for mode, each in self._trials.items() if each.is_active), ""),
             "allowed_s": round(trial.allowance.left_s(num_sessions), 3),
             "text_token_us": round(1e6 * self.switch_price.text_seconds(self.timer.plain_seconds(num_sessions), 1), 2),

@@ -41,6 +41,31 @@ def test_users_who_always_have_a_request(pair: H200, num_prompt_tokens: int, num
     assert chosen.controller.num_switches <= 6
 
 
+@pytest.mark.parametrize("pair", [MeasuredPair(), MeasuredH100(), H200()], ids=lambda pair: type(pair).__name__)
+@pytest.mark.parametrize(("num_users", "num_output_tokens"), [(4, 16), (8, 16), (8, 32), (32, 16), (32, 32)])
+def test_users_who_always_have_a_short_request(pair: H200, num_users: int, num_output_tokens: int) -> None:
+    """Hardly any round is without a prompt, so both modes are compared by what users get. Before, 8 and 32 users got 16
+    tokens .79 to .93 times as fast as plainly, for good. Users fall in step by chance, which makes 5%.
+    """
+    chosen, plain = (
+        ServedArrivals(pair, 0.81, seed=1, length=length, num_prompt_tokens=128, num_output_tokens=num_output_tokens)
+        for length in (None, 0)
+    )
+    assert chosen.serve(num_users, 30.0) > 0.94 * plain.serve(num_users, 30.0)
+    assert chosen.controller.num_switches <= 4
+
+
+@pytest.mark.parametrize("num_output_tokens", [16, 32, 64])
+def test_a_user_who_always_has_a_short_request_is_drafted_for(num_output_tokens: int) -> None:
+    chosen, plain = (
+        ServedArrivals(
+            MeasuredH100(), 0.81, seed=1, length=length, num_prompt_tokens=128, num_output_tokens=num_output_tokens
+        )
+        for length in (None, 0)
+    )
+    assert chosen.serve(1, 30.0) > 1.6 * plain.serve(1, 30.0)
+
+
 def test_fewer_users_after_a_peak_draft_again() -> None:
     """70 are better served plainly, and 52 with drafts."""
     served_with = {}

@@ -23,7 +23,8 @@ class TextLoad:
     def __init__(self) -> None:
         self.num_tokens = 0.0
         """That the draft lacks of a session whose prompt was computed, usually; none of those that come in a burst."""
-        self._share = 1.0
+        self.drafting_share = 1.0
+        """Of the time lately, that in which sessions may draft."""
         self._num_brought = self._num_computed = 0.0
         """Tokens of text lately, those that drafts lacked and those that they computed."""
 
@@ -51,8 +52,8 @@ class TextLoad:
     def note_time(self, seconds: float, *, may_draft: bool) -> None:
         """Seconds of service; ``may_draft``: no prompt is computed, nor was just now."""
         weight = -math.expm1(-seconds / _HORIZON_S)
-        self._share += weight * (may_draft - self._share)
+        self.drafting_share += weight * (may_draft - self.drafting_share)
 
     def drafting_seconds(self, request_s: float) -> float:
         """Of the seconds that a request takes, those in which it may draft."""
-        return request_s * max(self._share, _LEAST_SHARE)
+        return request_s * max(self.drafting_share, _LEAST_SHARE)
