@@ -79,8 +79,8 @@ class OutputCollector:
             self._released += self._held
             self._held = []
             self._progress, self._held_progress = self._held_progress or self._progress, None
-            self._wake()
-            self._check_reader()
+            if not self._wake():
+                self._check_reader()
 
     def end(self, ending: GenerationResult | OutriderError) -> None:
         """No more output follows: the result is sent with the last delta, an error after it."""
@@ -140,6 +140,9 @@ class OutputCollector:
         finally:
             self._reader_wait = None
 
-    def _wake(self) -> None:
-        if self._reader_wait is not None and not self._reader_wait.done():
+    def _wake(self) -> bool:
+        """Let the reader go on; whether it had waited, so that it is not behind however much there is."""
+        has_waited = self._reader_wait is not None and not self._reader_wait.done()
+        if self._reader_wait is not None and has_waited:
             self._reader_wait.set_result(None)
+        return has_waited

@@ -8,8 +8,8 @@ several steps of a request go in one message.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from outrider_coordinator.requests.request_state import RequestState
@@ -30,8 +30,8 @@ class OutputScheduler:
 
     def __init__(self, max_per_s: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         """``max_per_s``: messages a second; 0: any number. ``clock`` is in seconds."""
-        self._waiting: dict[RequestState, None] = {}
-        self._first: dict[RequestState, None] = {}
+        self._waiting: OrderedDict[RequestState, None] = OrderedDict()
+        self._first: OrderedDict[RequestState, None] = OrderedDict()
         """Those whose users have had no output yet. It is never held back."""
         self._has_commands = False
         """Commands were put together since users last had output."""
@@ -71,13 +71,12 @@ class OutputScheduler:
             self._flush_some()
 
     def _flush_some(self) -> None:
-        first = tuple(itertools.islice(self._first, REQUESTS_IN_A_TURN))
-        others = tuple(itertools.islice(self._waiting, self._take(REQUESTS_IN_A_TURN - len(first))))
+        self._earn()
         try:
-            for requests, queue in ((first, self._first), (others, self._waiting)):
-                for request in requests:
-                    del queue[request]
-                    request.flush()
+            for _ in range(REQUESTS_IN_A_TURN):
+                if (request := self._next()) is None:
+                    break
+                request.flush()
         finally:
             self._is_due = False
             if self._first or (self._waiting and self._may_send):
@@ -85,17 +84,22 @@ class OutputScheduler:
             elif self._waiting:
                 self._timer = asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._go_on)
 
+    def _next(self) -> RequestState | None:
+        """The next request whose message may leave. Those that have ended had their output with the result."""
+        for queue in (self._first, self._waiting):
+            while queue and (queue is self._first or self._may_send):
+                request, _ = queue.popitem(last=False)
+                if not request.is_over:
+                    self._allowance -= 1.0
+                    return request
+        return None
+
     @property
     def _may_send(self) -> bool:
         return not self._max_per_s or self._allowance >= 1.0
 
-    def _take(self, most: int) -> int:
-        """Of the waiting requests and at most so many those whose messages may leave now."""
-        count = min(most, len(self._waiting))
-        if self._max_per_s:
-            now = self._clock()
-            earned = (now - self._allowed_at) * self._max_per_s
-            self._allowance, self._allowed_at = min(self._allowance + earned, float(MOST_AT_ONCE)), now
-            count = min(count, int(self._allowance))
-            self._allowance -= count
-        return count
+    def _earn(self) -> None:
+        """Allow the messages of the time that has passed."""
+        now = self._clock()
+        earned = (now - self._allowed_at) * self._max_per_s
+        self._allowance, self._allowed_at = min(self._allowance + earned, float(MOST_AT_ONCE)), now

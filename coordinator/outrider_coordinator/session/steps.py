@@ -371,8 +371,7 @@ def _waits_for_prompt(session: SessionState, length: int) -> bool:
         return False
     if length != num_prompt_tokens + 1 or not session.policy.is_alone(session.speculation):
         return False
-    num_left = session.output.num_remaining - (length - session.tokens.length)
-    has_room = _room_for(session, 1, length, num_left - 1) > 0
+    has_room = _room_for(session, 1, length, session.engine_request.max_tokens - 2) > 0
     return has_room and session.policy.will_draft(session.speculation, num_prompt_tokens)
 
 

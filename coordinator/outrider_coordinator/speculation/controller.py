@@ -77,7 +77,7 @@ class DraftLengthController:
 
     @property
     def mode(self) -> Mode:
-        """Mode of most steps now, without trials and probes."""
+        """Mode of most steps now, without trials and probes; where both are compared, the one in effect."""
         return self._choice.selector.mode
 
     @property
@@ -89,6 +89,16 @@ class DraftLengthController:
     def expected_length(self) -> int:
         """Longest draft length of the speculation that ``rates`` are of; 0 before the first choice."""
         return self._choice.expected_length
+
+    @property
+    def is_comparing(self) -> bool:
+        """Whether both modes are in effect in turn, to be compared by what users get."""
+        return self._choice.comparison.is_active and not self._choice.comparison.is_pausing
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the mode is the better one of such a comparison, and ``rates`` are what was measured."""
+        return self._choice.comparison.is_active and self._choice.comparison.is_pausing
 
     @property
     def may_draft(self) -> bool:
@@ -295,10 +305,14 @@ class DraftLengthController:
         self._update_catch_up()
         if self._num_prompts or self._choice.probe.is_active or self._catch_up.is_active:
             self._choice.timer.interrupt()
-        self._choice.comparison.note_tokens(self._busy_s, self.mode, batch.num_tokens)
-        self._rounds_since_prompts += 1
-        if self._num_prompts or self._has_prompt_ended:
-            self._rounds_since_prompts = 0
+        if self.may_draft:  # as the time is
+            self._choice.comparison.note_tokens(self._busy_s, self.mode, batch.num_tokens)
+        self._end_prompts()
+
+    def _end_prompts(self) -> None:
+        """Of a round: those that are computed now, or ended with it."""
+        is_beside = self._num_prompts > 0 or self._has_prompt_ended
+        self._rounds_since_prompts = 0 if is_beside else self._rounds_since_prompts + 1
         self._has_prompt_ended = False
         if self._num_prompts:
             for session in self._sessions:
@@ -376,14 +390,10 @@ class DraftLengthController:
         """Choose anew, if it is time to; to be called between messages. Whether the mode has changed."""
         if not self._sessions or self._choice.is_trying_plain:
             return False
-        has_changed = self._choice.compare(
-            self._sessions,
-            self._busy_s,
-            drafting_share=self._text_load.drafting_share,
-            request_s=self._request_s,
-        )
-        if has_changed or not self._is_due:
-            return has_changed
+        if self._compare():
+            return True
+        if not self._is_due:
+            return False
         self._rounds_since_choice, self._has_prompts_ended, self._is_choice_awaited = 0, False, False
         if self._has_load_changed:
             self._magnitude, self._steady_since = len(self._sessions).bit_length(), self._busy_s
@@ -391,6 +401,21 @@ class DraftLengthController:
         has_changed = self._choice.choose(self._load())
         self._update_catch_up()
         return has_changed
+
+    def _compare(self) -> bool:
+        """Set the mode where it is chosen by what users get; whether it has changed. Sessions that never draft say
+        nothing of either.
+        """
+        if not self.may_draft or not self._choice.compare(
+            self._sessions,
+            self._busy_s,
+            drafting_share=self._text_load.drafting_share,
+            request_s=self._request_s,
+        ):
+            return False
+        self._is_choice_awaited = False
+        self._update_catch_up()
+        return True
 
     def _load(self) -> Load:
         drafted = [session for session in self._sessions if session.has_ever_drafted]

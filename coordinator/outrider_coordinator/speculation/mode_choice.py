@@ -176,18 +176,20 @@ class ModeChoice:
         """Set the mode where it is chosen by what users get; returns whether it has changed. Arguments are as
         ``ModeComparison.choose`` has them.
         """
+        num_changes = self.comparison.num_changes
         mode = self.comparison.choose(
             now,
             self.selector.mode,
             drafting_share=drafting_share,
             request_s=request_s,
-            may_draft=any(session.limit for session in sessions),
+            worth={mode: self.timer.foreign.worth(drafting=mode is Mode.SPECULATIVE) for mode in Mode},
         )
-        if mode is self.selector.mode:
-            return False
+        has_changed = self.comparison.num_changes > num_changes  # to one that may be in effect already
+        self.selector.num_switches += has_changed
         self._take_compared_rates(len(sessions))
+        if mode is self.selector.mode:
+            return has_changed
         self.selector.switch()
-        self.selector.num_switches += 1
         self.probe.cancel(now)
         self.cancel_trials(now)
         length = self.lengths.base_length if mode is Mode.SPECULATIVE else 0

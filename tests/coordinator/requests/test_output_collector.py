@@ -9,7 +9,7 @@ import pytest
 from outrider.errors import DeadlineError
 from outrider.generation import Delta
 from outrider.types import TokenLogprob
-from outrider_coordinator.requests.output_collector import OutputCollector
+from outrider_coordinator.requests.output_collector import MAX_UNREAD_TOKENS, OutputCollector
 from outrider_coordinator.session.actions import StepEnded
 from tests.coordinator.driving import step_ended
 
@@ -71,3 +71,17 @@ async def test_an_error_without_output_is_raised_at_once() -> None:
     collector.end(DeadlineError("the time is up"))
     with pytest.raises(DeadlineError):
         await reader
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_reader_that_waits_is_not_behind_however_much_comes_at_once(waits: bool) -> None:
+    """A message may have the tokens of many steps."""
+    collector, behind = OutputCollector(Texts().take), []
+    collector.on_behind = lambda: behind.append(True)
+    reader = asyncio.ensure_future(anext(collector.deltas())) if waits else None
+    await asyncio.sleep(0)
+    collector.put_tokens(range(MAX_UNREAD_TOKENS))
+    collector.release()
+    assert bool(behind) is not waits
+    if reader is not None:
+        assert len((await reader).token_ids) == MAX_UNREAD_TOKENS

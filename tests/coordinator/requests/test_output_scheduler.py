@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ class Request:
     def __init__(self, *, has_had_output: bool = True) -> None:
         self.has_had_output = has_had_output
         self.num_messages = 0
+        self.is_over = False
 
     def flush(self) -> None:
         self.has_had_output = True
@@ -97,6 +100,41 @@ async def test_first_output_is_not_held_back() -> None:
     scheduler.put(first_states)
     await asyncio.sleep(2 * LONGEST_WAIT_S)
     assert num_sent(first) == len(first), "from now on as all others"
+
+
+async def test_first_output_counts() -> None:
+    clock = Clock()
+    scheduler = OutputScheduler(PER_S, clock)
+    first, first_states = requests_of(MOST_AT_ONCE + 5, has_had_output=False)
+    scheduler.put(first_states)
+    await until(lambda: num_sent(first) == len(first))
+    others, states = requests_of(3)
+    scheduler.put(states)
+    clock.now += 5.5 / PER_S
+    await asyncio.sleep(2 * LONGEST_WAIT_S)
+    assert num_sent(others) == 0
+    clock.now += 1 / PER_S
+    await until(lambda: num_sent(others) == 1)
+
+
+async def test_requests_that_have_ended_neither_stay_nor_count() -> None:
+    clock = Clock()
+    scheduler = OutputScheduler(PER_S, clock)
+    others, states = requests_of(MOST_AT_ONCE)
+    scheduler.put(states)
+    await until(lambda: num_sent(others) == MOST_AT_ONCE)
+    ended, ended_states = requests_of(50)
+    running, running_states = requests_of(1)
+    scheduler.put([*ended_states, *running_states])
+    for request in ended:
+        request.is_over = True
+    references = [weakref.ref(request) for request in ended]
+    clock.now += 1.5 / PER_S
+    await until(lambda: num_sent(running) == 1)
+    assert num_sent(ended) == 0
+    del ended, ended_states, request
+    gc.collect()
+    assert not any(reference() for reference in references)
 
 
 async def test_a_request_that_fails_holds_up_no_other() -> None:
