@@ -168,6 +168,11 @@ PARTS = (
             (128, 256, 64, 6), (1000, 256, 16, 6), (2000, 128, 16, 6), (4000, 256, 16, 3)
         )
     )),
+    Part("arrivals-short", "users who always have a request of few tokens", tuple(
+        Row(f"arrivals128-out{output_len}-users{users}", Services(), users, output_len=output_len, requests=requests,
+            fixed=(3,), wanted_over_plain=0.98)
+        for output_len, users, requests in ((16, 8, 96), (32, 8, 64), (16, 32, 48), (32, 32, 32))
+    )),
     Part("sampled", "sampled requests beside greedy ones, K = 4", (
         Row("sampled-users1", Services(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 1, samplings=_SAMPLED),
         Row("sampled-users32", Services(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 32, samplings=_SAMPLED),
