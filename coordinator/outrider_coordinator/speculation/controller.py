@@ -69,7 +69,8 @@ class DraftLengthController:
         """Since the last choice: sessions that waited for others' prompts go on, so the next choice is due."""
         self._is_choice_awaited = False
         """Many new sessions decode plainly until that choice: it may spare all of their drafts their text."""
-        self._request_s = math.inf
+        self._request_s = self._request_tokens = math.inf
+        """Of requests, usually: seconds, and tokens that they get."""
         self._busy_s = self._steady_since = 0.0
         """Seconds of service, by which exploration is budgeted, and their reading when the load last changed much."""
 
@@ -214,8 +215,8 @@ class DraftLengthController:
         step that could have drafts: counted as requests that end at once, neither would be worth any draft's text.
         """
         if session.began_s is not None and session.limit and session.num_rounds > 1:
-            seconds, known = self._busy_s - session.began_s, self._request_s
-            self._request_s = seconds if math.isinf(known) else known + _NEWEST_REQUEST * (seconds - known)
+            self._request_s = _follow(self._request_s, self._busy_s - session.began_s)
+            self._request_tokens = _follow(self._request_tokens, session.max_tokens - session.num_left)
 
     def begin(self, now: float) -> None:
         """A message of the target has come; ``now`` is in seconds."""
@@ -411,6 +412,7 @@ class DraftLengthController:
             self._busy_s,
             drafting_share=self._text_load.drafting_share,
             request_s=self._request_s,
+            request_tokens=self._request_tokens,
         ):
             return False
         self._is_choice_awaited = False
@@ -482,3 +484,8 @@ class DraftLengthController:
         """
         is_known = self.mode is Mode.SPECULATIVE and not self._choice.lengths.is_starting and not self._has_grown
         return is_known and num_tokens <= LONGEST_PROMPT_AT_ONCE and self._num_prompts <= 1
+
+
+def _follow(known: float, newest: float) -> float:
+    """What requests usually take, with the one that ended last; ``known`` is infinite before any has."""
+    return newest if math.isinf(known) else known + _NEWEST_REQUEST * (newest - known)

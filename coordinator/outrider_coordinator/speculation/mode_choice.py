@@ -172,6 +172,7 @@ class ModeChoice:
         *,
         drafting_share: float,
         request_s: float,
+        request_tokens: float,
     ) -> bool:
         """Set the mode where it is chosen by what users get; returns whether it has changed. Arguments are as
         ``ModeComparison.choose`` has them.
@@ -182,6 +183,7 @@ class ModeChoice:
             self.selector.mode,
             drafting_share=drafting_share,
             request_s=request_s,
+            request_tokens=request_tokens,
             worth={mode: self.timer.foreign.worth(drafting=mode is Mode.SPECULATIVE) for mode in Mode},
         )
         has_changed = self.comparison.num_changes > num_changes  # to one that may be in effect already

@@ -27,6 +27,7 @@ class ControlledSession:
         "has_ever_drafted",
         "length",
         "limit",
+        "max_tokens",
         "num_left",
         "num_probes",
         "num_rounds",
@@ -38,6 +39,7 @@ class ControlledSession:
     def __init__(self, limit: int, *, reads_states: bool = False, max_tokens: int = UNBOUNDED) -> None:
         """``limit``: upper bound of the draft length; ``max_tokens``: of the tokens to come."""
         self.limit = limit
+        self.max_tokens = max_tokens
         self.num_left = max_tokens
         """Tokens to come, at most."""
         self.reads_states = reads_states

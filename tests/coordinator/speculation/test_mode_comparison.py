@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -11,7 +12,7 @@ from outrider_coordinator.speculation.mode_selector import Mode
 
 PLAIN, SPECULATIVE = Mode.PLAIN, Mode.SPECULATIVE
 EQUAL = {PLAIN: 1.0, SPECULATIVE: 1.0}
-ROUND_S = 0.01
+ROUND_S, REQUEST_S = 0.01, 0.1
 
 
 class Load:
@@ -25,14 +26,24 @@ class Load:
         """Of each round."""
 
     def run(
-        self, seconds: float, *, drafting_share: float = 0.2, request_s: float = 0.1, worth: dict[Mode, float] = EQUAL
+        self,
+        seconds: float,
+        *,
+        drafting_share: float = 0.2,
+        request_tokens: float = 16.0,
+        worth: dict[Mode, float] = EQUAL,
     ) -> None:
         for _ in range(round(seconds / ROUND_S)):
             self.now += ROUND_S
             self.comparison.note_time(self.now, self.mode, self.num_sessions)
             self.comparison.note_tokens(self.now, self.mode, self.tokens[self.mode] * self.num_sessions)
             self.mode = self.comparison.choose(
-                self.now, self.mode, drafting_share=drafting_share, request_s=request_s, worth=worth
+                self.now,
+                self.mode,
+                drafting_share=drafting_share,
+                request_s=REQUEST_S,
+                request_tokens=request_tokens,
+                worth=worth,
             )
             self.modes.append(self.mode)
 
@@ -72,7 +83,7 @@ def test_a_mode_that_has_become_better_is_found() -> None:
     assert load.mode is PLAIN
 
 
-@pytest.mark.parametrize("how", [{"request_s": 0.6}, {"drafting_share": 0.95}, {"request_s": float("inf")}])
+@pytest.mark.parametrize("how", [{"request_tokens": 65.0}, {"drafting_share": 0.95}, {"request_tokens": math.inf}])
 def test_nothing_is_compared_where_rounds_tell_enough(how: dict[str, float]) -> None:
     load = Load({PLAIN: 3, SPECULATIVE: 2})
     load.run(20.0, **how)  # type: ignore[arg-type]
@@ -92,19 +103,19 @@ def test_a_mode_that_was_only_tried_ends_with_the_comparison() -> None:
         load.run(ROUND_S)
     load.run(0.2)
     assert load.mode is PLAIN
-    load.run(ROUND_S, request_s=0.6)
+    load.run(ROUND_S, request_tokens=65.0)
     assert load.mode is SPECULATIVE
     assert load.comparison.num_changes == 0
 
 
 def test_what_differs_clearly_is_found_soon_and_what_does_not_by_many_requests() -> None:
-    """One session with requests of .1 s: 64 of them were too long a time, so four seconds, but eight requests do."""
-    for tokens, seconds in ((20, 0.9), (29, 4.1)):
+    """One session with requests of .1 s: eight requests, or 64."""
+    for tokens, seconds in ((20, 0.9), (29, 6.5)):
         load = Load({PLAIN: tokens, SPECULATIVE: 30}, num_sessions=1)
         load.run(20.0)
         modes, lengths = zip(*load.periods[:2], strict=True)
         assert modes == (SPECULATIVE, PLAIN)
-        assert lengths == pytest.approx((4.1, seconds), abs=0.03)
+        assert lengths == pytest.approx((6.5, seconds), abs=0.03)
         assert load.mode is SPECULATIVE
 
 
@@ -124,7 +135,7 @@ def test_plain_decoding_is_left_as_it_is() -> None:
 
 def test_a_load_that_is_changing_is_not_compared_yet() -> None:
     load = Load({PLAIN: 3, SPECULATIVE: 2})
-    load.run(0.5, request_s=1.0)
+    load.run(0.5, request_tokens=65.0)
     load.num_sessions = 16
     load.run(0.3)
     assert not load.comparison.is_active

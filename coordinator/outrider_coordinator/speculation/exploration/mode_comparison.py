@@ -14,12 +14,12 @@ from outrider_coordinator.speculation.mode_selector import Mode
 
 _BEGINS_BELOW, _ENDS_ABOVE = 0.75, 0.9
 """Share of the time in which sessions may draft, below which a comparison begins, and above which it ends."""
-_LONGEST_REQUEST_S = 0.5
-"""Time that requests take at most, usually: with longer ones a comparison takes too long."""
+_MOST_TOKENS = 64.0
+"""Tokens that requests get at most, usually: those with more have rounds enough that say something."""
 _NUM_TIMES, _NUM_REQUESTS = 8, 64
 """Each mode is in effect for so many times what a request takes, and for so many requests, since acceptance differs ...
 """
-_SHORTEST_S, _LONGEST_S = 0.5, 4.0
+_SHORTEST_S, _LONGEST_S = 0.5, 8.0
 """... within these bounds. The second one ends after the times alone where it differs clearly from the first one."""
 _CLEAR = 1.15
 _PAUSE = 32.0
@@ -90,15 +90,23 @@ class ModeComparison:
         return self._served.setdefault(mode, _Served())
 
     def choose(
-        self, now: float, mode: Mode, *, drafting_share: float, request_s: float, worth: dict[Mode, float]
+        self,
+        now: float,
+        mode: Mode,
+        *,
+        drafting_share: float,
+        request_s: float,
+        request_tokens: float,
+        worth: dict[Mode, float],
     ) -> Mode:
         """The mode from now on, ``mode`` itself where nothing is to be compared.
 
-        ``drafting_share``: of the time, when sessions may draft; ``request_s``: time that a request usually takes;
-        ``worth``: factors to the rates, below 1 for a mode that most foreign sessions are not in.
+        ``drafting_share``: of the time, when sessions may draft; ``request_s`` and ``request_tokens``: time that a
+        request usually takes, and the tokens that it gets; ``worth``: factors to the rates, below 1 for a mode that
+        most foreign sessions are not in.
         """
         most_share = _ENDS_ABOVE if self.is_active else _BEGINS_BELOW
-        if request_s > _LONGEST_REQUEST_S or drafting_share > most_share:
+        if request_tokens > _MOST_TOKENS or drafting_share > most_share:
             return self._leave(mode)
         if self._served is None:
             if mode is Mode.SPECULATIVE and self._is_load(self._num_now, _STEADY_LOAD):
