@@ -142,7 +142,7 @@ class OutputCollector:
 
     def _wake(self) -> bool:
         """Let the reader go on; whether it had waited, so that it is not behind however much there is."""
-        has_waited = self._reader_wait is not None and not self._reader_wait.done()
-        if self._reader_wait is not None and has_waited:
-            self._reader_wait.set_result(None)
-        return has_waited
+        if self._reader_wait is None or self._reader_wait.done():
+            return False
+        self._reader_wait.set_result(None)
+        return True

@@ -48,9 +48,9 @@ class OutputScheduler:
 
     def put(self, requests: Sequence[RequestState]) -> None:
         """Add requests with new output."""
-        first = [request for request in requests if not request.has_had_output]
-        self._first.update(dict.fromkeys(first))
-        self._waiting.update(dict.fromkeys(request for request in requests if request.has_had_output))
+        for request in requests:
+            queue = self._waiting if request.has_had_output else self._first
+            queue[request] = None  # one that waits keeps its place
         if requests:
             self._go_on()
 
