@@ -6,6 +6,7 @@ import re
 
 from outrider_coordinator.speculation import DraftLengthPolicy, Mode
 from outrider_coordinator.speculation.explanation import why_not_drafting
+from tests.coordinator.speculation.served_arrivals import ServedArrivals
 from tests.coordinator.speculation.simulated_load import H200, Controlled, Load
 
 TARGET = "target"
@@ -33,6 +34,24 @@ def test_drafts_that_do_not_pay_are_explained_by_what_is_expected_of_them() -> N
     ratio = controller.rates[Mode.SPECULATIVE] / controller.rates[Mode.PLAIN]
     assert abs(float(found[1]) - ratio) < 0.006
     assert int(found[2]) == controller.expected_length
+
+
+def test_modes_that_were_compared_are_explained_by_what_users_got() -> None:
+    served = ServedArrivals(H200(), 0.81, seed=1, num_prompt_tokens=128, num_output_tokens=16)
+    served.serve(32, 10.0)
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    policy._controllers[TARGET] = controller = served.controller
+    assert controller.is_compared
+    found = re.fullmatch(
+        r"drafting does not pay: it gave (0\.\d\d) of plain with (\d+) sessions when both were compared",
+        why_not_drafting(policy, is_draft_up=True),
+    )
+    assert found is not None
+    assert abs(float(found[1]) - controller.rates[Mode.SPECULATIVE] / controller.rates[Mode.PLAIN]) < 0.006
+    assert int(found[2]) == controller.num_sessions
+
+    controller._choice.comparison.is_pausing = False  # as when the next comparison begins
+    assert why_not_drafting(policy, is_draft_up=True).startswith("decoding with and without drafts is being compared")
 
 
 def test_sessions_that_draft_need_no_explanation() -> None:
