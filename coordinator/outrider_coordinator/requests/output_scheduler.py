@@ -1,24 +1,21 @@
 """Output scheduler: delivers output after the commands that follow from it, for a few requests at a time.
 
-Statistics, trace records, text and streaming wait until the services have started their next forwards. A message to a
-user takes the coordinator longer than everything else a token does, so their rate is bounded: with more, the tokens of
-several steps of a request go in one message.
+Statistics, trace records, text and streaming wait until the services have started their next forwards. The rate of
+messages to users is bounded (``MessageAllowance``): with more, the tokens of several steps of a request go in one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from outrider_coordinator.requests.message_allowance import MessageAllowance
 from outrider_coordinator.requests.request_state import RequestState
 
 REQUESTS_IN_A_TURN = 2
 """Requests flushed in one turn of the event loop; each takes a fraction of a tenth of a millisecond, and what a service
 says meanwhile waits for no more than these."""
-MOST_AT_ONCE = 256
-"""Messages that may leave in a row after a pause, whatever their rate."""
 LONGEST_WAIT_S = 0.02
 """Longest pause of output that is held back: it goes on with that of the next step, right after its commands, while
 services compute.
@@ -28,8 +25,7 @@ services compute.
 class OutputScheduler:
     """Requests with waiting output, in order."""
 
-    def __init__(self, max_per_s: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        """``max_per_s``: messages a second; 0: any number. ``clock`` is in seconds."""
+    def __init__(self, allowance: MessageAllowance) -> None:
         self._waiting: OrderedDict[RequestState, None] = OrderedDict()
         self._first: OrderedDict[RequestState, None] = OrderedDict()
         """Those whose users have had no output yet. It is never held back."""
@@ -38,9 +34,7 @@ class OutputScheduler:
         self._is_due = False
         """The next turn of the event loop flushes some."""
         self._timer: asyncio.TimerHandle | None = None
-        self._max_per_s, self._clock = max_per_s, clock
-        self._allowance, self._allowed_at = float(MOST_AT_ONCE), clock()
-        """Messages that may leave, as of then."""
+        self._allowance = allowance
 
     def commands_first(self) -> None:
         """A message has arrived: its commands are sent before any waiting output."""
@@ -71,7 +65,7 @@ class OutputScheduler:
             self._flush_some()
 
     def _flush_some(self) -> None:
-        self._earn()
+        self._allowance.refill()
         try:
             for _ in range(REQUESTS_IN_A_TURN):
                 if (request := self._next()) is None:
@@ -79,7 +73,7 @@ class OutputScheduler:
                 request.flush()
         finally:
             self._is_due = False
-            if self._first or (self._waiting and self._may_send):
+            if self._first or (self._waiting and self._allowance.is_open):
                 self._go_on()
             elif self._waiting:
                 self._timer = asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._go_on)
@@ -87,19 +81,9 @@ class OutputScheduler:
     def _next(self) -> RequestState | None:
         """The next request whose message may leave. Those that have ended had their output with the result."""
         for queue in (self._first, self._waiting):
-            while queue and (queue is self._first or self._may_send):
+            while queue and (queue is self._first or self._allowance.is_open):
                 request, _ = queue.popitem(last=False)
                 if not request.is_over:
-                    self._allowance -= 1.0
+                    self._allowance.take()
                     return request
         return None
-
-    @property
-    def _may_send(self) -> bool:
-        return not self._max_per_s or self._allowance >= 1.0
-
-    def _earn(self) -> None:
-        """Allow the messages of the time that has passed."""
-        now = self._clock()
-        earned = (now - self._allowed_at) * self._max_per_s
-        self._allowance, self._allowed_at = min(self._allowance + earned, float(MOST_AT_ONCE)), now

@@ -27,6 +27,7 @@ from outrider.ports import (
 from outrider.telemetry.logs import records_about
 from outrider_coordinator.acceptance import Verdict, check_proposals, judge
 from outrider_coordinator.requests.draft_waits import DraftWaits
+from outrider_coordinator.requests.message_allowance import MessageAllowance
 from outrider_coordinator.requests.output_scheduler import OutputScheduler
 from outrider_coordinator.requests.request_log import log_bug, log_trouble
 from outrider_coordinator.requests.request_manager import RequestManager
@@ -94,7 +95,7 @@ class SessionDriver:
         self._find, self._running = request_manager.find, request_manager.running
         self._policy = request_manager.policy
         self._lifecycle = lifecycle
-        self._output = OutputScheduler(max_messages_per_s)
+        self._output = OutputScheduler(MessageAllowance(max_messages_per_s))
         self._waits: list[tuple[RequestState, int]] = []
         """Steps that wait for a proposal since commands were last put together."""
         self._scored: list[RequestState] = []

@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
-from outrider_coordinator.requests.output_scheduler import LONGEST_WAIT_S, MOST_AT_ONCE, OutputScheduler
+from outrider_coordinator.requests.message_allowance import MOST_AT_ONCE, MessageAllowance
+from outrider_coordinator.requests.output_scheduler import LONGEST_WAIT_S, OutputScheduler
 from outrider_coordinator.requests.request_state import RequestState
 
 PER_S = 1000
@@ -48,8 +49,12 @@ class Clock:
         return self.now
 
 
+def scheduler_of(per_s: int, clock: Clock) -> OutputScheduler:
+    return OutputScheduler(MessageAllowance(per_s, clock, Clock()))
+
+
 async def test_all_leave_where_their_rate_is_not_bounded() -> None:
-    scheduler = OutputScheduler(0, Clock())
+    scheduler = scheduler_of(0, Clock())
     requests, states = requests_of(3 * MOST_AT_ONCE)
     scheduler.put(states)
     await until(lambda: num_sent(requests) == len(requests))
@@ -57,7 +62,7 @@ async def test_all_leave_where_their_rate_is_not_bounded() -> None:
 
 async def test_no_more_messages_leave_than_the_time_allows_and_those_that_wait_longest_are_next() -> None:
     clock = Clock()
-    scheduler = OutputScheduler(PER_S, clock)
+    scheduler = scheduler_of(PER_S, clock)
     requests, states = requests_of(MOST_AT_ONCE + 40)
     scheduler.put(states)
     await until(lambda: num_sent(requests) == MOST_AT_ONCE)
@@ -77,7 +82,7 @@ async def test_no_more_messages_leave_than_the_time_allows_and_those_that_wait_l
 
 async def test_a_pause_allows_no_more_than_a_burst() -> None:
     clock = Clock()
-    scheduler = OutputScheduler(PER_S, clock)
+    scheduler = scheduler_of(PER_S, clock)
     clock.now += 3600.0
     requests, states = requests_of(MOST_AT_ONCE + 1)
     scheduler.put(states)
@@ -87,7 +92,7 @@ async def test_a_pause_allows_no_more_than_a_burst() -> None:
 
 
 async def test_first_output_is_not_held_back() -> None:
-    scheduler = OutputScheduler(PER_S, Clock())
+    scheduler = scheduler_of(PER_S, Clock())
     others, states = requests_of(MOST_AT_ONCE + 20)
     scheduler.put(states)
     await until(lambda: num_sent(others) == MOST_AT_ONCE)
@@ -104,7 +109,7 @@ async def test_first_output_is_not_held_back() -> None:
 
 async def test_first_output_counts() -> None:
     clock = Clock()
-    scheduler = OutputScheduler(PER_S, clock)
+    scheduler = scheduler_of(PER_S, clock)
     first, first_states = requests_of(MOST_AT_ONCE + 5, has_had_output=False)
     scheduler.put(first_states)
     await until(lambda: num_sent(first) == len(first))
@@ -119,7 +124,7 @@ async def test_first_output_counts() -> None:
 
 async def test_requests_that_have_ended_neither_stay_nor_count() -> None:
     clock = Clock()
-    scheduler = OutputScheduler(PER_S, clock)
+    scheduler = scheduler_of(PER_S, clock)
     others, states = requests_of(MOST_AT_ONCE)
     scheduler.put(states)
     await until(lambda: num_sent(others) == MOST_AT_ONCE)
@@ -140,7 +145,7 @@ async def test_requests_that_have_ended_neither_stay_nor_count() -> None:
 async def test_a_request_that_fails_holds_up_no_other() -> None:
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-    scheduler = OutputScheduler(PER_S, Clock())
+    scheduler = scheduler_of(PER_S, Clock())
     requests, states = requests_of(9)
     requests[2].flush = lambda: 1 // 0  # type: ignore[method-assign,assignment]
     scheduler.put(states)
@@ -151,7 +156,7 @@ async def test_a_request_that_fails_holds_up_no_other() -> None:
 
 
 async def test_commands_that_are_put_together_go_first() -> None:
-    scheduler = OutputScheduler(PER_S, Clock())
+    scheduler = scheduler_of(PER_S, Clock())
     requests, states = requests_of(2)
     scheduler.put(states)
     scheduler.commands_first()
