@@ -309,7 +309,7 @@ class ModeChoice:
         is_free = (self.has_tried and self._is_sure(rates, expected)) or (
             is_worth and not (other is Mode.PLAIN and load.has_drafted)
         )
-        self.has_tried = False
+        has_tried, self.has_tried = self.has_tried, False
         if load.has_prompts:
             self.selector.pause(load.now)
         if self._trials[other].is_active or (load.has_prompts and other is Mode.SPECULATIVE):
@@ -324,6 +324,8 @@ class ModeChoice:
                 self.note_drafts()
                 self.probe.restart()
                 self._trials[Mode.SPECULATIVE].give_up(load.now)
+            elif has_tried:
+                self._trials[Mode.SPECULATIVE].note_gain()
             return True
         is_told_first = other is Mode.SPECULATIVE and self._is_first_probe(len(load.sessions))
         if load.is_steady and not (self.probe.is_active or is_told_first or self.timer.foreign.num_sessions):

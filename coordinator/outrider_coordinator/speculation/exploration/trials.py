@@ -31,8 +31,10 @@ _PAID_OF_CHECK = 0.2
 """Share of a check's expected loss that has to be paid for beforehand: there is one, and its loss is overrated."""
 _PAID_OF_LIKELY = 0.5
 """The same of a trial that probes promise to gain by, with all that may be wrong counted against it: few are lost."""
-_CHECK_AFTER_S, _BETWEEN_CHECKS_S = 0.5, 10.0
-"""A mode that was given up is checked so much later, when what slowed its rounds may be over, and so seldom."""
+_CHECK_AFTER_S, _BETWEEN_CHECKS_S, _MOST_BETWEEN_CHECKS_S = 0.5, 10.0, 160.0
+"""A mode that was given up is checked so much later, when what slowed its rounds may be over, and so seldom: half as
+often after each check that did not bring it back, down to the last.
+"""
 _SHORTEST_PAUSE_S = {Mode.PLAIN: 4.0, Mode.SPECULATIVE: 30.0}
 _LONGEST_PAUSE_S = 60.0
 
@@ -51,6 +53,7 @@ class ModeTrial:
         a check may too, so it is repeated while little is known.
         """
         self._last_check_s = -math.inf
+        self._between_checks_s = _BETWEEN_CHECKS_S
         self._num_rounds = self.num_rounds(0)
         self._budget = ExplorationBudget(shortest_pause_s=_SHORTEST_PAUSE_S[mode], longest_pause_s=_LONGEST_PAUSE_S)
         self._excursion: Excursion | None = None
@@ -67,8 +70,12 @@ class ModeTrial:
         """The mode was in effect and is not any more. If something else held up its rounds, decoding must not stay in
         the other mode for that, so the choice may be checked once.
         """
-        if now - self._last_check_s >= _BETWEEN_CHECKS_S:
+        if now - self._last_check_s >= self._between_checks_s:
             self._check_from_s, self._check_while_young = now + _CHECK_AFTER_S, False
+
+    def note_gain(self) -> None:
+        """A trial has shown that the mode is the better one."""
+        self._between_checks_s = _BETWEEN_CHECKS_S
 
     def may_check(self, now: float, *, is_young: bool) -> bool:
         """Whether the choice against the mode may be checked now; ``is_young``: little is known of the mode."""
@@ -114,6 +121,8 @@ class ModeTrial:
             return False
         self._tried.add(num_sessions.bit_length())
         if is_check:
+            if not self._check_while_young:
+                self._between_checks_s = min(2.0 * self._between_checks_s, _MOST_BETWEEN_CHECKS_S)
             self._check_from_s, self._last_check_s = now + _BETWEEN_CHECKS_S, now
             self._check_while_young = True
         self._excursion, self._num_sessions, self._num_rounds = Excursion(now), num_sessions, num_rounds
