@@ -2,6 +2,8 @@
 
 A message takes the thread longer than everything else a token does. Where both together would take all of its time,
 steps would wait for it; then messages become fewer, and each has more tokens.
+
+A thread that has to share its processor, or the interpreter, never seems busy: its messages do not become fewer.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class MessageAllowance:
         return not self._max_per_s or self._num_allowed >= 1.0
 
     def take(self) -> None:
-        """Count a message; also one that may not be held back."""
+        """Count a message."""
         self._num_allowed -= 1.0
 
     def refill(self) -> None:

@@ -84,6 +84,7 @@ class OutputScheduler:
             while queue and (queue is self._first or self._allowance.is_open):
                 request, _ = queue.popitem(last=False)
                 if not request.is_over:
-                    self._allowance.take()
+                    if queue is self._waiting:
+                        self._allowance.take()  # first ones do not count: however many, others are not held up
                     return request
         return None

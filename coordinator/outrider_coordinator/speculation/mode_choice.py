@@ -34,6 +34,8 @@ _MOST_TEXT = 0.5
 """Share of the time that drafts' text may take where speculation is checked: with more it cannot pay."""
 _MOST_OF_REST = 0.3
 """Share of the time left to sessions that bringing their drafts text may take: with more it hardly pays for itself."""
+_LEAST_ACCEPTANCE = 0.3
+"""Of a draft whose rounds are timed again and again, as something else may have held them up."""
 _FEW_SESSIONS = 63
 """So many sessions' drafts take in their text so fast that nothing is doubted. With more, a server that knows nothing
 of speculation begins plainly, and tries it later.
@@ -309,7 +311,7 @@ class ModeChoice:
         is_free = (self.has_tried and self._is_sure(rates, expected)) or (
             is_worth and not (other is Mode.PLAIN and load.has_drafted)
         )
-        has_tried, self.has_tried = self.has_tried, False
+        self.has_tried = False
         if load.has_prompts:
             self.selector.pause(load.now)
         if self._trials[other].is_active or (load.has_prompts and other is Mode.SPECULATIVE):
@@ -324,8 +326,8 @@ class ModeChoice:
                 self.note_drafts()
                 self.probe.restart()
                 self._trials[Mode.SPECULATIVE].give_up(load.now)
-            elif has_tried:
-                self._trials[Mode.SPECULATIVE].note_gain()
+            else:
+                self._trials[Mode.SPECULATIVE].note_return(len(load.sessions))
             return True
         is_told_first = other is Mode.SPECULATIVE and self._is_first_probe(len(load.sessions))
         if load.is_steady and not (self.probe.is_active or is_told_first or self.timer.foreign.num_sessions):
@@ -396,7 +398,10 @@ class ModeChoice:
         is_few = are_few(num_sessions)
         num_rounds = trial.num_rounds(self.timer.num_cold_rounds(num_sessions))
         may_pay = trial.mode is Mode.PLAIN or self._text_share(load, plain_seconds) < _MOST_TEXT
-        is_check = is_few and may_pay and trial.may_check(load.now, is_young=self.timer.is_young)
+        is_young = self.timer.is_young
+        may_check = trial.may_check(load.now, num_sessions, is_young=is_young)
+        # However fast its rounds are, a draft that is hardly ever right cannot pay.
+        is_check = is_few and may_pay and may_check and (is_young or self.acceptance.mean > _LEAST_ACCEPTANCE)
         has_begun = trial.begin_if_due(
             load.now,
             load.steady_s,
@@ -405,6 +410,7 @@ class ModeChoice:
             is_known=self.timer.knows(trial.mode, num_sessions),
             is_below_known=(self.timer.doublings_past_known(num_sessions) or 0) < 0,
             is_check=is_check,
+            is_young=is_young,
             num_rounds=num_rounds,
             loss_s=expected_loss_s(plain_seconds, speculative_seconds, num_rounds=num_rounds, switch_s=switch_s),
             ahead_s=max(load.ahead_s - switch_s, 0.0),

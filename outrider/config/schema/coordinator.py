@@ -126,8 +126,8 @@ class CoordinatorSettings(Section):
     max_open_request_bytes: Positive = MAX_OPEN_REQUEST_BYTES
     max_stream_messages_per_s: NonNegative = Field(
         10_000,
-        description="Messages a second of all streams of this process, and down to 2,500 while its thread is busy; with"
-        " more, tokens of several steps go in one. First tokens and results are not held back. 0: any number.",
+        description="At most so many messages a second of all streams of this process; fewer, but 2,500 at least, while"
+        " its thread is busy. Tokens of several steps go in one then. First tokens and results do not count. 0: any.",
     )
     num_awake_processors: NonNegative | None = Field(
         None,

@@ -107,19 +107,16 @@ async def test_first_output_is_not_held_back() -> None:
     assert num_sent(first) == len(first), "from now on as all others"
 
 
-async def test_first_output_counts() -> None:
+async def test_first_output_does_not_count() -> None:
+    """However many requests begin, those that run get their messages."""
     clock = Clock()
     scheduler = scheduler_of(PER_S, clock)
-    first, first_states = requests_of(MOST_AT_ONCE + 5, has_had_output=False)
+    first, first_states = requests_of(3 * MOST_AT_ONCE, has_had_output=False)
     scheduler.put(first_states)
     await until(lambda: num_sent(first) == len(first))
-    others, states = requests_of(3)
+    others, states = requests_of(MOST_AT_ONCE)
     scheduler.put(states)
-    clock.now += 5.5 / PER_S
-    await asyncio.sleep(2 * LONGEST_WAIT_S)
-    assert num_sent(others) == 0
-    clock.now += 1 / PER_S
-    await until(lambda: num_sent(others) == 1)
+    await until(lambda: num_sent(others) == len(others))
 
 
 async def test_requests_that_have_ended_neither_stay_nor_count() -> None:

@@ -31,9 +31,11 @@ _PAID_OF_CHECK = 0.2
 """Share of a check's expected loss that has to be paid for beforehand: there is one, and its loss is overrated."""
 _PAID_OF_LIKELY = 0.5
 """The same of a trial that probes promise to gain by, with all that may be wrong counted against it: few are lost."""
-_CHECK_AFTER_S, _BETWEEN_CHECKS_S, _MOST_BETWEEN_CHECKS_S = 0.5, 10.0, 160.0
-"""A mode that was given up is checked so much later, when what slowed its rounds may be over, and so seldom: half as
-often after each check that did not bring it back, down to the last.
+_CHECK_AFTER_S = 0.5
+"""A mode that was given up is checked so much later, when what slowed its rounds may be over ..."""
+_BETWEEN_CHECKS_S, _MOST_BETWEEN_CHECKS_S = 10.0, 40.0
+"""... and no sooner than so long after the check before, of about so many sessions. The pause doubles, up to the last,
+with each check that does not bring the mode back.
 """
 _SHORTEST_PAUSE_S = {Mode.PLAIN: 4.0, Mode.SPECULATIVE: 30.0}
 _LONGEST_PAUSE_S = 60.0
@@ -52,8 +54,10 @@ class ModeTrial:
         """Whether the first rounds of a process led to the choice: devices that wake take many times as long. Those of
         a check may too, so it is repeated while little is known.
         """
-        self._last_check_s = -math.inf
-        self._between_checks_s = _BETWEEN_CHECKS_S
+        self._check_pauses_s: dict[int, float] = {}
+        """After the last check, by the magnitude of its number of sessions ..."""
+        self._checked_s: dict[int, float] = {}
+        """... and when that was."""
         self._num_rounds = self.num_rounds(0)
         self._budget = ExplorationBudget(shortest_pause_s=_SHORTEST_PAUSE_S[mode], longest_pause_s=_LONGEST_PAUSE_S)
         self._excursion: Excursion | None = None
@@ -68,18 +72,20 @@ class ModeTrial:
 
     def give_up(self, now: float) -> None:
         """The mode was in effect and is not any more. If something else held up its rounds, decoding must not stay in
-        the other mode for that, so the choice may be checked once.
+        the other mode for that, so the choice may be checked.
         """
-        if now - self._last_check_s >= self._between_checks_s:
-            self._check_from_s, self._check_while_young = now + _CHECK_AFTER_S, False
+        self._check_from_s, self._check_while_young = now + _CHECK_AFTER_S, False
 
-    def note_gain(self) -> None:
-        """A trial has shown that the mode is the better one."""
-        self._between_checks_s = _BETWEEN_CHECKS_S
+    def note_return(self, num_sessions: int) -> None:
+        """The mode is in effect again with about so many sessions, so checks are of use."""
+        self._check_pauses_s.pop(num_sessions.bit_length(), None)
 
-    def may_check(self, now: float, *, is_young: bool) -> bool:
+    def may_check(self, now: float, num_sessions: int, *, is_young: bool) -> bool:
         """Whether the choice against the mode may be checked now; ``is_young``: little is known of the mode."""
-        return now >= self._check_from_s and (is_young or not self._check_while_young)
+        magnitude = num_sessions.bit_length()
+        pause_s = self._check_pauses_s.get(magnitude, _BETWEEN_CHECKS_S)
+        is_due = now >= max(self._check_from_s, self._checked_s.get(magnitude, -math.inf) + pause_s)
+        return is_due and (is_young or not self._check_while_young)
 
     @property
     def is_active(self) -> bool:
@@ -96,6 +102,7 @@ class ModeTrial:
         is_known: bool,
         is_below_known: bool,
         is_check: bool,
+        is_young: bool,
         num_rounds: int,
         loss_s: float,
         ahead_s: float,
@@ -103,8 +110,8 @@ class ModeTrial:
     ) -> bool:
         """Begin a trial, if it is worth its price; ``steady_s``: for how long there have been about so many sessions;
         ``is_known``: the mode was timed with about so many; ``is_below_known``: speculation was timed with more;
-        ``is_check``: whatever is expected of the mode may be wrong, and is checked;
-        ``loss_s``: what the trial, of ``num_rounds``, costs if the mode is not better;
+        ``is_check``: whatever is expected of the mode may be wrong, and is checked; ``is_young``: little is known of
+        it; ``loss_s``: what the trial, of ``num_rounds``, costs if the mode is not better;
         ``ahead_s``: for how long there will be these sessions once drafts have their text;
         ``saved_share``: of that time, what the mode will probably save.
         """
@@ -121,10 +128,10 @@ class ModeTrial:
             return False
         self._tried.add(num_sessions.bit_length())
         if is_check:
-            if not self._check_while_young:
-                self._between_checks_s = min(2.0 * self._between_checks_s, _MOST_BETWEEN_CHECKS_S)
-            self._check_from_s, self._last_check_s = now + _BETWEEN_CHECKS_S, now
-            self._check_while_young = True
+            magnitude = num_sessions.bit_length()
+            pause_s = self._check_pauses_s.get(magnitude, _BETWEEN_CHECKS_S)
+            self._check_pauses_s[magnitude] = pause_s if is_young else min(2.0 * pause_s, _MOST_BETWEEN_CHECKS_S)
+            self._checked_s[magnitude] = now
         self._excursion, self._num_sessions, self._num_rounds = Excursion(now), num_sessions, num_rounds
         self._limit_s = _OVERRUN * loss_s
         return True

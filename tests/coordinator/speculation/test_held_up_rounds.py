@@ -1,0 +1,36 @@
+"""Speculation that something else held up for a while comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from outrider_coordinator.speculation import Mode
+from tests.coordinator.speculation.measured_pairs import MeasuredH100
+from tests.coordinator.speculation.simulated_load import Controlled, Load
+
+
+class HeldUpLoad(Load):
+    """Drafted rounds take three times as long in some seconds."""
+
+    held_up_until = 0.0
+
+    def round_ms(self, rows: int, lengths: Sequence[int]) -> tuple[float, float, float]:
+        factor = 3.0 if self.now < self.held_up_until and max(lengths) else 1.0
+        draft, target, whole = super().round_ms(rows, lengths)
+        return factor * draft, factor * target, factor * whole
+
+
+@pytest.mark.parametrize("num_users", [8, 32])
+@pytest.mark.parametrize("seconds", [3.0, 5.0])
+def test_a_steady_load_speculates_again_after_its_rounds_were_held_up(num_users: int, seconds: float) -> None:
+    load = HeldUpLoad(MeasuredH100(), lambda now, number: 0.81, seed=1)
+    controlled = Controlled(load)
+    controlled.run(num_users, 20.0)
+    controller = controlled.controller
+    assert controller.mode is Mode.SPECULATIVE
+    load.held_up_until = load.now + seconds
+    controlled.run(num_users, seconds + 60.0)
+    assert controller.mode is Mode.SPECULATIVE
+    assert load.rate(since=load.now - 10.0) > 0.95 * load.rate(since=5.0, until=20.0)
