@@ -34,8 +34,8 @@ _PAID_OF_LIKELY = 0.5
 _CHECK_AFTER_S = 0.5
 """A mode that was given up is checked so much later, when what slowed its rounds may be over ..."""
 _BETWEEN_CHECKS_S, _MOST_BETWEEN_CHECKS_S = 10.0, 40.0
-"""... and no sooner than so long after the check before, of about so many sessions. The pause doubles, up to the last,
-with each check that does not bring the mode back.
+"""... and no sooner than so long after the check before. The pause after one of about so many sessions doubles, up to
+the last, with each that does not bring the mode back.
 """
 _SHORTEST_PAUSE_S = {Mode.PLAIN: 4.0, Mode.SPECULATIVE: 30.0}
 _LONGEST_PAUSE_S = 60.0
@@ -84,7 +84,9 @@ class ModeTrial:
         """Whether the choice against the mode may be checked now; ``is_young``: little is known of the mode."""
         magnitude = num_sessions.bit_length()
         pause_s = self._check_pauses_s.get(magnitude, _BETWEEN_CHECKS_S)
-        is_due = now >= max(self._check_from_s, self._checked_s.get(magnitude, -math.inf) + pause_s)
+        last_s = max(self._checked_s.values(), default=-math.inf)  # with any number of sessions
+        again_s = max(last_s + _BETWEEN_CHECKS_S, self._checked_s.get(magnitude, -math.inf) + pause_s)
+        is_due = now >= max(self._check_from_s, again_s)
         return is_due and (is_young or not self._check_while_young)
 
     @property
