@@ -41,6 +41,31 @@ _SHORTEST_PAUSE_S = {Mode.PLAIN: 4.0, Mode.SPECULATIVE: 30.0}
 _LONGEST_PAUSE_S = 60.0
 
 
+class CheckPauses:
+    """Pauses after checks, which grow by the magnitude of the number of sessions that were checked."""
+
+    def __init__(self) -> None:
+        self._began_s: dict[int, float] = {}
+        self._pauses_s: dict[int, float] = {}
+
+    def begin(self, now: float, num_sessions: int, *, grows: bool) -> None:
+        """A check of so many sessions begins; ``grows``: the pause after it is twice that before it."""
+        magnitude = num_sessions.bit_length()
+        pause_s = self._pauses_s.get(magnitude, _BETWEEN_CHECKS_S)
+        self._pauses_s[magnitude] = min(2.0 * pause_s, _MOST_BETWEEN_CHECKS_S) if grows else pause_s
+        self._began_s[magnitude] = now
+
+    def reset(self, num_sessions: int) -> None:
+        """Checks of about so many sessions were of use."""
+        self._pauses_s.pop(num_sessions.bit_length(), None)
+
+    def end_s(self, num_sessions: int) -> float:
+        """When so many sessions may be checked again: no sooner than after the shortest pause, whoever was checked."""
+        magnitude = num_sessions.bit_length()
+        own_s = self._began_s.get(magnitude, -math.inf) + self._pauses_s.get(magnitude, _BETWEEN_CHECKS_S)
+        return max(own_s, max(self._began_s.values(), default=-math.inf) + _BETWEEN_CHECKS_S)
+
+
 class ModeTrial:
     """Trials of one mode, one after the other."""
 
@@ -54,10 +79,7 @@ class ModeTrial:
         """Whether the first rounds of a process led to the choice: devices that wake take many times as long. Those of
         a check may too, so it is repeated while little is known.
         """
-        self._check_pauses_s: dict[int, float] = {}
-        """After the last check, by the magnitude of its number of sessions ..."""
-        self._checked_s: dict[int, float] = {}
-        """... and when that was."""
+        self._check_pauses = CheckPauses()
         self._num_rounds = self.num_rounds(0)
         self._budget = ExplorationBudget(shortest_pause_s=_SHORTEST_PAUSE_S[mode], longest_pause_s=_LONGEST_PAUSE_S)
         self._excursion: Excursion | None = None
@@ -78,15 +100,11 @@ class ModeTrial:
 
     def note_return(self, num_sessions: int) -> None:
         """The mode is in effect again with about so many sessions, so checks are of use."""
-        self._check_pauses_s.pop(num_sessions.bit_length(), None)
+        self._check_pauses.reset(num_sessions)
 
     def may_check(self, now: float, num_sessions: int, *, is_young: bool) -> bool:
         """Whether the choice against the mode may be checked now; ``is_young``: little is known of the mode."""
-        magnitude = num_sessions.bit_length()
-        pause_s = self._check_pauses_s.get(magnitude, _BETWEEN_CHECKS_S)
-        last_s = max(self._checked_s.values(), default=-math.inf)  # with any number of sessions
-        again_s = max(last_s + _BETWEEN_CHECKS_S, self._checked_s.get(magnitude, -math.inf) + pause_s)
-        is_due = now >= max(self._check_from_s, again_s)
+        is_due = now >= max(self._check_from_s, self._check_pauses.end_s(num_sessions))
         return is_due and (is_young or not self._check_while_young)
 
     @property
@@ -130,10 +148,7 @@ class ModeTrial:
             return False
         self._tried.add(num_sessions.bit_length())
         if is_check:
-            magnitude = num_sessions.bit_length()
-            pause_s = self._check_pauses_s.get(magnitude, _BETWEEN_CHECKS_S)
-            self._check_pauses_s[magnitude] = pause_s if is_young else min(2.0 * pause_s, _MOST_BETWEEN_CHECKS_S)
-            self._checked_s[magnitude] = now
+            self._check_pauses.begin(now, num_sessions, grows=not is_young)
         self._excursion, self._num_sessions, self._num_rounds = Excursion(now), num_sessions, num_rounds
         self._limit_s = _OVERRUN * loss_s
         return True
