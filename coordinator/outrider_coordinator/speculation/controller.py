@@ -337,9 +337,18 @@ class DraftLengthController:
             draft_length = draft_length if self._choice.lengths.is_starting else foreign.longest(draft_length)
         if self._is_probe_of_many:
             self._choice.timer.note_proposals(draft_length, tokens, seconds)
-        elif draft_length and seconds > 0.0 and not (self._is_cold or self._has_text_come):
+        elif draft_length and seconds > 0.0 and not (self._is_cold or self._has_text_come or self._knows_drafts_better):
             self._choice.note_drafts()
             self._choice.timer.times.note_draft(draft_length, tokens, seconds)
+
+    @property
+    def _knows_drafts_better(self) -> bool:
+        """Whether these are proposals of a probe, and rounds of speculation told what drafts take. Beside the others'
+        forward a few proposals may take longer, which would be taken for the price of their few tokens. Where foreign
+        sessions probe too, all news counts.
+        """
+        timer = self._choice.timer
+        return not (self._choice.is_speculating or timer.is_young or timer.foreign.num_sessions)
 
     @property
     def _is_cold(self) -> bool:

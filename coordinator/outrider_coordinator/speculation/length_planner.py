@@ -37,9 +37,18 @@ class LengthPlanner:
         self._num_rounds += 1
 
     def set_lengths(
-        self, sessions: Sequence[ControlledSession], useful: np.ndarray, best: Choice, times: StepTimes, share: float
+        self,
+        sessions: Sequence[ControlledSession],
+        useful: np.ndarray,
+        best: Choice,
+        times: StepTimes,
+        share: float,
+        *,
+        is_trial: bool = False,
     ) -> None:
-        """Set every session's length for the next steps; ``useful`` [B, K] is as ``usefulness`` gives it."""
+        """Set every session's length for the next steps; ``useful`` [B, K] is as ``usefulness`` gives it. In a trial
+        all draft: what is expected of times, by which few might, is what it is to correct.
+        """
         if self.is_starting:
             for session in sessions:
                 session.length = min(START_LENGTHS[self._num_rounds], session.limit)
@@ -50,8 +59,10 @@ class LengthPlanner:
         self.base_length = chosen.draft_length
         if self._num_rounds >= self._next_variation:
             self._vary(sessions, useful, longest, times, share)
-        else:
-            take(sessions, chosen)
+            return
+        take(sessions, chosen)
+        if is_trial:
+            _let_all_draft(sessions)
 
     def _vary(
         self, sessions: Sequence[ControlledSession], useful: np.ndarray, longest: int, times: StepTimes, share: float
@@ -60,8 +71,12 @@ class LengthPlanner:
         length = self.base_length + _VARIATIONS[self._num_variations % len(_VARIATIONS)]
         self._num_variations += 1
         take(sessions, choice_of(useful, min(max(length, 1), longest), times, share))
-        for session in sessions:  # the acceptance of those that draft nothing stays known too
-            session.length = max(session.length, min(1, session.limit))
+        _let_all_draft(sessions)  # the acceptance of those that draft nothing stays known too
+
+
+def _let_all_draft(sessions: Sequence[ControlledSession]) -> None:
+    for session in sessions:
+        session.length = max(session.length, min(1, session.limit))
 
 
 def take(sessions: Sequence[ControlledSession], choice: Choice) -> None:

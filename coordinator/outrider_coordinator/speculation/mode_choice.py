@@ -230,7 +230,10 @@ class ModeChoice:
         self._saved_share = self._saved_by_speculation(len(sessions), expected)
         has_changed = not self.comparison.is_active and self._select_mode(load, expected)
         if self.is_speculating:
-            self.lengths.set_lengths(sessions, expected.useful, best, self.timer.times, expected.share)
+            is_trial = self._trials[Mode.SPECULATIVE].is_active
+            self.lengths.set_lengths(
+                sessions, expected.useful, best, self.timer.times, expected.share, is_trial=is_trial
+            )
         elif not self.probe.is_active:
             for session in sessions:
                 session.length = 0

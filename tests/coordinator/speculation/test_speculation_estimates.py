@@ -16,6 +16,7 @@ from outrider_coordinator.speculation.estimates.session_spread import SessionSpr
 from outrider_coordinator.speculation.estimates.step_times import RoundPrice, StepTimes
 from outrider_coordinator.speculation.exploration.acceptance_probe import AcceptanceProbe
 from outrider_coordinator.speculation.exploration.budget import ExplorationBudget
+from outrider_coordinator.speculation.length_planner import START_LENGTHS, LengthPlanner
 from outrider_coordinator.speculation.mode_selector import Mode, SwitchPrice
 from outrider_coordinator.speculation.session_state import ControlledSession
 
@@ -446,3 +447,23 @@ def test_the_error_of_tokens_is_that_of_the_acceptance_times_the_position() -> N
     choice = choice_of(useful, 3, Linear(5.0, 0.0, 0.0))
     gained = (choice_of(more, 3, Linear(5.0, 0.0, 0.0)).tokens - choice.tokens) / choice.tokens
     assert relative_error(useful, choice, 0.001) == pytest.approx(gained, rel=0.01)
+
+
+@pytest.mark.parametrize("is_trial", [False, True])
+def test_all_sessions_draft_in_a_trial_though_few_are_expected_to_gain(is_trial: bool) -> None:
+    """Drafts seem so dear that one session drafts at most: as nothing then says what they take, it would stay so."""
+    times, planner = StepTimes(), LengthPlanner(8)
+    for tokens in (8, 32, 128):
+        times.note_target(32, 32 + tokens, 6e-3)
+        times.note_draft(2, tokens, 2e-3 + 3e-4 * tokens)
+    for _ in START_LENGTHS:
+        planner.note_round()
+    sessions = [ControlledSession(8) for _ in range(31)] + [ControlledSession(0)]
+    limits = np.array([session.limit for session in sessions])
+    useful = usefulness(np.ones(8), np.linspace(0.6, 0.5, 32), limits, highest=0.98)
+    best = best_choice(useful, times)
+    assert best is not None
+    planner.set_lengths(sessions, useful, best, times, 1.0, is_trial=is_trial)
+    lengths = [session.length for session in sessions]
+    assert lengths[31] == 0
+    assert sum(length > 0 for length in lengths) == (31 if is_trial else 1)
