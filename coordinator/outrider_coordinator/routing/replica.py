@@ -79,6 +79,9 @@ class Replica(Generic[CommandT, EventT]):
         """Sends a command, with all others of the message when it is this link's turn."""
         self.send_columns = self.connection.send_columns
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def is_up(self) -> bool:
         """Whether commands reach it."""

@@ -262,9 +262,10 @@ class DraftLengthPolicy:
         num_switches = controller.num_switches
         if controller.choose():
             level = logging.INFO if controller.num_switches != num_switches else logging.DEBUG
-            _log.log(level, _CHANGES[controller.mode], extra={"fields": _facts(controller)})
+            _log.log(level, _CHANGES[controller.mode], extra={"fields": _facts(target, controller)})
         if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
-            _log.debug("draft lengths were chosen", extra={"fields": {**_facts(controller), **controller.estimates()}})
+            facts = _facts(target, controller) | controller.estimates()
+            _log.debug("draft lengths were chosen", extra={"fields": facts})
 
     def take_begun_catch_up(self, target: object) -> bool:
         """Whether drafts are to be brought the text that all sessions of the target wait for; said once."""
@@ -311,11 +312,12 @@ def _seconds(report: ForwardReport) -> float:
     return 1e-9 * (report.forward_ns + report.sample_ns)
 
 
-def _facts(controller: DraftLengthController) -> dict[str, object]:
+def _facts(target: object, controller: DraftLengthController) -> dict[str, object]:
     return {
         "sessions": controller.num_sessions,
         "draft_length": round(controller.mean_length, 2),
         "acceptance": round(controller.acceptance, 3),
         "plain_tokens_per_s": round(controller.rates[Mode.PLAIN], 1),
         "speculative_tokens_per_s": round(controller.rates[Mode.SPECULATIVE], 1),
+        "target": str(target),
     }

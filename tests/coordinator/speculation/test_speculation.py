@@ -227,7 +227,7 @@ def test_every_choice_is_told_in_a_debug_log(caplog: pytest.LogCaptureFixture) -
         told = [record for record in caplog.records if record.message == "draft lengths were chosen"]
         assert bool(told) is bool(num_told)
     fields = told[0].__dict__["fields"]
-    assert (fields["sessions"], fields["lacked_tokens"], fields["trial"]) == (1, 40, "")
+    assert (fields["target"], fields["sessions"], fields["lacked_tokens"], fields["trial"]) == ("target", 1, 40, "")
     assert len(fields["target_ms"]) == 3
 
 
