@@ -30,10 +30,15 @@ def model_text(name: str, placement: ModelPlacement) -> str:
     return f"{name} on {where}" if where else name
 
 
-def draft_length_text(num_speculative_tokens: int, mode: str) -> str:
-    """How many tokens a step drafts."""
+def draft_length_text(num_speculative_tokens: int, mode: str, *, disable_by_batch_size: int = 0) -> str:
+    """How many tokens a step drafts. ``disable_by_batch_size``: requests with which nothing is drafted; 0: any number
+    may be.
+    """
+    if disable_by_batch_size == 1:
+        return "none, since disable_by_batch_size 1 turns them off for every request"
+    limit = f", with fewer than {disable_by_batch_size} requests" if disable_by_batch_size else ""
     if num_speculative_tokens == 0:
-        return "none, unless a request asks for some by num_speculative_tokens"
+        return f"none, unless a request asks for some by num_speculative_tokens{limit}"
     if mode == "fixed":
-        return f"{num_speculative_tokens} tokens in each step"
-    return f"up to {num_speculative_tokens} tokens a step, by expected throughput"
+        return f"{num_speculative_tokens} tokens in each step{limit}"
+    return f"up to {num_speculative_tokens} tokens a step, by expected throughput{limit}"

@@ -300,6 +300,11 @@ def _share(value: float | None) -> float | None:
     return value
 
 
+def _draft_lengths(settings: CoordinatorSettings) -> str:
+    limit = settings.disable_by_batch_size
+    return draft_length_text(settings.num_speculative_tokens, settings.draft_length, disable_by_batch_size=limit)
+
+
 def _print_ready(plan: StackPlan, described: Described, settings: CoordinatorSettings) -> None:
     """Print all lines in one write, so that a reader may close the pipe after the first line."""
     lines = [f"Outrider is ready at {plan.address}"]
@@ -310,5 +315,5 @@ def _print_ready(plan: StackPlan, described: Described, settings: CoordinatorSet
     for role, description in described.items():
         lines.append(f"  {role}: {model_text(description.model_name, ModelPlacement.of(description))}")
     if any(role.startswith("draft") for role in described):
-        lines.append(f"  drafts: {draft_length_text(settings.num_speculative_tokens, settings.draft_length)}")
+        lines.append(f"  drafts: {_draft_lengths(settings)}")
     output.print("\n".join(lines), markup=False)

@@ -233,3 +233,9 @@ def test_the_variable_of_the_sdk_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_no_drafts_are_said_to_be_none(mode: str) -> None:
     assert draft_length_text(0, mode) == "none, unless a request asks for some by num_speculative_tokens"
     assert draft_length_text(3, mode).partition("3")[1]
+
+
+@pytest.mark.parametrize("mode", ["auto", "fixed"])
+def test_the_load_that_turns_drafts_off_is_said(mode: str) -> None:
+    assert draft_length_text(3, mode, disable_by_batch_size=6).endswith(", with fewer than 6 requests")
+    assert draft_length_text(3, mode, disable_by_batch_size=1).startswith("none, since disable_by_batch_size 1 ")

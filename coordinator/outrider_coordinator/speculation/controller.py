@@ -92,6 +92,13 @@ class DraftLengthController:
         return self._choice.expected_length
 
     @property
+    def doubt(self) -> float:
+        """So many times slower than expected speculation may turn out, as it was timed with fewer sessions only;
+        infinity where it never was.
+        """
+        return self._choice.doubt
+
+    @property
     def is_comparing(self) -> bool:
         """Whether both modes are in effect in turn, to be compared by what users get."""
         return self._choice.comparison.is_active and not self._choice.comparison.is_pausing

@@ -5,7 +5,7 @@ Knows what the policy and its controllers decided; whether a draft is attached i
 
 from __future__ import annotations
 
-from outrider_coordinator.speculation.controller import DraftLengthController
+from outrider_coordinator.speculation.mode_reason import why_plain
 from outrider_coordinator.speculation.mode_selector import Mode
 from outrider_coordinator.speculation.policy import DraftLengthPolicy
 
@@ -25,18 +25,4 @@ def why_not_drafting(policy: DraftLengthPolicy, *, is_draft_up: bool) -> str:
         return "no request asks for drafts" if running else ""
     if any(controller.mode is Mode.SPECULATIVE for controller in asking):
         return ""
-    return _why_plain(max(asking, key=lambda controller: controller.num_sessions))
-
-
-def _why_plain(controller: DraftLengthController) -> str:
-    sessions = f"{controller.num_sessions} session" + "s" * (controller.num_sessions > 1)
-    if controller.is_comparing:
-        return f"decoding with and without drafts is being compared with {sessions}"
-    plain, speculative = controller.rates[Mode.PLAIN], controller.rates[Mode.SPECULATIVE]
-    if not plain or not speculative:
-        return f"drafting has not been tried yet with {sessions}"
-    ratio = speculative / plain
-    if controller.is_compared:
-        return f"drafting does not pay: it gave {ratio:.2f} of plain with {sessions} when both were compared"
-    verdict = "drafting does not pay" if ratio < 1.0 else "drafting does not pay for a switch yet"
-    return f"{verdict}: expected {ratio:.2f} of plain at K={controller.expected_length} with {sessions}"
+    return why_plain(max(asking, key=lambda controller: controller.num_sessions))

@@ -110,6 +110,8 @@ class ModeChoice:
         """Tokens a second that each mode is expected to give, by the last choice."""
         self.expected_length = 0
         """Longest draft length of what speculation is expected to give."""
+        self.doubt = 1.0
+        """So many times slower than expected it may turn out by the last choice; infinity: it was never timed."""
         self.selector = ModeSelector()
         self.timer = RoundTimer()
         self.acceptance = AcceptanceEstimate(max_length)
@@ -281,7 +283,9 @@ class ModeChoice:
         return self.timer.doublings_past_known(len(load.sessions)) is None
 
     def _take_plain_mode(self, now: float) -> None:
+        self.doubt = math.inf
         self.selector.switch()
+        self.selector.num_switches += 1
         self.selector.pause(now)
         self.probe.restart()
 
@@ -294,11 +298,11 @@ class ModeChoice:
         past_known = self.timer.doublings_past_known(len(load.sessions))
         goes_on = load.joins_drafting and self.selector.mode is Mode.SPECULATIVE
         a_doubling = _DOUBT if goes_on else _UNCERTAINTY
-        uncertainty = 1.0 if past_few <= 0 else math.inf if past_known is None else a_doubling ** max(past_known, 0)
+        self.doubt = 1.0 if past_few <= 0 else math.inf if past_known is None else a_doubling ** max(past_known, 0)
         plain, speculative = (self.timer.foreign.worth(drafting=drafting) for drafting in (False, True))
         return {
             Mode.PLAIN: plain * self.rates[Mode.PLAIN],
-            Mode.SPECULATIVE: speculative * self.rates[Mode.SPECULATIVE] / uncertainty,
+            Mode.SPECULATIVE: speculative * self.rates[Mode.SPECULATIVE] / self.doubt,
         }
 
     def _select_mode(self, load: Load, expected: Expectation) -> bool:

@@ -111,7 +111,7 @@ class ModeSelector:
         return True
 
     def switch(self) -> None:
-        """Change the mode without counting it: for trials."""
+        """Change the mode, without counting it."""
         self.mode, self._loss_s = self.mode.other, 0.0
 
     def pause(self, now: float) -> None:

@@ -15,6 +15,7 @@ from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.length_planner import START_LENGTHS
+from outrider_coordinator.speculation.mode_reason import why_plain
 from outrider_coordinator.speculation.mode_selector import Mode
 from outrider_coordinator.speculation.session_state import UNBOUNDED, ControlledSession, SessionVerdict
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
@@ -262,7 +263,9 @@ class DraftLengthPolicy:
         num_switches = controller.num_switches
         if controller.choose():
             level = logging.INFO if controller.num_switches != num_switches else logging.DEBUG
-            _log.log(level, _CHANGES[controller.mode], extra={"fields": _facts(target, controller)})
+            reason = why_plain(controller) if controller.mode is Mode.PLAIN else "drafting pays"
+            fields = _facts(target, controller) | {"reason": reason}
+            _log.log(level, _CHANGES[controller.mode], extra={"fields": fields})
         if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
             facts = _facts(target, controller) | controller.estimates()
             _log.debug("draft lengths were chosen", extra={"fields": facts})
@@ -302,10 +305,7 @@ class DraftLengthPolicy:
         return controller
 
 
-_CHANGES = {
-    Mode.PLAIN: "drafting does not pay now: decoding is plain",
-    Mode.SPECULATIVE: "drafting pays now: decoding is speculative",
-}
+_CHANGES = {Mode.PLAIN: "decoding is plain from now on", Mode.SPECULATIVE: "decoding is speculative from now on"}
 
 
 def _seconds(report: ForwardReport) -> float:

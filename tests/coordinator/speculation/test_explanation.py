@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
+import pytest
+
+from outrider.ports import ForwardReport
 from outrider_coordinator.speculation import DraftLengthPolicy, Mode
 from outrider_coordinator.speculation.explanation import why_not_drafting
 from tests.coordinator.speculation.served_arrivals import ServedArrivals
@@ -62,6 +66,38 @@ def test_sessions_that_draft_need_no_explanation() -> None:
 def test_a_server_that_begins_plainly_says_that_drafting_was_not_tried() -> None:
     policy = policy_of(64, 0.9, 0.01)
     assert why_not_drafting(policy, is_draft_up=True) == "drafting has not been tried yet with 64 sessions"
+
+
+def test_many_sessions_whose_speculation_was_never_timed_are_said_to_be_expected_to_gain_only() -> None:
+    policy = policy_of(64, 0.9, 0.01)
+    controller = policy.controller(TARGET)
+    assert controller is not None
+    controller._choice.rates |= {Mode.PLAIN: 500.0, Mode.SPECULATIVE: 900.0}
+    told = why_not_drafting(policy, is_draft_up=True)
+    assert re.fullmatch(r"drafting has not been tried yet: expected 1\.80 of plain at K=\d with 64 sessions", told)
+    controller._choice.doubt = 1.2
+    told = why_not_drafting(policy, is_draft_up=True)
+    assert told.startswith("drafting does not pay for a switch yet: ")
+    assert told.endswith(" with 64 sessions, and timed with fewer only")
+
+
+def test_a_target_that_begins_plainly_changes_its_mode(caplog: pytest.LogCaptureFixture) -> None:
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    sessions = [policy.session(None) for _ in range(64)]
+    with caplog.at_level(logging.INFO, logger="outrider_coordinator.speculation.policy"):
+        for session in sessions:
+            policy.enter(session, TARGET)
+        policy.begin(TARGET, 1.0)
+        for session in sessions:
+            policy.note_verdict(session, 0, 0, draft_lag=40)
+        policy.end(TARGET, ForwardReport(1, 1, 1, 4_000_000, 64, 64 * 40, 0))
+        policy.choose(TARGET)
+    controller = policy.controller(TARGET)
+    assert controller is not None
+    assert (controller.mode, controller.num_switches) == (Mode.PLAIN, 1)
+    (record,) = caplog.records
+    assert record.message == "decoding is plain from now on"
+    assert record.__dict__["fields"]["reason"] == "drafting has not been tried yet with 64 sessions"
 
 
 def test_requests_that_ask_for_no_drafts_are_named() -> None:

@@ -372,6 +372,19 @@ def test_of_a_probes_rounds_the_quickest_tells_what_each_stage_takes() -> None:
     assert expected[1] == pytest.approx(expected[0])
 
 
+def test_forwards_of_short_prompts_tell_what_a_token_takes_until_longer_ones_do() -> None:
+    timer = RoundTimer()
+    plain_round(timer)
+    plain_round(timer, tokens=64 + 40, seconds=30e-3)
+    assert not timer.learns_from_probes(64)
+    plain_round(timer, tokens=64 + 136, seconds=200 * 40e-6)
+    assert timer.learns_from_probes(64)
+    assert timer._prompt_token == pytest.approx(40e-6)
+    plain_round(timer, tokens=1024, seconds=1024 * 20e-6)
+    plain_round(timer, tokens=64 + 136, seconds=200 * 40e-6)
+    assert timer._prompt_token == pytest.approx(20e-6)
+
+
 def test_what_rows_that_do_not_draft_wait_for_is_no_round_of_all() -> None:
     """They may wait for a forward of those that do."""
     timer = RoundTimer()

@@ -29,8 +29,8 @@ _COLD_ROUNDS_AFTER_PROBE = 12
 on until rounds are as fast as they will be. Their forwards are not counted either.
 """
 _PROMPT_FORWARDS = 9
-_LEAST_PROMPT_TOKENS = 512
-"""Of a forward that tells what a token takes at most."""
+_LEAST_PROMPT_TOKENS, _MANY_PROMPT_TOKENS = 64, 512
+"""Of a forward that tells what a token takes at most, and of one that tells it well: if any did, only those count."""
 _PROBED_LENGTH = 4
 """Draft length for which a probe is to tell what the target takes."""
 _FEW = 0.25
@@ -139,8 +139,10 @@ class RoundTimer:
         """
         self.foreign = ForeignSessions()
         self._num_plain_rounds = self._num_speculative_rounds = self._num_shares = 0
-        self._prompt_token_s: deque[float] = deque(maxlen=_PROMPT_FORWARDS)
-        """Seconds a token of the latest forwards that computed prompts."""
+        self._prompt_token_s: dict[bool, deque[float]] = {
+            is_many: deque(maxlen=_PROMPT_FORWARDS) for is_many in (False, True)
+        }
+        """Seconds a token of the latest forwards that computed prompts; those of many tokens apart."""
         self._proposals: tuple[int, int, float] | None = None
         """Of the probe's round under way: the longest one's length, the draft tokens of all, seconds."""
         self._probe_rounds: list[_ProbeRound] = []
@@ -159,7 +161,7 @@ class RoundTimer:
         """
         if not batch.drafting.num_rows:
             self._note_plain(batch, num_sessions, rows, tokens)
-            self._note_prompts(tokens, seconds)
+            self._note_prompts(rows, tokens, seconds)
             return False
         self._num_plain_rounds = 0
         others = rows - batch.num_rows if self.foreign.num_sessions else 0
@@ -195,10 +197,10 @@ class RoundTimer:
         if load_ratio == 1.0 or rows == tokens >= _MOST * load_ratio * batch.num_rows:
             self.times.note_plain(round(load_ratio * batch.num_rows), batch.plain.seconds)
 
-    def _note_prompts(self, tokens: int, seconds: float) -> None:
+    def _note_prompts(self, rows: int, tokens: int, seconds: float) -> None:
         """A token of a draft costs the target at most what one of a prompt does: many share the weights' reading."""
-        if tokens >= _LEAST_PROMPT_TOKENS and seconds > 0.0:
-            self._prompt_token_s.append(seconds / tokens)
+        if tokens - rows >= _LEAST_PROMPT_TOKENS and seconds > 0.0:
+            self._prompt_token_s[tokens >= _MANY_PROMPT_TOKENS].append(seconds / tokens)
 
     def note_proposals(self, draft_length: int, tokens: int, seconds: float) -> None:
         """Proposals of a probe of many sessions, whose round is under way."""
@@ -214,7 +216,7 @@ class RoundTimer:
         """
         proposals, plain_s = self._proposals, self.plain_seconds(num_sessions)
         self._num_plain_rounds, self._proposals = 0, None
-        if proposals is None or not self._prompt_token_s or plain_s <= 0.0:
+        if proposals is None or not self._has_prompts or plain_s <= 0.0:
             return
         draft_length, num_drafted, drafting_s = proposals
         # A forward of the sessions that draft alone, as in the second round, takes hardly less than one of all.
@@ -226,9 +228,14 @@ class RoundTimer:
         )
 
     @property
+    def _has_prompts(self) -> bool:
+        """Whether any forward told what a token of a prompt takes."""
+        return any(self._prompt_token_s.values())
+
+    @property
     def _prompt_token(self) -> float:
         """Seconds that a token of a prompt takes; a forward that was computed ahead may seem to take no time."""
-        return statistics.median(self._prompt_token_s)
+        return statistics.median(self._prompt_token_s[True] or self._prompt_token_s[False])
 
     def end_probe(self) -> bool:
         """Whether the probe under way, which has ended if there was one, told something of speculation by all sessions.
@@ -260,8 +267,8 @@ class RoundTimer:
 
     def learns_from_probes(self, num_sessions: int) -> bool:
         """Whether speculation by about so many sessions was never timed, so that probes are all that tells of it."""
-        has_prompts = bool(self._prompt_token_s) and not self.foreign.num_sessions
-        return has_prompts and not self.knows(Mode.SPECULATIVE, num_sessions)
+        is_told = self._has_prompts and not self.foreign.num_sessions
+        return is_told and not self.knows(Mode.SPECULATIVE, num_sessions)
 
     def is_cold(self, num_sessions: int) -> bool:
         """Whether forwards of so many sessions' speculation are slow and not counted, since probes tell more."""
