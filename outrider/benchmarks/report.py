@@ -134,11 +134,14 @@ def _link(path: str, drawing: str) -> str:
 
 def _when(results: Sequence[Result]) -> str:
     """When the results of the tables in README were measured; empty without any."""
-    days = sorted(result.created_at[:10] for result in results if result.kind in _IN_README)
-    if not days:
+    shown = [result for result in results if result.kind in _IN_README]
+    if not shown:
         return ""
+    days = sorted(result.created_at[:10] for result in shown)
     span = f"on {days[0]}" if days[0] == days[-1] else f"from {days[0]} to {days[-1]}"
-    return f"Measured {span}; each file names its commit.\n"
+    changed = ", ".join(f"`{result.name}`" for result in shown if result.environment.has_local_changes)
+    but = f" ({changed}: with changes that were not committed)" if changed else ""
+    return f"Measured {span}; each file names its commit{but}.\n"
 
 
 def _tabled(result: Result) -> Result:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.benchmarks.report import BEGIN, END, main
+from outrider.benchmarks.report import BEGIN, END, _when, main
 from outrider.benchmarks.schema import Result, Series, load, save
 from outrider.benchmarks.tables import render
 from outrider.benchmarks.tables.cells import commit
@@ -68,6 +68,16 @@ def test_every_result_says_which_code_it_speaks_of(root: Path) -> None:
     known = load(root / "benchmarks/results/wire.json").environment
     rows = (root / "benchmarks/results/README.md").read_text().partition("**What was run**")[2].splitlines()
     assert [row.split("|")[3].strip() for row in rows if row.startswith("| `")] == ["not recorded", commit(known)]
+
+
+def test_results_of_code_that_was_not_committed_are_named_beside_the_tables() -> None:
+    results = []
+    for name, is_changed in (("first", False), ("second", True)):
+        made = dataclasses.replace(make_result(name), kind="serve")
+        environment = dataclasses.replace(made.environment, has_local_changes=is_changed)
+        results.append(dataclasses.replace(made, environment=environment))
+    assert _when(results[:1]).endswith("; each file names its commit.\n")
+    assert _when(results).endswith(" its commit (`second`: with changes that were not committed).\n")
 
 
 def test_a_result_that_no_table_would_show_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

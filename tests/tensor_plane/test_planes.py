@@ -67,6 +67,20 @@ def pair() -> Iterator[Pair]:
         end.close()
 
 
+@pytest.fixture
+def shared_memory_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the quickest of a few probes may be the socket's."""
+    probe = Negotiation._probe
+
+    def timed(negotiation: Negotiation, tried: Chosen) -> str:
+        problem = probe(negotiation, tried)
+        assert problem or tried.round_trip_s > 0
+        tried.round_trip_s = 1e-4 if tried.kind is PlaneKind.SHARED_MEMORY else 2e-4
+        return problem
+
+    monkeypatch.setattr(Negotiation, "_probe", timed)
+
+
 def put(writer: PlaneWriter, rows: torch.Tensor, *sizes: int) -> list[PlaneReference]:
     references = writer.put(rows, sizes or [rows.shape[0]])
     assert references is not None
@@ -193,16 +207,17 @@ def test_a_reference_outside_the_ring_reads_nothing(pair: Pair) -> None:
         reader.read(replace(reference, offset_bytes=LIMITS.ring_bytes - 8), torch.empty(2, 100))
 
 
+@pytest.mark.usefixtures("shared_memory_is_faster")
 def test_the_fastest_plane_is_chosen_and_the_reasons_are_told(pair: Pair) -> None:
     writer, reader = pair.connected(*AUTOMATIC)
     report = reader.report
     assert report is not None
     assert report == writer.report
-    assert report.kind is PlaneKind.SHARED_MEMORY  # a socket takes longer
-    assert report.round_trip_ms > 0
+    assert report.kind is PlaneKind.SHARED_MEMORY
+    assert report.round_trip_ms == pytest.approx(0.1)
     reasons = dict(report.reasons)
     assert reasons["cuda_ipc"] == "one side has no GPU"
-    assert reasons["gloo"].endswith("ms a probe")
+    assert reasons["gloo"] == "0.20 ms a probe"
     assert "shared_memory (" in report.text()
 
 
@@ -213,6 +228,7 @@ def test_without_a_plane_tensors_travel_inline(pair: Pair) -> None:
     assert not writer.is_closed
 
 
+@pytest.mark.usefixtures("shared_memory_is_faster")
 def test_the_next_plane_takes_over_from_one_that_fails(pair: Pair) -> None:
     writer, reader = pair.connected(PlaneKind.SHARED_MEMORY, PlaneKind.GLOO)
     assert writer.report.kind == "shared_memory"
