@@ -82,6 +82,11 @@ class DraftLengthController:
         return self._choice.selector.mode
 
     @property
+    def is_speculating(self) -> bool:
+        """Whether all sessions are to draft, for good or for a trial."""
+        return self._choice.is_speculating
+
+    @property
     def rates(self) -> dict[Mode, float]:
         """Tokens a second that each mode is expected to give, by the last choice."""
         return self._choice.rates

@@ -5,8 +5,7 @@ Knows what the policy and its controllers decided; whether a draft is attached i
 
 from __future__ import annotations
 
-from outrider_coordinator.speculation.mode_reason import why_plain
-from outrider_coordinator.speculation.mode_selector import Mode
+from outrider_coordinator.speculation.mode_reason import mode_reason
 from outrider_coordinator.speculation.policy import DraftLengthPolicy
 
 
@@ -17,12 +16,14 @@ def why_not_drafting(policy: DraftLengthPolicy, *, is_draft_up: bool) -> str:
     """
     if not is_draft_up:
         return "draft unavailable"
+    if policy.is_always_off:
+        return "disabled by batch size: 1 turns drafts off for every request"
     if policy.is_off_by_load:
         return f"disabled by batch size: {policy.num_requests} requests run or wait"
     running = [controller for controller in policy.controllers if controller.num_sessions]
     asking = [controller for controller in running if controller.may_draft]
     if not asking:
         return "no request asks for drafts" if running else ""
-    if any(controller.mode is Mode.SPECULATIVE for controller in asking):
+    if any(controller.is_speculating for controller in asking):
         return ""
-    return why_plain(max(asking, key=lambda controller: controller.num_sessions))
+    return mode_reason(max(asking, key=lambda controller: controller.num_sessions))

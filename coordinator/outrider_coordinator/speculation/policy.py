@@ -15,7 +15,7 @@ from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.length_planner import START_LENGTHS
-from outrider_coordinator.speculation.mode_reason import why_plain
+from outrider_coordinator.speculation.mode_reason import mode_reason
 from outrider_coordinator.speculation.mode_selector import Mode
 from outrider_coordinator.speculation.session_state import UNBOUNDED, ControlledSession, SessionVerdict
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
@@ -63,6 +63,11 @@ class DraftLengthPolicy:
     def num_requests(self) -> int:
         """Running and waiting requests."""
         return self._num_requests
+
+    @property
+    def is_always_off(self) -> bool:
+        """Whether a single request is load enough to keep every session from drafting."""
+        return self._disable_by_batch_size == 1
 
     @property
     def is_off_by_load(self) -> bool:
@@ -263,8 +268,7 @@ class DraftLengthPolicy:
         num_switches = controller.num_switches
         if controller.choose():
             level = logging.INFO if controller.num_switches != num_switches else logging.DEBUG
-            reason = why_plain(controller) if controller.mode is Mode.PLAIN else "drafting pays"
-            fields = _facts(target, controller) | {"reason": reason}
+            fields = _facts(target, controller) | {"reason": mode_reason(controller)}
             _log.log(level, _CHANGES[controller.mode], extra={"fields": fields})
         if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
             facts = _facts(target, controller) | controller.estimates()

@@ -10,6 +10,8 @@ import pytest
 from outrider.ports import ForwardReport
 from outrider_coordinator.speculation import DraftLengthPolicy, Mode
 from outrider_coordinator.speculation.explanation import why_not_drafting
+from outrider_coordinator.speculation.exploration.budget import Excursion
+from outrider_coordinator.speculation.mode_reason import mode_reason
 from tests.coordinator.speculation.served_arrivals import ServedArrivals
 from tests.coordinator.speculation.simulated_load import H200, Controlled, Load
 
@@ -77,7 +79,7 @@ def test_many_sessions_whose_speculation_was_never_timed_are_said_to_be_expected
     assert re.fullmatch(r"drafting has not been tried yet: expected 1\.80 of plain at K=\d with 64 sessions", told)
     controller._choice.doubt = 1.2
     told = why_not_drafting(policy, is_draft_up=True)
-    assert told.startswith("drafting does not pay for a switch yet: ")
+    assert told.startswith("drafting may not pay for a switch: ")
     assert told.endswith(" with 64 sessions, and timed with fewer only")
 
 
@@ -100,6 +102,27 @@ def test_a_target_that_begins_plainly_changes_its_mode(caplog: pytest.LogCapture
     assert record.__dict__["fields"]["reason"] == "drafting has not been tried yet with 64 sessions"
 
 
+def test_sessions_that_draft_in_a_trial_need_no_explanation() -> None:
+    policy = policy_of(64, 0.9, 0.01)
+    controller = policy.controller(TARGET)
+    assert controller is not None
+    assert controller.mode is Mode.PLAIN
+    controller._choice._trials[Mode.SPECULATIVE]._excursion = Excursion(0.0)
+    assert controller.is_speculating
+    assert why_not_drafting(policy, is_draft_up=True) == ""
+
+
+def test_modes_that_are_compared_in_turn_have_that_as_their_reason() -> None:
+    served = ServedArrivals(H200(), 0.81, seed=1, num_prompt_tokens=128, num_output_tokens=16)
+    served.serve(32, 10.0)
+    comparison = served.controller._choice.comparison
+    for mode in Mode:
+        served.controller._choice.selector.mode, comparison.is_pausing = mode, False
+        assert mode_reason(served.controller).startswith("decoding with and without drafts is being compared")
+        comparison.is_pausing = True
+        assert (mode_reason(served.controller) == "drafting pays") is (mode is Mode.SPECULATIVE)
+
+
 def test_requests_that_ask_for_no_drafts_are_named() -> None:
     policy = policy_of(2, 0.9, 0.5, max_length=0)
     assert why_not_drafting(policy, is_draft_up=True) == "no request asks for drafts"
@@ -118,3 +141,5 @@ def test_the_switch_by_load_is_named() -> None:
         assert why_not_drafting(policy, is_draft_up=True) == "disabled by batch size: 5 requests run or wait"
         policy.set_load(3)
         assert why_not_drafting(policy, is_draft_up=True) == ""
+        never = DraftLengthPolicy(8, disable_by_batch_size=1, is_controlled=is_controlled)
+        assert why_not_drafting(never, is_draft_up=True).startswith("disabled by batch size: 1 turns drafts off")
