@@ -57,26 +57,17 @@ class LengthPlanner:
         current = choice_of(useful, min(self.base_length, longest), times, share)
         chosen = best if best.rate > _MIN_GAIN * current.rate else current
         self.base_length = chosen.draft_length
-        if self._num_rounds >= self._next_variation:
-            self._vary(sessions, useful, longest, times, share)
-            return
-        take(sessions, chosen)
-        if is_trial:
-            _let_all_draft(sessions)
+        is_varied = self._num_rounds >= self._next_variation
+        take(sessions, self._variation(useful, longest, times, share) if is_varied else chosen)
+        if is_varied or is_trial:  # the acceptance of those that would draft nothing stays known too
+            for session in sessions:
+                session.length = max(session.length, min(1, session.limit))
 
-    def _vary(
-        self, sessions: Sequence[ControlledSession], useful: np.ndarray, longest: int, times: StepTimes, share: float
-    ) -> None:
+    def _variation(self, useful: np.ndarray, longest: int, times: StepTimes, share: float) -> Choice:
         self._next_variation = self._num_rounds + _ROUNDS_BETWEEN_VARIATIONS
         length = self.base_length + _VARIATIONS[self._num_variations % len(_VARIATIONS)]
         self._num_variations += 1
-        take(sessions, choice_of(useful, min(max(length, 1), longest), times, share))
-        _let_all_draft(sessions)  # the acceptance of those that draft nothing stays known too
-
-
-def _let_all_draft(sessions: Sequence[ControlledSession]) -> None:
-    for session in sessions:
-        session.length = max(session.length, min(1, session.limit))
+        return choice_of(useful, min(max(length, 1), longest), times, share)
 
 
 def take(sessions: Sequence[ControlledSession], choice: Choice) -> None:

@@ -195,7 +195,7 @@ class ModeChoice:
         self._take_compared_rates(len(sessions))
         if mode is self.selector.mode:
             return has_changed
-        self.selector.switch()
+        self.selector.switch(is_counted=False)  # both are in effect in turn
         self.probe.cancel(now)
         self.cancel_trials(now)
         length = self.lengths.base_length if mode is Mode.SPECULATIVE else 0
@@ -214,7 +214,8 @@ class ModeChoice:
             self.note_drafts()
         self._trials[Mode.SPECULATIVE].allowance.serve(load.now, len(sessions), self._saved_share)
         self._saved_share = 0.0
-        if not self.comparison.is_active and self._begins_plainly(load):
+        self.doubt = self._doubt_of(load)
+        if not self.comparison.is_active and self._begins_plainly:
             self._take_plain_mode(load.now)
             for session in sessions:
                 session.length = 0
@@ -276,29 +277,30 @@ class ModeChoice:
         """With those of other coordinators, about."""
         return round(self.timer.num_all(num_sessions))
 
-    def _begins_plainly(self, load: Load) -> bool:
+    @property
+    def _begins_plainly(self) -> bool:
         """Whether decoding is to turn plain since nothing is known and the price of learning grows with sessions."""
-        if self.selector.mode is Mode.PLAIN or _doublings_past_few(self._num_all(load.usual_sessions)) <= 0:
-            return False
-        return self.timer.doublings_past_known(len(load.sessions)) is None
+        return self.selector.mode is Mode.SPECULATIVE and math.isinf(self.doubt)
 
     def _take_plain_mode(self, now: float) -> None:
-        self.doubt = math.inf
         self.selector.switch()
-        self.selector.num_switches += 1
         self.selector.pause(now)
         self.probe.restart()
 
-    def _sure_rates(self, load: Load) -> dict[Mode, float]:
-        """The rates, speculation's less what may be wrong where it was timed with fewer sessions only, and that of a
-        mode that foreign sessions are not in less what mixed forwards cost. Speculation that goes on is doubted less:
-        its next rounds tell.
-        """
-        past_few = _doublings_past_few(self._num_all(load.usual_sessions))
+    def _doubt_of(self, load: Load) -> float:
+        """``doubt`` of these sessions. Speculation that goes on is doubted less: its next rounds tell."""
+        if _doublings_past_few(self._num_all(load.usual_sessions)) <= 0:
+            return 1.0
         past_known = self.timer.doublings_past_known(len(load.sessions))
+        if past_known is None:
+            return math.inf
         goes_on = load.joins_drafting and self.selector.mode is Mode.SPECULATIVE
-        a_doubling = _DOUBT if goes_on else _UNCERTAINTY
-        self.doubt = 1.0 if past_few <= 0 else math.inf if past_known is None else a_doubling ** max(past_known, 0)
+        return float((_DOUBT if goes_on else _UNCERTAINTY) ** max(past_known, 0))
+
+    def _sure_rates(self) -> dict[Mode, float]:
+        """The rates, speculation's less what may be wrong where it was timed with fewer sessions only, and that of a
+        mode that foreign sessions are not in less what mixed forwards cost.
+        """
         plain, speculative = (self.timer.foreign.worth(drafting=drafting) for drafting in (False, True))
         return {
             Mode.PLAIN: plain * self.rates[Mode.PLAIN],
@@ -307,7 +309,7 @@ class ModeChoice:
 
     def _select_mode(self, load: Load, expected: Expectation) -> bool:
         other, plain_seconds = self.selector.mode.other, expected.plain_seconds
-        rates = self._sure_rates(load)
+        rates = self._sure_rates()
         if load.is_untouched:
             # Nothing was brought to the drafts of these sessions yet: going on with speculation has that price too.
             text_s = self._text_price_s(plain_seconds, load)

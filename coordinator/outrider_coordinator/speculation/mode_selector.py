@@ -107,12 +107,12 @@ class ModeSelector:
         if gain <= _MIN_GAIN[self.mode is Mode.PLAIN] or not (is_free or self._loss_s > price_s):
             return False
         self.switch()
-        self.num_switches += 1
         return True
 
-    def switch(self) -> None:
-        """Change the mode, without counting it."""
+    def switch(self, *, is_counted: bool = True) -> None:
+        """Change the mode."""
         self.mode, self._loss_s = self.mode.other, 0.0
+        self.num_switches += is_counted
 
     def pause(self, now: float) -> None:
         """Time until now does not count: no mode is in effect, as while prompts are computed."""

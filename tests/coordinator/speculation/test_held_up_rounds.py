@@ -8,18 +8,14 @@ import pytest
 
 from outrider_coordinator.speculation import Mode
 from tests.coordinator.speculation.measured_pairs import MeasuredH100
-from tests.coordinator.speculation.simulated_load import Controlled, Load
+from tests.coordinator.speculation.simulated_load import Controlled, DisturbedLoad, Load
 
 
-class HeldUpLoad(Load):
-    """Drafted rounds take three times as long in some seconds."""
-
-    held_up_until = 0.0
+class HeldUpLoad(DisturbedLoad):
+    """Drafted rounds alone are disturbed."""
 
     def round_ms(self, rows: int, lengths: Sequence[int]) -> tuple[float, float, float]:
-        factor = 3.0 if self.now < self.held_up_until and max(lengths) else 1.0
-        draft, target, whole = super().round_ms(rows, lengths)
-        return factor * draft, factor * target, factor * whole
+        return super().round_ms(rows, lengths) if max(lengths) else Load.round_ms(self, rows, lengths)
 
 
 @pytest.mark.parametrize("num_users", [8, 32])
@@ -30,7 +26,7 @@ def test_a_steady_load_speculates_again_after_its_rounds_were_held_up(num_users:
     controlled.run(num_users, 20.0)
     controller = controlled.controller
     assert controller.mode is Mode.SPECULATIVE
-    load.held_up_until = load.now + seconds
+    load.slow_until = load.now + seconds
     controlled.run(num_users, seconds + 60.0)
     assert controller.mode is Mode.SPECULATIVE
     assert load.rate(since=load.now - 10.0) > 0.95 * load.rate(since=5.0, until=20.0)
