@@ -1,8 +1,8 @@
 """Tables from committed results: `python -m outrider.benchmarks.report`, and with `--check` whether they are fresh.
 
 Owns `benchmarks/results/README.md`, which it writes whole, and in the project's README the lines between the two marks:
-there only what a user feels, the rest stays beside the results. `--add FOLDER` takes new results in first, so that
-tables, plot and dates follow from one command.
+one table, the comparison with vLLM. `--add FOLDER` takes new results in first, so that tables, plot and dates follow
+from one command.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from outrider.benchmarks.schema import RESULTS, Result, load, save
 from outrider.benchmarks.tables import TABLES, render, runs_table
+from outrider.benchmarks.tables.comparison import comparison_table
 from outrider.benchmarks.tables.plot import plot
-from outrider.benchmarks.tables.serving import interference_table
 from outrider.benchmarks.tables.short import short_lines
 from outrider.benchmarks.tables.users import user_tables
 from outrider.errors import ConfigError
@@ -24,7 +24,6 @@ from outrider.errors import ConfigError
 BEGIN, END = "<!-- benchmarks: begin (python -m outrider.benchmarks.report) -->", "<!-- benchmarks: end -->"
 _HEAD = "# Results\n\nMade by `python -m outrider.benchmarks.report` from the files beside this one; do not edit.\n\n"
 _PLOT = "throughput.svg"
-_IN_README = ("serve", "interference")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,20 +107,13 @@ def _contents(root: Path) -> Iterable[tuple[Path, str]]:
     drawing = plot(results)
     if drawing:
         yield root / RESULTS / _PLOT, drawing
-    parts = [_link(_PLOT, drawing), render(results), runs_table(results)]
+    serving = [result for result in results if result.kind == "serve"]
+    parts = [_link(_PLOT, drawing), _when(serving), user_tables(serving), render(results), runs_table(results)]
     yield root / RESULTS / "README.md", _HEAD + "\n".join(filter(None, parts))
     readme = root / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
     if BEGIN in text:
-        path = f"{RESULTS}/{_PLOT}"
-        is_above = f"]({path})" in text.partition(BEGIN)[0]  # placed by hand, on the first screen
-        parts = [_when(results), "" if is_above else _link(path, drawing), *_felt_by_users(results)]
-        yield readme, _between_marks(text, "\n".join(filter(None, parts)))
-
-
-def _felt_by_users(results: Sequence[Result]) -> Iterable[str]:
-    serving, interference = ([result for result in results if result.kind == kind] for kind in _IN_README)
-    return user_tables(serving), interference_table(interference, explains_marks=not serving)
+        yield readme, _between_marks(text, comparison_table(results))
 
 
 def _link(path: str, drawing: str) -> str:
@@ -129,17 +121,16 @@ def _link(path: str, drawing: str) -> str:
     if not drawing:
         return ""
     words = "Tokens per second of one user against tokens per second of one GPU; the labels are numbers of users"
-    return f"![{words}]({path})\n\n{words}. Dashed: without speculation.\n"
+    return f"![{words}]({path})\n\n{words}. Dashed: the target alone.\n"
 
 
 def _when(results: Sequence[Result]) -> str:
-    """When the results of the tables in README were measured; empty without any."""
-    shown = [result for result in results if result.kind in _IN_README]
-    if not shown:
+    """Dates of the results, and the names of those of uncommitted code; empty without any."""
+    if not results:
         return ""
-    days = sorted(result.created_at[:10] for result in shown)
+    days = sorted(result.created_at[:10] for result in results)
     span = f"on {days[0]}" if days[0] == days[-1] else f"from {days[0]} to {days[-1]}"
-    changed = ", ".join(f"`{result.name}`" for result in shown if result.environment.has_local_changes)
+    changed = ", ".join(f"`{result.name}`" for result in results if result.environment.has_local_changes)
     but = f" ({changed}: with changes that were not committed)" if changed else ""
     return f"Measured {span}; each file names its commit{but}.\n"
 
