@@ -74,7 +74,7 @@ class Negotiation:
         """The fastest by its probes; on one GPU CUDA IPC, whose probes wait for the GPU's turn between two processes.
 
         In a step the forwards around it wait for that turn anyway, and it costs half of what shared memory does
-        (decision 0033).
+        (docs/decisions/hidden-states-and-planes.md).
         """
         opened.sort(key=lambda each: (not (on_one_gpu and each.kind is PlaneKind.CUDA_IPC), each.round_trip_s))
         for slower in opened[1:]:
