@@ -6,6 +6,15 @@ transport.
 
 from outrider.tokenization.model_text import ModelText, read_chat_template
 from outrider.tokenization.token_texts import TokenText, TokenTexts
-from outrider.tokenization.tokenizer import TextTokenizer
+from outrider.tokenization.tokenizer import REPLACEMENT, LoneToken, TextTokenizer, TokenKind
 
-__all__ = ["ModelText", "TextTokenizer", "TokenText", "TokenTexts", "read_chat_template"]
+__all__ = [
+    "REPLACEMENT",
+    "LoneToken",
+    "ModelText",
+    "TextTokenizer",
+    "TokenKind",
+    "TokenText",
+    "TokenTexts",
+    "read_chat_template",
+]

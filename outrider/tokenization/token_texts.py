@@ -6,14 +6,12 @@ The vocabulary has both, in a form that depends on the tokenizer's decoder.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
 
-_BYTE_TOKEN_LENGTH = len("<0x00>")
+from outrider.tokenization.decoding import byte_of, decoder_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added = {token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()}
-        decoders = list(_decoders(tokenizer))
+        decoders = list(decoder_steps(tokenizer))
         self._is_byte_level = any(decoder["type"] == "ByteLevel" for decoder in decoders)
         self._space = _space_mark(decoders)
         self._known: dict[int, TokenText] = {}
@@ -56,26 +54,8 @@ class TokenTexts:
         if self._is_byte_level and all(character in _BYTES for character in token):
             return bytes(_BYTES[character] for character in token)
         if self._space:
-            return _byte_of(token) or token.replace(self._space, " ").encode()
+            return byte_of(token) or token.replace(self._space, " ").encode()
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False)).encode()
-
-
-def _byte_of(token: str) -> bytes:
-    """The byte of a fallback token such as ``<0x0A>``; empty for any other."""
-    if len(token) != _BYTE_TOKEN_LENGTH or not (token.startswith("<0x") and token.endswith(">")):
-        return b""
-    try:
-        return bytes([int(token[3:5], 16)])
-    except ValueError:
-        return b""
-
-
-def _decoders(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    if tokenizer.decoder is None:
-        return
-    # The settings of a decoder are only available through pickling, which gives the JSON of tokenizer.json.
-    found = json.loads(tokenizer.decoder.__getstate__())
-    yield from found.get("decoders", [found])
 
 
 def _space_mark(decoders: list[dict[str, Any]]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -11,8 +13,11 @@ from tokenizers import Tokenizer
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.limits import ANY_MODEL, TOKENIZER_BYTES, ModelLimits
 from outrider.limits.bounded_files import read_bounded
+from outrider.tokenization.decoding import DecoderTraits, byte_of
 
 TOKENIZER_FILE = "tokenizer.json"
+REPLACEMENT = "\ufffd"
+"""Character that stands for bytes that are no whole character."""
 
 _USUAL_CHARACTERS = 8
 """Characters per token that usual text does not exceed: a longer text may be too long, and its beginning is tokenized
@@ -24,6 +29,27 @@ _SEAM_TOKENS = 64
 """Tokens that a beginning of a text may have more than the whole text has there, because the cut may split a token."""
 
 
+class TokenKind(enum.Enum):
+    """What a token is in a text."""
+
+    NONE = enum.auto()
+    """It has no text: an unknown id, or a special token that is skipped."""
+    BYTE = enum.auto()
+    """One byte of a byte-fallback run."""
+    START = enum.auto()
+    """It has text when decoded alone, which begins with a whole character: a window may begin at it."""
+    INNER = enum.auto()
+    """Any other token."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoneToken:
+    """A token decoded alone."""
+
+    kind: TokenKind
+    text: str
+
+
 class TextTokenizer:
     """Text to ids and back. May be shared between sessions: its cache depends on no session."""
 
@@ -32,7 +58,11 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._bos_token_id = bos_token_id
-        self._num_characters: dict[tuple[int, bool], int] = {}
+        self._traits = DecoderTraits.of(tokenizer)
+        self._special_tokens = {
+            token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+        }
+        self._lone_tokens: dict[tuple[int, bool], LoneToken] = {}
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], *, bos_token_id: int | None = None) -> TextTokenizer | None:
@@ -125,14 +155,28 @@ class TextTokenizer:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def num_characters(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> int:
-        """Number of characters of the text of ids; those of single tokens are cached."""
-        if len(token_ids) != 1:
-            return len(self.decode(token_ids, skip_special_tokens=skip_special_tokens))
-        key = (token_ids[0], skip_special_tokens)
-        if (known := self._num_characters.get(key)) is None:
-            known = self._num_characters[key] = len(self.decode(token_ids, skip_special_tokens=skip_special_tokens))
+    @property
+    def traits(self) -> DecoderTraits:
+        """Properties of the decoder."""
+        return self._traits
+
+    def lone_token(self, token_id: int, skip_special_tokens: bool) -> LoneToken:
+        """A token decoded alone; cached."""
+        key = (token_id, skip_special_tokens)
+        if (known := self._lone_tokens.get(key)) is None:
+            text = self.decode([token_id], skip_special_tokens=skip_special_tokens)
+            kind = self._kind(token_id, text, skip_special_tokens)
+            known = self._lone_tokens[key] = LoneToken(kind, text)
         return known
+
+    def _kind(self, token_id: int, text: str, skips: bool) -> TokenKind:
+        token = self._tokenizer.id_to_token(token_id)
+        # As the library has it: a token is skipped for its content.
+        if token is None or (skips and token in self._special_tokens):
+            return TokenKind.NONE
+        if self._traits.has_byte_fallback and byte_of(token):
+            return TokenKind.BYTE
+        return TokenKind.START if text and not text.startswith(REPLACEMENT) else TokenKind.INNER
 
 
 def _beginnings(text: str, num_tokens: int, *, from_end: bool = False) -> Iterator[str]:

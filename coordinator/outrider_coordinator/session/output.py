@@ -148,9 +148,11 @@ class Output:
         """Make the text of the tokens that have none, passing it through the stop texts; the one that was found."""
         token_ids, self._unread = self._unread, []
         for token_id in token_ids:
-            found = self._stops.push(
-                self._detokenize(token_id), armed=self._num_tokens > self._engine_request.sampling.min_tokens
-            )
+            text, pending = self._detokenize(token_id), ""
+            if self._has_stops and self._detokenizer is not None:
+                pending = self._detokenizer.pending
+            armed = self._num_tokens > self._engine_request.sampling.min_tokens
+            found = self._stops.push(text, pending, armed=armed)
             if isinstance(found, StopMatch):
                 self._texts.append(found.text)
                 return found.stop

@@ -31,8 +31,15 @@ class _StopText:
         self._borders = [0]
         """For each beginning of the stop text: length of its longest end, short of itself, that begins it too."""
 
-    def push(self, text: str, *, armed: bool) -> int | None:
-        """Go on over more text; where in it the stop text is complete for the first time, if ``armed``."""
+    def peek(self, text: str, *, after: int) -> int | None:
+        """As ``push``, of text that may yet change: the state stays as it is."""
+        num_matched = self.num_matched
+        found = self.push(text, after=after)
+        self.num_matched = num_matched
+        return found
+
+    def push(self, text: str, *, after: int) -> int | None:
+        """Go on over more text; where in it the stop text is complete for the first time past ``after``."""
         position = 0
         while position < len(text):
             if self.num_matched == 0:
@@ -42,7 +49,7 @@ class _StopText:
             self._advance(text[position])
             position += 1
             if self.num_matched == len(self.stop):
-                if armed:
+                if position > after:
                     return position
                 self.num_matched = self._border(self.num_matched)
         return None
@@ -72,25 +79,41 @@ class StopMatcher:
         self._include_stop = include_stop
         self._held = ""
         """Text not given out, since a stop text may begin in it."""
+        self._num_unarmed = 0
+        """Characters that follow, which have been seen as pending text while not armed."""
 
-    def push(self, text: str, *, armed: bool = True) -> str | StopMatch:
-        """Add text; what is final now, or the match. While not ``armed`` no stop text may end in the added text."""
+    def push(self, text: str, pending: str = "", *, armed: bool = True) -> str | StopMatch:
+        """Add text; what is final now, or the match.
+
+        ``pending`` follows it and may yet change: a stop text may end in it, and none of it is given out. While not
+        ``armed`` no stop text may end in the added or the pending text.
+        """
         if not self._stops:
             return text
+        after = self._num_unarmed if armed else len(text) + len(pending)
+        self._num_unarmed = max(after - len(text), 0)
         num_held = len(self._held)
         self._held += text
-        ends = [
-            (num_held + end, -len(stop.stop), stop.stop)
-            for stop in self._stops
-            if (end := stop.push(text, armed=armed)) is not None
-        ]
-        return self._match(*min(ends)) if ends else self._release(max(stop.num_matched for stop in self._stops))
+        ends = self._ends([(stop, stop.push(text, after=after)) for stop in self._stops])
+        if not ends and pending:
+            after = self._num_unarmed
+            ends = self._ends([(stop, stop.peek(pending, after=after)) for stop in self._stops], len(text))
+            self._held += pending if ends else ""
+        if not ends:
+            return self._release(max(stop.num_matched for stop in self._stops))
+        end, minus_length, stop = min(ends)
+        return self._match(num_held + end, minus_length, stop)
 
     def flush(self) -> str:
         """What was held back, when no more text comes."""
         for stop in self._stops:
             stop.num_matched = 0
         return self._release(0)
+
+    @staticmethod
+    def _ends(found: list[tuple[_StopText, int | None]], offset: int = 0) -> list[tuple[int, int, str]]:
+        """(where it is complete, minus its length, the stop text) of each that was found."""
+        return [(offset + end, -len(stop.stop), stop.stop) for stop, end in found if end is not None]
 
     def _match(self, end: int, minus_length: int, stop: str) -> StopMatch:
         return StopMatch(stop, self._held[: end if self._include_stop else end + minus_length])
