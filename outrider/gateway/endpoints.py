@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from outrider.gateway.protocol import (
     parsing,
 )
 from outrider.gateway.responses.answers import Answer, encode_json, event_stream
+from outrider.gateway.responses.chat_messages import MessageForm
 from outrider.gateway.responses.chats import ChatAnswer
 from outrider.gateway.responses.completions import CompletionAnswer
 from outrider.gateway.served_model import ModelSource, ModelWatch, ServedModel
@@ -36,6 +37,7 @@ from outrider.gateway.watching import TRACE
 from outrider.generation import TO_THE_END
 from outrider.open_requests import DEFAULT_MAX_BYTES, OpenRequests
 from outrider.telemetry.tracing.context import TraceContext
+from outrider.tokenization.output_parsing import NO_PARSER, UNNAMED, OutputFormat, choose_format
 
 Json = dict[str, Any]
 _BYTES_OF_ID = 4
@@ -68,8 +70,15 @@ class JsonAnswer(JSONResponse):
 class Endpoints:
     """The endpoints of one gateway."""
 
-    def __init__(self, client: GatewayClient, watch: ModelWatch, limits: Limits = Limits()) -> None:
-        self._client, self._watch, self._limits = client, watch, limits
+    def __init__(
+        self,
+        client: GatewayClient,
+        watch: ModelWatch,
+        limits: Limits = Limits(),
+        parsers: OutputFormat = UNNAMED,
+    ) -> None:
+        """``parsers``: names that go before the ones that the chat template suggests."""
+        self._client, self._watch, self._limits, self._parsers = client, watch, limits, parsers
         self.open_requests = OpenRequests(limits.max_open_request_bytes)
         self.is_draining = False
         """Health says no then, so that load balancers send nothing more."""
@@ -100,9 +109,11 @@ class Endpoints:
         check_length(model, prompt, asked.wanted_tokens, prompt_field="messages", tokens_field=asked.tokens_field)
         caller = _caller(request, "chatcmpl", asked.request_id)
         wanted_tokens = TO_THE_END if asked.wanted_tokens is None else asked.wanted_tokens
+        form = self._message_form(model, asked, prompt)
         wanted = self._wanted(wanted_tokens, asked.wanted_logprobs, asked.prompt_logprobs)
+        wanted = replace(wanted, needs_special_tokens=form.format.needs_special_tokens)
         choices = make_choices(asked, [prompt], wanted, caller)
-        answer, streams = ChatAnswer(asked, model, prompt, choices, caller.request_id), bool(asked.stream)
+        answer, streams = ChatAnswer(asked, model, prompt, choices, caller.request_id, form=form), bool(asked.stream)
         _keep_prompts(request, [prompt])
         del asked  # a chat is megabytes, and its answer takes minutes
         return await self._answer(request, answer, choices, streams=streams)
@@ -178,6 +189,18 @@ class Endpoints:
 
     def _wanted(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> Wanted:
         return Wanted(max_tokens, logprobs, prompt_logprobs, self._limits.resume_timeout_s)
+
+    def _message_form(self, model: ServedModel, asked: ChatCompletionRequest, prompt: PreparedPrompt) -> MessageForm:
+        template = model.text.chat.template_of(asked.chat)
+        names = self._parsers
+        tool_call_parser = names.tool_call_parser if asked.parses_tools else NO_PARSER
+        return MessageForm(
+            choose_format(template, tool_call_parser, names.reasoning_parser),
+            tuple(asked.tools or ()),
+            prompt.end,
+            includes_reasoning=asked.include_reasoning is not False,
+            max_calls=1 if asked.parallel_tool_calls is False else None,
+        )
 
     async def _answer(self, request: Request, answer: Answer, choices: Sequence[Choice], *, streams: bool) -> Response:
         try:

@@ -39,6 +39,8 @@ class Wanted:
     logprobs: int | None
     prompt_logprobs: int | None
     resume_timeout: float
+    needs_special_tokens: bool = False
+    """The text of special tokens is parsed."""
 
 
 def make_choices(
@@ -69,6 +71,8 @@ def _shared_options(request: GenerationFields, wanted: Wanted, caller: Caller) -
         options["logit_bias"] = {
             token_id: max(-_LARGEST_BIAS, min(_LARGEST_BIAS, bias)) for token_id, bias in request.logit_bias.items()
         }
+    if wanted.needs_special_tokens:
+        options["skip_special_tokens"] = False
     if wanted.resume_timeout > 0:
         options |= {"resume": True, "resume_timeout": wanted.resume_timeout}
     named = {

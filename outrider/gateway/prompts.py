@@ -16,6 +16,7 @@ from outrider.limits import DETOKENIZED_TOKENS, PROMPT_CHARACTERS
 
 _LONG_CHARACTERS = 20_000
 """Longer texts are tokenized in a thread, so that the streams of others go on."""
+_END_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class PreparedPrompt:
     token_ids: tuple[int, ...]
     text: str = ""
     """Empty if it is not requested."""
+    end: str = ""
+    """Of a chat: the end of the rendered text, from which its output goes on."""
 
 
 async def prepare_prompt(
@@ -48,7 +51,8 @@ async def prepare_chat(model: ServedModel, request: GenerationFields, chat: Chat
     is_long = is_longer(chat, _LONG_CHARACTERS)
     text = await asyncio.to_thread(model.text.chat.render, chat) if is_long else model.text.chat.render(chat)
     adds = bool(request.add_special_tokens)  # the template writes them
-    return PreparedPrompt(await _encode(model, request, text, adds=adds, field="messages"))
+    token_ids = await _encode(model, request, text, adds=adds, field="messages")
+    return PreparedPrompt(token_ids, end=text[-_END_CHARACTERS:])
 
 
 def check_length(

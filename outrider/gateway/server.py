@@ -24,6 +24,7 @@ from outrider.gateway.watching import HttpWatch
 from outrider.process.tuning import settle_process
 from outrider.telemetry.metrics.serving import build_info, metrics_served, read_on
 from outrider.telemetry.tracing import traced
+from outrider.tokenization.output_parsing import OutputFormat
 from outrider.transport.ending import Ending
 from outrider.transport.security import TokenFile
 
@@ -45,7 +46,7 @@ async def serve(settings: GatewaySettings) -> None:
     async with contextlib.AsyncExitStack() as running:
         watch = await _watch(settings, running)
         client = await running.enter_async_context(make_client(settings))
-        endpoints = Endpoints(client, ModelWatch(client, names=_names(settings)), _limits(settings))
+        endpoints = Endpoints(client, ModelWatch(client, names=_names(settings)), _limits(settings), _parsers(settings))
         server = _Server(_config(settings, make_app(endpoints, tokens=tokens, watch=watch, settings=settings)))
         scheme = "http" if settings.tls_cert_file is None else "https"
         host, port = listener.getsockname()[:2]
@@ -152,6 +153,10 @@ def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:
 
 def _limits(settings: GatewaySettings) -> Limits:
     return Limits(settings.max_body_bytes, settings.resume_timeout_s, settings.max_open_request_bytes)
+
+
+def _parsers(settings: GatewaySettings) -> OutputFormat:
+    return OutputFormat(settings.tool_call_parser, settings.reasoning_parser)
 
 
 def _names(settings: GatewaySettings) -> tuple[str, ...]:

@@ -71,6 +71,8 @@ class ScriptedGenerator:
         self.forgets_result = False
         """Ends without a result: a bug that must not go unnoticed."""
         self.tokenizer = TokenizerFiles({"tokenizer.json": b"{}"}, 3, "hash")
+        self.texts: list[str] = []
+        """Texts of the tokens, which then end the generation as an end of sequence does; none: numbers."""
         self._padding = "." * piece_size
         self._changed = asyncio.Event()
 
@@ -93,7 +95,7 @@ class ScriptedGenerator:
     ) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
         if request.max_tokens == TO_THE_END:
-            request = replace(request, max_tokens=DEFAULT_LENGTH)
+            request = replace(request, max_tokens=len(self.texts) or DEFAULT_LENGTH)
         self.deadlines.append(deadline_s)
         self._note(num_asked=1)
         is_finished = False
@@ -139,7 +141,7 @@ class ScriptedGenerator:
         self._changed.set()
 
     def _text(self, token_id: int) -> str:
-        return f"<{token_id}>{self._padding}"
+        return self.texts[token_id] if self.texts else f"<{token_id}>{self._padding}"
 
     def _started(self, request: GenerationRequest, first: int) -> Started:
         return Started(
@@ -168,8 +170,8 @@ class ScriptedGenerator:
         return GenerationResult(
             text="".join(map(self._text, range(count))),
             token_ids=tuple(range(count)),
-            finish_reason=FinishReason.LENGTH,
-            matched_stop=None,
+            finish_reason=FinishReason.STOP if count == len(self.texts) else FinishReason.LENGTH,
+            matched_stop=INFO.eos_token_ids[0] if count == len(self.texts) else None,
             logprobs=_logprobs(request, first, count),
             prompt_logprobs=None,
             usage=Usage(3, count),

@@ -18,6 +18,7 @@ ALWAYS_ON = {
     "there are no such pages": "--disable-fastapi-docs",
     "requests are not logged one by one": "--disable-log-requests --disable-uvicorn-access-log --enable-log-deltas",
     "tools reach the chat template whenever they are sent": "--expand-tools-even-if-tool-choice-none",
+    "tool calls and reasoning are parsed where the model writes them": "--enable-auto-tool-choice --enable-reasoning",
     "a request that does not fit waits": "--scheduler-reserve-full-isl",
     "gRPC is always served; its port is --port": "--grpc",
     "only text is read": "--language-model-only --skip-mm-profiling --disable-mm-preprocessor-cache",
@@ -46,11 +47,13 @@ SETTINGS = {
     "--logprobs-mode": "coordinator.logprobs_mode",
     "--max-cudagraph-capture-size": "target.cuda_graph_max_tokens draft.cuda_graph_max_tokens",
     "--num-gpu-blocks-override": "target.num_pages",
+    "--reasoning-parser": "gateway.reasoning_parser",
     "--root-path": "gateway.root_path",
     "--shutdown-timeout": "coordinator.drain_grace_s",
     "--ssl-ca-certs": "gateway.tls_client_ca_file",
     "--ssl-certfile": "gateway.tls_cert_file",
     "--ssl-keyfile": "gateway.tls_key_file",
+    "--tool-call-parser": "gateway.tool_call_parser",
 }
 """Flags that set what ``--set`` sets."""
 
@@ -64,7 +67,8 @@ _NO_QUANTIZATION = "weights are served as float32, bfloat16 or float16: leave it
 _ONE_ENGINE = "one target and one draft are served; for more, start `outrider target` on each host"
 _NO_LORA = "adapters are not served: merge the adapter into the model"
 _TEXT_ONLY = "models of text alone are served"
-_NO_TOOLS = "answers are not parsed: tools reach the chat template, and the text comes back as it is"
+_TOOLS_IN_TEMPLATE = "tools reach the chat template whenever they are sent"
+_OTHER_PARSERS = "the parsers are those of --tool-call-parser and --reasoning-parser"
 _NO_OFFLOAD = "weights and KV cache stay on the device"
 _NO_CODE = "code of a model's repository is never run"
 _NO_GRAMMAR = "output is not forced into a grammar"
@@ -96,7 +100,7 @@ ALWAYS_OFF = {
         "--disable-chunked-mm-input --enable-mm-embeds --enable-multimodal-encoder-data-parallel --mm-encoder-only"
         " --interleave-mm-strings --mm-device-do-normalize --trust-request-mm-kwargs"
     ),
-    _NO_TOOLS: "--enable-auto-tool-choice --enable-reasoning --exclude-tools-when-tool-choice-none",
+    _TOOLS_IN_TEMPLATE: "--exclude-tools-when-tool-choice-none",
     _NO_CODE: "--trust-remote-code",
     _NO_GRAMMAR: (
         "--guided-decoding-disable-additional-properties --guided-decoding-disable-any-whitespace"
@@ -240,9 +244,8 @@ VALUES = {
         " --mm-encoder-fp8-scale-save-margin --mm-ipc-gpu-memory-gb --video-pruning-rate --video-pruning-method"
         " --diffusion-config -dc --cohere-format --anthropic-disabled-thinking-effort=auto"
     ),
-    _NO_TOOLS: (
-        "--tool-call-parser --tool-parser-plugin --tool-server --tool-strict-level --reasoning-parser"
-        " --reasoning-parser-plugin --reasoning-config"
+    _OTHER_PARSERS: (
+        "--tool-parser-plugin --tool-server --tool-strict-level --reasoning-parser-plugin --reasoning-config"
     ),
     _NO_GRAMMAR: "--guided-decoding-backend=auto --structured-outputs-config={}",
     _NO_EXPERTS: (

@@ -12,10 +12,12 @@ from outrider.config.fields import (
     NumProcesses,
     Port,
     Positive,
+    ReasoningParser,
     RootPath,
     Seconds,
     Text,
     TextList,
+    ToolCallParser,
 )
 from outrider.config.schema.common import (
     DRAIN_DELAY_S,
@@ -98,6 +100,16 @@ class GatewaySettings(Section):
     allowed_methods: TextList = Field("*", description="Methods that such pages may use.")
     allowed_headers: TextList = Field("*", description="Headers that such pages may send.")
     allow_credentials: bool = Field(False, description="Whether such pages may send cookies and the like.")
+    tool_call_parser: ToolCallParser | None = Field(
+        None,
+        description="Form in which the model writes tool calls, by vLLM's names; none: they stay text. Unset: that of"
+        " the chat template, where it shows one.",
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        None,
+        description="Form in which the model writes its reasoning, by vLLM's names; none: it stays part of the content."
+        " Unset: that of the chat template, where it shows one.",
+    )
     max_body_bytes: Positive = Field(8 << 20, description="Most bytes of a request's body.")
     max_open_request_bytes: Positive = MAX_OPEN_REQUEST_BYTES
     resume_timeout_s: Seconds = Field(

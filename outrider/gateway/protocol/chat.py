@@ -57,6 +57,10 @@ class ChatCompletionRequest(ChatFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    """False: the calls of an answer after its first are left out."""
+    include_reasoning: bool | None = None
+    """False: the reasoning of an answer is left out."""
     echo: bool | None = None
     """Begin with the last message where that is the assistant's."""
 
@@ -74,6 +78,11 @@ class ChatCompletionRequest(ChatFields):
     def wanted_logprobs(self) -> int | None:
         """Number of most likely tokens in the logprobs; None: no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def parses_tools(self) -> bool:
+        """Whether the output may hold tool calls."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def role(self) -> str:

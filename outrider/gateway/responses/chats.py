@@ -10,13 +10,14 @@ from outrider.gateway.generations import Choice
 from outrider.gateway.prompts import PreparedPrompt
 from outrider.gateway.protocol.chat import ChatCompletionRequest
 from outrider.gateway.responses.answers import Json
+from outrider.gateway.responses.chat_messages import MessageForm, MessageParser
 from outrider.gateway.responses.choice_state import ChoiceStates
 from outrider.gateway.responses.error_responses import in_words_of_chats
 from outrider.gateway.responses.logprobs import LogprobWriter
 from outrider.gateway.responses.usage import total_usage
 from outrider.gateway.served_model import ServedModel
 from outrider.generation import Delta, GenerationResult
-from outrider.types import TokenLogprob
+from outrider.types import FinishReason, TokenLogprob
 
 
 class ChatAnswer:
@@ -29,10 +30,13 @@ class ChatAnswer:
         prompt: PreparedPrompt,
         choices: Sequence[Choice],
         answer_id: str,
+        *,
+        form: MessageForm,
     ) -> None:
         self._request, self._prompt, self._choices = request.without_input(), prompt, choices
         self._states = ChoiceStates(choices, [len(prompt.token_ids)], model)
         self._logprobs = LogprobWriter(model, writes_ids=bool(request.return_tokens_as_token_ids))
+        self._messages = [MessageParser(form) for _ in choices]
         self._role, self._echoed = request.role, request.echoed
         self._head = {
             "id": answer_id,
@@ -60,18 +64,20 @@ class ChatAnswer:
         state = self._states.take(choice, delta)
         if state.is_first:
             yield self._first_chunk(choice)
-        if not (delta.text or delta.result or self._request.return_token_ids or delta.logprobs):
+        parser = self._messages[choice.index]
+        message = parser.push(delta.text, is_last=delta.result is not None)
+        if not (message or delta.result or self._request.return_token_ids or delta.logprobs):
             return
         found: Json = {
             "index": choice.index,
-            "delta": {"content": delta.text} if delta.text else {},
+            "delta": message,
             "logprobs": self._some_logprobs(delta.logprobs) if delta.token_ids else None,
             "finish_reason": None,
         }
         if self._request.return_token_ids:
             found["token_ids"] = list(delta.token_ids)
         if delta.result is not None:
-            found |= self._states.ending(choice, delta.result)
+            found |= self._ending(choice, delta.result)
         yield self._chunk(choice, found)
 
     def last_events(self) -> Iterator[Json]:
@@ -93,13 +99,21 @@ class ChatAnswer:
         return {**self._head, "choices": [found], **usage}
 
     def _choice(self, choice: Choice, result: GenerationResult) -> Json:
+        message = self._messages[choice.index].whole(result.text)
+        if self._echoed:
+            message["content"] = self._echoed + (message["content"] or "")
         found: Json = {
             "index": choice.index,
-            "message": {"role": self._role, "content": self._echoed + result.text, "refusal": None},
+            "message": {"role": self._role, "refusal": None, **message},
             "logprobs": self._some_logprobs(result.logprobs),
-            **self._states.ending(choice, result),
+            **self._ending(choice, result),
         }
         return found | {"token_ids": list(result.token_ids)} if self._request.return_token_ids else found
+
+    def _ending(self, choice: Choice, result: GenerationResult) -> Json:
+        ending = self._states.ending(choice, result)
+        is_call = self._messages[choice.index].has_calls and result.finish_reason is FinishReason.STOP
+        return {**ending, "finish_reason": "tool_calls"} if is_call else ending
 
     def _some_logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> Json | None:
         wanted = self._request.wanted_logprobs

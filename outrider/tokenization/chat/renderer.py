@@ -40,6 +40,10 @@ class ChatRenderer:
         """Raise ``InvalidRequestError`` if the model has no template for a chat, which is not read."""
         self._choose(chat)
 
+    def template_of(self, chat: ChatPrompt) -> str:
+        """Source of the template of a chat; ``InvalidRequestError`` if the model has none."""
+        return self._choose(chat)
+
     def render(self, chat: ChatPrompt) -> str:
         """Render the prompt, special tokens included; ``InvalidRequestError`` names what cannot be rendered."""
         check_chat(chat)

@@ -1,0 +1,93 @@
+"""Message of a chat response: content, reasoning and tool calls, whole or as the deltas of a stream."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.tokenization.output_parsing import CallArguments, CallStart, Event, OutputFormat, Reasoning
+
+Json = dict[str, Any]
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""Two names of one field: older clients of vLLM read the first, newer ones the second."""
+_CALL_ID_LENGTH = 24
+_LETTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """How the outputs of one request become messages."""
+
+    format: OutputFormat
+    tools: tuple[Json, ...] = ()
+    prompt_end: str = ""
+    """End of the rendered prompt, which may have begun the reasoning."""
+    includes_reasoning: bool = True
+    max_calls: int | None = None
+    """Calls past these are dropped."""
+
+
+class MessageParser:
+    """The message of one choice."""
+
+    def __init__(self, form: MessageForm) -> None:
+        self._form = form
+        self._parser = form.format.make_parser(form.tools, form.prompt_end)
+        self._num_calls = 0
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the message has tool calls."""
+        return self._num_calls > 0
+
+    def push(self, text: str, *, is_last: bool) -> Json:
+        """The delta of the next part of the output; empty while nothing of it is final."""
+        if self._parser is None:
+            return {"content": text} if text else {}
+        delta: Json = {}
+        for event in self._parser.push(text):
+            self._add(delta, event)
+        for event in self._parser.finish() if is_last else ():
+            self._add(delta, event)
+        return delta
+
+    def whole(self, text: str) -> Json:
+        """The message of a whole output."""
+        delta = self.push(text, is_last=True)
+        calls = [
+            {name: value for name, value in call.items() if name != "index"} for call in delta.get("tool_calls", ())
+        ]
+        is_empty = self._parser is not None and (calls or any(name in delta for name in _REASONING_FIELDS))
+        message: Json = {"content": delta.get("content", None if is_empty else "")}
+        message |= {name: delta[name] for name in _REASONING_FIELDS if name in delta}
+        return message | {"tool_calls": calls} if calls else message
+
+    def _add(self, delta: Json, event: Event) -> None:
+        if isinstance(event, CallStart | CallArguments):
+            self._add_call(delta, event)
+        elif not isinstance(event, Reasoning):
+            delta["content"] = delta.get("content", "") + event.text
+        elif self._form.includes_reasoning:
+            for name in _REASONING_FIELDS:
+                delta[name] = delta.get(name, "") + event.text
+
+    def _add_call(self, delta: Json, event: CallStart | CallArguments) -> None:
+        self._num_calls += isinstance(event, CallStart)
+        index, most = self._num_calls - 1, self._form.max_calls
+        if most is not None and index >= most:
+            return
+        calls = delta.setdefault("tool_calls", [])
+        if isinstance(event, CallStart):
+            function = {"name": event.name, "arguments": ""}
+            calls.append({"index": index, "id": self._make_id(), "type": "function", "function": function})
+        elif calls and calls[-1]["index"] == index:
+            calls[-1]["function"]["arguments"] += event.text
+        else:
+            calls.append({"index": index, "function": {"arguments": event.text}})
+
+    def _make_id(self) -> str:
+        length = self._form.format.call_id_length
+        prefix = "call_" if length is None else ""
+        return prefix + "".join(secrets.choice(_LETTERS) for _ in range(length or _CALL_ID_LENGTH))

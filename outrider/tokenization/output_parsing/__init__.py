@@ -1,0 +1,38 @@
+"""Output parsers: reasoning and tool calls in the text of a model, split off as it is generated.
+
+A parser is an incremental state machine: ``push`` takes any part of the text and yields events, ``finish`` yields what
+was held back. A whole text is one ``push``, so a streamed text gives the same events wherever it is cut. Parsers know
+neither HTTP nor tokens.
+"""
+
+from outrider.tokenization.output_parsing.events import (
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    OutputParser,
+    Reasoning,
+)
+from outrider.tokenization.output_parsing.parsed_output import ParsedOutput, ToolCall, parse_output
+from outrider.tokenization.output_parsing.registry import (
+    NO_PARSER,
+    UNNAMED,
+    OutputFormat,
+    choose_format,
+)
+
+__all__ = [
+    "CallArguments",
+    "CallStart",
+    "Content",
+    "Event",
+    "NO_PARSER",
+    "OutputFormat",
+    "OutputParser",
+    "ParsedOutput",
+    "Reasoning",
+    "ToolCall",
+    "UNNAMED",
+    "choose_format",
+    "parse_output",
+]

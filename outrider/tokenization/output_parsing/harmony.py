@@ -1,0 +1,81 @@
+"""Messages on channels, each ``<|channel|>NAME ... <|message|>TEXT<|end|>``: gpt-oss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from outrider.tokenization.output_parsing.events import (
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+    split_at,
+)
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
+_FUNCTIONS = "functions."
+
+
+class HarmonyParser:
+    """Parser of one output: ``analysis`` is reasoning, a message to a function is a call, all other text is content."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_header = True
+        self._is_first = True
+        """No message has begun."""
+        self._kind: type[Content] | type[Reasoning] | type[CallArguments] = Content
+        """Of the current message's text."""
+        self._ended: object = None
+        """Kind of the last message with text."""
+        self._is_fresh = False
+        """The message has no text yet."""
+
+    def push(self, text: str) -> Iterator[Event]:
+        """Events of the next part of the text."""
+        self._held += text
+        yield from self._read(is_final=False)
+
+    def finish(self) -> Iterator[Event]:
+        """Events of the text that was held back. A text without any header is content."""
+        yield from self._read(is_final=True)
+        if self._is_header and self._is_first and self._held:
+            yield Content(self._held)
+
+    def _read(self, *, is_final: bool) -> Iterator[Event]:
+        while self._held:
+            if self._is_header:
+                header, marker, rest = self._held.partition(_MESSAGE)
+                if not marker:
+                    return
+                self._held, self._is_header, self._is_first, self._is_fresh = rest, False, False, True
+                yield from self._begin(header)
+                continue
+            text, marker, self._held = split_at(self._held, _ENDS, is_final=is_final)
+            if text:
+                yield from self._text(text)
+            if not marker:
+                return
+            self._is_header = True
+
+    def _begin(self, header: str) -> Iterator[Event]:
+        recipient, channel = _RECIPIENT.search(header), _NAME.search(header)
+        to = recipient.group(1) if recipient else ""
+        if to.startswith(_FUNCTIONS):
+            self._kind = CallArguments
+            yield CallStart(to.removeprefix(_FUNCTIONS))
+        elif to or (channel is not None and channel.group(1) == "analysis"):
+            self._kind = Reasoning  # a built-in tool's input is no answer either
+        else:
+            self._kind = Content
+
+    def _text(self, text: str) -> Iterator[Event]:
+        if self._is_fresh and self._kind is self._ended and self._kind is not CallArguments:
+            text = "\n" + text
+        self._is_fresh, self._ended = False, self._kind
+        yield self._kind(text)

@@ -1,0 +1,62 @@
+"""``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes, Qwen2.5 and Qwen3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outrider.tokenization.output_parsing.events import Content, Event, split_at
+from outrider.tokenization.output_parsing.json_calls import CallReader
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+
+
+class HermesParser:
+    """Parser of one output. What is no call between the markers is content, markers included."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._call: CallReader | None = None
+        self._is_closing = False
+        """After a call, before the marker of its end."""
+
+    def push(self, text: str) -> Iterator[Event]:
+        """Events of the next part of the text."""
+        self._held += text
+        yield from self._read(is_final=False)
+
+    def finish(self) -> Iterator[Event]:
+        """Events of the text that was held back."""
+        yield from self._read(is_final=True)
+        if self._call is not None:
+            yield from self._call.finish()
+            if self._call.raw:
+                yield Content(_BEGIN + self._call.raw)
+
+    def _read(self, *, is_final: bool) -> Iterator[Event]:
+        while self._held:
+            if self._is_closing and not self._close(is_final=is_final):
+                return
+            if self._call is None:
+                before, marker, self._held = split_at(self._held, (_BEGIN,), is_final=is_final)
+                if before:
+                    yield Content(before)
+                if not marker:
+                    return
+                self._call = CallReader()
+            # Blanks before the object belong to neither.
+            text = self._held if self._call.raw or self._call.is_call else self._held.lstrip()
+            events, self._held = self._call.push(text)
+            yield from events
+            if self._call.is_done:
+                if not self._call.is_call:
+                    yield Content(_BEGIN + self._call.raw)
+                self._is_closing, self._call = self._call.is_call, None
+
+    def _close(self, *, is_final: bool) -> bool:
+        """Skip the end marker; False if more text is needed to find it. A model may leave it out."""
+        text = self._held.lstrip(" \t\r\n}")
+        if len(text) < len(_END) and _END.startswith(text) and not is_final:
+            return False
+        self._held = text.removeprefix(_END)
+        self._is_closing = False
+        return True

@@ -1,0 +1,59 @@
+"""``{"name": ..., "parameters": {...}}`` as the whole output, several with ``;``: Llama 3.1, 3.2 and 3.3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from outrider.tokenization.output_parsing.events import Content, Event
+from outrider.tokenization.output_parsing.json_calls import CallReader
+
+_TAG = "<|python_tag|>"
+_BETWEEN = " \t\r\n;,"
+
+
+class Llama3JsonParser:
+    """Parser of one output. Nothing marks a call, so an object is one only if it names a tool of the request."""
+
+    def __init__(self, is_tool: Callable[[str], bool]) -> None:
+        self._is_tool = is_tool
+        self._held = ""
+        self._call: CallReader | None = None
+        self._is_content = False
+        """No more calls may follow."""
+
+    def push(self, text: str) -> Iterator[Event]:
+        """Events of the next part of the text."""
+        self._held += text
+        yield from self._read(is_final=False)
+
+    def finish(self) -> Iterator[Event]:
+        """Events of the text that was held back."""
+        yield from self._read(is_final=True)
+        if self._call is not None:
+            yield from self._call.finish()
+            if self._call.raw:
+                yield Content(self._call.raw)
+
+    def _read(self, *, is_final: bool) -> Iterator[Event]:
+        while self._held:
+            if self._is_content:
+                text, self._held = self._held, ""
+                yield Content(text)
+                return
+            if self._call is None:
+                text = self._held.lstrip(_BETWEEN)
+                if len(text) < len(_TAG) and _TAG.startswith(text) and not is_final:
+                    return
+                text = text.removeprefix(_TAG).lstrip()
+                if not text and not is_final:
+                    return
+                if not text.startswith("{"):
+                    self._is_content, self._held = True, self._held.replace(_TAG, "", 1)
+                    continue
+                self._call, self._held = CallReader(self._is_tool), text
+            events, self._held = self._call.push(self._held)
+            yield from events
+            if self._call.is_done:
+                if not self._call.is_call:
+                    self._is_content, self._held = True, self._call.raw + self._held
+                self._call = None

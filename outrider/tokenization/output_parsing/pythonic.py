@@ -1,0 +1,134 @@
+"""``[name(key=value, ...), ...]`` as the whole output: Llama 4 and small Llama 3.2 models."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+
+from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Content, Event
+
+_START, _END = "<|python_start|>", "<|python_end|>"
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
+_BLANKS = " \t\r\n"
+
+
+class PythonicParser:
+    """Parser of one output. Nothing marks a call but its form, so it is one only if it names a tool of the request.
+
+    Calls are emitted one at a time, when their last bracket has come.
+    """
+
+    def __init__(self, is_tool: Callable[[str], bool]) -> None:
+        self._is_tool = is_tool
+        self._held = ""
+        self._form = "begin"
+        """What is read: begin, calls, end, or content."""
+
+    def push(self, text: str) -> Iterator[Event]:
+        """Events of the next part of the text."""
+        self._held += text
+        yield from self._read(is_final=False)
+
+    def finish(self) -> Iterator[Event]:
+        """Events of the text that was held back."""
+        yield from self._read(is_final=True)
+        if self._held.strip():
+            yield Content(self._held)
+
+    def _read(self, *, is_final: bool) -> Iterator[Event]:
+        if self._form == "begin":
+            self._begin(is_final=is_final)
+        while self._form == "calls" and (call := self._next_call()):
+            yield from call
+        if self._form == "end":
+            self._end(is_final=is_final)
+        if self._form == "content" and self._held:
+            text, self._held = self._held, ""
+            yield Content(text)
+
+    def _begin(self, *, is_final: bool) -> None:
+        text = self._held.lstrip()
+        if not is_final and _START.startswith(text):
+            return
+        text = text.removeprefix(_START).lstrip()
+        name = _NAME.match(inner := text[1:].lstrip())
+        is_list = text.startswith("[")
+        if is_list and not inner and not is_final:
+            return
+        if not is_list or name is None:
+            self._form = "content"
+        elif (rest := inner[name.end() :].lstrip()) or is_final:
+            is_call = rest.startswith("(") and self._is_tool(name.group())
+            self._form, self._held = ("calls", inner) if is_call else ("content", self._held)
+
+    def _end(self, *, is_final: bool) -> None:
+        text = self._held.lstrip()
+        if is_final or text.startswith(_END) or not _END.startswith(text):
+            self._form, self._held = "content", text.removeprefix(_END)
+
+    def _next_call(self) -> list[Event]:
+        """Events of the next call, if it is complete."""
+        text = self._held.lstrip(_BLANKS + ",")
+        if text.startswith("]"):
+            self._form, self._held = "end", text[1:]
+            return []
+        end = _end_of_call(text)
+        if end is None:
+            return []
+        call, self._held = text[:end], text[end:]
+        name, arguments = _parse(call)
+        if name is None or not self._is_tool(name):
+            self._form, self._held = "content", text
+            return []
+        return [CallStart(name), CallArguments(arguments)]
+
+
+def _end_of_call(text: str) -> int | None:
+    """Length of the call that a text begins with; None while it is incomplete."""
+    depth, quote, is_escaped = 0, "", False
+    for position, character in enumerate(text):
+        if quote:
+            if is_escaped:
+                is_escaped = False
+            elif character == "\\":
+                is_escaped = True
+            elif character == quote:
+                quote = ""
+        elif character in "'\"":
+            quote = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+            if depth <= 0:
+                return position + 1
+    return None
+
+
+def _parse(call: str) -> tuple[str | None, str]:
+    """Name and arguments (JSON) of a call; no name for what cannot be read."""
+    try:
+        tree = ast.parse(call.strip(), mode="eval").body
+        if not isinstance(tree, ast.Call) or tree.args:
+            return None, ""
+        values = {keyword.arg or "": _literal(keyword.value) for keyword in tree.keywords}
+        return ast.unparse(tree.func), json.dumps(values, ensure_ascii=False)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None, ""
+
+
+def _literal(node: ast.expr) -> object:
+    """The value of a literal; JSON's words for constants too."""
+    if isinstance(node, ast.Name):
+        words = {"true": True, "false": False, "null": None}
+        if node.id not in words:
+            raise ValueError(node.id)
+        return words[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(entry) for entry in node.elts]
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return {str(ast.literal_eval(key or node)): _literal(value) for key, value in pairs}
+    return ast.literal_eval(node)

@@ -1,0 +1,74 @@
+"""Reasoning between ``<think>`` and ``</think>``, as Qwen3 and the models distilled from DeepSeek-R1 write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outrider.tokenization.output_parsing.events import Content, Event, OutputParser, Reasoning, split_at
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+class ThinkParser:
+    """Splits off the reasoning and passes the rest on to another parser.
+
+    ``prompt_end``: end of the prompt, which may open the reasoning or close an empty one. Otherwise the text itself
+    says whether it begins with reasoning; ``is_assumed``: it does, also where ``<think>`` is left out.
+    """
+
+    def __init__(self, inner: OutputParser, prompt_end: str, *, is_assumed: bool) -> None:
+        self._inner, self._is_assumed = inner, is_assumed
+        prompt_end = prompt_end.rstrip()
+        self._is_reasoning: bool | None = None
+        """None: not known yet."""
+        if prompt_end.endswith(_OPEN):
+            self._is_reasoning = True
+        elif prompt_end.endswith(_CLOSE):
+            self._is_reasoning = False
+        self._may_open = self._is_reasoning is not False
+        """Whether ``<think>`` may come next."""
+        self._held = ""
+
+    def push(self, text: str) -> Iterator[Event]:
+        """Events of the next part of the text."""
+        yield from self._read(text, is_final=False)
+
+    def finish(self) -> Iterator[Event]:
+        """Events of the text that was held back."""
+        yield from self._read("", is_final=True)
+        yield from self._inner.finish()
+
+    def _read(self, text: str, *, is_final: bool) -> Iterator[Event]:
+        text, self._held = self._held + text, ""
+        if self._may_open:
+            begun = text.lstrip()
+            if len(begun) < len(_OPEN) and _OPEN.startswith(begun) and not is_final:
+                self._held = text
+                return
+            self._may_open = False
+            opens = begun.startswith(_OPEN)
+            text = begun[len(_OPEN) :] if opens else text
+            if self._is_reasoning is None:
+                self._is_reasoning = opens or self._is_assumed
+        if self._is_reasoning:
+            reasoning, closing, text = split_at(text, (_CLOSE,), is_final=is_final)
+            if reasoning:
+                yield Reasoning(reasoning)
+            if not closing:
+                self._held = text
+                return
+            self._is_reasoning = False
+        if text:
+            yield from self._inner.push(text)
+
+
+class ContentParser:
+    """Parser of a text without tool calls."""
+
+    def push(self, text: str) -> Iterator[Event]:
+        """The text."""
+        yield Content(text)
+
+    def finish(self) -> Iterator[Event]:
+        """Nothing is held back."""
+        yield from ()

@@ -1,0 +1,94 @@
+"""Parsers by the names that vLLM gives them, and the format of a model by its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.tokenization.output_parsing.events import OutputParser
+from outrider.tokenization.output_parsing.harmony import HarmonyParser
+from outrider.tokenization.output_parsing.hermes import HermesParser
+from outrider.tokenization.output_parsing.llama3_json import Llama3JsonParser
+from outrider.tokenization.output_parsing.mistral import MistralParser
+from outrider.tokenization.output_parsing.pythonic import PythonicParser
+from outrider.tokenization.output_parsing.qwen3_coder import Qwen3CoderParser
+from outrider.tokenization.output_parsing.reasoning import ContentParser, ThinkParser
+from outrider.tokenization.output_parsing.schema_types import parameters_of
+from outrider.tokenization.output_parsing.trimming import TrimmingParser
+
+NO_PARSER = "none"
+_HARMONY = "openai"
+_OF_TOOLS = {
+    "openai": ("<|channel|>", "<|start|>"),
+    "qwen3_coder": ("<function=", "<parameter="),
+    "hermes": ("<tool_call>", '"name"', '"arguments"'),
+    "mistral": ("[TOOL_CALLS]",),
+    "pythonic": ("<|python_start|>",),
+    "llama3_json": ('"parameters"', "ipython"),
+}
+"""Texts that a template of a format contains, all of them; the first format that fits is the template's."""
+_OF_REASONING = {"openai": ("<|channel|>", "<|start|>"), "qwen3": ("</think>",)}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """Parsers of a model's output by name; None parses nothing."""
+
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Whether the parsers need the text of special tokens."""
+        return self.tool_call_parser in (_HARMONY, "mistral") or self.reasoning_parser == _HARMONY
+
+    @property
+    def call_id_length(self) -> int | None:
+        """Length of ids of calls that the model's template requires; None for any."""
+        return 9 if self.tool_call_parser == "mistral" else None
+
+    def make_parser(self, tools: object, prompt_end: str) -> OutputParser | None:
+        """A parser for one output; None if nothing is parsed. ``tools``: those of the request, as JSON."""
+        if self.tool_call_parser is None and self.reasoning_parser is None:
+            return None
+        if _HARMONY in (self.tool_call_parser, self.reasoning_parser):
+            return TrimmingParser(HarmonyParser())
+        found = self._make_tool_parser(parameters_of(tools))
+        if self.reasoning_parser is not None:
+            found = ThinkParser(found, prompt_end, is_assumed=self.reasoning_parser == "deepseek_r1")
+        return TrimmingParser(found)
+
+    def _make_tool_parser(self, parameters: Mapping[str, Mapping[str, Any]]) -> OutputParser:
+        if self.tool_call_parser == "hermes":
+            return HermesParser()
+        if self.tool_call_parser == "llama3_json":
+            return Llama3JsonParser(parameters.__contains__)
+        if self.tool_call_parser == "mistral":
+            return MistralParser()
+        if self.tool_call_parser == "pythonic":
+            return PythonicParser(parameters.__contains__)
+        if self.tool_call_parser == "qwen3_coder":
+            return Qwen3CoderParser(parameters)
+        return ContentParser()
+
+
+UNNAMED = OutputFormat()
+
+
+def choose_format(
+    template: str, tool_call_parser: str | None = None, reasoning_parser: str | None = None
+) -> OutputFormat:
+    """The format of a model by its chat template; a name that is given goes first, ``none`` parses nothing."""
+    template = template.replace('\\"', '"')  # as in a string of the template
+    tools = _first(_OF_TOOLS, template) if tool_call_parser is None else tool_call_parser
+    reasoning = _first(_OF_REASONING, template) if reasoning_parser is None else reasoning_parser
+    return OutputFormat(_named(tools), _named(reasoning))
+
+
+def _first(known: Mapping[str, tuple[str, ...]], template: str) -> str | None:
+    return next((name for name, texts in known.items() if all(text in template for text in texts)), None)
+
+
+def _named(name: str | None) -> str | None:
+    return None if name == NO_PARSER else name

@@ -1,0 +1,65 @@
+"""Values of arguments that a model writes as text, by the types of the tool's schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "null": (type(None),),
+}
+
+
+def parameters_of(tools: object) -> dict[str, Mapping[str, Any]]:
+    """Name of each tool and the schemas of its parameters; what is no tool is left out."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool in tools if isinstance(tools, list | tuple) else ():
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            found[function["name"]] = properties if isinstance(properties, Mapping) else {}
+    return found
+
+
+def typed_value(text: str, schema: object) -> Any:  # noqa: ANN401 - JSON
+    """The value that a text stands for: JSON where the schema has another type than a text, otherwise the text."""
+    types = _types_of(schema)
+    if types == {"string"} or not types:
+        return text
+    stripped = text.strip()
+    if "boolean" in types and stripped.lower() in ("true", "false"):
+        return stripped.lower() == "true"
+    if stripped.lower() in ("null", "none") and ("null" in types or "string" not in types):
+        return None
+    try:
+        value = json.loads(stripped)
+    except ValueError:
+        return text
+    if isinstance(value, float) and value.is_integer() and types <= {"integer", "null"}:
+        return int(value)
+    return value if "string" not in types or isinstance(value, _accepted(types - {"string"})) else text
+
+
+def _types_of(schema: object) -> set[str]:
+    if not isinstance(schema, Mapping):
+        return set()
+    given = schema.get("type")
+    found = {given} if isinstance(given, str) else {kind for kind in given or () if isinstance(kind, str)}
+    for word in ("anyOf", "oneOf"):
+        for branch in schema.get(word) or ():
+            found |= _types_of(branch)
+    if not found and isinstance(schema.get("enum"), list):
+        found = {name for name, kinds in _KINDS.items() if any(type(value) in kinds for value in schema["enum"])}
+    return found & _KINDS.keys()
+
+
+def _accepted(types: set[str]) -> tuple[type, ...]:
+    return tuple(kind for name in types for kind in _KINDS[name])

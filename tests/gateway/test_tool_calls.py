@@ -1,0 +1,152 @@
+"""Tool calls and reasoning over HTTP, with the real ``openai`` and LangChain clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_openai import ChatOpenAI
+from openai import OpenAI
+from pydantic import BaseModel, SecretStr
+
+from outrider.tokenization import ModelText
+from tests.client.conftest import Service
+from tests.gateway.conftest import FILES, Gateway
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    '{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}{% endfor %}{{ tools | tojson if tools }}{{ '<think>' if enable_thinking }}{{ '</think>' if false }}"
+)
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+MESSAGES: Any = [{"role": "user", "content": "Weather?"}]
+CALL = ["<think>", "I look.", "</think>\n\n", "<tool", "_call>\n", '{"name": "get_', 'weather", "argu', 'ments": {"ci']
+CALL += [
+    'ty": "Zü',
+    'rich"}}\n</',
+    "tool_call>",
+    '\n<tool_call>{"name": "get_weather",',
+    ' "arguments": {"city": "Bern"}}',
+]
+CALL += ["\n</tool_call>"]
+ARGUMENTS = [{"city": "Zürich"}, {"city": "Bern"}]
+
+
+@pytest.fixture
+def service(service: Service) -> Service:
+    text = ModelText.from_files({**FILES, "chat_template.jinja": TEMPLATE.encode()}, bos_token_id=0)
+    service.generator.tokenizer = text.files
+    service.generator.texts = CALL
+    return service
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_calls_and_reasoning_of_a_whole_answer(client: OpenAI) -> None:
+    (choice,) = client.chat.completions.create(model="scripted", messages=MESSAGES, tools=TOOLS).choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    calls: Any = choice.message.tool_calls
+    assert [json.loads(call.function.arguments) for call in calls] == ARGUMENTS
+    assert {call.function.name for call in calls} == {"get_weather"} and len({call.id for call in calls}) == 2
+    extra = choice.message.model_extra or {}
+    assert extra["reasoning_content"] == extra["reasoning"] == "I look."
+
+
+def test_calls_and_reasoning_of_a_stream(client: OpenAI) -> None:
+    chunks = client.chat.completions.create(model="scripted", messages=MESSAGES, tools=TOOLS, stream=True)
+    deltas = [chunk.choices[0] for chunk in chunks]
+    assert deltas[-1].finish_reason == "tool_calls"
+    assert "".join((choice.delta.model_extra or {}).get("reasoning_content", "") for choice in deltas) == "I look."
+    found: dict[int, str] = {}
+    for call in [call for choice in deltas for call in choice.delta.tool_calls or ()]:
+        assert call.function is not None
+        is_first = call.index not in found
+        assert (call.id is not None, call.type, call.function.name) == (
+            (True, "function", "get_weather") if is_first else (False, None, None)
+        )
+        found[call.index] = found.get(call.index, "") + (call.function.arguments or "")
+    assert [json.loads(text) for text in found.values()] == ARGUMENTS and list(found) == [0, 1]
+
+
+def test_the_streaming_helper_of_the_client(client: OpenAI) -> None:
+    with client.chat.completions.stream(model="scripted", messages=MESSAGES, tools=TOOLS) as stream:
+        final = stream.get_final_completion().choices[0]
+    calls: Any = final.message.tool_calls
+    assert [json.loads(call.function.arguments) for call in calls] == ARGUMENTS
+
+
+def test_one_call_without_parallel_ones(client: OpenAI) -> None:
+    asked: Any = {"model": "scripted", "messages": MESSAGES, "tools": TOOLS, "parallel_tool_calls": False}
+    calls: Any = client.chat.completions.create(**asked).choices[0].message.tool_calls
+    assert [json.loads(call.function.arguments) for call in calls] == ARGUMENTS[:1]
+    chunks = client.chat.completions.create(**asked, stream=True)
+    assert {call.index for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()} == {0}
+
+
+@pytest.mark.parametrize("asked", ({"tools": TOOLS, "tool_choice": "none"}, {}))
+def test_no_calls_are_parsed_where_none_may_be(client: OpenAI, asked: Any) -> None:
+    (choice,) = client.chat.completions.create(model="scripted", messages=MESSAGES, **asked).choices
+    assert choice.message.tool_calls is None and choice.finish_reason == "stop"
+    assert choice.message.content == "".join(CALL[3:])
+
+
+def test_an_answer_that_is_cut_says_so(client: OpenAI) -> None:
+    found = client.chat.completions.create(model="scripted", messages=MESSAGES, tools=TOOLS, max_tokens=9)
+    (choice,) = found.choices
+    calls: Any = choice.message.tool_calls
+    assert choice.finish_reason == "length" and [call.function.arguments for call in calls] == ['{"city": "Zü']
+
+
+def test_reasoning_is_left_out_on_request(client: OpenAI) -> None:
+    asked: Any = {"model": "scripted", "messages": MESSAGES, "extra_body": {"include_reasoning": False}}
+    message = client.chat.completions.create(**asked).choices[0].message
+    assert not {"reasoning", "reasoning_content"} & (message.model_extra or {}).keys()
+
+
+def test_a_prompt_that_opens_the_reasoning(service: Service, client: OpenAI) -> None:
+    service.generator.texts = ["I ", "see", "</think>", "\n\nYes."]
+    thinking: Any = {"chat_template_kwargs": {"enable_thinking": True}}
+    for asked in (thinking, {"reasoning_effort": "high"}):
+        found = client.chat.completions.create(model="scripted", messages=MESSAGES, extra_body=asked)
+        message = found.choices[0].message
+        assert (message.content, (message.model_extra or {})["reasoning"]) == ("Yes.", "I see")
+
+
+def test_results_of_tools_reach_the_next_prompt(service: Service, client: OpenAI) -> None:
+    first = client.chat.completions.create(model="scripted", messages=MESSAGES, tools=TOOLS).choices[0].message
+    calls: Any = first.tool_calls
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls]
+    messages: Any = [*MESSAGES, first.model_dump(exclude_none=True), *results]
+    client.chat.completions.create(model="scripted", messages=messages, tools=TOOLS)
+    tokenizer = ModelText.from_files(FILES, bos_token_id=0).tokenizer
+    assert tokenizer is not None
+    ids = service.generator.requests[1].prompt_token_ids
+    assert ids is not None
+    prompt = tokenizer.decode(ids, skip_special_tokens=False)
+    assert prompt.count('"arguments": {"city"') == 2 and prompt.count("<tool>sunny") == 2
+
+
+def test_langchain_binds_tools(gateway: Gateway) -> None:
+    class GetWeather(BaseModel):
+        """Weather of a city."""
+
+        city: str
+
+    model = ChatOpenAI(model="scripted", base_url=f"{gateway.url}/v1", api_key=SecretStr("none"), max_retries=0)
+    found = model.bind_tools([GetWeather]).invoke("Weather?")
+    assert isinstance(found, AIMessage) and [call["args"] for call in found.tool_calls] == ARGUMENTS

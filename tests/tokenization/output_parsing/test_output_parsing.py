@@ -1,0 +1,96 @@
+"""Output parsers: reasoning and tool calls of recorded outputs, whole and cut at every place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from outrider.tokenization.output_parsing import OutputFormat, ParsedOutput, choose_format, parse_output
+from tests.tokenization.output_parsing.recorded import CASES, TOOLS, Case, of
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+
+
+def parsed(case: Case, parts: Sequence[str]) -> ParsedOutput:
+    parser = case.format.make_parser(TOOLS, case.prompt_end)
+    assert parser is not None
+    found = ParsedOutput()
+    for part in parts:
+        for event in parser.push(part):
+            found.add(event)
+    for event in parser.finish():
+        found.add(event)
+    return found
+
+
+def check(case: Case, found: ParsedOutput) -> None:
+    assert [(call.name, json.loads(call.arguments)) for call in found.calls] == case.calls
+    assert (found.content, found.reasoning) == (case.content, case.reasoning)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_whole_output(case: Case) -> None:
+    parser = case.format.make_parser(TOOLS, case.prompt_end)
+    assert parser is not None
+    check(case, parse_output(parser, case.text))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_an_output_in_two_parts_cut_at_every_place(case: Case) -> None:
+    whole = parsed(case, [case.text])
+    for cut in range(len(case.text) + 1):
+        assert parsed(case, [case.text[:cut], case.text[cut:]]) == whole, case.text[:cut]
+
+
+@pytest.mark.parametrize("size", (1, 2, 3, 7))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_an_output_in_small_parts(case: Case, size: int) -> None:
+    parts = [case.text[start : start + size] for start in range(0, len(case.text), size)]
+    check(case, parsed(case, parts))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_an_output_that_is_cut_off_gives_a_beginning_of_its_parts(case: Case) -> None:
+    for end in range(len(case.text)):
+        found = parsed(case, [case.text[:end]])
+        assert len(found.calls) <= len(case.calls)
+        for call, (name, _) in zip(found.calls, case.calls, strict=False):
+            assert call.name == name
+
+
+def test_arguments_are_streamed_as_they_come() -> None:
+    parser = of("hermes").make_parser(TOOLS, "")
+    assert parser is not None
+    list(parser.push('<tool_call>{"name": "now", "arguments": {"a'))
+    assert [event.text for event in parser.push('b": 1')] == ['b": 1']  # type: ignore[union-attr]
+
+
+def test_content_is_streamed_as_it_comes() -> None:
+    parser = of("hermes", "qwen3").make_parser(TOOLS, "")
+    assert parser is not None
+    assert [event.text for event in parser.push("Hello <b")] == ["Hello <b"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    (
+        ("qwen2_5", of("hermes")),
+        ("qwen3", of("hermes", "qwen3")),
+        ("mistral", of("mistral")),
+        ("llama3", of("llama3_json")),
+        ("parts", of()),
+    ),
+)
+def test_the_format_is_that_of_the_template(template: str, expected: OutputFormat) -> None:
+    assert choose_format((TEMPLATES / f"{template}.jinja").read_text()) == expected
+
+
+def test_names_go_before_the_template() -> None:
+    template = (TEMPLATES / "qwen3.jinja").read_text()
+    assert choose_format(template, "none", "deepseek_r1") == of(None, "deepseek_r1")
+    assert choose_format("", "hermes") == of("hermes")
+    assert choose_format("<|start|>{{ role }}<|channel|>") == of("openai", "openai")
+    assert of().make_parser(TOOLS, "") is None
