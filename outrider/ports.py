@@ -318,6 +318,10 @@ class ForwardReport:
     num_pages_free: int
     ended_ns: int = 0
     """End of the last forward: messages with the same one have answers of the same forward. 0: not told."""
+    num_other_rows: int = 0
+    """Rows of other links in the forward, whose sessions belong to other coordinators."""
+    num_other_drafts: int = 0
+    """Draft tokens of those rows."""
 
 
 @step_value(frozen=True, slots=True)

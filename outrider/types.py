@@ -328,6 +328,20 @@ def _parts(references: Iterable[PlaneReference], begin: int, end: int) -> Iterat
 
 
 @dataclass(frozen=True, slots=True)
+class StepCost:
+    """Measured duration of one step of a service: of a target a forward that scores, of a draft a proposal."""
+
+    num_rows: int
+    """Sessions in the step."""
+    num_tokens: int
+    """Tokens of each session: of a target those of the forward, of a draft the draft tokens."""
+    context_length: int
+    """Tokens in the KV cache of each session."""
+    duration_ns: int
+    """Shortest of the measured durations."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What a service says of itself and its model."""
 
@@ -378,3 +392,5 @@ class ModelDescription:
     """How often it sends a heartbeat on each link; 0: never, as in process, where no link falls silent."""
     reads_command_columns: bool = False
     """Whether commands of many sessions may come as columns over the wire."""
+    step_costs: tuple[StepCost, ...] = field(default=(), repr=False)
+    """Step times that the service measured when it started; empty: not measured."""

@@ -97,6 +97,7 @@ LINK_POSITIONS = Bound(MAX_DRAFT_LENGTH + 1, "positions")
 LINK_CANDIDATES = Bound(1 << 20, "candidates of one position")
 TENSOR_DIMENSIONS = Bound(2, "dimensions")
 LINK_FILES = Bound(64, "files")
+LINK_STEP_COSTS = Bound(1024, "step costs")
 TOKENIZER_BYTES = Bound(128 << 20, "bytes in all")
 """The largest tokenizers have some 35 MB."""
 LINK_TEXT = Bound(4096, "characters")

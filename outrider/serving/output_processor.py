@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -116,6 +117,7 @@ class OutputProcessor:
 
     def _plain_batch(self, finished: Sequence[AnyRequest], plain: Sequence[PlainAnswers]) -> EventBatch[Any]:
         """Answers of one link, some as columns."""
+        link_id = int(plain[0].step.own.link_ids[plain[0].places[0]])
         now = self._clock()
         columns = [answers.step.columns(answers.places, now) for one in plain for answers in one.by_form()]
         times = np.concatenate([answers.step.timings_ns(answers.places, now) for answers in plain])
@@ -125,6 +127,7 @@ class OutputProcessor:
             queue_ns, forward_ns, sample_ns, total_ns,
             max([forward.batch_size for forward in forwards]), max([forward.num_tokens for forward in forwards]),
             self._num_pages_free(), max([forward.ended_ns for forward in forwards]),
+            *max([forward.others_of(link_id) for forward in forwards]),
         )  # fmt: skip
         if not finished:
             return EventBatch((), report, (), tuple(columns))
@@ -200,6 +203,8 @@ class OutputProcessor:
             num_pages_free=self._num_pages_free(),
             ended_ns=max([request.forward_ended_ns for request in finished]),
         )
+        if any(others := max([request.others for request in finished])):
+            report = replace(report, num_other_rows=others[0], num_other_drafts=others[1])
         if channel := _channel_of(finished):
             proposals = [event for event in events if isinstance(event, Proposal)]
             columns = proposal_columns(proposals, timings, channel)
@@ -244,6 +249,8 @@ def _larger(report: ForwardReport, other: ForwardReport | None) -> ForwardReport
         max(report.num_tokens, other.num_tokens),
         other.num_pages_free,
         max(report.ended_ns, other.ended_ns),
+        max(report.num_other_rows, other.num_other_rows),
+        max(report.num_other_drafts, other.num_other_drafts),
     )
 
 

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias
 
-from outrider.ports import Extend, ItemTiming
+from outrider.ports import Extend, ItemTiming, Score
 from outrider.recording import ForwardRecord, ItemRecord
 from outrider.serving.executor import (
     CommonEvent,
     EventT,
     ExecutorOutput,
     InFlightForward,
+    Item,
     ItemT,
     JobT,
     QueuedForward,
@@ -86,6 +87,8 @@ class Request(Generic[ItemT, JobT, EventT]):
     """Of the last forward that served it."""
     forward_ended_ns: int = 0
     """Of the last forward that served it, whenever its item came."""
+    others: tuple[int, int] = (0, 0)
+    """Rows and draft tokens of other links in the last forward that served it."""
 
     def __post_init__(self) -> None:
         self.touched_ns = self.arrived_ns
@@ -130,6 +133,7 @@ class Request(Generic[ItemT, JobT, EventT]):
         self.sample_ns += done.ended_ns - computed
         self.touched_ns = self.forward_ended_ns = done.ended_ns
         self.batch_size, self.num_tokens = done.batch_size, done.num_tokens
+        self.others = done.others_of(self.session.link_id) if done.loads else (0, 0)
         if self.record is not None:
             _record_forward(self.record, done, started, computed)
 
@@ -294,6 +298,21 @@ class Batch:
         return len(self.scheduled) + self._num_others
 
     @property
+    def loads(self) -> dict[int, tuple[int, int]]:
+        """Rows and draft tokens by link; empty where all are one link's."""
+        links = {request.session.link_id for request, _ in self.scheduled}
+        plain = None if self.plain is None else self.plain.own.link_ids
+        if len(links) < 2 and (plain is None or (plain == next(iter(links), plain[0])).all()):
+            return {}
+        rows = Counter([request.session.link_id for request, _ in self.scheduled])
+        if self.plain is not None:
+            rows.update(self.plain.own.link_ids[self.plain.is_here].tolist())
+        drafts = Counter[int]()
+        for request, _ in self.scheduled:
+            drafts[request.session.link_id] += _num_drafts(request.item)
+        return {link_id: (num_rows, drafts[link_id]) for link_id, num_rows in rows.items()}
+
+    @property
     def _num_others(self) -> int:
         """Sessions without requests."""
         return 0 if self.plain is None else len(self.plain) - len(self.leavers)
@@ -318,3 +337,10 @@ class FinishedBatch:
     batch: Batch
     output: ExecutorOutput[Any]
     ended_ns: int
+
+
+def _num_drafts(item: Item) -> int:
+    """Draft tokens of an item: scored by a target, or asked of a draft."""
+    if isinstance(item, Extend):
+        return item.draft_length
+    return len(item.draft_token_ids) if isinstance(item, Score) else 0

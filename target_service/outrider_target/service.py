@@ -10,7 +10,9 @@ from dataclasses import replace
 from outrider.config import TargetSettings
 from outrider.config.schema.model_service import max_batched_tokens as tokens_of_a_forward
 from outrider.kv_cache import KVSequence
+from outrider.model_executor.cost_profile import profile_target
 from outrider.model_executor.cuda_graphs import CaptureProgress
+from outrider.model_executor.device_lock import device_lock
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.loader.description import describe_model
 from outrider.model_executor.loader.weights import Progress
@@ -26,7 +28,7 @@ from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import UNBOUNDED, Limits, SessionLimits
 from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
-from outrider.types import JudgingRule, ModelDescription, SamplingParams
+from outrider.types import JudgingRule, ModelDescription, SamplingParams, StepCost
 from outrider_target.executor import TargetExecutor
 from outrider_target.jobs import ScoreJob
 from outrider_target.planes import TargetPlanes
@@ -88,20 +90,35 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
         description = describe_model(
             "target", settings.model, runner, load_format=settings.load_format, name=settings.served_model_name
         )
-        runner.warm_up(capture_progress)
-        runner.sampler.warm_up(runner.config.vocab_size, runner.dtype, runner.device)
+        with device_lock(description.device_id, is_shared=True):
+            runner.warm_up(capture_progress)
+            runner.sampler.warm_up(runner.config.vocab_size, runner.dtype, runner.device)
         kinds = settings.tensor_plane.kinds(
             is_gpu=runner.device.type == "cuda", is_encrypted=bool(settings.tls_cert_file)
         )
         return cls(
             runner,
-            replace(description, plane_kinds=tuple(map(str, kinds))),
+            replace(
+                description, plane_kinds=tuple(map(str, kinds)), step_costs=_step_costs(runner, settings, description)
+            ),
             max_batched_tokens=tokens_of_a_forward(settings.max_batched_tokens, is_gpu=runner.worker.is_on_gpu),
             max_prefill_beside=settings.max_prefill_beside,
             computes_ahead=settings.compute_ahead,
             session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
             planes=TargetPlanes(runner.device, kinds, host=settings.host),
             on_failure=on_failure,
+        )
+
+
+def _step_costs(runner: ModelRunner, settings: TargetSettings, description: ModelDescription) -> tuple[StepCost, ...]:
+    if not settings.cost_profile_s:
+        return ()
+    with device_lock(description.device_id):
+        return profile_target(
+            runner,
+            max_rows=settings.max_running_requests,
+            max_length=settings.num_speculative_tokens,
+            bound_s=settings.cost_profile_s,
         )
 
 

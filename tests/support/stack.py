@@ -88,7 +88,8 @@ async def run_stack(
     settings: dict[str, Any] = {"draft_length": "fixed", "num_speculative_tokens": 4} | coordinator_settings
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.enter_context(mock.patch.object(InputProcessor, "dense", evidence == "dense"))
-        target_service = TargetService.load(TargetSettings(model=str(target), num_threads=1, **(target_settings or {})))
+        model = {"model": str(target), "num_threads": 1, "cost_profile_s": 0}
+        target_service = TargetService.load(TargetSettings.model_validate(model | (target_settings or {})))
         cleanup.push_async_callback(target_service.close)
         draft_service = _load_draft(draft, draft_settings or {})
         if draft_service is not None:
@@ -113,7 +114,9 @@ async def run_stack(
 def _load_draft(draft: Path | str | None, settings: dict[str, Any]) -> DraftService | None:
     if draft is None:
         return None
-    model = {"method": draft} if isinstance(draft, str) else {"model": str(draft), "num_threads": 1}
+    model = (
+        {"method": draft} if isinstance(draft, str) else {"model": str(draft), "num_threads": 1, "cost_profile_s": 0}
+    )
     return DraftService.load(DraftSettings.model_validate({**model, **settings}))
 
 

@@ -38,6 +38,7 @@ from outrider.types import (
     SamplingParams,
     SparseEvidence,
     SparseScores,
+    StepCost,
     Support,
     TokenLogprob,
     TokenScores,
@@ -200,7 +201,7 @@ common_events = st.one_of(
     st.builds(ports.SessionFailed, u64, u64, text, text, text),
     st.builds(ports.Refused, u64, u64, u32, text),
 )
-reports = st.builds(ports.ForwardReport, u64, u64, u64, u64, u32, u32, u32, u64)
+reports = st.builds(ports.ForwardReport, u64, u64, u64, u64, u32, u32, u32, u64, u32, u32)
 draft_commands = st.lists(st.one_of(opens, extends, releases), max_size=3).map(tuple)
 target_commands = st.lists(st.one_of(opens, scores_wanted, prepares, releases), max_size=3).map(tuple)
 
@@ -232,6 +233,7 @@ descriptions = st.builds(
     hidden_size=u32,
     num_layers=u32,
     hidden_state_layers=layers,
+    step_costs=st.lists(st.builds(StepCost, u32, u32, u32, u64), max_size=3).map(tuple),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,

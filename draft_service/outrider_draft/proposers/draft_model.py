@@ -27,6 +27,8 @@ from outrider.errors import InvalidRequestError, OutriderError
 from outrider.kernels.device_stream import mark_reached
 from outrider.kv_cache import KVSequence
 from outrider.limits import MAX_DRAFT_LENGTH
+from outrider.model_executor.cost_profile import profile_draft
+from outrider.model_executor.device_lock import device_lock
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftMetadata, DraftRow, fits_loop
 from outrider.model_executor.draft_loop.columns import DraftColumns, MetadataColumns
@@ -40,7 +42,7 @@ from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
 from outrider.serving.steady.step import SteadyStep
-from outrider.types import ModelDescription, part_of
+from outrider.types import ModelDescription, StepCost, part_of
 from outrider_draft.columns_forward import ColumnsForward
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.proposers.passes import joined, single
@@ -56,8 +58,23 @@ def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
     description = describe_model(
         "draft", settings.model or "", runner, load_format=settings.load_format, name=settings.served_model_name
     )
-    runner.warm_up(hooks.capture_progress)
-    return serve_model(ModelProposer(runner), description)
+    with device_lock(description.device_id, is_shared=True):
+        runner.warm_up(hooks.capture_progress)
+    return serve_model(
+        ModelProposer(runner), replace(description, step_costs=_step_costs(runner, settings, description))
+    )
+
+
+def _step_costs(runner: ModelRunner, settings: DraftSettings, description: ModelDescription) -> tuple[StepCost, ...]:
+    if not settings.cost_profile_s:
+        return ()
+    with device_lock(description.device_id):
+        return profile_draft(
+            runner,
+            max_rows=settings.max_running_requests,
+            max_length=settings.num_speculative_tokens,
+            bound_s=settings.cost_profile_s,
+        )
 
 
 def serve_model(proposer: ModelProposer, description: ModelDescription) -> ServedProposer:

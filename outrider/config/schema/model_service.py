@@ -121,6 +121,11 @@ class ModelServiceSettings(Section):
         description="Time for the capture of CUDA graphs at start, about: forwards that do not fit it are left out, the"
         " largest first. Unset: no limit.",
     )
+    cost_profile_s: Seconds = Field(
+        2.0,
+        description="Time for measuring the durations of steps at start, about; coordinators choose draft lengths by"
+        " them. 0: not measured.",
+    )
     num_threads: Positive | None = Field(None, description="Threads that compute on a CPU; unset: one for each core.")
     num_awake_processors: NonNegative | None = Field(
         None,

@@ -6,7 +6,7 @@ from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.transport.convert.bounds import check_description
 from outrider.transport.convert.reading import shortened
 from outrider.transport.convert.sampling import method_from_proto, method_to_proto
-from outrider.types import AcceptanceMethod, ModelDescription
+from outrider.types import AcceptanceMethod, ModelDescription, StepCost
 from outrider.v1 import link_pb2 as pb
 from outrider.v1 import tensor_pb2
 
@@ -50,6 +50,7 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
         reads_command_columns=description.reads_command_columns,
         plane_kinds=description.plane_kinds,
         channel_host=description.channel_host,
+        step_costs=map(_cost_to_proto, description.step_costs),
     )
 
 
@@ -90,7 +91,21 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         reads_command_columns=message.reads_command_columns,
         plane_kinds=tuple(map(shortened, message.plane_kinds)),
         channel_host=message.channel_host,
+        step_costs=tuple(map(_cost_from_proto, message.step_costs)),
     )
+
+
+def _cost_to_proto(cost: StepCost) -> pb.StepCost:
+    return pb.StepCost(
+        num_rows=cost.num_rows,
+        num_tokens=cost.num_tokens,
+        context_length=cost.context_length,
+        duration_ns=cost.duration_ns,
+    )
+
+
+def _cost_from_proto(message: pb.StepCost) -> StepCost:
+    return StepCost(message.num_rows, message.num_tokens, message.context_length, message.duration_ns)
 
 
 def _known_method(number: int) -> AcceptanceMethod | None:

@@ -224,6 +224,8 @@ def report_to_proto(report: ports.ForwardReport | None) -> pb.ForwardReport | No
         num_tokens=report.num_tokens,
         num_pages_free=report.num_pages_free,
         ended_ns=report.ended_ns,
+        num_other_rows=report.num_other_rows,
+        num_other_drafts=report.num_other_drafts,
     )
 
 
@@ -238,6 +240,8 @@ def report_from_proto(message: pb.ForwardReport) -> ports.ForwardReport:
         message.num_tokens,
         message.num_pages_free,
         message.ended_ns,
+        message.num_other_rows,
+        message.num_other_drafts,
     )
 
 

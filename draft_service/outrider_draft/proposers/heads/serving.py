@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,8 @@ import torch
 from outrider import __version__
 from outrider.config import DraftSettings
 from outrider.kv_cache.sizing import KVCacheRequest
+from outrider.model_executor.cost_profile import profile_head
+from outrider.model_executor.device_lock import device_lock
 from outrider.model_executor.device_setup import device_facts, prepare_device, resolve_device
 from outrider.model_executor.distributed.runner import drafting_rules, graph_limits
 from outrider.model_executor.draft_heads.contract import DraftHead, HeadConfig
@@ -59,9 +62,14 @@ def load_served(
             prefix_caching=settings.prefix_caching,
             graphs=graph_limits(settings),
         )
-        runner.capture(hooks.capture_progress)
+        device_id = device_facts(device)["device_id"]
+        with device_lock(device_id, is_shared=True):
+            runner.capture(hooks.capture_progress)
+        with device_lock(device_id):
+            costs = profile_head(runner, max_length=settings.num_speculative_tokens, bound_s=settings.cost_profile_s)
     name = (settings.served_model_name or folder.resolve().name) + mark_of(folder)
-    return _served(make_executor(runner), name, target_folder, architecture)
+    served = _served(make_executor(runner), name, target_folder, architecture)
+    return replace(served, description=replace(served.description, step_costs=costs))
 
 
 def _placed(settings: DraftSettings, config: HeadConfig) -> tuple[torch.device, torch.dtype]:
