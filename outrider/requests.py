@@ -42,6 +42,8 @@ def checks_of_request(request: GenerationRequest) -> Work[None]:
     limits.BAD_WORDS_CHARACTERS.check("bad_words", sum(map(len, request.bad_words)))
     yield from _check_ids("stop_token_ids", request.stop_token_ids)
     _check_encodable("request_id", request.request_id)
+    if not request.request_id.isprintable():
+        raise InvalidRequestError("request_id", "must consist of printable characters")
     _check_encodable("cache_salt", request.cache_salt)
     if request.resume is not None:
         yield from _check_resumption(request, request.resume)

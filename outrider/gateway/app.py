@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+from collections import defaultdict
 from http import HTTPStatus
 from typing import Any
 
@@ -21,7 +22,7 @@ from outrider.gateway.bodies import CountedBodies
 from outrider.gateway.callers import CallerKeys
 from outrider.gateway.disconnects import ClientGoneError
 from outrider.gateway.endpoints import Endpoints
-from outrider.gateway.middleware import REQUEST_ID, ApiKeys, RequestIds, RootPath
+from outrider.gateway.middleware import REQUEST_ID, ApiKeys, RequestHeaders, RequestIds, RootPath
 from outrider.gateway.responses.error_responses import (
     error_body,
     error_headers,
@@ -30,9 +31,11 @@ from outrider.gateway.responses.error_responses import (
     shortened,
 )
 from outrider.gateway.watching import HttpWatch, Watched
+from outrider.limits.rate_limit import RateLimit
 from outrider.transport.security import TokenFile
 
 _log = logging.getLogger(__name__)
+_WARNING_INTERVAL_S = 10.0
 _CLIENT_GONE = 499
 """What logs of proxies call it; no client reads it."""
 
@@ -48,7 +51,7 @@ def make_app(
     counts and traces each request. ``settings``: root path and origins of browsers' pages; None has neither.
     """
     before_keys = [Middleware(Watched, watch=watch)] if watch is not None else []
-    before_keys += [Middleware(RequestIds)]
+    before_keys += [Middleware(RequestIds), Middleware(RequestHeaders)]
     if settings is not None:
         before_keys = [*_root_path(settings), *before_keys, *_cross_origin(settings)]
     keys = [] if tokens is None else [Middleware(ApiKeys, tokens=tokens)]
@@ -68,7 +71,7 @@ def make_app(
         ],
         middleware=[*before_keys, *keys, *inner],
         exception_handlers={
-            OutriderError: _on_known_error,
+            OutriderError: _KnownErrors(),
             HTTPException: _on_http_error,
             ClientGoneError: _on_client_gone,
             Exception: _on_bug,
@@ -100,11 +103,24 @@ def _cross_origin(settings: GatewaySettings) -> list[Middleware]:
     ]
 
 
-async def _on_known_error(request: Request, error: Exception) -> JSONResponse:
-    status = error_status(error)
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.warning("%s %s: %s", request.method, shortened(request.url.path), error)
-    return JSONResponse(error_body(error), status, error_headers(error))
+class _KnownErrors:
+    """Responses for known errors; those of the server are logged, of each kind one every ten seconds."""
+
+    def __init__(self) -> None:
+        self._limits: defaultdict[type[Exception], RateLimit] = defaultdict(lambda: RateLimit(_WARNING_INTERVAL_S))
+
+    async def __call__(self, request: Request, error: Exception) -> JSONResponse:
+        """The response to one request."""
+        status = error_status(error)
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._warn(request, error)
+        return JSONResponse(error_body(error), status, error_headers(error))
+
+    def _warn(self, request: Request, error: Exception) -> None:
+        num_suppressed = self._limits[type(error)].take()
+        if num_suppressed is not None:
+            fields = {"fields": {"num_suppressed": num_suppressed}} if num_suppressed else {}
+            _log.warning("%s %s: %s", request.method, shortened(request.url.path), error, extra=fields)
 
 
 async def _on_http_error(request: Request, error: Any) -> JSONResponse:  # noqa: ANN401 - by its kind an HTTPException

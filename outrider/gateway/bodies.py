@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.errors import CapacityError
 from outrider.gateway.disconnects import ClientGoneError
+from outrider.gateway.responses.error_responses import shortened
 from outrider.open_requests import HeldBytes, OpenRequests
 
 _HELD = "held_bytes"
@@ -45,6 +46,12 @@ async def read_json(request: Request, *, max_bytes: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"content-type must be application/json, not {kind!r}")
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+        raise HTTPException(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"content-encoding must be identity, not {shortened(coding)!r}: bodies are not decompressed",
+            {"accept-encoding": "identity"},
+        )
     too_large = HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {max_bytes} bytes")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:

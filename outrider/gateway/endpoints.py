@@ -18,7 +18,7 @@ from outrider.errors import InvalidRequestError, OutriderError, UnauthenticatedE
 from outrider.gateway.bodies import held_bytes, read_json
 from outrider.gateway.disconnects import until_disconnect
 from outrider.gateway.generations import Choice, GenerationClient, generate_all, stream_all
-from outrider.gateway.middleware import request_name
+from outrider.gateway.middleware import CACHE_SALT, request_name
 from outrider.gateway.options import Caller, Wanted, make_choices
 from outrider.gateway.prompts import PreparedPrompt, check_length, prepare_chat, prepare_prompt
 from outrider.gateway.protocol import (
@@ -88,7 +88,7 @@ class Endpoints:
         asked = await run_in_slices(parsing(CompletionRequest, await self._body(request)))
         model = await self._watch.current()
         model.check_name(asked.model)
-        prompts = await _prepare_prompts(model, asked)
+        prompts = await until_disconnect(request, _prepare_prompts(model, asked))
         caller = _caller(request, "cmpl", asked.request_id)
         # A prompt that is only echoed is computed by generating one token, which is not returned.
         wanted_tokens = 1 if asked.is_echo_alone else asked.wanted_tokens
@@ -105,7 +105,7 @@ class Endpoints:
         asked = await run_in_slices(parsing(ChatCompletionRequest, await self._body(request)))
         model = await self._watch.current()
         model.check_name(asked.model)
-        prompt = await prepare_chat(model, asked, asked.chat)
+        prompt = await until_disconnect(request, prepare_chat(model, asked, asked.chat))
         check_length(model, prompt, asked.wanted_tokens, prompt_field="messages", tokens_field=asked.tokens_field)
         caller = _caller(request, "chatcmpl", asked.request_id)
         wanted_tokens = TO_THE_END if asked.wanted_tokens is None else asked.wanted_tokens
@@ -247,13 +247,14 @@ async def _first_of(deltas: Any) -> Any:  # noqa: ANN401 - an async generator's 
 
 def _caller(request: Request, prefix: str, wanted_id: str | None) -> Caller:
     name = request_name(request.state, wanted_id)
+    salt: str = getattr(request.state, CACHE_SALT, "")
     own: TraceContext | None = getattr(request.state, TRACE, None)
     if own is not None:
-        return Caller(f"{prefix}-{name}", own.trace_parent, own.state or None)
+        return Caller(f"{prefix}-{name}", own.trace_parent, own.state or None, salt)
     trace_parent = request.headers.get("traceparent")
     if trace_parent is None or TraceContext.parse(trace_parent) is None:
-        return Caller(f"{prefix}-{name}")
-    return Caller(f"{prefix}-{name}", trace_parent, request.headers.get("tracestate"))
+        return Caller(f"{prefix}-{name}", cache_salt=salt)
+    return Caller(f"{prefix}-{name}", trace_parent, request.headers.get("tracestate"), salt)
 
 
 def _card(model: ServedModel, name: str) -> Json:

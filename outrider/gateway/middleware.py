@@ -1,11 +1,13 @@
-"""Middleware of every request: the root path, the request id and the check of the API key.
+"""Middleware of every request: the check of its headers, the root path, the request id and the check of the API key.
 
 Plain ASGI, so streams pass unchanged.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
+from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,13 +16,52 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.errors import UnauthenticatedError
 from outrider.gateway.callers import bearer_key
-from outrider.gateway.responses.error_responses import API_KEY, error_body, error_headers, error_status
+from outrider.gateway.responses.error_responses import API_KEY, error_body, error_headers, error_status, make_error_body
 from outrider.transport.security import TokenFile
 
 REQUEST_ID = "x-request-id"
+CACHE_SALT = "cache_salt"
+"""Key of the request's state: the cache salt of its API key."""
 _MAX_ID_CHARACTERS = 128
 _OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 """What probes ask for."""
+
+
+_SINGLE_HEADERS = ("host", "authorization", "content-type", "content-length")
+_HOST = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+
+
+class RequestHeaders:
+    """Refuses requests with headers that a server and a proxy before it could read in two ways: a ``Host`` that is
+    missing or not a name, a second ``Host`` or ``Authorization``, a transfer coding besides ``chunked``.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        refusal = _refusal(Headers(scope=scope), scope) if scope["type"] == "http" else None
+        await (self._app if refusal is None else refusal)(scope, receive, send)
+
+
+def _refusal(headers: Headers, scope: Scope) -> JSONResponse | None:
+    """The response to a request with headers that are not accepted; None for other requests."""
+    for name in _SINGLE_HEADERS:
+        if len(headers.getlist(name)) > 1:
+            return _refused(HTTPStatus.BAD_REQUEST, f"there is more than one header {name}; send one")
+    if "host" not in headers and scope.get("http_version") == "1.1":
+        return _refused(HTTPStatus.BAD_REQUEST, "the header host is missing, which HTTP/1.1 requires")
+    if not _HOST.fullmatch(headers.get("host", "")):
+        return _refused(HTTPStatus.BAD_REQUEST, "the header host is not a host name with an optional port")
+    codings = ", ".join(headers.getlist("transfer-encoding")).strip().lower()
+    if codings not in ("", "chunked"):
+        return _refused(HTTPStatus.NOT_IMPLEMENTED, "the only transfer-encoding that is accepted is chunked")
+    return None
+
+
+def _refused(status: HTTPStatus, message: str) -> JSONResponse:
+    return JSONResponse(make_error_body(status, message), status, {"connection": "close"})
 
 
 class RootPath:
@@ -66,16 +107,19 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._is_known(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._is_known(scope):
             await self._app(scope, receive, send)
             return
         error = UnauthenticatedError(API_KEY)
         response = JSONResponse(error_body(error), error_status(error), error_headers(error))
         await response(scope, receive, send)
 
-    def _is_known(self, headers: Headers) -> bool:
-        key = bearer_key(headers)
-        return key is not None and self._tokens.accepts(key)
+    def _is_known(self, scope: Scope) -> bool:
+        key = bearer_key(Headers(scope=scope))
+        if key is None or not self._tokens.accepts(key):
+            return False
+        scope.setdefault("state", {})[CACHE_SALT] = self._tokens.cache_salt(key)
+        return True
 
 
 def request_name(state: Any, wanted: str | None) -> str:  # noqa: ANN401 - starlette's State

@@ -28,6 +28,8 @@ class Caller:
     request_id: str
     trace_parent: str | None = None
     trace_state: str | None = None
+    cache_salt: str = ""
+    """Of its API key, for requests that name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ def _choices(
 
 def _shared_options(request: GenerationFields, wanted: Wanted, caller: Caller) -> dict[str, Any]:
     options = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    if caller.cache_salt:
+        options.setdefault("cache_salt", caller.cache_salt)
     if request.logit_bias:
         options["logit_bias"] = {
             token_id: max(-_LARGEST_BIAS, min(_LARGEST_BIAS, bias)) for token_id, bias in request.logit_bias.items()

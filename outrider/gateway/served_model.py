@@ -96,7 +96,7 @@ class ModelWatch:
         if self._model is None:
             return await self.ask()
         if self._clock() - self._asked_at > _FRESH_S:
-            self._begin_asking().add_done_callback(_note_failure)
+            self._refresh()
         return self._model
 
     async def ask(self) -> ServedModel:
@@ -106,6 +106,11 @@ class ModelWatch:
             return await asyncio.wait_for(asyncio.shield(self._begin_asking()), _ASK_TIMEOUT_S)
         except TimeoutError:
             raise UnavailableError(f"no coordinator answered within {_ASK_TIMEOUT_S:g} s") from None
+
+    def _refresh(self) -> None:
+        """Fetch the model again, behind the requests. A failure is logged once, however many requests wait."""
+        if self._asking is None or self._asking.done():
+            self._begin_asking().add_done_callback(_note_failure)
 
     def _begin_asking(self) -> asyncio.Task[ServedModel]:
         if self._asking is None or self._asking.done():

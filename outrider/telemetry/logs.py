@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TextIO
+from typing import Any, TextIO
 
 from outrider.telemetry.output import DroppingStream
 
@@ -33,6 +33,12 @@ def records_about(fields: Mapping[str, str]) -> Iterator[None]:
 
 
 _QUIET = ("grpc", "asyncio", "urllib3", "transformers", "filelock")
+
+
+_ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
+"""Characters that end a line or control a terminal. Messages and fields hold texts of callers, which could forge lines
+of the log with them.
+"""
 
 
 class JsonFormatter(logging.Formatter):
@@ -54,7 +60,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str, ensure_ascii=False)
+        return json.dumps(entry, default=str, ensure_ascii=False).translate(_ESCAPED)
 
 
 class PlainFormatter(logging.Formatter):
@@ -66,7 +72,12 @@ class PlainFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line without a traceback."""
         fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
-        return super().formatMessage(record) + fields
+        return (super().formatMessage(record) + fields).translate(_ESCAPED)
+
+    def formatException(self, ei: Any) -> str:  # noqa: ANN401 - the type of the base class is not public
+        """The traceback, indented: a text in it cannot pass for a line of its own."""
+        lines = super().formatException(ei).splitlines()
+        return "\n".join(f"  {line}" for line in lines).translate({**_ESCAPED, ord("\n"): "\n"})
 
 
 def set_up_logging(level: str = "info", *, service: str, stream: TextIO | None = None) -> None:

@@ -47,6 +47,7 @@ from outrider.transport.link.heartbeats import (
 )
 from outrider.transport.link.pump import LinkPump, reads_shared_memory, with_planes
 from outrider.transport.long_requests import LongRequest, parsing
+from outrider.transport.security.tokens import TokenFile, bearer_token
 from outrider.transport.tokenizer_answers import TokenizerAnswers
 from outrider.transport.trace_metadata import log_fields, with_trace
 from outrider.types import ModelDescription
@@ -178,9 +179,17 @@ class GenerationServicer(GenerationServiceServicer):
     same on the wire: of a handler that takes a message, gRPC keeps that message and its bytes until the call ends.
     """
 
-    def __init__(self, generator: Generator, *, max_open_request_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        """``max_open_request_bytes``: of requests that are being read and tokenized."""
-        self._generator = generator
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        max_open_request_bytes: int = DEFAULT_MAX_BYTES,
+        tokens: TokenFile | None = None,
+    ) -> None:
+        """``max_open_request_bytes``: of requests that are being read and tokenized. ``tokens``: those of the callers,
+        from which requests get a cache salt.
+        """
+        self._generator, self._tokens = generator, tokens
         self._tokenizers = TokenizerAnswers()
         self._open_requests, self._arrivals = OpenRequests(max_open_request_bytes), Arrivals()
 
@@ -245,12 +254,20 @@ class GenerationServicer(GenerationServiceServicer):
         """
         with self._open_requests.entered() as held:
             asked = with_trace(await self._read(requests, held, context.peer()), context.invocation_metadata())
+            asked = self._with_cache_salt(asked, context)
             about_request.set(log_fields(asked))  # of this call: every call has a context of its own
             deadline = context.time_remaining()  # now: the call may have waited to be read
             generation = self._generator.generate_stream(asked, deadline_s=deadline, on_taken_in=held.release)
             del asked
             async with contextlib.aclosing(generation) as deltas:
                 yield deltas
+
+    def _with_cache_salt(self, request: GenerationRequest, context: Context) -> GenerationRequest:
+        """The request with the cache salt of its caller's token, unless it has one."""
+        token = bearer_token(context.invocation_metadata())
+        if self._tokens is None or token is None or request.cache_salt:
+            return request
+        return replace(request, cache_salt=self._tokens.cache_salt(token))
 
     async def _read(self, requests: Requests, held: HeldBytes, peer: str) -> GenerationRequest:
         limits, request = self._generator.limits, await self._arrivals.receive(requests, held, peer)

@@ -19,6 +19,7 @@ from outrider.gateway.app import make_app
 from outrider.gateway.endpoints import Endpoints, Limits
 from outrider.gateway.served_model import ModelWatch
 from outrider.gateway.server import listening_socket
+from outrider.gateway.timed_protocol import TimedProtocol
 from outrider.gateway.watching import HttpWatch
 from outrider.tokenization import ModelText
 from outrider.tokenization.model_text import read_text_files
@@ -54,7 +55,11 @@ class Gateway:
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(
             uvicorn.Config(
-                make_app(endpoints, tokens=tokens, watch=watch), lifespan="off", log_config=None, access_log=False
+                make_app(endpoints, tokens=tokens, watch=watch),
+                http=TimedProtocol,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
             )
         )
         self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]

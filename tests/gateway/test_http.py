@@ -550,6 +550,37 @@ def test_keys_are_those_of_the_token_file_as_it_is_now(service: Service, tmp_pat
         gateway.close()
 
 
+def test_requests_of_different_keys_share_no_cached_prompts(service: Service, tmp_path: Path) -> None:
+    """``usage`` would otherwise tell each of them what the others have sent."""
+    path = tmp_path / "tokens"
+    path.write_text("first\nsecond\n")
+    gateway = Gateway(service.address, tokens=TokenFile("api_token_file", str(path)))
+    body = {"prompt": "hello", "max_tokens": 2}
+
+    def salt(key: str, **fields: Any) -> str:
+        headers = {**JSON, "authorization": f"Bearer {key}"}
+        assert ask(gateway, "/v1/completions", {**body, **fields}, headers).status == 200
+        return service.generator.requests[-1].cache_salt
+
+    try:
+        first, second = salt("first"), salt("second")
+        assert first and second and first != second and salt("first") == first
+        assert "first" not in first
+        assert salt("first", cache_salt="shared") == "shared"
+        path.write_text("first\n")
+        assert salt("first") == ""
+    finally:
+        gateway.close()
+
+
+def test_a_failure_that_many_requests_meet_is_one_warning(
+    service: Service, gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.generator.error = UnavailableError("no target")
+    assert {complete(gateway).status for _ in range(20)} == {503}
+    assert len([record for record in caplog.records if "no target" in record.message]) == 1
+
+
 def test_a_callers_key_goes_on_to_a_coordinator_that_asks_for_one(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("first\nsecond\n")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from outrider.gateway.timed_protocol import MAX_HEADER_BYTES, TimedProtocol
+from outrider.gateway.timed_protocol import MAX_HEADER_BYTES, MAX_PIPELINED_BYTES, TimedProtocol
 
 _REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab"
 _ANSWER_S = 0.6
@@ -106,3 +106,17 @@ async def test_a_websocket_is_asked_for_by_a_request_like_any_other(
         assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
     writer.close()
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("size", [MAX_PIPELINED_BYTES // 2, 3 * MAX_PIPELINED_BYTES])
+async def test_requests_that_wait_behind_another_are_bounded(port: int, size: int) -> None:
+    """Those before them are answered, and then the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(_REQUEST)
+    await writer.drain()
+    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (size, b"a" * size) * 20)
+    async with asyncio.timeout(20):
+        answers = await reader.read()
+    assert 1 <= answers.count(b" 200 ") <= 1 + 2 * MAX_PIPELINED_BYTES // size + 4
+    assert answers.count(b"connection: close") == 1
+    writer.close()

@@ -50,6 +50,25 @@ def test_a_traceback_stays_in_its_line() -> None:
     assert "ValueError: broken" in json.loads(line)["error"]
 
 
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["json", "plain"])
+@pytest.mark.parametrize("end", ["\n", "\r", "\x1b[2K", "\x85", "\u2028", "\x0b"])
+def test_a_text_of_a_caller_forges_no_line(stream: io.StringIO, end: str) -> None:
+    stream.seek(0)
+    stream.truncate()
+    set_up_logging("info", service="coordinator", stream=stream)
+    forged = f"x{end}12:00:00 INFO    coordinator: all is well"
+    log = logging.getLogger("outrider")
+    log.info("asked by %s", forged, extra={"fields": {"request_id": forged}})
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        log.exception("failed for %s", forged)
+    written = stream.getvalue()
+    assert end == "\n" or end not in written
+    assert not any(line.startswith("12:00:00") for line in written.splitlines())
+    assert written.count("all is well") >= 4
+
+
 def test_lines_for_people_on_a_terminal() -> None:
     stream = Terminal()
     set_up_logging("debug", service="draft", stream=stream)

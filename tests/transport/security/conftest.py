@@ -33,10 +33,16 @@ async def serve_with() -> AsyncIterator[ServeWith]:
     """``await serve_with(security, role="generation" | "target", **more)``; serving, gone after the test."""
     servers: list[Server] = []
 
-    async def start(security: ServerSecurity, *, role: str = "generation", **more: Any) -> Server:
+    async def start(
+        security: ServerSecurity,
+        *,
+        role: str = "generation",
+        generator: ScriptedGenerator | None = None,
+        **more: Any,
+    ) -> Server:
         at: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "security": security, **more}
         if role == "generation":
-            server = await serve_generation(ScriptedGenerator(), **at)
+            server = await serve_generation(generator or ScriptedGenerator(), **at)
         else:
             server = await serve_target(ToyTarget(random_rows(5), 5), **at)
         servers.append(server)

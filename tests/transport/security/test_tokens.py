@@ -22,6 +22,7 @@ from outrider.transport.security import ClientSecurity, ServerSecurity, ServerTl
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.transport.security.authorities import Authority
+from tests.support.scripted_generator import ScriptedGenerator
 from tests.transport.security.conftest import ServeWith, at_localhost
 
 
@@ -49,6 +50,20 @@ async def test_every_token_of_the_file_and_no_other(serve_with: ServeWith, token
             await ask(server.address, wrong)
     with pytest.raises(UnauthenticatedError, match="asks for a bearer token"):
         await ask(server.address, None)
+
+
+async def test_requests_of_different_tokens_share_no_cached_prompts(serve_with: ServeWith, tokens: Path) -> None:
+    generator = ScriptedGenerator()
+    server = await serve_with(asks(tokens), generator=generator)
+    for token in ("alpha-123", "beta-456", "alpha-123"):
+        await ask(server.address, token)
+    async with AsyncClient(server.address, token="alpha-123") as client:
+        await client.generate(prompt="x", max_tokens=1, timeout=20, cache_salt="shared")
+    tokens.write_text("alpha-123\n")
+    await ask(server.address, "alpha-123")
+    first, second, again, named, alone = [request.cache_salt for request in generator.requests]
+    assert first and second and first != second and again == first
+    assert (named, alone) == ("shared", "")
 
 
 async def test_streams_facts_and_plain_clients_bring_it_too(serve_with: ServeWith, tokens: Path) -> None:
