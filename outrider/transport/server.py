@@ -183,9 +183,7 @@ async def serve_generation(
     """
 
     def add(server: grpc.aio.Server) -> None:
-        servicer = GenerationServicer(
-            generator, max_open_request_bytes=max_open_request_bytes, tokens=security.tokens
-        )
+        servicer = GenerationServicer(generator, max_open_request_bytes=max_open_request_bytes, tokens=security.tokens)
         servicer.add_to(server)
 
     name = _service_name(generation_pb2, "GenerationService")
