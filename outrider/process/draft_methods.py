@@ -10,7 +10,7 @@ from typing import Any
 from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, ModelError
-from outrider.limits.bounded_files import read_bounded
+from outrider.limits.bounded_files import read_of_folder
 
 _ARCHITECTURES = {
     "DFlashDraftModel": DraftMethod.DFLASH,
@@ -85,7 +85,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(read_bounded(path))
+        content = json.loads(read_of_folder(path.parent, path.name))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -12,7 +12,7 @@ import jinja2
 from outrider.errors import ConfigError
 from outrider.generation import TokenizerFiles
 from outrider.limits import TOKENIZER_BYTES
-from outrider.limits.bounded_files import MAX_SETTINGS_BYTES, read_bounded
+from outrider.limits.bounded_files import MAX_SETTINGS_BYTES, read_bounded, read_of_folder
 from outrider.tokenization.chat import ChatRenderer
 from outrider.tokenization.chat.sandbox import compile_template
 from outrider.tokenization.chat.templates import (
@@ -76,8 +76,8 @@ def read_chat_template(path: Path | str) -> bytes:
 
 def read_text_files(folder: Path) -> dict[str, bytes]:
     """Read the text files of a folder, by their names in it; ``ConfigError`` for one that cannot be read."""
-    named = [path for name in JSON_FILES if (path := folder / name).is_file()]
-    return {path.relative_to(folder).as_posix(): _read(path) for path in (*named, *template_files(folder))}
+    named = [name for name in JSON_FILES if (folder / name).is_file()]
+    return {name: _read(folder, name) for name in (*named, *template_files(folder))}
 
 
 def most_bytes(name: str) -> int:
@@ -85,18 +85,18 @@ def most_bytes(name: str) -> int:
     return TOKENIZER_BYTES.most if name == TOKENIZER_FILE else MAX_SETTINGS_BYTES
 
 
-def _read(path: Path) -> bytes:
+def _read(folder: Path, name: str) -> bytes:
     try:
-        return read_bounded(path, most_bytes(path.name))
+        return read_of_folder(folder, name, most_bytes(name))
     except OSError as error:
-        raise ConfigError("coordinator.tokenizer", f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError("coordinator.tokenizer", f"{folder / name} cannot be read: {error.strerror}") from error
 
 
-def template_files(folder: Path) -> list[Path]:
-    """Paths of a folder's chat templates, apart from those inside its JSON files."""
-    named = [folder / TEMPLATE_FILE, folder / LEGACY_TEMPLATE_FILE]
-    templates = sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))[:MAX_TEMPLATES]
-    return [path for path in (*named, *templates) if path.is_file()]
+def template_files(folder: Path) -> list[str]:
+    """Names of a folder's chat templates, apart from those inside its JSON files."""
+    further = sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))[:MAX_TEMPLATES]
+    named = [TEMPLATE_FILE, LEGACY_TEMPLATE_FILE, *(f"{TEMPLATE_FOLDER}/{path.name}" for path in further)]
+    return [name for name in named if (folder / name).is_file()]
 
 
 def _hash(files: Mapping[str, bytes], bos_token_id: int | None) -> str:

@@ -12,8 +12,12 @@ from tokenizers import Tokenizer
 
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.limits import ANY_MODEL, TOKENIZER_BYTES, ModelLimits
+<<<<<<< HEAD
 from outrider.limits.bounded_files import read_bounded
 from outrider.tokenization.decoding import DecoderTraits, byte_of
+=======
+from outrider.limits.bounded_files import read_of_folder
+>>>>>>> 5773ffb1 (Read text and configurations of a model folder from that folder alone)
 
 TOKENIZER_FILE = "tokenizer.json"
 REPLACEMENT = "\ufffd"
@@ -75,7 +79,7 @@ class TextTokenizer:
         """Create it from a folder with a ``tokenizer.json``; ``ConfigError`` if there is none."""
         path = Path(folder) / TOKENIZER_FILE
         try:
-            content = read_bounded(path, TOKENIZER_BYTES.most)
+            content = read_of_folder(path.parent, path.name, TOKENIZER_BYTES.most)
         except OSError as error:
             raise ConfigError("coordinator.tokenizer", f"{path} cannot be read: {error.strerror}") from error
         return cls._parse(content, str(path), bos_token_id)

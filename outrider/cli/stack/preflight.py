@@ -17,7 +17,7 @@ from outrider.config.fields import DraftMethod
 from outrider.config.typed_names import Place
 from outrider.errors import ConfigError, ModelError
 from outrider.limits import TOKENIZER_BYTES
-from outrider.limits.bounded_files import read_bounded
+from outrider.limits.bounded_files import read_of_folder
 from outrider.vocabularies import check_same_ids, names_of, tokens_by_id
 
 Listening = CoordinatorSettings | TargetSettings | DraftSettings | GatewaySettings
@@ -131,7 +131,7 @@ def check_tokenizers(target: Path, draft: Path) -> None:
     """Check that both models use the same token ids, as the coordinator does after loading."""
     try:
         of_target, of_draft = (
-            read_bounded(folder / "tokenizer.json", TOKENIZER_BYTES.most) for folder in (target, draft)
+            read_of_folder(folder, "tokenizer.json", TOKENIZER_BYTES.most) for folder in (target, draft)
         )
     except OSError:
         return  # without one of them, or with one that cannot be read: the services say what they make of it
@@ -148,7 +148,7 @@ def read_config(folder: Path, role: str) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise ModelError(f"{role} model: {path} is no regular file")
     try:
-        config = json.loads(read_bounded(path).decode("utf-8-sig"))
+        config = json.loads(read_of_folder(folder, path.name).decode("utf-8-sig"))
     except FileNotFoundError:
         raise ModelError(f"{role} model: {folder} has no config.json") from None
     except RecursionError as error:

@@ -102,7 +102,7 @@ def _find_files(folder: Path) -> list[Path]:
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    content = read_object(index, MAX_INDEX_BYTES)
+    content = read_object(index, MAX_INDEX_BYTES, may_be_elsewhere=True)
     if not isinstance(content.get("weight_map"), dict):
         raise ModelError(f"{index} is no index: it should map tensor names to files under weight_map")
     return validated(index, _INDEX, content).weight_map

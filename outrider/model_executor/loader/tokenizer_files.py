@@ -46,8 +46,8 @@ class TokenizerFacts:
 
 def read_tokenizer(folder: Path, *, vocab_size: int) -> TokenizerFacts:
     """Read a folder's tokenizer files; ``ModelError`` when they cannot be read or do not fit the model."""
-    files = {name: read_bytes(folder / name, most_bytes(name)) for name in JSON_FILES if is_there(folder / name)}
-    templates = {path.relative_to(folder).as_posix(): read_bytes(path) for path in template_files(folder)}
+    files = {name: read_bytes(folder, name, most_bytes(name)) for name in JSON_FILES if is_there(folder / name)}
+    templates = {name: read_bytes(folder, name) for name in template_files(folder)}
     if "tokenizer.json" not in files:
         return TokenizerFacts(files=files | templates)
     contents = {name: parse_object(folder / name, content) for name, content in files.items()}

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from outrider.errors import ModelError
-from outrider.limits.bounded_files import MAX_SETTINGS_BYTES, read_bounded
+from outrider.limits.bounded_files import MAX_SETTINGS_BYTES, read_bounded, read_of_folder
 
 ValueT = TypeVar("ValueT")
 
@@ -35,19 +35,24 @@ def is_there(path: Path) -> bool:
     return False
 
 
-def read_bytes(path: Path, most: int = MAX_SETTINGS_BYTES) -> bytes:
-    """A file's content; ``ModelError`` for one of more than ``most`` bytes."""
+def read_bytes(folder: Path, name: str, most: int = MAX_SETTINGS_BYTES, *, may_be_elsewhere: bool = False) -> bytes:
+    """The content of a model folder's file; ``ModelError`` for one of more than ``most`` bytes, or a link out of the
+    folder unless it ``may_be_elsewhere``.
+    """
+    path = folder / name
     try:
-        return read_bounded(path, most)
+        return read_bounded(path, most) if may_be_elsewhere else read_of_folder(folder, name, most)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def read_object(path: Path, most: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
-    """The JSON object that a file of at most ``most`` bytes holds."""
+def read_object(path: Path, most: int = MAX_SETTINGS_BYTES, *, may_be_elsewhere: bool = False) -> dict[str, Any]:
+    """The JSON object that a model folder's file of at most ``most`` bytes holds. ``may_be_elsewhere``: the file may be
+    a link out of the folder, as weights may be.
+    """
     if not is_there(path):
         raise ModelError(f"{path} is missing: a model folder has config.json and *.safetensors")
-    return parse_object(path, read_bytes(path, most))
+    return parse_object(path, read_bytes(path.parent, path.name, most, may_be_elsewhere=may_be_elsewhere))
 
 
 def parse_object(path: Path, content: bytes, what: str = "") -> dict[str, Any]:

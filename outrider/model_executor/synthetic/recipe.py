@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from outrider.errors import ModelError
-from outrider.limits.bounded_files import read_bounded
+from outrider.limits.bounded_files import read_of_folder
 from outrider.model_executor.synthetic.cycle import PairMap, build_map
 from outrider.model_executor.synthetic.weights import Sizes, Successors, WeightMaker
 
@@ -78,7 +78,7 @@ def read_recipe(folder: Path) -> Recipe:
     """The folder's recipe; ``ModelError`` when it has none or it is no recipe."""
     path = folder / FILE
     try:
-        content = json.loads(read_bounded(path))
+        content = json.loads(read_of_folder(folder, FILE))
         recipe = Recipe(
             role=str(content["role"]),
             acceptance=float(content["acceptance"]),

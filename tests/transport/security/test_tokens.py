@@ -21,8 +21,8 @@ from outrider.transport.remote import RemoteTarget
 from outrider.transport.security import ClientSecurity, ServerSecurity, ServerTls, TokenFile
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.transport.security.authorities import Authority
 from tests.support.scripted_generator import ScriptedGenerator
+from tests.transport.security.authorities import Authority
 from tests.transport.security.conftest import ServeWith, at_localhost
 
 
