@@ -12,12 +12,8 @@ from tokenizers import Tokenizer
 
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.limits import ANY_MODEL, TOKENIZER_BYTES, ModelLimits
-<<<<<<< HEAD
-from outrider.limits.bounded_files import read_bounded
-from outrider.tokenization.decoding import DecoderTraits, byte_of
-=======
 from outrider.limits.bounded_files import read_of_folder
->>>>>>> 5773ffb1 (Read text and configurations of a model folder from that folder alone)
+from outrider.tokenization.decoding import DecoderTraits, byte_of
 
 TOKENIZER_FILE = "tokenizer.json"
 REPLACEMENT = "\ufffd"
