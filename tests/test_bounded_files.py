@@ -15,7 +15,8 @@ from outrider.model_executor.loader.checkpoint import read_checkpoint
 from outrider.model_executor.loader.tokenizer_files import read_tokenizer
 from outrider.model_executor.models import read_model_config
 from outrider.tokenization import ModelText
-from outrider.tokenization.model_text import JSON_FILES, TEMPLATE_FILE, read_text_files
+from outrider.tokenization.chat.templates import TEMPLATE_FILE
+from outrider.tokenization.model_text import JSON_FILES, read_text_files
 from tests.support.tiny_models import cached_tiny_model
 
 SECRET = b'{"secret": "of this host"}'
