@@ -173,7 +173,7 @@ class Coordinator:
             draft_model=draft.descriptions[0].model_name if draft and draft.descriptions else "",
             max_model_len=target.max_model_len,
             num_token_ids=target.num_token_ids,
-            eos_token_ids=target.eos_token_ids,
+            eos_token_ids=self._require_input_processor().eos_token_ids,
             num_speculative_tokens=self._settings.num_speculative_tokens,
             acceptance_method=self._settings.acceptance_method,
             draft_attached=draft is not None and draft.is_up,

@@ -70,7 +70,7 @@ NAME_MESSAGE = Bound(4096, "bytes")
 
 # Links. A bad word travels as up to two runs of tokens: at the start of a text and after a space.
 LINK_BAD_WORDS = Bound(2 * BAD_WORDS.most, "entries")
-LINK_ENDING_TOKEN_IDS = Bound(2 * STOP_TOKEN_IDS.most, "ids")
+LINK_ENDING_TOKEN_IDS = Bound(2 * STOP_TOKEN_IDS.most + 1, "ids")
 """Stop tokens of a request, and the model's own ends of sequence."""
 LINK_BANNED_TOKEN_IDS = Bound(1024, "ids")
 LINK_TOKEN_IDS = Bound(4 * PROMPT_TOKENS.most, "ids")

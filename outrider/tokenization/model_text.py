@@ -20,6 +20,7 @@ from outrider.tokenization.chat.templates import (
     TEMPLATE_FILE,
     TEMPLATE_FOLDER,
     ChatTemplates,
+    special_tokens,
     with_template,
 )
 from outrider.tokenization.sampling_defaults import GENERATION_CONFIG_FILE, sampling_defaults
@@ -38,15 +39,20 @@ class ModelText:
     tokenizer: TextTokenizer | None = None
     chat: ChatRenderer = field(default_factory=lambda: ChatRenderer(ChatTemplates()))
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    eos_token_id: int | None = None
+    """Id of ``eos_token`` in ``tokenizer_config.json``; None if it has none, or the vocabulary has not got it."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], *, bos_token_id: int | None = None) -> ModelText:
         """Create it from the files of a description; ``ConfigError`` for an unusable tokenizer."""
+        tokenizer = TextTokenizer.from_files(files, bos_token_id=bos_token_id)
+        eos_token = special_tokens(files).get("eos_token")
         return cls(
             files=TokenizerFiles(files, bos_token_id, _hash(files, bos_token_id)),
-            tokenizer=TextTokenizer.from_files(files, bos_token_id=bos_token_id),
+            tokenizer=tokenizer,
             chat=ChatRenderer.from_files(files),
             sampling_defaults=sampling_defaults(files),
+            eos_token_id=None if tokenizer is None or eos_token is None else tokenizer.backend.token_to_id(eos_token),
         )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Sampling defaults of a model, from its ``generation_config.json``."""
+"""Request defaults of a model, from its ``generation_config.json``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from outrider.limits import MAX_TOKENS
 _log = logging.getLogger(__name__)
 GENERATION_CONFIG_FILE = "generation_config.json"
 
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+MAX_NEW_TOKENS = "max_new_tokens"
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", MAX_NEW_TOKENS)
 """Fields that vLLM reads from the file."""
 
 
@@ -38,6 +39,8 @@ def _is_valid(name: str, value: Any) -> bool:  # noqa: ANN401 - JSON
         return False
     if name == "top_k":
         return isinstance(value, int) and value >= -1
+    if name == MAX_NEW_TOKENS:
+        return isinstance(value, int) and value >= 1
     upper = 1.0 if name in ("top_p", "min_p") else float("inf")
     has_zero = name in ("temperature", "min_p")
     return (value >= 0 if has_zero else value > 0) and value <= upper and math.isfinite(value)

@@ -90,6 +90,11 @@ def test_the_longest_context_is_known_where_a_config_says_it(scaling: str, expec
     assert longest_context(config) == expected
 
 
+def test_the_trained_length_beside_the_scaling_counts_for_the_longest_context() -> None:
+    config = {"max_position_embeddings": 2048, "original_max_position_embeddings": 4096, "rope_scaling": {"factor": 4}}
+    assert longest_context(config) == 16384
+
+
 def stack(coordinator: dict[str, int]) -> Settings:
     return Settings(
         target=TargetSettings.model_validate({"model": "m"}),

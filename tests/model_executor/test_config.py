@@ -66,6 +66,21 @@ def test_the_longest_sequence_counts_the_scaling(
     assert read_model_config(write_config(tmp_path, rope_scaling=scaling)).max_position == max_position
 
 
+@pytest.mark.parametrize("rope_type", ["yarn", "llama3"])
+def test_the_trained_length_beside_the_scaling_has_priority(tmp_path: Path, rope_type: str) -> None:
+    scaling: dict[str, object] = {"rope_type": rope_type, "factor": 4.0, "original_max_position_embeddings": 128}
+    if rope_type == "llama3":
+        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = read_model_config(write_config(tmp_path, rope_scaling=scaling, original_max_position_embeddings=256))
+    assert config.rope.original_max_position == 256
+    assert config.max_position == (1024 if rope_type == "yarn" else 512)
+
+
+def test_a_part_of_the_heads_to_turn_is_refused_beside_the_scaling_too(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="partial_rotary_factor"):
+        read_model_config(write_config(tmp_path, partial_rotary_factor=0.5))
+
+
 def test_every_end_token_of_the_generation_config_counts(tmp_path: Path) -> None:
     write_config(tmp_path)
     assert read_model_config(tmp_path).eos_token_ids == (2,)

@@ -43,6 +43,15 @@ SCALED_ROPES: dict[str, dict[str, Any]] = {
         beta_fast=8,
         beta_slow=2,
     ),
+    "yarn-original-beside": {**rope("yarn", factor=4.0), "original_max_position_embeddings": 64},
+    "yarn-original-twice": {
+        **rope("yarn", factor=4.0, original_max_position_embeddings=16),
+        "original_max_position_embeddings": 64,
+    },
+    "llama3-original-beside": {
+        **rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0),
+        "original_max_position_embeddings": 64,
+    },
     "yarn-not-truncated": rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

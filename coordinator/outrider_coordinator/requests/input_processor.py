@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
 from outrider.packed_ids import pack_long
 from outrider.requests import checks_against_model, checks_of_request, checks_of_sampling
 from outrider.tokenization import ModelText, TextTokenizer
+from outrider.tokenization.sampling_defaults import MAX_NEW_TOKENS
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules
 from outrider_coordinator.routing.placement import capacity, check_room
@@ -54,6 +55,14 @@ class InputProcessor:
     def model_name(self) -> str:
         """The target's name."""
         return self._target.model_name
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """End tokens of the model's configuration, and that of the tokenizer: as in vLLM, each ends a generation."""
+        own, known = self.text.eos_token_id, self._target.eos_token_ids
+        if own is None or own in known or own >= self._target.num_token_ids:
+            return known
+        return (*known, own)
 
     @property
     def limits(self) -> ModelLimits:
@@ -96,7 +105,7 @@ class InputProcessor:
             acceptance_method=method,
             rules=self._rules(method, sampling.temperature),
             num_token_ids=self._target.num_token_ids,
-            eos_token_ids=() if request.ignore_eos else self._target.eos_token_ids,
+            eos_token_ids=() if request.ignore_eos else self.eos_token_ids,
             stop_token_ids=request.stop_token_ids,
             stop=request.stop,
             include_stop=request.include_stop_str_in_output,
@@ -180,9 +189,11 @@ class InputProcessor:
 
     def _model_defaults(self, names: Collection[str]) -> dict[str, Any]:
         """The model's own defaults of parameters that the request leaves open."""
-        if self._settings.generation_config is not GenerationConfig.AUTO:
-            return {}
-        return {name: value for name, value in self.text.sampling_defaults.items() if name in names}
+        return {name: value for name, value in self._defaults.items() if name in names}
+
+    @property
+    def _defaults(self) -> Mapping[str, float | int]:
+        return self.text.sampling_defaults if self._settings.generation_config is GenerationConfig.AUTO else {}
 
     def _bad_words(self, request: GenerationRequest) -> Runs:
         if not request.bad_words or self.tokenizer is None:
@@ -195,7 +206,8 @@ class InputProcessor:
         """Maximum output that fits the model; ``InvalidRequestError`` if the target's KV cache could never hold it."""
         max_tokens = min(request.max_tokens, self._target.max_model_len - num_prompt_tokens)
         if request.max_tokens == TO_THE_END:
-            max_tokens = max(1, min(max_tokens, capacity(self._target) - num_prompt_tokens))
+            most = int(self._defaults.get(MAX_NEW_TOKENS, max_tokens))
+            max_tokens = max(1, min(max_tokens, most, capacity(self._target) - num_prompt_tokens))
         check_room(self._target, num_prompt_tokens, max_tokens)
         return max_tokens
 

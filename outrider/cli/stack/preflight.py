@@ -118,7 +118,8 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(longest, int) or not isinstance(scaling, Mapping):
         return None
-    factor, original = scaling.get("factor") or 1.0, scaling.get("original_max_position_embeddings") or 0
+    originals = (fields.get("original_max_position_embeddings") for fields in (config, scaling))
+    factor, original = scaling.get("factor") or 1.0, next(filter(None, originals), 0)
     if not isinstance(factor, int | float) or not isinstance(original, int):
         return None
     try:

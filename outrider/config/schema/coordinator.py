@@ -146,8 +146,8 @@ class CoordinatorSettings(Section):
     )
     generation_config: Defaults = Field(
         GenerationConfig.AUTO,
-        description="auto: temperature, top_p, top_k, min_p and repetition_penalty that a request leaves out are those"
-        " of the target's generation_config.json; none: they are off.",
+        description="auto: temperature, top_p, top_k, min_p, repetition_penalty and max_tokens that a request leaves"
+        " out are those of the target's generation_config.json; none: they are off.",
     )
     logprobs_mode: Logprobs = Field(
         LogprobsMode.RAW,

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from outrider.errors import ModelError
@@ -83,7 +83,7 @@ def config_of_fields(path: Path, fields: dict[str, Any], architecture: str) -> M
     """A configuration that stands in another file, ``path``, which errors name."""
     try:
         with _without_warnings():
-            complete = dict(AutoConfig.for_model(**_without_code(fields)).to_dict())
+            complete = _fields_of(AutoConfig.for_model(**_without_code(fields)))
         return _convert(complete, family_of(architecture), None, ())
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
@@ -114,12 +114,20 @@ def _read_fields(folder: Path, raw: dict[str, Any], family: ModelFamily) -> dict
     try:
         with _without_warnings():
             if family.reads_as is not None:
-                return dict(AutoConfig.for_model(**{**_without_code(raw), "model_type": family.reads_as}).to_dict())
-            return dict(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
+                return _fields_of(AutoConfig.for_model(**{**_without_code(raw), "model_type": family.reads_as}))
+            return _fields_of(AutoConfig.from_pretrained(folder, local_files_only=True))
     except Exception as error:  # transformers raises whatever its validators raise
         path = folder / "config.json"
         field = _field_at_fault(raw, family)
         raise ModelError(f"{path} does not describe a {family.architecture}: {field}{one_line(error)}") from error
+
+
+def _fields_of(config: PreTrainedConfig) -> dict[str, Any]:
+    """Fields as transformers computes with them."""
+    # Moves what stands beside rope_scaling, such as original_max_position_embeddings of Phi-3, into it, as the models
+    # of transformers do before they compute positions.
+    config.standardize_rope_params()
+    return dict(config.to_dict())
 
 
 def _field_at_fault(raw: dict[str, Any], family: ModelFamily) -> str:

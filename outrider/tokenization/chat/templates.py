@@ -28,8 +28,7 @@ class ChatTemplates:
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplates:
         """Read the templates from the files of a model folder; unreadable files are ignored."""
         config = _object(files, "tokenizer_config.json")
-        special = {**_object(files, "special_tokens_map.json"), **config}
-        return cls(_of_files(files) or _of_config(config, files), _special_tokens(special))
+        return cls(_of_files(files) or _of_config(config, files), special_tokens(files))
 
     def choose(self, name: str, *, has_tools: bool) -> str:
         """Return the template of this name, or the default one for a chat; ``InvalidRequestError`` if there is none."""
@@ -74,7 +73,9 @@ def _is_named(entry: Mapping[str, Any]) -> bool:
     return isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+def special_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Name -> text of each special token that the files of a model folder name."""
+    config = {**_object(files, "special_tokens_map.json"), **_object(files, "tokenizer_config.json")}
     found = {name: _content(config.get(name)) for name in _SPECIAL_TOKENS}
     return {name: content for name, content in found.items() if content is not None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from outrider.tokenization import ModelText
 from outrider.tokenization.sampling_defaults import SAMPLING_DEFAULTS, sampling_defaults
 from outrider.types import AcceptanceMethod, JudgingRule, LogprobsMode, ModelDescription, SamplingParams
 from outrider_coordinator.requests.input_processor import InputProcessor, started
-from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
+from tests.coordinator.tokenizers_for_tests import END, byte_level, text_tokenizer
 
 TARGET = ModelDescription(
     role="target", model_name="t", architecture="", vocab_size=300, num_token_ids=258, max_model_len=20,
@@ -30,6 +31,9 @@ TEXT = ModelText.from_files(
         "generation_config.json": b'{"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": "x", "do_sample": true}',
     }
 )
+
+
+NEW_TOKENS = b'{"max_new_tokens": 3}'
 
 
 def input_processor(
@@ -217,6 +221,44 @@ def test_output_to_the_end_is_what_the_model_and_its_pages_hold() -> None:
     assert input_processor(small).process(ask(max_tokens=TO_THE_END)).max_tokens == 3
     with pytest.raises(InvalidRequestError, match="KV pages"):
         input_processor(small).process(ask(max_tokens=4))
+
+
+def test_output_without_a_limit_has_the_models_own() -> None:
+    processor = input_processor()
+    processor.text = replace(TEXT, sampling_defaults=sampling_defaults({"generation_config.json": NEW_TOKENS}))
+    assert processor.process(ask(max_tokens=TO_THE_END)).max_tokens == 3
+    assert processor.process(ask(max_tokens=7)).max_tokens == 7
+    off = input_processor(generation_config="none")
+    off.text = processor.text
+    assert off.process(ask(max_tokens=TO_THE_END)).max_tokens == 15
+
+
+@pytest.mark.parametrize("eos_token", [END, {"content": END, "special": True}])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_the_end_token_of_the_tokenizer_ends_a_generation(name: str, eos_token: object) -> None:
+    files = {"tokenizer.json": byte_level().to_str().encode(), name: json.dumps({"eos_token": eos_token}).encode()}
+    text, end = ModelText.from_files(files), int(byte_level().token_to_id(END) or 0)
+    for known, expected in (((7,), (7, end)), ((end, 7), (end, 7)), ((), (end,))):
+        processor = input_processor(replace(TARGET, eos_token_ids=known))
+        processor.text = text
+        assert processor.process(ask()).eos_token_ids == processor.eos_token_ids == expected
+        assert processor.process(ask(ignore_eos=True)).eos_token_ids == ()
+
+
+@pytest.mark.parametrize("eos_token", [None, "<|nowhere|>", 5])
+def test_an_end_token_that_the_vocabulary_lacks_is_none(eos_token: object) -> None:
+    config = json.dumps({"eos_token": eos_token}).encode()
+    text = ModelText.from_files({"tokenizer.json": byte_level().to_str().encode(), "tokenizer_config.json": config})
+    processor = input_processor()
+    processor.text = text
+    assert processor.eos_token_ids == (256,)
+
+
+def test_an_end_token_that_the_model_lacks_is_none() -> None:
+    files = {"tokenizer.json": byte_level().to_str().encode(), "tokenizer_config.json": b'{"eos_token": "<|end|>"}'}
+    processor = input_processor(replace(TARGET, num_token_ids=200, eos_token_ids=(7,)))
+    processor.text = ModelText.from_files(files)
+    assert processor.eos_token_ids == (7,)
 
 
 def test_sampling_is_checked_with_the_models_defaults_in() -> None:
