@@ -207,6 +207,8 @@ class ModelPlacement:
     page_size: int = 0
     """Tokens in a KV page; 0 without a model."""
     num_pages: int = 0
+    quantization: str = ""
+    """Format of quantized weights; empty: all weights are of the dtype."""
 
     @classmethod
     def of(cls, description: ModelDescription) -> ModelPlacement:
@@ -216,6 +218,7 @@ class ModelPlacement:
             device_name=description.device_name,
             tensor_parallel_size=description.tensor_parallel_size,
             dtype=description.dtype,
+            quantization=description.quantization,
             page_size=description.page_size,
             num_pages=description.num_pages,
         )

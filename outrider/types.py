@@ -359,6 +359,8 @@ class ModelDescription:
     bos_token_id: int | None = None
     """The id put before every prompt, if the tokenizer asks for one."""
     dtype: str = ""
+    quantization: str = ""
+    """Format of quantized weights, for people; empty: all weights are of the dtype."""
     device: str = ""
     device_id: str = ""
     """What tells its device from all others, also of other hosts; empty where it is none that services could share."""

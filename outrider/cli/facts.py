@@ -21,7 +21,8 @@ def placement_text(placement: ModelPlacement) -> str:
     if not placement.device:
         return ""
     where = device_text(placement.device, placement.tensor_parallel_size, placement.device_name)
-    return f"{where}, {placement.dtype}, KV cache {placement.kv_cache_tokens:,} tokens"
+    kept = f"{placement.dtype}, {placement.quantization}" if placement.quantization else placement.dtype
+    return f"{where}, {kept}, KV cache {placement.kv_cache_tokens:,} tokens"
 
 
 def model_text(name: str, placement: ModelPlacement) -> str:

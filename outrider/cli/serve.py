@@ -73,6 +73,11 @@ LoadFormat = Annotated[
 ]
 Dtype = Annotated[str | None, _model("auto, float32, bfloat16 or float16, for both models.", "--dtype")]
 DraftDtype = Annotated[str | None, _model("Type of the draft, if different.", "--draft-dtype")]
+Quantization = Annotated[
+    str | None,
+    _model("fp8: weights of 16 bits become FP8 while loading, for both models. Default none.", "--quantization", "-q"),
+]
+DraftQuantization = Annotated[str | None, _model("The same of the draft, if different.", "--draft-quantization")]
 MaxModelLen = Annotated[
     int | None,
     _model(
@@ -204,6 +209,8 @@ def serve(
     load_format: LoadFormat = None,
     dtype: Dtype = None,
     draft_dtype: DraftDtype = None,
+    quantization: Quantization = None,
+    draft_quantization: DraftQuantization = None,
     max_model_len: MaxModelLen = None,
     draft_model: DraftModel = None,
     draft_revision: DraftRevision = None,

@@ -229,6 +229,7 @@ Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValid
 ToolCallParser = Literal["none", "hermes", "llama3_json", "mistral", "openai", "pythonic", "qwen3_coder"]
 ReasoningParser = Literal["none", "deepseek_r1", "openai", "qwen3"]
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
+Quantization = Literal["none", "fp8"]
 Method = Annotated[DraftMethod, BeforeValidator(_known_method)]
 Logprobs = Annotated[LogprobsMode, BeforeValidator(_known_logprobs)]
 Acceptance = Annotated[AcceptanceMethod, BeforeValidator(_known_acceptance)]

@@ -35,6 +35,7 @@ KEYS: dict[str, Place] = {
     "suffix_decoding_max_spec_factor": ("draft", "suffix_decoding_max_spec_factor"),
     "suffix_decoding_min_token_prob": ("draft", "suffix_decoding_min_token_prob"),
     "max_model_len": ("draft", "max_model_len"),
+    "quantization": ("draft", "quantization"),
     "disable_logprobs": ("coordinator", "disable_logprobs"),
 }
 """vLLM's key: our section and key, for values that mean the same."""
@@ -61,7 +62,7 @@ _OF_OTHERS = "belongs to a method that is not built yet; see method"
 _REFUSED = {
     "disable_eagle_block_drop": _OF_VLLM,
     "disable_lookahead_block_hashes": _OF_VLLM,
-    "draft_lm_head_quantization": "weights are served as float32, bfloat16 or float16",
+    "draft_lm_head_quantization": "a draft's head has the type of its weights: set draft.dtype",
     "draft_load_config": "set draft.load_format instead",
     "draft_model_config": "is vLLM's own, not a user's",
     "draft_parallel_config": "is vLLM's own, not a user's",
@@ -74,7 +75,6 @@ _REFUSED = {
     "kv_cache_dtype": "the KV cache has the type of the weights: set draft.dtype",
     "num_speculative_tokens_per_batch_size": "draft lengths follow the measured throughput: draft_length is auto",
     "parallel_drafting": "method dflash drafts all tokens at once, other drafts one after the other",
-    "quantization": "weights are served as float32, bfloat16 or float16",
     "speculative_token_tree": "a draft is one sequence of tokens",
     "suffix_decoding_max_cached_requests": "outputs count in tokens: set draft.suffix_decoding_max_cached_tokens",
     "synthetic_acceptance_length": "tokens are never accepted by chance",

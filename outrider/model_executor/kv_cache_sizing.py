@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 from outrider.errors import ConfigError, ModelError
 from outrider.kv_cache.sizing import KVCacheRequest, count_pages
 from outrider.model_executor.models import ModelConfig
-from outrider.model_executor.models.weights import checkpoint_targets
+from outrider.model_executor.models.weights import weight_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -66,11 +65,12 @@ def explaining_out_of_memory(device: torch.device) -> Iterator[None]:
 
 def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int) -> None:
     """Raise ``ModelError`` when the weights take more memory than the device has in all."""
-    num_values = sum(math.prod(target.shape) for target in checkpoint_targets(config).values())
-    needed, total = num_values * dtype.itemsize // num_ranks, _total_bytes(device)
+    needed = weight_bytes(config, dtype, is_widened=device.type == "cpu") // num_ranks
+    total = _total_bytes(device)
     if needed > total:
+        kept = dtype if config.quantization is None else f"{dtype} and {config.quantization}"
         raise ModelError(
-            f"the weights that config.json asks for take {needed / 2**30:.1f} GiB as {dtype}, and {device} has"
+            f"the weights that config.json asks for take {needed / 2**30:.1f} GiB as {kept}, and {device} has"
             f" {total / 2**30:.1f} GiB in all"
         )
 

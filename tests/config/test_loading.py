@@ -319,7 +319,7 @@ def test_every_name_of_prompt_lookup_is_understood(text: str) -> None:
     [
         ('{"method": "eagle3"}', "model: is needed by method eagle3"),
         ('{"method": "deepseek_mtp"}', "MTP layers of other models and DSpark are not supported"),
-        ('{"quantization": "fp8"}', "weights are served as float32, bfloat16 or float16"),
+        ('{"quantization": "awq"}', "should be 'none' or 'fp8'"),
         ('{"use_heterogeneous_vocab": true}', "must have the same vocabulary"),
         ('{"rejection_sample_method": "synthetic"}', "should be standard or block, not 'synthetic'"),
         ('{"tensor_parallel_size": 2}', "set draft_tensor_parallel_size"),

@@ -12,8 +12,8 @@ import torch
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import Residual
-from outrider.model_executor.layers.linear import Features, Linear
-from outrider.model_executor.layers.linear_method import Axis, LinearMethod, LinearSpec, Parameter
+from outrider.model_executor.layers.linear import Linear
+from outrider.model_executor.layers.linear_method import Axis, Features, LinearMethod, LinearSpec, Parameter
 from outrider.model_executor.layers.linear_methods import UnquantizedLinear
 from outrider.model_executor.layers.norm import RmsNorm
 
@@ -64,9 +64,7 @@ def fill(layer: Linear, tensors: dict[str, torch.Tensor]) -> Linear:
     for name, target in targets.items():
         assert target.shape == tensors[name].shape
         if target.destination is not None:
-            content = tensors[name] if target.part is None else tensors[name][target.part]
-            assert content.shape == target.destination.shape
-            target.destination.copy_(content)
+            target.write(tensors[name] if target.part is None else tensors[name][target.part])
     return layer
 
 

@@ -181,7 +181,10 @@ def spoil_config(**changes: Any) -> Callable[[Path], None]:
         (spoil_config(architectures=["GemmaForCausalLM"]), r"GemmaForCausalLM is not supported; supported are Llama"),
         (spoil_config(architectures=None, model_type="gpt2"), r"gpt2 is not supported; supported are LlamaForCausalLM"),
         (spoil_config(hidden_act="gelu"), r"hidden_act 'gelu' is not supported"),
-        (spoil_config(quantization_config={"bits": 4}), r"quantised weights are not supported yet"),
+        (
+            spoil_config(quantization_config={"bits": 4}),
+            r"quant_method None, which is not supported; supported are FP8",
+        ),
         (spoil_config(num_hidden_layers="two"), r"num_hidden_layers should be a valid integer, not 'two'"),
         (
             spoil_config(

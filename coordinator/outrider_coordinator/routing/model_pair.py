@@ -20,6 +20,7 @@ _SAME = (
     "eos_token_ids",
     "bos_token_id",
     "dtype",
+    "quantization",
     "tokenizer_hash",
 )
 """In what two targets have to agree so that a session may go on from one to the other."""

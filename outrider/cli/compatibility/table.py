@@ -63,7 +63,9 @@ SETTING_SWITCHES = {
 }
 """The same for switches."""
 
-_NO_QUANTIZATION = "weights are served as float32, bfloat16 or float16: leave it out and name such a model"
+_NO_QUANTIZATION = (
+    "FP8 scales are read from the checkpoint, or made by --quantization fp8; the KV cache has the type of --dtype"
+)
 _ONE_ENGINE = "one target and one draft are served; for more, start `outrider target` on each host"
 _NO_LORA = "adapters are not served: merge the adapter into the model"
 _TEXT_ONLY = "models of text alone are served"
@@ -159,7 +161,7 @@ VALUES = {
         "--renderer-num-workers=* --tokenizer-pool-size=* --tokenizer-pool-type=* --tokenizer-pool-extra-config=*"
     ),
     # As here at some values.
-    _NO_QUANTIZATION: "--quantization=none -q=none --quantization-config",
+    _NO_QUANTIZATION: "--quantization-config",
     "the KV cache has the type of the weights: see --dtype": (
         "--kv-cache-dtype=auto --kv-cache-dtype-skip-layers --override-attention-dtype"
     ),

@@ -16,6 +16,7 @@ from outrider.config.fields import (
     Port,
     Positive,
     PositiveSeconds,
+    Quantization,
     Seconds,
     Share,
     Text,
@@ -68,6 +69,12 @@ class ModelServiceSettings(Section):
     )
     dtype: Dtype = Field(
         "auto", description="Type of weights and KV cache; auto is float32 on a CPU, else the type on file."
+    )
+    quantization: Quantization = Field(
+        "none",
+        description="none: weights are kept as the checkpoint has them, FP8 or not; fp8: those of 16 or 32 bits become"
+        " FP8 while they are loaded, a scale for each row, and inputs are rounded to FP8 token by token. The head and"
+        " drafts that read hidden states stay as they are.",
     )
     page_size: Positive = Field(16, description="Tokens in a KV page.")
     num_pages: Positive | None = Field(

@@ -205,6 +205,7 @@ def _load_options(
         "progress": progress,
         "ranks": ranks,
         "attention_window": _attention_window(settings),
+        "quantization": settings.quantization,
     }
 
 

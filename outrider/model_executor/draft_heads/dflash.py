@@ -33,8 +33,9 @@ from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, Residual, Weights, whole
 from outrider.model_executor.layers.embedding import VocabRows
-from outrider.model_executor.layers.linear import Features, Linear
-from outrider.model_executor.layers.linear_methods import LINEAR_METHODS
+from outrider.model_executor.layers.linear import Linear
+from outrider.model_executor.layers.linear_method import Features
+from outrider.model_executor.layers.linear_methods import UnquantizedLinear
 from outrider.model_executor.layers.norm import RmsNorm
 from outrider.model_executor.layers.rope import RotaryEmbedding
 from outrider.model_executor.models.decoder import DecoderLayer
@@ -48,7 +49,7 @@ class DFlashHead:
     def __init__(self, config: DFlashConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         layer = config.layer
-        context = LayerContext(layer, layer, dtype, device, SINGLE_RANK, LINEAR_METHODS[None])
+        context = LayerContext(layer, layer, dtype, device, SINGLE_RANK, UnquantizedLinear)
         size = layer.hidden_size
         self._embedding = VocabRows(context)
         self._fc = Linear(context, Features.all(len(config.hidden_state_layers) * size), (Features.all(size, "fc"),))

@@ -23,7 +23,8 @@ from outrider.model_executor.draft_heads.config import check_architecture, read_
 from outrider.model_executor.draft_heads.pair_head import PairHead, PairHeadConfig, PlainInput
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch, Weights
-from outrider.model_executor.layers.linear import Features, Linear
+from outrider.model_executor.layers.linear import Linear
+from outrider.model_executor.layers.linear_method import Features
 from outrider.model_executor.loader.checkpoint import read_tensors
 from outrider.model_executor.models.config_reader import read_model_config
 from outrider.model_executor.models.json_files import read_object

@@ -28,8 +28,9 @@ from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights, whole
 from outrider.model_executor.layers.embedding import VocabRows
 from outrider.model_executor.layers.feed_forward import GatedMlp
-from outrider.model_executor.layers.linear import Features, Linear
-from outrider.model_executor.layers.linear_methods import LINEAR_METHODS
+from outrider.model_executor.layers.linear import Linear
+from outrider.model_executor.layers.linear_method import Features
+from outrider.model_executor.layers.linear_methods import UnquantizedLinear
 from outrider.model_executor.layers.norm import RmsNorm
 from outrider.model_executor.layers.rope import RotaryEmbedding
 
@@ -57,7 +58,7 @@ class Eagle3Head:
     def __init__(self, config: DraftHeadConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         layer = config.layer
-        context = LayerContext(layer, layer, dtype, device, SINGLE_RANK, LINEAR_METHODS[None])
+        context = LayerContext(layer, layer, dtype, device, SINGLE_RANK, UnquantizedLinear)
         hidden = Features.all(layer.hidden_size)
         fused = Features.all(len(config.hidden_state_layers) * config.target_hidden_size)
         self._embedding = VocabRows(context)

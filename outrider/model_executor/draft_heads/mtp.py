@@ -21,7 +21,8 @@ from outrider.model_executor.distributed.communicator import SINGLE_RANK
 from outrider.model_executor.draft_heads.pair_head import PairHead, PairHeadConfig
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights, whole
-from outrider.model_executor.layers.linear import Features, Linear
+from outrider.model_executor.layers.linear import Linear
+from outrider.model_executor.layers.linear_method import Features
 from outrider.model_executor.models.config_reader import read_model_config
 from outrider.model_executor.models.families import family_of
 from outrider.model_executor.models.json_files import read_object

@@ -21,8 +21,9 @@ from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights, whole
 from outrider.model_executor.layers.embedding import VocabRows
 from outrider.model_executor.layers.feed_forward import GatedMlp
-from outrider.model_executor.layers.linear import Features, Linear
-from outrider.model_executor.layers.linear_methods import LINEAR_METHODS
+from outrider.model_executor.layers.linear import Linear
+from outrider.model_executor.layers.linear_method import Features
+from outrider.model_executor.layers.linear_methods import UnquantizedLinear
 from outrider.model_executor.layers.norm import RmsNorm
 from outrider.model_executor.layers.rope import RotaryEmbedding
 from outrider.model_executor.models.config import ModelConfig
@@ -58,7 +59,7 @@ class PairHead(ABC):
     def __init__(self, config: PairHeadConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         layer = config.layer
-        self._context = LayerContext(layer, layer, dtype, device, SINGLE_RANK, LINEAR_METHODS[None])
+        self._context = LayerContext(layer, layer, dtype, device, SINGLE_RANK, UnquantizedLinear)
         hidden = Features.all(layer.hidden_size)
         self._embedding = VocabRows(self._context)
         self._attention = Attention(self._context, 0)

@@ -13,8 +13,8 @@ from outrider.kernels.rope_and_cache import CosSin, HeadLayout
 from outrider.kv_cache import KVCacheSpec
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import AttentionInputs, Residual, Weights, whole
-from outrider.model_executor.layers.linear import Features, Linear
-from outrider.model_executor.layers.linear_method import QueryTarget
+from outrider.model_executor.layers.linear import Linear
+from outrider.model_executor.layers.linear_method import Features, QueryTarget
 
 
 class Attention:
@@ -32,9 +32,10 @@ class Attention:
             Features(config.num_kv_heads * size, _scaled(shard.kv_heads(config), size), name)
             for name in ("k_proj", "v_proj")
         )
-        self.qkv = Linear(context, hidden, (queries, keys, values), bias=config.qkv_bias)
+        module = f"model.layers.{layer}.self_attn."
+        self.qkv = Linear(context, hidden, (queries, keys, values), bias=config.qkv_bias, module=module)
         output = Features.all(config.hidden_size, "o_proj")
-        self.output = Linear(context, queries, (output,), bias=config.output_bias)
+        self.output = Linear(context, queries, (output,), bias=config.output_bias, module=module)
         num_turned = part.num_heads + part.num_kv_heads
         # One weight a head, the queries' then the keys', so that both are normalised in one go.
         self.qk_norm = (

@@ -6,7 +6,7 @@ Shape letters: ``T`` tokens of a forward, ``N`` rows that get logits, ``A`` part
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,13 @@ class WeightTarget:
     """The layer to prepare once all of its weights are there."""
     file_types: tuple[str, ...] = FLOAT_TYPES
     """Types that the tensor may have on file."""
+    writer: Callable[[torch.Tensor], object] | None = None
+    """Writes the part to its place; None: the part is copied to the destination."""
+
+    def write(self, content: torch.Tensor) -> None:
+        """Write the ``part`` of the tensor."""
+        if self.destination is not None:
+            (self.writer or self.destination.copy_)(content)
 
     @property
     def num_values(self) -> int:

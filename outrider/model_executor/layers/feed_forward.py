@@ -9,7 +9,8 @@ import torch
 
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import Residual, Weights
-from outrider.model_executor.layers.linear import Features, Linear
+from outrider.model_executor.layers.linear import Linear
+from outrider.model_executor.layers.linear_method import Features
 
 
 class GatedMlp:
@@ -20,8 +21,9 @@ class GatedMlp:
         own = context.communicator.shard.inner(config)
         gate, up, inner = (Features(config.intermediate_size, own, name) for name in ("gate_proj", "up_proj", ""))
         hidden, output = Features.all(config.hidden_size), Features.all(config.hidden_size, "down_proj")
-        self.gate_up = Linear(context, hidden, (gate, up), bias=config.mlp_bias)
-        self.down = Linear(context, inner, (output,), bias=config.mlp_bias)
+        module = f"model.layers.{layer}.mlp."
+        self.gate_up = Linear(context, hidden, (gate, up), bias=config.mlp_bias, module=module)
+        self.down = Linear(context, inner, (output,), bias=config.mlp_bias, module=module)
 
     def __call__(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream with what was to be added, and what this block adds to it."""

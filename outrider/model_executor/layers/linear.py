@@ -7,29 +7,14 @@ Shape letters: ``T`` tokens, ``K`` features in, ``N`` features out, ``A`` partia
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import Weights, WeightTarget
-from outrider.model_executor.layers.linear_method import Axis, LinearSpec, Parameter
-
-
-@dataclass(frozen=True, slots=True)
-class Features:
-    """Features at one side of a linear layer: as many as the checkpoint has, and those that this rank holds."""
-
-    size: int
-    own: range
-    name: str = ""
-    """Of outputs: the tensors' name in the checkpoint, less its last part."""
-
-    @classmethod
-    def all(cls, size: int, name: str = "") -> Features:
-        """Every rank holds all of them."""
-        return cls(size, range(size), name)
+from outrider.model_executor.layers.linear_method import Axis, Features, LinearSpec, Parameter
 
 
 class Linear:
@@ -46,16 +31,21 @@ class Linear:
         bias: bool = False,
         num_rows: int | None = None,
         tied_to: torch.Tensor | None = None,
+        module: str = "",
     ) -> None:
-        """``num_rows`` rounds the outputs up, with zeros; ``tied_to`` is an embedding that is the weight."""
+        """``num_rows`` rounds the outputs up, with zeros; ``tied_to`` is an embedding that is the weight; ``module`` is
+        the prefix of the outputs' names in the whole model.
+        """
         self._inputs, self._outputs, self._has_bias = inputs, tuple(outputs), bias
         held = sum(len(features.own) for features in outputs)
         adds_bias = bias and (len(inputs.own) == inputs.size or context.communicator.shard.rank == 0)
         self.method = context.linear_method(
-            LinearSpec(len(inputs.own), num_rows or held, adds_bias, context.dtype, context.device, tied_to)
+            LinearSpec(
+                inputs, self._outputs, num_rows or held, adds_bias, context.dtype, context.device, tied_to, module
+            )
         )
         for parameter in self.method.parameters().values() if num_rows else ():
-            parameter.tensor[held:].zero_()
+            parameter.tensor[-(-held // parameter.rows) :].zero_()
         self._is_alone = context.is_alone
 
     def weights(self, prefix: str = "") -> Weights:
@@ -85,11 +75,34 @@ class Linear:
 
     def _target(self, parameter: Parameter, features: Features, start: int) -> WeightTarget:
         """``features``' part of a parameter, whose rows begin at ``start``."""
-        sizes = {Axis.OUT: features.size, Axis.IN: self._inputs.size, Axis.ONE: 1}
-        owned = {Axis.OUT: features.own, Axis.IN: self._inputs.own, Axis.ONE: range(1)}
-        rows = tuple(
-            slice(start, start + len(features.own)) if axis is Axis.OUT else slice(None) for axis in parameter.axes
-        )
-        part = tuple(slice(owned[axis].start, owned[axis].stop) for axis in parameter.axes)
-        shape = tuple(sizes[axis] for axis in parameter.axes)
-        return WeightTarget(parameter.tensor[rows], shape, part, self, parameter.file_types)
+        one = Features.all(1)
+        sides = {
+            Axis.OUT: features,
+            Axis.IN: self._inputs,
+            Axis.ALL_IN: Features.all(self._inputs.size),
+            Axis.ONE: one,
+            Axis.EACH: one,
+        }
+        blocks = parameter.block or (1,) * len(parameter.axes)
+        shape, part = [], []
+        for axis, block in zip(parameter.axes, blocks, strict=True):
+            side = sides[axis]
+            shape.append(-(-side.size // block))
+            part.append(slice(side.own.start // block, -(-side.own.stop // block)))
+        rows = slice(None)
+        if parameter.axes[0] in (Axis.OUT, Axis.EACH):
+            rows = slice(start // parameter.rows, -(-(start + len(features.own)) // parameter.rows))
+        return WeightTarget(
+            parameter.tensor[rows], tuple(shape), tuple(part), self, parameter.file_types,
+            _writer(parameter, rows, features.own, blocks[0]),
+        )  # fmt: skip
+
+
+def _writer(parameter: Parameter, rows: slice, own: range, block: int) -> Callable[[torch.Tensor], object] | None:
+    """How content is written to ``rows`` of the parameter; None: it is copied."""
+    if parameter.write is not None:
+        return partial(parameter.write, rows)
+    if block == parameter.rows:
+        return None
+    source = torch.arange(own.start, own.stop, parameter.rows) // block - own.start // block
+    return lambda content: parameter.tensor[rows].copy_(content.index_select(0, source.to(content.device)))

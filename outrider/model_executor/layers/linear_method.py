@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +27,27 @@ class Axis(enum.Enum):
     """One for each feature that comes out."""
     IN = enum.auto()
     """One for each feature that goes in."""
+    ALL_IN = enum.auto()
+    """One for each feature that goes in on any rank; the method takes its own."""
     ONE = enum.auto()
     """A single one."""
+    EACH = enum.auto()
+    """A single one for each tensor that is part of the layer, for all of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Features at one side of a linear layer: as many as the checkpoint has, and those that this rank holds."""
+
+    size: int
+    own: range
+    name: str = ""
+    """Of outputs: the tensors' name in the checkpoint, less its last part."""
+
+    @classmethod
+    def all(cls, size: int, name: str = "") -> Features:
+        """Every rank holds all of them."""
+        return cls(size, range(size), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +57,35 @@ class Parameter:
     tensor: torch.Tensor
     axes: tuple[Axis, ...]
     file_types: tuple[str, ...] = FLOAT_TYPES
+    block: tuple[int, ...] = ()
+    """Features for which the checkpoint has one value, along each axis; empty: 1."""
+    rows: int = 1
+    """Features out for which the tensor has one row; they divide the block's."""
+    write: Callable[[slice, torch.Tensor], None] | None = None
+    """Takes rows of the tensor and their content; None: the content is copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
     """Sizes of a linear layer on this rank."""
 
-    in_features: int
+    inputs: Features
+    outputs: tuple[Features, ...]
+    """They lie one after the other."""
     out_features: int
+    """Those of all outputs, and what rounds them up."""
     has_bias: bool
     dtype: torch.dtype
     device: torch.device
     tied_to: torch.Tensor | None = None
     """The embedding [N, K] that is the weight; it is looked up too, so it stays."""
+    module: str = ""
+    """Name of the block that the layer is in, as a prefix of its outputs' names."""
+
+    @property
+    def in_features(self) -> int:
+        """Features that go in on this rank."""
+        return len(self.inputs.own)
 
     def empty(self, *size: int) -> torch.Tensor:
         """A parameter of the model's own type, to be filled."""

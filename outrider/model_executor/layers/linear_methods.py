@@ -1,6 +1,6 @@
 """Linear methods: the ways in which linear layers keep their weights, by the name that a checkpoint gives them.
 
-A new format is a new ``LinearMethod`` and an entry in ``LINEAR_METHODS``; layers, loader and model stay as they are.
+A new format is a new ``LinearMethod`` that ``linear_method_of`` chooses; layers, loader and model stay as they are.
 
 Shape letters: ``T`` tokens, ``K`` features in, ``N`` features out, ``A`` partial sums.
 """
@@ -14,7 +14,9 @@ import torch
 from outrider.kernels.few_tokens import Matrix
 from outrider.kernels.linear import PreparedWeight, prepare_weight
 from outrider.model_executor.layers.contract import Residual
+from outrider.model_executor.layers.fp8 import Fp8Linear
 from outrider.model_executor.layers.linear_method import Axis, LinearMethod, LinearSpec, Parameter, QueryTarget
+from outrider.model_executor.layers.quantization import Quantization
 
 _MAX_SECOND_COPY_BYTES = 64 << 20
 
@@ -76,5 +78,13 @@ class UnquantizedLinear(LinearMethod):
         return None if weight is None else Matrix(weight, self.bias)
 
 
-LINEAR_METHODS: Mapping[str | None, Callable[[LinearSpec], LinearMethod]] = {None: UnquantizedLinear}
-"""By ``quant_method`` of config.json's ``quantization_config``; None: there is none."""
+def linear_method_of(quantization: Quantization | None) -> Callable[[LinearSpec], LinearMethod]:
+    """The method of each linear layer of a model, by its name; a head that is an embedding keeps the model's type."""
+    if quantization is None:
+        return UnquantizedLinear
+
+    def choose(spec: LinearSpec) -> LinearMethod:
+        is_covered = spec.tied_to is None and quantization.covers([spec.module + one.name for one in spec.outputs])
+        return Fp8Linear(quantization, spec) if is_covered else UnquantizedLinear(spec)
+
+    return choose

@@ -207,7 +207,8 @@ def _check_against_config(folder: Path, config: ModelConfig, stored: dict[str, S
 
 def check_tensor(tensor: StoredTensor, target: WeightTarget) -> None:
     """Raise ``ModelError`` for a tensor of another shape or type."""
-    if tensor.shape != target.shape:
+    is_scalar = not tensor.shape and target.shape == (1,)
+    if tensor.shape != target.shape and not is_scalar:
         raise ModelError(
             f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}; config.json asks for {list(target.shape)}"
         )

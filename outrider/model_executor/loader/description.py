@@ -44,6 +44,7 @@ def describe_model(
         eos_token_ids=config.eos_token_ids,
         bos_token_id=tokenizer.bos_token_id,
         dtype=str(runner.dtype).removeprefix("torch."),
+        quantization="" if config.quantization is None else str(config.quantization),
         **device_facts(runner.device),
         page_size=runner.page_size,
         num_pages=runner.sequences.pool.num_pages,

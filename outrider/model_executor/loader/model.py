@@ -21,6 +21,7 @@ from outrider.model_executor.kv_cache_sizing import (
     explaining_out_of_memory,
     graph_bytes,
 )
+from outrider.model_executor.layers.quantization import ONLINE
 from outrider.model_executor.loader.checkpoint import read_checkpoint
 from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
 from outrider.model_executor.models import AttentionWindow, Decoder, ModelConfig, read_model_config
@@ -29,6 +30,7 @@ from outrider.model_executor.synthetic.recipe import synthetic_tensors
 from outrider.model_executor.worker_commands import WorkerCommand
 
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
+QuantizationName = Literal["none", "fp8"]
 Publish = Callable[[WorkerCommand], None]
 """Called with a command that is about to be run; returns when nothing of the command is needed any more."""
 
@@ -68,6 +70,7 @@ class LoadOptions(TypedDict, total=False):
     progress: Progress | None
     ranks: Ranks | None
     attention_window: AttentionWindow | None
+    quantization: QuantizationName
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ def load_model(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
     attention_window: AttentionWindow | None = None,
+    quantization: QuantizationName = "none",
 ) -> LoadedModel:
     """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and the
     weights are noise, made on the device: for measuring shapes; with "synthetic" they are made by the folder's recipe.
@@ -105,10 +109,13 @@ def load_model(
     leave of ``gpu_memory_utilization``, else a share of the memory that is free (on a GPU: besides that limit), at most
     room for ``max_sequences`` of ``max_model_len``; of several ranks, what fits the one with the least room.
     ``graph_memory_bytes`` is the limit of CUDA graphs. With an ``attention_window`` layers attend to no more than that:
-    for drafts, whose tokens a target judges. ``progress(done, total)`` counts bytes of weights.
+    for drafts, whose tokens a target judges. With the ``quantization`` "fp8" weights that are not quantized on file
+    become FP8. ``progress(done, total)`` counts bytes of weights.
     ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = replace(read_model_config(folder), attention_window=attention_window)
+    if quantization == "fp8" and config.quantization is None:
+        config = replace(config, quantization=ONLINE)
     if load_format == "safetensors":
         read_checkpoint(folder, config)  # before memory is taken for what config.json promises
     length = choose_length(config, max_model_len)

@@ -42,8 +42,7 @@ def fill_weights(
     total = len(targets)
     for name, content in tensors:
         target = targets.pop(name)
-        if target.destination is not None:
-            target.destination.copy_(content if target.part is None else content[target.part])
+        target.write(content if target.part is None else content[target.part])
         owner = target.owner
         del target, content
         if owner is not None:
@@ -64,8 +63,7 @@ def copy_tensors(
     total, done = sum(sizes.values()), 0
     for tensor, content in _read_parts([tensor for tensor in tensors if sizes[tensor.name]], targets):
         target = targets.pop(tensor.name)
-        if target.destination is not None:
-            target.destination.copy_(content)
+        target.write(content)
         owner = target.owner
         del target, content  # they would keep alive what preparing lets go
         if owner is not None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.model_executor.layers.quantization import Quantization
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -67,8 +69,8 @@ class ModelConfig:
     bos_token_id: int | None
     dtype: torch.dtype
     """The type the weights were saved in."""
-    quantization: str | None = None
-    """How the weights of linear layers are kept, by ``LINEAR_METHODS``; None: as ``dtype``."""
+    quantization: Quantization | None = None
+    """Format of the weights of linear layers; None: ``dtype``."""
     attention_window: AttentionWindow | None = None
     """What layers attend at most, by the settings and not by the model; None: all that it says."""
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from outrider.errors import ModelError
-from outrider.model_executor.layers.linear_methods import LINEAR_METHODS
+from outrider.model_executor.layers.quantization import Quantization
 from outrider.model_executor.models.config import ModelConfig, RopeConfig
 from outrider.model_executor.models.config_schema import (
     CONFIG_FILE,
@@ -26,6 +26,7 @@ from outrider.model_executor.models.config_schema import (
 )
 from outrider.model_executor.models.families import ModelFamily, architecture_of, family_of
 from outrider.model_executor.models.json_files import is_there, one_line, read_object, shown, validated
+from outrider.model_executor.models.quantization_reader import read_quantization
 
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 _MAX_FIELDS_TRIED = 200
@@ -64,7 +65,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     raw = read_object(path)
     family = _family(folder, raw)
     architecture = family.architecture
-    quantization = _quantization(folder, raw)
+    quantization = read_quantization(folder, raw)
     checked = validated(path, CONFIG_FILE, raw)
     _check_special_ids(path, checked, checked.vocab_size)
     _check_dtypes(path, checked.torch_dtype, checked.dtype)
@@ -168,19 +169,8 @@ def _family(folder: Path, raw: dict[str, Any]) -> ModelFamily:
         raise ModelError(f"{folder}: {error}") from None
 
 
-def _quantization(folder: Path, raw: dict[str, Any]) -> str | None:
-    """The name of the method by which weights are quantised; ``ModelError`` for one that there is not."""
-    settings = raw.get("quantization_config")
-    if not settings:
-        return None
-    method = settings.get("quant_method") if isinstance(settings, dict) else None
-    if not isinstance(method, str) or method not in LINEAR_METHODS:
-        raise ModelError(f"{folder}: quantised weights are not supported yet (config.json has quantization_config)")
-    return method
-
-
 def _convert(
-    fields: dict[str, Any], family: ModelFamily, quantization: str | None, eos_token_ids: tuple[int, ...]
+    fields: dict[str, Any], family: ModelFamily, quantization: Quantization | None, eos_token_ids: tuple[int, ...]
 ) -> ModelConfig:
     if fields["hidden_act"] != "silu":
         raise ModelError(f"hidden_act {fields['hidden_act']!r} is not supported; supported is 'silu'")

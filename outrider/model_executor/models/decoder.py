@@ -24,8 +24,9 @@ from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, Residual, Weights, whole
 from outrider.model_executor.layers.embedding import VocabRows
-from outrider.model_executor.layers.linear import Features, Linear
-from outrider.model_executor.layers.linear_methods import LINEAR_METHODS, UnquantizedLinear
+from outrider.model_executor.layers.linear import Linear
+from outrider.model_executor.layers.linear_method import Features
+from outrider.model_executor.layers.linear_methods import linear_method_of
 from outrider.model_executor.layers.norm import RmsNorm
 from outrider.model_executor.layers.rope import RotaryEmbedding
 from outrider.model_executor.models.config import ModelConfig
@@ -87,11 +88,11 @@ class Decoder:
         self.device = device
         self.communicator = communicator
         """Of the ranks that share the model."""
-        context = LayerContext(config, self.part, dtype, device, communicator, LINEAR_METHODS[config.quantization])
+        context = LayerContext(config, self.part, dtype, device, communicator, linear_method_of(config.quantization))
         self._vocab = VocabRows(context)
         self.layers = [DecoderLayer(context, layer) for layer in range(config.num_layers)]
         self.norm = _make_norm(context)
-        self.head = self._make_head(replace(context, linear_method=UnquantizedLinear))
+        self.head = self._make_head(context)
         self._rotary = RotaryEmbedding(
             config.rope, head_dim=config.head_dim, max_position=config.max_position, device=device
         )

@@ -15,6 +15,8 @@ from outrider.model_executor.models.decoder import Decoder
 from outrider.model_executor.models.weights import weight_targets
 
 _EMBEDDING = "model.embed_tokens.weight"
+_FP8_DEVIATION = 64.0
+"""Of FP8 numbers: seven times as much is their largest."""
 
 
 def noise(decoder: Decoder, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
@@ -23,12 +25,18 @@ def noise(decoder: Decoder, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]
     """
     shapes = {name: target.shape for name, target in weight_targets(decoder).items()}  # no views, which keep memory
     for name, shape in shapes.items():
+        module, _, kind = name.rpartition(".")
         made = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
-        if name.endswith(".bias"):
+        if kind == "bias":
             yield name, made.zero_()
+        elif kind.startswith("weight_scale"):
+            yield name, made.fill_(shapes[f"{module}.weight"][1] ** -0.5 / _FP8_DEVIATION)
+        elif kind == "input_scale":
+            yield name, made.fill_(1 / _FP8_DEVIATION)
         elif len(shape) == 1:
             yield name, made.fill_(1)
         else:
             generator = torch.Generator(decoder.device).manual_seed(zlib.crc32(name.encode()) ^ (seed << 32))
-            scale = 1.0 if name == _EMBEDDING else shape[1] ** -0.5
+            is_scaled = any(f"{module}.{scale}" in shapes for scale in ("weight_scale", "weight_scale_inv"))
+            scale = _FP8_DEVIATION if is_scaled else 1.0 if name == _EMBEDDING else shape[1] ** -0.5
             yield name, made.normal_(0, scale, generator=generator)

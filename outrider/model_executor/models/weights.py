@@ -10,6 +10,8 @@ from outrider.model_executor.models.decoder import Decoder
 from outrider.model_executor.models.families import family_of
 
 _NO_MEMORY = torch.device("meta")
+_KV_SCALES = (".k_scale", ".v_scale", ".q_scale")
+"""Of a quantized KV cache, which is kept in the model's type here."""
 
 
 def weight_targets(decoder: Decoder) -> dict[str, WeightTarget]:
@@ -22,8 +24,18 @@ def checkpoint_targets(config: ModelConfig) -> dict[str, WeightTarget]:
     return weight_targets(Decoder(config, dtype=config.dtype, device=_NO_MEMORY))
 
 
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, is_widened: bool) -> int:
+    """Bytes of a whole model's parameters; ``is_widened``: those of FP8 are kept in ``dtype``."""
+    targets = weight_targets(Decoder(config, dtype=dtype, device=_NO_MEMORY)).values()
+    tensors = [target.destination for target in targets if target.destination is not None]
+    least = dtype.itemsize if is_widened else 1
+    return sum(tensor.numel() * max(least, tensor.itemsize) for tensor in tensors)
+
+
 def is_ignored(name: str, config: ModelConfig) -> bool:
     """Whether a checkpoint may have this tensor though nothing is done with it."""
     if name.startswith("model.mtp_layers."):
         return family_of(config.architecture).has_mtp
+    if config.quantization is not None and name.endswith(_KV_SCALES):
+        return True
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ from outrider.model_executor.models.decoder import Decoder
 from outrider.types import LAST_HIDDEN_STATE
 from tests.model_executor.parity import build, random_ids
 from tests.model_executor.test_parity import MODELS
+from tests.support.fp8_models import FORMATS, quantize_folder
 
 TOLERANCE = 2e-5
 SIZE = 2
@@ -115,6 +117,17 @@ def check_made(folder: Path, rank: int, load_format: LoadFormat) -> None:
     shared = ModelRunner.load(folder, **settings, ranks=BothRun(rank))  # type: ignore[arg-type]
     expected = logits_of(alone)
     torch.testing.assert_close(logits_of(shared), expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
+
+
+def check_fp8(form: str, rank: int) -> None:
+    """Scales of whole blocks, tensors and rows: the parts round their inputs as the whole does."""
+    source = build("qwen3", intermediate_size=64)
+    settings: dict[str, Any] = {"dtype": "float64", "page_size": 4, "num_pages": 60}
+    with tempfile.TemporaryDirectory() as place:
+        folder = quantize_folder(source, Path(place) / "fp8", FORMATS[form])
+        expected = logits_of(ModelRunner.load(folder, **settings))
+        found = logits_of(ModelRunner.load(folder, **settings, ranks=BothRun(rank)))
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
 
 
 class Measuring(NoGraphs):
@@ -205,6 +218,8 @@ def main(store: str, rank: int, synthetic: str) -> None:
             check(build(architecture, **config), rank)
         except Exception as error:
             raise AssertionError(name) from error
+    for form in ("compressed blocks", "tensor, static", "weights alone"):
+        check_fp8(form, rank)
     check_made(build("qwen2", tie_word_embeddings=True), rank, "dummy")
     check_made(build("llama", vocab_size=271), rank, "dummy")
     check_made(Path(synthetic), rank, "synthetic")

@@ -1,0 +1,114 @@
+"""Linear layers whose weights are FP8 numbers (E4M3) with scales, as published or made while loading.
+
+Owns the parameters of each format. Scales are stored per row, or per as many rows as a block has on every rank, so that
+tensors with scales of their own lie in one weight. How inputs are rounded is the format's, never their number's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.kernels.fp8_linear import FP8, Fp8Matrix, Rounding, prepare_fp8_weight, quantize_rows
+from outrider.kernels.linear import PreparedWeight
+from outrider.model_executor.layers.linear_method import Axis, LinearMethod, LinearSpec, Parameter
+from outrider.model_executor.layers.quantization import Activations, Quantization, Scales
+
+_FILE_TYPES = ("F8_E4M3",)
+_SCALE_AXES = {
+    Scales.TENSOR: (Axis.EACH,),
+    Scales.CHANNEL: (Axis.OUT, Axis.ONE),
+    Scales.BLOCK: (Axis.OUT, Axis.IN),
+}
+
+
+class Fp8Linear(LinearMethod):
+    """FP8 weight with a scale for each tensor, row or block."""
+
+    def __init__(self, quantization: Quantization, spec: LinearSpec) -> None:
+        self._format, self._spec = quantization, spec
+        num_rows, size = spec.out_features, spec.in_features
+        self._rows, self._columns = _scaled_rows(quantization, spec), size
+        if quantization.weights is Scales.BLOCK:
+            self._columns = quantization.block[1]
+            _check_blocks(self._columns, spec)
+        self._numbers = torch.empty(num_rows, size, dtype=FP8, device=spec.device)
+        scales = (-(-num_rows // self._rows), -(-size // self._columns))
+        self._scales = torch.zeros(scales, dtype=torch.float32, device=spec.device)
+        self._input_scales = torch.zeros(num_rows, dtype=torch.float32, device=spec.device)
+        self.bias = spec.empty(num_rows) if spec.has_bias else None
+        self._prepared: PreparedWeight | None = None
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Weight, bias, and the scales that the checkpoint has."""
+        found = {} if self.bias is None else {"bias": Parameter(self.bias, (Axis.OUT,))}
+        if self._format.is_online:
+            return {"weight": Parameter(self._numbers, (Axis.OUT, Axis.ALL_IN), write=self._quantize), **found}
+        found["weight"] = Parameter(self._numbers, (Axis.OUT, Axis.IN), _FILE_TYPES)
+        found[self._format.scale_name] = self._scale_parameter()
+        if self._format.activations is Activations.STATIC:
+            found["input_scale"] = Parameter(self._input_scales, (Axis.EACH,))
+        return found
+
+    def prepare(self) -> PreparedWeight:
+        """Release what was loaded."""
+        if self._prepared is None:
+            matrix = Fp8Matrix(self._numbers, self._scales, self._rows, self._columns)
+            self._prepared = prepare_fp8_weight(matrix, self._rounding(), self._spec.dtype)
+            self._numbers = self._scales = self._input_scales = torch.empty(0)
+        return self._prepared
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, K] to [T, N]."""
+        return (self._prepared or self.prepare())(x, self.bias)
+
+    def partial_sums(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is."""
+        return (self._prepared or self.prepare()).partials(x, self.bias)
+
+    def _scale_parameter(self) -> Parameter:
+        weights, block = self._format.weights, self._format.block if self._format.weights is Scales.BLOCK else ()
+        tensor = self._scales[:, 0] if weights is Scales.TENSOR else self._scales
+        return Parameter(tensor, _SCALE_AXES[weights], block=block, rows=self._rows)
+
+    def _rounding(self) -> Rounding:
+        match self._format.activations:
+            case Activations.TOKEN:
+                return Rounding(self._spec.in_features)
+            case Activations.GROUP:
+                return Rounding(self._format.block[1])
+            case Activations.STATIC:  # tensors that are one product have one input: the larger scale holds for all
+                return Rounding(None, self._input_scales.max())
+            case Activations.UNCHANGED:
+                return Rounding(None)
+
+    def _quantize(self, rows: slice, content: torch.Tensor) -> None:
+        """Fill ``rows`` from ``content`` [n, K] of all ranks, so that scales do not depend on the number of ranks."""
+        numbers, scales = quantize_rows(content.to(self._spec.device))
+        own = self._spec.inputs.own
+        self._numbers[rows] = numbers[:, own.start : own.stop]
+        self._scales[rows] = scales
+
+
+def _scaled_rows(quantization: Quantization, spec: LinearSpec) -> int:
+    """Rows of the layer that share a scale: of a block, as many as no tensor or rank begins within."""
+    if quantization.weights is not Scales.BLOCK:
+        return 1
+    starts, end = [], 0
+    for features in spec.outputs:
+        starts += [end, features.own.start]
+        end += len(features.own)
+    return math.gcd(quantization.block[0], *starts)
+
+
+def _check_blocks(columns: int, spec: LinearSpec) -> None:
+    """Raise ``ConfigError`` if a rank's columns begin within a block, whose inputs are rounded together."""
+    if spec.inputs.own.start % columns or (spec.inputs.own.stop % columns and spec.inputs.own.stop < spec.inputs.size):
+        name = spec.module + "/".join(one.name for one in spec.outputs)
+        raise ConfigError(
+            "tensor_parallel_size",
+            f"{name} has {spec.inputs.size} columns in blocks of {columns}, which as many ranks cannot share whole",
+        )

@@ -1,0 +1,87 @@
+"""Quantization: the format in which a checkpoint keeps the weights of its linear layers.
+
+All formats are FP8 (E4M3) numbers with scales. Refuses to know how a ``config.json`` writes them.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.errors import ModelError
+
+
+class Scales(enum.Enum):
+    """Part of a weight [N, K] that shares one scale."""
+
+    TENSOR = "tensor"
+    CHANNEL = "channel"
+    """A row."""
+    BLOCK = "block"
+
+
+class Activations(enum.Enum):
+    """Part of a product's input [T, K] that is rounded to FP8 with one scale. The format decides, never T."""
+
+    UNCHANGED = "unchanged"
+    """Inputs are not rounded."""
+    TOKEN = "token"
+    """A row, scaled by its largest value."""
+    GROUP = "group"
+    """The values of a row that meet one block of the weight, scaled by their largest one."""
+    STATIC = "static"
+    """All, by a scale from the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """FP8 format of a model's linear layers."""
+
+    method: str
+    """``quant_method`` of the checkpoint; "online" for weights that are quantized while they are loaded."""
+    weights: Scales
+    activations: Activations
+    block: tuple[int, int] = (128, 128)
+    """Rows and columns of a block; of use with ``Scales.BLOCK`` and ``Activations.GROUP``."""
+    scale_name: str = "weight_scale"
+    """Last part of the names of the weights' scales."""
+    targets: tuple[str, ...] = ()
+    """Regular expressions of the modules that are quantized; none: all linear layers."""
+    ignored: tuple[str, ...] = ()
+    """Regular expressions of the modules that are not."""
+
+    @property
+    def is_online(self) -> bool:
+        """Whether the checkpoint's weights are of 16 or 32 bits."""
+        return self.method == "online"
+
+    def covers(self, modules: Sequence[str]) -> bool:
+        """Whether modules that are computed as one layer are quantized; ``ModelError`` if only some of them are."""
+        found = {module: self._covers_one(module) for module in modules}
+        if len(set(found.values())) > 1:
+            inside, outside = (
+                next(name for name, is_in in found.items() if is_in is wanted) for wanted in (True, False)
+            )
+            raise ModelError(
+                f"quantization_config: {inside} is quantized and {outside} is not, and the two are one product: either"
+                " both or neither should be"
+            )
+        return all(found.values())
+
+    def __str__(self) -> str:
+        rows, columns = self.block
+        weights = f"{rows}x{columns} blocks" if self.weights is Scales.BLOCK else self.weights.value
+        inputs = f"groups of {columns}" if self.activations is Activations.GROUP else self.activations.value
+        return f"fp8 ({self.method}): weights by {weights}, activations {_HOW[self.activations]}{inputs}"
+
+    def _covers_one(self, module: str) -> bool:
+        if any(re.match(pattern, module) for pattern in self.ignored):
+            return False
+        return not self.targets or any(re.match(pattern, module) for pattern in self.targets)
+
+
+_HOW = {Activations.UNCHANGED: "", Activations.STATIC: "", Activations.TOKEN: "by ", Activations.GROUP: "by "}
+ONLINE = Quantization("online", Scales.CHANNEL, Activations.TOKEN, ignored=(r"lm_head$",))
+"""Made while loading: ``--quantization fp8``."""

@@ -1,0 +1,189 @@
+"""Reading of ``quantization_config``: which published FP8 format a checkpoint has.
+
+Formats: ``fp8`` of Qwen, DeepSeek and AutoFP8, ``compressed-tensors`` with ``float-quantized`` weights, and ModelOpt's
+``FP8``. ``ModelError`` names what is supported for every other one.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from outrider.errors import ModelError
+from outrider.model_executor.layers.quantization import Activations, Quantization, Scales
+from outrider.model_executor.models.json_files import is_there, read_object, shown, validated
+
+SUPPORTED = (
+    "supported are FP8 (E4M3) weights as quant_method fp8 has them (by tensor or weight_block_size), compressed-tensors"
+    " float-quantized, and ModelOpt's FP8; weights of 16 or 32 bits become FP8 with --quantization fp8"
+)
+MODELOPT_FILE = "hf_quant_config.json"
+_STRICT = ConfigDict(strict=True, extra="ignore")
+_Names = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=100_000)]
+_Block = Annotated[list[Annotated[int, Field(ge=1, le=1 << 16)]], Field(min_length=2, max_length=2)]
+
+
+class _Fp8(BaseModel):
+    """``quant_method`` fp8."""
+
+    model_config = _STRICT
+
+    activation_scheme: Literal["dynamic", "static"] = "dynamic"
+    fmt: Literal["e4m3"] = "e4m3"
+    scale_fmt: Literal["float"] | None = None
+    weight_block_size: _Block | None = None
+    modules_to_not_convert: _Names | None = None
+    ignored_layers: _Names | None = None
+
+
+class _Numbers(BaseModel):
+    """Weights or activations of a group of compressed-tensors."""
+
+    model_config = _STRICT
+
+    num_bits: Literal[8]
+    type: Literal["float"]
+    strategy: Literal["tensor", "channel", "token", "block", "group"]
+    symmetric: Literal[True] = True
+    dynamic: bool = False
+    block_structure: _Block | None = None
+    group_size: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
+
+
+class _Group(BaseModel):
+    """Layers that are quantized alike."""
+
+    model_config = _STRICT
+
+    targets: Annotated[_Names, Field(min_length=1)]
+    weights: _Numbers
+    input_activations: _Numbers | None = None
+    output_activations: None = None
+
+
+class _CompressedTensors(BaseModel):
+    """``quant_method`` compressed-tensors."""
+
+    model_config = _STRICT
+
+    format: Literal["float-quantized"]
+    config_groups: Annotated[dict[str, _Group], Field(min_length=1, max_length=1)]
+    ignore: _Names | None = None
+    sparsity_config: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+
+
+class _ModelOpt(BaseModel):
+    """``quant_method`` modelopt, or ``quantization`` of ``hf_quant_config.json``."""
+
+    model_config = _STRICT
+
+    quant_algo: Literal["FP8"]
+    exclude_modules: _Names | None = None
+    ignore: _Names | None = None
+
+
+_FP8: TypeAdapter[_Fp8] = TypeAdapter(_Fp8)
+_COMPRESSED_TENSORS: TypeAdapter[_CompressedTensors] = TypeAdapter(_CompressedTensors)
+_MODEL_OPT: TypeAdapter[_ModelOpt] = TypeAdapter(_ModelOpt)
+
+
+def read_quantization(folder: Path, raw: dict[str, Any]) -> Quantization | None:
+    """The format of a model folder's weights by its config.json, ``raw``; None: they are not quantized."""
+    path, settings = folder / "config.json", raw.get("quantization_config")
+    if settings is None and is_there(folder / MODELOPT_FILE):
+        path = folder / MODELOPT_FILE
+        settings = {"quant_method": "modelopt", **_section(read_object(path).get("quantization"))}
+    if not settings:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    reader = _READERS.get(method) if isinstance(method, str) else None
+    if reader is None:
+        raise ModelError(
+            f"{path}: quantization_config has quant_method {shown(method)}, which is not supported; {SUPPORTED}"
+        )
+    try:
+        found = reader(path, settings)
+        _check_patterns((*found.targets, *found.ignored))
+    except ModelError as error:
+        raise ModelError(f"{error}; {SUPPORTED}") from error
+    return found
+
+
+def _section(content: object) -> dict[str, Any]:
+    return content if isinstance(content, dict) else {}
+
+
+def _read_fp8(path: Path, settings: dict[str, Any]) -> Quantization:
+    read = validated(path, _FP8, settings, ": quantization_config")
+    ignored = (r"lm_head$", *_plain(read.modules_to_not_convert), *_plain(read.ignored_layers))
+    is_static = read.activation_scheme == "static"
+    if read.weight_block_size is None:
+        activations = Activations.STATIC if is_static else Activations.TOKEN
+        return Quantization("fp8", Scales.TENSOR, activations, ignored=ignored)
+    if is_static:
+        raise ModelError(f"{path}: quantization_config: activation_scheme static does not go with weight_block_size")
+    rows, columns = read.weight_block_size
+    return Quantization(
+        "fp8", Scales.BLOCK, Activations.GROUP, (rows, columns), scale_name="weight_scale_inv", ignored=ignored
+    )
+
+
+def _read_compressed_tensors(path: Path, settings: dict[str, Any]) -> Quantization:
+    read = validated(path, _COMPRESSED_TENSORS, settings, ": quantization_config")
+    group = next(iter(read.config_groups.values()))
+    weights = {"tensor": Scales.TENSOR, "channel": Scales.CHANNEL, "block": Scales.BLOCK}.get(group.weights.strategy)
+    if weights is None or group.weights.dynamic:
+        raise ModelError(f"{path}: quantization_config: weights by {group.weights.strategy} are not supported")
+    block = (128, 128) if group.weights.block_structure is None else tuple(group.weights.block_structure)
+    activations = _activations(path, group.input_activations, weights, block[1])
+    targets = () if "Linear" in group.targets else tuple(_named(group.targets))
+    return Quantization(
+        "compressed-tensors", weights, activations, (block[0], block[1]),
+        targets=targets, ignored=tuple(_named(read.ignore)),
+    )  # fmt: skip
+
+
+def _activations(path: Path, read: _Numbers | None, weights: Scales, columns: int) -> Activations:
+    if read is None:
+        return Activations.UNCHANGED
+    if read.strategy == "token" and read.dynamic:
+        return Activations.TOKEN
+    if read.strategy == "tensor" and not read.dynamic:
+        return Activations.STATIC
+    if read.strategy == "group" and read.dynamic and weights is Scales.BLOCK and read.group_size in (None, columns):
+        return Activations.GROUP
+    how = "dynamic" if read.dynamic else "static"
+    raise ModelError(f"{path}: quantization_config: {how} activations by {read.strategy} are not supported")
+
+
+def _read_modelopt(path: Path, settings: dict[str, Any]) -> Quantization:
+    read = validated(path, _MODEL_OPT, settings, ": quantization_config")
+    names = (*(read.exclude_modules or ()), *(read.ignore or ()))
+    ignored = tuple(fnmatch.translate(name) for name in names)
+    return Quantization("modelopt", Scales.TENSOR, Activations.STATIC, ignored=ignored)
+
+
+_READERS = {"fp8": _read_fp8, "compressed-tensors": _read_compressed_tensors, "modelopt": _read_modelopt}
+
+
+def _plain(names: Iterable[str] | None) -> list[str]:
+    """Patterns of modules and of all that is within them, whatever comes before."""
+    return [rf"(.*\.)?{re.escape(name)}(\.|$)" for name in names or ()]
+
+
+def _named(names: Iterable[str] | None) -> list[str]:
+    """Patterns of compressed-tensors: a module, or a regular expression after ``re:``."""
+    return [name.removeprefix("re:") if name.startswith("re:") else rf"{re.escape(name)}$" for name in names or ()]
+
+
+def _check_patterns(patterns: Iterable[str]) -> None:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ModelError(f"quantization_config: {shown(pattern)} is no regular expression: {error}") from error

@@ -1,0 +1,190 @@
+"""FP8 checkpoints of tiny models, written by the schemas of those who publish them, and what transformers makes of
+them: the widened weights, with hooks that round the inputs of quantized layers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.tiny_models import load_reference
+
+FP8 = torch.float8_e4m3fn
+Scales = Callable[[torch.Tensor], torch.Tensor]
+Rounding = Callable[[torch.Tensor, str], torch.Tensor]
+
+
+def by_tensor(weight: torch.Tensor) -> torch.Tensor:
+    return weight.abs().max()[None] / 448
+
+
+def by_row(weight: torch.Tensor) -> torch.Tensor:
+    return weight.abs().amax(1, keepdim=True) / 448
+
+
+def by_block(rows: int, columns: int) -> Scales:
+    def scales(weight: torch.Tensor) -> torch.Tensor:
+        blocks = [
+            [part.abs().max() / 448 for part in torch.split(stripe, columns, 1)]
+            for stripe in torch.split(weight, rows, 0)
+        ]
+        return torch.tensor(blocks)
+
+    return scales
+
+
+def spread(scales: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A scale for each number of the weight."""
+    if scales.dim() < 2:
+        return scales.expand(shape)
+    block = [-(-size // count) for size, count in zip(shape, scales.shape, strict=True)]
+    rows = torch.arange(shape[0]) // block[0]
+    return scales[rows][:, torch.arange(shape[1]) // block[1]]
+
+
+def unrounded(x: torch.Tensor, module: str) -> torch.Tensor:
+    return x
+
+
+def round_groups(size: int | None) -> Rounding:
+    def rounded(x: torch.Tensor, module: str) -> torch.Tensor:
+        parts = torch.split(x, size or x.shape[-1], -1)
+        return torch.cat([to_grid(part, part.abs().amax(-1, keepdim=True) / 448) for part in parts], -1)
+
+    return rounded
+
+
+def round_static(x: torch.Tensor, module: str) -> torch.Tensor:
+    return to_grid(x, torch.tensor(INPUT_SCALE))
+
+
+def to_grid(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (x / scale).clamp(-448, 448).to(FP8).to(x.dtype) * scale
+
+
+INPUT_SCALE = 0.015625
+
+
+@dataclass(frozen=True)
+class Format:
+    """A published format: what config.json says, how scales are made and named, how inputs are rounded."""
+
+    config: dict[str, Any]
+    scales: Scales
+    rounding: Rounding = unrounded
+    scale_name: str = "weight_scale"
+    is_static: bool = False
+    kept: tuple[str, ...] = ("lm_head",)
+    file: dict[str, Any] = field(default_factory=dict)
+    """``hf_quant_config.json``."""
+    is_scalar: bool = False
+
+    def covers(self, module: str) -> bool:
+        return not any(part in f".{module}." for part in (f".{kept}." for kept in self.kept))
+
+
+def compressed(weights: str, inputs: dict[str, Any] | None, ignore: list[str], **more: Any) -> dict[str, Any]:
+    eight = {"num_bits": 8, "type": "float", "symmetric": True, "observer": "minmax", "actorder": None}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**eight, "strategy": weights, "dynamic": False, "block_structure": None, **more},
+        "input_activations": None if inputs is None else {**eight, **inputs},
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
+        "config_groups": {"group_0": group}, "ignore": ignore, "kv_cache_scheme": None, "global_compression_ratio": 1.5,
+    }  # fmt: skip
+
+
+FORMATS: dict[str, Format] = {
+    "blocks": Format(
+        {
+            "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [16, 16],
+            "modules_to_not_convert": ["lm_head", "model.layers.1.mlp.down_proj"],
+        },
+        by_block(16, 16), round_groups(16), "weight_scale_inv", kept=("lm_head", "layers.1.mlp.down_proj"),
+    ),
+    "wide blocks": Format(
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        by_block(128, 128), round_groups(128), "weight_scale_inv",
+    ),
+    "tensor": Format({"quant_method": "fp8", "activation_scheme": "dynamic"}, by_tensor, round_groups(None)),
+    "tensor, static": Format(
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+        by_tensor, round_static, is_static=True,
+    ),
+    "channel": Format(
+        compressed("channel", {"strategy": "token", "dynamic": True}, ["lm_head"]), by_row, round_groups(None)
+    ),
+    "channel and head": Format(
+        compressed("channel", {"strategy": "token", "dynamic": True}, []), by_row, round_groups(None), kept=()
+    ),
+    "weights alone": Format(compressed("channel", None, ["re:.*lm_head", "re:.*layers[.]0[.]self_attn.*"]),
+        by_row, kept=("lm_head", "layers.0.self_attn")),
+    "compressed static": Format(
+        compressed("tensor", {"strategy": "tensor", "dynamic": False}, ["lm_head"]),
+        by_tensor, round_static, is_static=True,
+    ),
+    "compressed blocks": Format(
+        compressed(
+            "block", {"strategy": "group", "group_size": 16, "dynamic": True}, ["lm_head"], block_structure=[16, 16]
+        ),
+        by_block(16, 16), round_groups(16),
+    ),
+    "modelopt": Format(
+        {}, by_tensor, round_static, is_static=True, is_scalar=True,
+        file={
+            "producer": {"name": "modelopt", "version": "0.33"},
+            "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head*"]},
+        },
+    ),
+}  # fmt: skip
+
+
+def quantize_folder(source: Path, folder: Path, form: Format) -> Path:
+    """A checkpoint of ``source``'s weights in FP8."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    if form.config:
+        config["quantization_config"] = form.config
+    if form.file:
+        (folder / "hf_quant_config.json").write_text(json.dumps(form.file))
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if tensor.dim() != 2 or "embed" in name or not form.covers(module):
+            tensors[name] = tensor
+            continue
+        scales = form.scales(tensor)
+        tensors[name] = (tensor / spread(scales, tensor.shape)).to(FP8)
+        tensors[f"{module}.{form.scale_name}"] = scales.squeeze() if form.is_scalar else scales
+        if form.is_static:
+            scale = torch.tensor(INPUT_SCALE)
+            tensors[f"{module}.input_scale"] = scale if form.is_scalar else scale[None]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def fp8_reference(source: Path, folder: Path, form: Format) -> torch.nn.Module:
+    """transformers' model of ``source`` in float64 with the widened weights of ``folder``, inputs rounded."""
+    model = load_reference(source)
+    torch.nn.Module.to(model, torch.float64)
+    tensors = load_file(folder / "model.safetensors")
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear) or tensors.get(f"{name}.weight", torch.empty(0)).dtype != FP8:
+            continue
+        scales = tensors[f"{name}.{form.scale_name}"]
+        scales = scales.reshape(1) if scales.dim() == 0 else scales
+        numbers = tensors[f"{name}.weight"].double()
+        module.weight.data = numbers * spread(scales.double(), numbers.shape)
+        module.register_forward_pre_hook(lambda _, inputs, name=name: (form.rounding(inputs[0], name),))
+    return model
