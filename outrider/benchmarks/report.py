@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from outrider.benchmarks.schema import RESULTS, Result, load, save
+from outrider.benchmarks.schema import RESULTS, Result, load, save, summarized
 from outrider.benchmarks.tables import TABLES, render, runs_table
 from outrider.benchmarks.tables.comparison import comparison_table
 from outrider.benchmarks.tables.plot import plot
@@ -69,10 +69,10 @@ def _in_order(path: Path) -> list[str | int]:
 
 
 def _take_in(places: Sequence[Path], root: Path) -> None:
-    """Copy results into the checkout; nothing is copied unless all of them can be shown."""
+    """Copy summaries of results into the checkout; nothing is copied unless all of them can be shown."""
     results = [_tabled(load(path)) for place in places for path in _files_of(place)]
     for result in results:
-        save(result, root / RESULTS)
+        save(summarized(result), root / RESULTS)
 
 
 def _files_of(place: Path) -> list[Path]:

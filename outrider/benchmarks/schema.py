@@ -1,8 +1,9 @@
 """The result of any benchmark, and its file.
 
-Owns one schema: what was run (name, configuration), where (commit, device, versions), what was measured (raw samples)
-and what follows from it (statistics, figures). A file's statistics are for its readers; loading computes them again
-and refuses a file in which they differ, so that no table can say what the samples do not.
+Owns one schema: what was run (name, configuration), where (commit, device, versions), what was measured (samples) and
+what follows from it (statistics, figures). Loading computes the statistics again and refuses a file whose samples give
+others. A published result is a summary (`summarized`): statistics of all samples and a few quantiles, which
+loading holds against each other.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.benchmarks.samples import Statistics, statistics_of
+from outrider.benchmarks.samples import Statistics, statistics_of, thinned
 from outrider.errors import ConfigError
 
 SCHEMA_VERSION = 1
 RESULTS = Path("benchmarks/results")
 """Under the folder that the command runs in: a checkout."""
+
+NUM_QUANTILES = 5
+"""Samples that a summary keeps of a series, from the smallest to the largest."""
+_SUMMARIZED = ("serve", "interference", "engine", "kernels")
+"""Kinds of result whose series are independent of each other; the others compare samples by their order."""
+_DERIVED = ("mean_", "median_", "std_", "p90_", "p99_")
+"""Prefixes of figures that repeat the statistics of a series."""
 
 Label = str | int | float | bool
 
@@ -44,17 +52,26 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Raw samples of one quantity under one set of labels."""
+    """Samples of one quantity under one set of labels."""
 
     name: str
     unit: str
     samples: tuple[float, ...]
+    """All of them in their order, or with ``summary`` quantiles."""
     labels: dict[str, Label] = field(default_factory=dict)
+    summary: Statistics | None = None
+    """Statistics of all samples, of which ``samples`` are quantiles."""
 
     @property
     def statistics(self) -> Statistics | None:
-        """Computed from the samples; None when there are none."""
-        return statistics_of(self.samples)
+        """Statistics of all samples; None when there are none."""
+        return self.summary or statistics_of(self.samples)
+
+    @property
+    def median(self) -> float | None:
+        """Median of all samples; None when there are none."""
+        found = self.statistics
+        return None if found is None else found.median
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +92,37 @@ class Result:
     def find(self, name: str, **labels: Label) -> Series | None:
         """The first series of that name whose labels include these."""
         return next((item for item in self.series if item.name == name and labels.items() <= item.labels.items()), None)
+
+
+def summarized(result: Result) -> Result:
+    """The result as it is published: long series as statistics and quantiles, without figures that repeat them."""
+    if result.kind not in _SUMMARIZED:
+        return result
+    figures = {name: _without_derived(value) for name, value in result.figures.items()}
+    return dataclasses.replace(result, series=tuple(map(_summary_of, result.series)), figures=figures)
+
+
+def _summary_of(series: Series) -> Series:
+    if series.summary is not None or len(series.samples) <= NUM_QUANTILES:
+        return series
+    quantiles = tuple(_rounded(value) for value in thinned(series.samples, NUM_QUANTILES))
+    statistics = series.statistics
+    if statistics is None:
+        return series
+    values = dataclasses.asdict(statistics)
+    rounded: dict[str, Any] = {name: _rounded(value) for name, value in values.items() if name != "count"}
+    summary = dataclasses.replace(statistics, **rounded)
+    return dataclasses.replace(series, samples=quantiles, summary=summary)
+
+
+def _without_derived(figure: Any) -> Any:  # noqa: ANN401 - any JSON value
+    if not isinstance(figure, Mapping):
+        return figure
+    return {key: value for key, value in figure.items() if not key.startswith(_DERIVED)}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.8g}")
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -106,8 +154,19 @@ def save(result: Result, folder: Path = RESULTS) -> Path:
     """Write `folder/NAME.json`; returns the path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result.name}.json"
-    path.write_text(json.dumps(to_json(result), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(_with_a_line_per_series(to_json(result)), encoding="utf-8")
     return path
+
+
+def _with_a_line_per_series(content: Mapping[str, Any]) -> str:
+    """JSON whose lines are the fields, and each series."""
+    lines = [f"{json.dumps(key)}: {_compact(value)}" for key, value in content.items() if key != "series"]
+    series = ",\n".join(map(_compact, content["series"]))
+    return "{\n" + ",\n".join([*lines, f'"series": [\n{series}\n]']) + "\n}\n"
+
+
+def _compact(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def load(path: Path) -> Result:
@@ -137,9 +196,33 @@ def _series_from_json(content: Mapping[str, Any]) -> Series:
     computed, stored = series.statistics, content["statistics"]
     if (computed is None) != (stored is None):
         raise ConfigError(series.name, "has statistics without samples, or samples without statistics")
-    if computed is not None:
-        _check_same(series.name, dataclasses.asdict(computed), stored)
+    if computed is None:
+        return series
+    if stored["count"] > computed.count:
+        summary = Statistics(**stored)
+        _check_summary(series, summary)
+        return dataclasses.replace(series, summary=summary)
+    _check_same(series.name, dataclasses.asdict(computed), stored)
     return series
+
+
+def _check_summary(series: Series, summary: Statistics) -> None:
+    """Hold statistics of all samples against the quantiles that a summary keeps."""
+    lowest, *_, highest = series.samples
+    if len(series.samples) != NUM_QUANTILES or list(series.samples) != sorted(series.samples):
+        raise ConfigError(
+            series.name, f"says count {summary.count}, of which a summary keeps {NUM_QUANTILES} quantiles"
+        )
+    _check_same(series.name, {"minimum": lowest, "maximum": highest}, dataclasses.asdict(summary))
+    below, above = series.samples[NUM_QUANTILES // 2 - 1], series.samples[NUM_QUANTILES // 2 + 1]
+    for key, low, high in (
+        ("median", below, above),
+        ("p90", series.samples[-2], highest),
+        ("p99", summary.p90, highest),
+        ("mean", lowest, highest),
+    ):
+        if not low <= getattr(summary, key) <= high:
+            raise ConfigError(series.name, f"says {key} {getattr(summary, key)}, which its quantiles exclude")
 
 
 def _check_same(name: str, computed: Mapping[str, float], stored: Mapping[str, float]) -> None:

@@ -1,5 +1,6 @@
 """Results keep their samples, and no file can say what its samples do not."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.samples import median, ratio, statistics_of
-from outrider.benchmarks.schema import Label, Result, Series, from_json, load, save, to_json
+from outrider.benchmarks.schema import NUM_QUANTILES, Label, Result, Series, from_json, load, save, summarized, to_json
 from outrider.errors import ConfigError
 
 
@@ -61,6 +62,36 @@ def test_a_file_holds_statistics_for_its_readers(tmp_path: Path) -> None:
 def test_a_figure_that_its_samples_do_not_give_is_refused(statistic: str) -> None:
     content = to_json(make_result())
     content["series"][0]["statistics"][statistic] *= 1.01
+    with pytest.raises(ConfigError, match=statistic):
+        from_json(content)
+
+
+def make_long_result() -> Result:
+    series = Series("ttft", "ms", tuple(float(value * value % 97) for value in range(64)), {"arm": "speculation"})
+    figures = {"speculation": {"median_ttft_ms": 1.0, "duration": 2.0}}
+    return dataclasses.replace(make_result("long"), kind="serve", series=(series,), figures=figures)
+
+
+def test_a_summary_keeps_the_statistics_of_all_samples(tmp_path: Path) -> None:
+    whole = make_long_result()
+    summary = load(save(summarized(whole), tmp_path))
+    assert len(summary.series[0].samples) == NUM_QUANTILES
+    before, after = whole.series[0].statistics, summary.series[0].statistics
+    assert before is not None and after is not None
+    assert dataclasses.asdict(after) == pytest.approx(dataclasses.asdict(before), rel=1e-5)
+    assert summary.figures == {"speculation": {"duration": 2.0}}
+    assert summarized(summary) == summary
+
+
+def test_results_whose_samples_belong_together_are_not_summarized() -> None:
+    result = dataclasses.replace(make_long_result(), kind="tracing")
+    assert summarized(result) == result
+
+
+@pytest.mark.parametrize("statistic", ["median", "p90", "p99", "mean", "minimum", "maximum"])
+def test_a_summary_that_its_quantiles_exclude_is_refused(statistic: str) -> None:
+    content = to_json(summarized(make_long_result()))
+    content["series"][0]["statistics"][statistic] = 98.0
     with pytest.raises(ConfigError, match=statistic):
         from_json(content)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.benchmarks.schema import load
 from outrider.model_executor.synthetic.recipe import Recipe, write_recipe
 
 TOOL = Path(__file__).parents[2] / "tools" / "measure_figures.py"
@@ -78,9 +79,9 @@ def test_a_part_with_tiny_models_ends_with_its_table(tmp_path: Path) -> None:
     done = measure(str(tmp_path), "first-token", "--tiny", "--commit", "a" * 40)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("first-token-8000 ")
-    saved = (tmp_path / "benchmarks/results/tiny-first-token-8000.json").read_text()
-    assert f'"commit": "{"a" * 40}"' in saved
-    assert '"pair": "tiny (synthetic) / tiny-draft (synthetic)"' in saved
+    saved = load(tmp_path / "benchmarks/results/tiny-first-token-8000.json")
+    assert saved.environment.commit == "a" * 40
+    assert saved.configuration["pair"] == "tiny (synthetic) / tiny-draft (synthetic)"
     again = measure(str(tmp_path), "first-token", "useless-users8", "--tiny", "--table-only")
     assert again.stdout.splitlines()[-2:] == [done.stdout.splitlines()[-1], f"{'useless-users8':<26} not measured"]
 

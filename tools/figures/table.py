@@ -2,7 +2,7 @@
 
 from figures.rows import AnyRow, CommandRow, Comparison, Part, PeerRow, Row
 from figures.session import Session
-from outrider.benchmarks.samples import median, ratio
+from outrider.benchmarks.samples import ratio
 from outrider.benchmarks.schema import Result, Series, load
 from outrider.benchmarks.tables.cells import arms_of, best_fixed, median_of
 from outrider.benchmarks.tables.serving import other_samplings
@@ -102,10 +102,10 @@ def _over(result: Result, name: str, comparison: Comparison) -> str:
     series = _find(result, name, comparison.labels, is_long=comparison.is_long)
     if series is None:
         return ""
-    above, below = median(series.samples), float(series.labels["floor_ms"])
+    above, below = series.median, float(series.labels["floor_ms"])
     if comparison.over is not None:
         other = _find(result, name, comparison.over, is_long=False)
-        below = (other and median(other.samples)) or 0.0
+        below = (other and other.median) or 0.0
     over = ratio(above, below)
     return "" if over is None else f"{over:.3f} ({above:.3f} over {below:.3f} ms)"
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.benchmarks.samples import median
 from outrider.benchmarks.schema import Environment, Label, Result
 
 Row = Sequence[str]
@@ -84,7 +83,7 @@ def best_fixed(result: Result) -> tuple[str, float] | None:
 def median_of(result: Result, name: str, **labels: Label) -> float | None:
     """Statistic of the first such series; None if there is none."""
     found = result.find(name, **labels)
-    return None if found is None else median(found.samples)
+    return None if found is None else found.median
 
 
 def mean_of(result: Result, name: str, labels: Mapping[str, Label]) -> float | None:

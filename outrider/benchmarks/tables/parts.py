@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from outrider.benchmarks.samples import median, ratio
+from outrider.benchmarks.samples import ratio
 from outrider.benchmarks.schema import Result, Series
 from outrider.benchmarks.tables.cells import Row, device, mark, mean_of, median_of, notes, number, table
 from outrider.benchmarks.tracing.run import MAKING, NOT_SAMPLED, OFF, PLACES, SAMPLED, added_us
@@ -42,7 +42,7 @@ def engine_table(results: Sequence[Result]) -> str:
 def _engine_rows(result: Result) -> Iterable[Row]:
     facts = result.configuration
     for series in result.series:
-        milliseconds, labels = median(series.samples), series.labels
+        milliseconds, labels = series.median, series.labels
         if milliseconds is not None and "floor_ms" in labels:
             floor = float(labels["floor_ms"])
             yield [
@@ -82,7 +82,7 @@ def kernels_table(results: Sequence[Result]) -> str:
         ]
         for result in results
         for series in result.series
-        if (microseconds := median(series.samples)) is not None and (floor := _floor_us(series)) is not None
+        if (microseconds := series.median) is not None and (floor := _floor_us(series)) is not None
     ]
     return table("Kernels beside the time that their bytes take", heads, rows, []) if rows else ""
 
@@ -143,7 +143,7 @@ def planes_table(results: Sequence[Result]) -> str:
             str(result.configuration["from"]),
             str(result.configuration["to"]),
             number(median_of(result, "without", plane=str(series.labels["plane"])), 0),
-            number(median(series.samples), 0),
+            number(series.median, 0),
         ]
         for result in results
         for series in result.series

@@ -34,9 +34,12 @@ def _serve(result: Result) -> Iterable[Line]:
 
 def outside_services_ms(result: Result) -> float | None:
     """Milliseconds of a decode step with drafts that are neither the draft's nor the target's: median over requests of
-    each one's mean. None where no step was traced.
+    each one's mean. None where no step was traced, and of a summary, whose samples are no longer those of requests.
     """
-    found = {series.name: series.samples for series in result.series if series.labels.get("arm") == "speculation"}
+    arm = [series for series in result.series if series.labels.get("arm") == "speculation"]
+    if any(series.summary is not None for series in arm):
+        return None
+    found = {series.name: series.samples for series in arm}
     stages = [found.get(f"decode_{name}", ()) for name in ("total", "draft", "target")]
     outside = [total - draft - target for total, draft, target in zip(*stages, strict=True)]
     return median(outside) if outside else None
@@ -49,7 +52,7 @@ def _interference(result: Result) -> Iterable[Line]:
 def _engine(result: Result) -> Iterable[Line]:
     for series in result.series:
         if "floor_ms" in series.labels:
-            labels, found = series.labels, median(series.samples)
+            labels, found = series.labels, series.median
             what = f"{series.name.replace('_', ' ')}, {labels['num_tokens']} tokens, batch {labels['batch_size']}"
             what += f", one row of {labels['longest_context']}" if "longest_context" in labels else ""
             if "temperature" in labels:
@@ -61,7 +64,7 @@ def _engine(result: Result) -> Iterable[Line]:
 def _kernels(result: Result) -> Iterable[Line]:
     for series in result.series:
         if "floor_us" in series.labels:
-            found = median(series.samples)
+            found = series.median
             over = number(ratio(found, float(series.labels["floor_us"])), 2)
             yield f"{series.name}, {series.labels['size']}", f"{number(found, 1)} us, {over} times the floor"
 
@@ -69,7 +72,7 @@ def _kernels(result: Result) -> Iterable[Line]:
 def _rpc(result: Result) -> Iterable[Line]:
     small = result.find("round_trip", call="stream", over="tcp")
     if small is not None:
-        yield f"round trip of {small.labels['num_bytes']} bytes", f"{number(median(small.samples), 3)} ms"
+        yield f"round trip of {small.labels['num_bytes']} bytes", f"{number(small.median, 3)} ms"
     for size, times in plane_ratios(result.series).items():
         yield f"shared memory over inline, {size} bytes", f"{times:.1f} times as fast"
 
@@ -78,14 +81,14 @@ def _step(result: Result) -> Iterable[Line]:
     for series in result.series:
         if series.name == "between_forwards":
             what = f"between forwards, {series.labels['num_sessions']} requests, T = {series.labels['temperature']:g}"
-            yield what, f"{number(median(series.samples), 3)} ms"
+            yield what, f"{number(series.median, 3)} ms"
 
 
 def _planes(result: Result) -> Iterable[Line]:
     for series in result.series:
         if series.name == "added":
             what = f"{series.labels['plane']}, {series.labels['num_bytes']} bytes: more a step"
-            yield what, f"{number(median(series.samples), 0)} us"
+            yield what, f"{number(series.median, 0)} us"
 
 
 def _tracing(result: Result) -> Iterable[Line]:
