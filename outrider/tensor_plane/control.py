@@ -103,7 +103,7 @@ class ControlConnection:
 def _read(content: bytes) -> Message:
     try:
         message = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConnectionError("a message that is no JSON") from error
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise ConnectionError("a message without a type")

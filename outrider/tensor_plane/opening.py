@@ -11,7 +11,7 @@ from outrider.tensor_plane.control import Message
 from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd
 from outrider.tensor_plane.limits import PlaneLimits
 
-OPENING_ERRORS = (OSError, RuntimeError, ValueError, KeyError, AttributeError, ImportError)
+OPENING_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, ArithmeticError, AttributeError, ImportError)
 """A plane that cannot be opened is one that is not used; torch without NCCL has no such attribute."""
 
 
@@ -47,7 +47,7 @@ def open_reader(kind: PlaneKind, details: Details, device: torch.device, *, limi
     if kind is PlaneKind.SHARED_MEMORY:
         from outrider.tensor_plane.shared_memory import SharedMemoryReader
 
-        return SharedMemoryReader(details, device)
+        return SharedMemoryReader(details, device, max_bytes=limits.ring_bytes)
     from outrider.tensor_plane.process_group import ProcessGroupReader
 
     return ProcessGroupReader(kind, details, device, limits=limits)

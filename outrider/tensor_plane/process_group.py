@@ -169,10 +169,12 @@ class ProcessGroupReader(ReaderEnd):
     def __init__(self, kind: PlaneKind, details: Details, device: torch.device, *, limits: PlaneLimits) -> None:
         """Form the group; ``RuntimeError`` when the writer is not there in time."""
         self._limits = limits
+        self.capacity = int(details["capacity"])
+        if not 0 < self.capacity <= max(limits.ring_bytes, limits.device_ring_bytes):
+            raise ValueError(f"a ring of {self.capacity} bytes")
         store = TCPStore(
             str(details["host"]), int(details["port"]), timeout=datetime.timedelta(seconds=limits.opening_s)
         )
-        self.capacity = int(details["capacity"])
         self._ring = _make_ring(kind, self.capacity, device)
         communicator = Communicator(kind, READER, store, device, limits, meeting=str(details["meeting"]))
         self._communicator: Communicator | None = communicator

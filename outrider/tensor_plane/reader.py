@@ -150,7 +150,7 @@ class PlaneReader:
             return  # of a later version
         try:
             handler(message)
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConnectionError(f"a message that cannot be read: {error}") from error
 
     def _look_after_planes(self) -> None:
@@ -188,7 +188,10 @@ class PlaneReader:
 
     def _on_probe(self, message: Message) -> None:
         answer: Message = {"type": "probed"}
-        out = torch.empty(int(message["bytes"]), dtype=torch.uint8, device=self.device)
+        num_bytes = int(message["bytes"])
+        if not 0 < num_bytes <= self.limits.ring_bytes:
+            raise ValueError(f"a probe of {num_bytes} bytes")
+        out = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
         sequence = int(message["sequence"])
         try:
             end = self._planes[bytes.fromhex(message["plane"])].end

@@ -1,4 +1,7 @@
-"""The file in shared memory that two processes map: its layout, its name, and that a dead owner leaves none behind.
+"""The file in shared memory of two processes: its layout, its name, and that a dead owner leaves none behind.
+
+Either process may shorten the file, and access to a mapping beyond its end is a SIGBUS. So it is read and written by
+system calls; only a GPU, which copies without the processor, uses a mapping.
 
 Layout: a token, a table of 64-bit entries, then the tensors. Entry n holds the sequence number of the last use of slot
 n that its reader is done with, so giving memory back is one write and no message.
@@ -10,18 +13,24 @@ making a file removes those without a lock.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import mmap
 import os
 import re
 import secrets
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 FOLDER = Path("/dev/shm")
 """Where Linux keeps POSIX shared memory."""
 TOKEN_BYTES = 32
 TABLE_OFFSET = 64
 HEADER_BYTES = 4096
+MAX_BYTES = 256 << 20
+"""Most memory of one link."""
 NUM_SLOTS = (HEADER_BYTES - TABLE_OFFSET) // 8
 _PREFIX = "outrider-"
 _NAME = re.compile(_PREFIX + r"[0-9a-f]{32}")
@@ -77,9 +86,15 @@ def grow(descriptor: int, num_bytes: int) -> None:
     os.posix_fallocate(descriptor, 0, num_bytes)
 
 
-def map_all(descriptor: int) -> mmap.mmap:
-    """The whole file as it is now."""
-    return mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+def read_into(descriptor: int, out: NDArray[np.uint8], offset: int) -> bool:
+    """Fill an array from the file; False if the file ends before."""
+    return os.preadv(descriptor, [out.data], offset) == out.nbytes if out.nbytes else True
+
+
+def write_from(descriptor: int, content: NDArray[Any], offset: int) -> None:
+    """Write a contiguous array to the file; ``OSError`` if there is no memory, as in a file that was shortened."""
+    if os.pwrite(descriptor, content.data, offset) != content.nbytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def remove(folder: Path, name: str) -> None:

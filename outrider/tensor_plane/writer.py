@@ -94,7 +94,11 @@ class PlaneWriter:
             uses = self._place(control, [size * row_bytes for size in sizes])
             if uses is None:
                 return None
-            chosen.end.write(content, uses[0].begin, {use.sequence: (use.begin, use.end) for use in uses})
+            try:
+                chosen.end.write(content, uses[0].begin, {use.sequence: (use.begin, use.end) for use in uses})
+            except OSError as error:
+                chosen.trouble = f"it cannot be written to: {error}"
+                return None
             return [PlaneReference(chosen.plane_id, use.begin, use.end - use.begin, use.sequence) for use in uses]
 
     def _place(self, control: ControlConnection, sizes: Sequence[int]) -> list[Use] | None:
@@ -191,12 +195,18 @@ class PlaneWriter:
         for message in messages:
             if chosen is None or message.get("plane") != chosen.plane_id.hex():
                 continue  # of another plane, or a heartbeat
-            if message["type"] == "done":
-                self._ring.finish(int(sequence) for sequence in message["sequences"])
-            elif message["type"] == "floor":
-                self._ring.raise_floor(int(message["below"]))
-            elif message["type"] == "broken":
-                chosen.trouble = str(message["reason"])[:200]
+            try:
+                self._take_one(chosen, message)
+            except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+                raise ConnectionError(f"a message that cannot be read: {error}") from error
+
+    def _take_one(self, chosen: Chosen, message: Message) -> None:
+        if message["type"] == "done":
+            self._ring.finish(int(sequence) for sequence in message["sequences"])
+        elif message["type"] == "floor":
+            self._ring.raise_floor(int(message["below"]))
+        elif message["type"] == "broken":
+            chosen.trouble = str(message["reason"])[:200]
 
     def _drop(self, reason: str) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import torch
 from outrider.columns import StateColumns
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneReference
+from outrider.tensor_plane import shared_file
 from outrider.tensor_plane.endpoints import PeerFacts, why_not
 from outrider.tensor_plane.limits import PlaneLimits
 from outrider.tensor_plane.negotiation import Chosen, Negotiation
@@ -426,3 +428,74 @@ def test_who_knows_the_port_alone_does_not_take_the_readers_place() -> None:
     assert torch.equal(out, sent)
     reader.close()
     writer.close()
+
+
+def test_a_file_that_a_peer_shortens_ends_neither_process(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    open_existing = shared_file.open_existing
+
+    def noted(*args: Any) -> int:
+        opened.append(os.dup(descriptor := open_existing(*args)))
+        return descriptor
+
+    monkeypatch.setattr(shared_file, "open_existing", noted)
+    writer, reader = pair.connected(PlaneKind.SHARED_MEMORY)
+    rows = torch.arange(4096, dtype=torch.float32).reshape(8, 512)
+    before, out = put(writer, rows), torch.empty_like(rows)
+    os.ftruncate(opened[0], 100)
+    with pytest.raises(StaleReferenceError, match="shortened"):
+        reader.read(before[0], out)
+    after = put(writer, rows)
+    reader.read(after[0], out)
+    assert torch.equal(out, rows)
+    os.ftruncate(opened[0], 0)
+    os.close(opened[0])
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"type": "done", "sequences": [[]]},
+        {"type": "done"},
+        {"type": "floor", "below": float("inf")},
+        {"type": "floor", "below": "x"},
+        {"type": "broken"},
+        {"type": "done", "sequences": [1 << 70, -1, 2.5]},
+        {"type": "try", "kind": "shared_memory"},
+    ],
+)
+def test_a_reader_that_lies_ends_its_own_connection_at_most(pair: Pair, lie: dict[str, Any]) -> None:
+    writers = pair.writers(PlaneKind.SHARED_MEMORY)
+    writer, reader = introduce(writers, pair.readers())
+    other, honest = introduce(writers, pair.readers())
+    (lost,) = put(writer, torch.ones(4, 8))
+    reader._control.send({**lie, "plane": lost.plane_id.hex()})
+    rows, out = torch.arange(32.0).reshape(4, 8), torch.empty(4, 8)
+    honest.read(put(other, rows)[0], out)
+    assert torch.equal(out, rows)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"type": "probe", "sequence": 1, "bytes": 1 << 50, "digest": True},
+        {"type": "probe", "sequence": 1, "bytes": float("inf"), "digest": True},
+        {"type": "try", "kind": "gloo", "details": {"host": "127.0.0.1", "port": 1, "capacity": 1 << 50}},
+        {"type": "try", "kind": "shared_memory", "details": {"name": "../secret"}},
+        {"type": "try", "kind": "shared_memory", "details": None},
+        {"type": "floor", "below": []},
+        {"type": "use", "kind": "x", "ms": 1, "reasons": 5},
+        {"type": "put", "begin": -1, "end": 1 << 60, "of": [1]},
+    ],
+)
+def test_a_writer_that_lies_ends_its_own_connection_at_most(pair: Pair, lie: dict[str, Any]) -> None:
+    readers = pair.readers()
+    writer, _ = introduce(pair.writers(PlaneKind.GLOO), readers)
+    other, _ = introduce(pair.writers(PlaneKind.SHARED_MEMORY), readers)
+    (lost,) = put(writer, torch.ones(4, 8))
+    control = writer._control
+    assert control is not None
+    control.send({**lie, "plane": lost.plane_id.hex()})
+    rows, out = torch.arange(32.0).reshape(4, 8), torch.empty(4, 8)
+    readers.read(put(other, rows)[0], out)
+    assert torch.equal(out, rows)

@@ -112,12 +112,17 @@ def tensor_from_proto(name: str, message: tensor_pb2.Tensor, fetch: Fetch = fetc
     if payload == "inline":
         values = floats_from_bytes(name, message.inline)
     else:
-        content = fetch(message.shared_memory)
-        _require_whole(name, content.size, _FLOAT)
-        values = content.view(_FLOAT).astype(np.float32, copy=False)
-    if values.size != math.prod(shape):
-        raise ProtocolError(f"{name}: {values.size} values do not fill the shape {shape}")
+        num_bytes = message.shared_memory.length_bytes
+        _require_whole(name, num_bytes, _FLOAT)
+        _require_full(name, num_bytes // _FLOAT.itemsize, shape)
+        values = fetch(message.shared_memory).view(_FLOAT).astype(np.float32, copy=False)
+    _require_full(name, values.size, shape)
     return values.reshape(shape)
+
+
+def _require_full(name: str, num_values: int, shape: tuple[int, ...]) -> None:
+    if num_values != math.prod(shape):
+        raise ProtocolError(f"{name}: {num_values} values do not fill the shape {shape}")
 
 
 def _require_whole(name: str, num_bytes: int, dtype: np.dtype[ScalarT]) -> None:

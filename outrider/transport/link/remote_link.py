@@ -130,6 +130,8 @@ class RemoteLink(Generic[CommandT, EventT]):
         return "inline" if self._reader is None else "shared_memory"
 
     def _read_events(self, message: Any) -> EventBatch[EventT]:  # noqa: ANN401
+        if self._reader is not None:
+            self._reader.begin_message()
         batch = self._decode(message, self._fetch)
         if batch.report is not None:
             self.num_pages_free = batch.report.num_pages_free

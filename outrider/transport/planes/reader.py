@@ -1,8 +1,12 @@
-"""The reading end of shared memory: a coordinator's, which looks at arrays where they lie and says when it is done."""
+"""The reading end of shared memory: a coordinator's, which copies arrays out of it and says when it is done.
+
+The file is read and never mapped: a service that shortened it would end this process with SIGBUS. The copy cannot
+change while it is used, and its memory is given back at once.
+"""
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
 import weakref
 from pathlib import Path
@@ -22,7 +26,7 @@ class SharedReader:
         self.token = shared_file.read_token(descriptor)
         """What shows the owner that its file is seen."""
         self._descriptor = descriptor
-        self._map = shared_file.map_all(descriptor)
+        self._num_bytes_left = shared_file.MAX_BYTES
         weakref.finalize(self, os.close, descriptor)
 
     @classmethod
@@ -33,20 +37,25 @@ class SharedReader:
         except (OSError, ValueError):
             return None
 
-    def fetch(self, region: SharedMemoryRegion) -> NDArray[np.uint8]:
-        """The bytes of a region, without a copy; given back when nothing refers to them any more.
+    def begin_message(self) -> None:
+        """The next regions are of another message. Those of one message have at most ``MAX_BYTES`` together."""
+        self._num_bytes_left = shared_file.MAX_BYTES
 
-        ``ProtocolError`` for a region that is not in the file.
+    def fetch(self, region: SharedMemoryRegion) -> NDArray[np.uint8]:
+        """A copy of the bytes of a region, whose memory is given back.
+
+        ``ProtocolError`` for a region that is not in the file, or of more bytes than a message may have.
         """
         begin, length = region.offset_bytes, region.length_bytes
-        if begin + length > len(self._map):
-            self._map = shared_file.map_all(self._descriptor)
-        if begin < shared_file.HEADER_BYTES or begin + length > len(self._map) or region.slot >= shared_file.NUM_SLOTS:
-            raise ProtocolError(f"shared memory: {length} bytes at {begin} are not in a file of {len(self._map)}")
-        content = np.frombuffer(self._map, np.uint8, length, begin)
-        weakref.finalize(content, _give_back, self._map, region.slot, region.sequence).atexit = False
+        self._num_bytes_left -= length
+        if begin < shared_file.HEADER_BYTES or region.slot >= shared_file.NUM_SLOTS or self._num_bytes_left < 0:
+            raise ProtocolError(f"shared memory: {length} bytes at {begin}, slot {region.slot}, are not of a file")
+        content = np.empty(length, np.uint8)
+        if not shared_file.read_into(self._descriptor, content, begin):
+            raise ProtocolError(f"shared memory: {length} bytes at {begin} are beyond the end of the file")
+        self._give_back(region.slot, region.sequence)
         return content
 
-
-def _give_back(mapped: mmap.mmap, slot: int, sequence: int) -> None:
-    np.frombuffer(mapped, "<u8", shared_file.NUM_SLOTS, shared_file.TABLE_OFFSET)[slot] = sequence
+    def _give_back(self, slot: int, sequence: int) -> None:
+        with contextlib.suppress(OSError):  # the owner has shortened the file, and there is no memory to extend it
+            os.pwrite(self._descriptor, sequence.to_bytes(8, "little"), shared_file.TABLE_OFFSET + 8 * slot)

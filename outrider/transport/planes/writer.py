@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,6 @@ from outrider.v1.tensor_pb2 import SharedMemoryRegion
 
 _log = logging.getLogger(__name__)
 
-MAX_BYTES = 256 << 20
-"""Most memory of one link."""
 MIN_TENSOR_BYTES = 64 << 10
 """Smaller arrays travel inline as fast."""
 _ALIGNMENT = 4096
@@ -40,9 +37,9 @@ class _Use:
 
 
 class SharedWriter:
-    """Arrays into memory that the other end maps, once it has shown that it does."""
+    """Arrays into memory that the other end reads, once it has shown that it does."""
 
-    def __init__(self, *, folder: Path = shared_file.FOLDER, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, *, folder: Path = shared_file.FOLDER, max_bytes: int = shared_file.MAX_BYTES) -> None:
         """Where no file can be made, ``name`` is empty and every array travels inline."""
         self.name = ""
         """Of the file, as long as the other end has not answered."""
@@ -50,31 +47,31 @@ class SharedWriter:
         self._folder = folder
         self._max_bytes = max_bytes
         self._descriptor = -1
+        self._num_bytes = 0
+        """Memory that the file has taken; 0 without a file."""
         self._uses: list[_Use] = []  # by place
         self._free_slots = list(range(shared_file.NUM_SLOTS))
         self._sequence = 0
         try:
             self.name, self._descriptor = shared_file.create(folder)
-            self._map: mmap.mmap | None = shared_file.map_all(self._descriptor)
+            self._num_bytes = shared_file.HEADER_BYTES
         except OSError as error:
-            self._map = None
             _log.info("no shared memory for tensors: %s", error)
 
     def confirm(self, token: bytes) -> None:
         """The other end's answer: the file's token, or something else when it could not read it."""
-        if self._map is not None and self.name:
+        if self._num_bytes and self.name:
             self.is_confirmed = hmac.compare_digest(token, shared_file.read_token(self._descriptor))
             self._forget_name()
 
     def place(self, values: FloatArray) -> SharedMemoryRegion | None:
         """Copy an array to where the other end can read it; None when it has to travel inline."""
-        if not self.is_confirmed or values.nbytes < MIN_TENSOR_BYTES or self._map is None:
+        if not self.is_confirmed or values.nbytes < MIN_TENSOR_BYTES:
             return None
         self._collect()
         found = self._find_room(values.nbytes)
-        if found is None or not self._free_slots or not self._reach(found + values.nbytes):
+        if found is None or not self._free_slots or not self._write(values, found):
             return None
-        np.copyto(np.frombuffer(self._map, "<f4", values.size, found).reshape(values.shape), values)
         self._sequence += 1
         use = _Use(found, found + values.nbytes, self._free_slots.pop(), self._sequence)
         self._uses.append(use)
@@ -92,9 +89,9 @@ class SharedWriter:
     def close(self) -> None:
         """Let go of the file; the reader keeps what it holds."""
         self.is_confirmed = False
-        if self._map is not None:
+        if self._num_bytes:
             self._forget_name()
-            self._map = None
+            self._num_bytes = 0
             os.close(self._descriptor)
 
     def _forget_name(self) -> None:
@@ -103,17 +100,14 @@ class SharedWriter:
 
     def _collect(self) -> None:
         """Take back what the reader is done with."""
-        table = self._table()
+        if not self._uses or not self._num_bytes:
+            return
+        table = np.zeros(shared_file.NUM_SLOTS, "<u8")
+        shared_file.read_into(self._descriptor, table.view(np.uint8), shared_file.TABLE_OFFSET)
         done = [use for use in self._uses if table[use.slot] == use.sequence]
         if done:
             self._free_slots += [use.slot for use in done]
             self._uses = [use for use in self._uses if table[use.slot] != use.sequence]
-
-    def _table(self) -> list[int]:
-        if self._map is None:
-            return []
-        entries = np.frombuffer(self._map, "<u8", shared_file.NUM_SLOTS, shared_file.TABLE_OFFSET)
-        return [int(entry) for entry in entries.tolist()]
 
     def _find_room(self, num_bytes: int) -> int | None:
         """The lowest gap that is wide enough: what was used before is in the caches."""
@@ -124,13 +118,15 @@ class SharedWriter:
             begin = -(-use.end // _ALIGNMENT) * _ALIGNMENT
         return begin if begin + num_bytes <= self._max_bytes else None
 
-    def _reach(self, end: int) -> bool:
-        """Make the file so long, in steps; False when the host has no more memory."""
-        if self._map is not None and end <= len(self._map):
-            return True
+    def _write(self, values: FloatArray, offset: int) -> bool:
+        """Write values, in a file that grows in steps; False when the host has no more memory."""
+        end = offset + values.nbytes
         try:
-            shared_file.grow(self._descriptor, min(-(-end // _GROWTH) * _GROWTH, self._max_bytes))
-            self._map = shared_file.map_all(self._descriptor)
+            if end > self._num_bytes:
+                num_bytes = min(-(-end // _GROWTH) * _GROWTH, self._max_bytes)
+                shared_file.grow(self._descriptor, num_bytes)
+                self._num_bytes = num_bytes
+            shared_file.write_from(self._descriptor, np.ascontiguousarray(values, "<f4"), offset)
         except OSError as error:
             _log.warning("no more shared memory for tensors, which travel inline now: %s", error)
             return False
