@@ -148,10 +148,6 @@ def spoil_missing_tensor(folder: Path) -> None:
     change_tensors(folder, lambda tensors: [tensors.pop(f"model.layers.1.mlp.{n}_proj.weight") for n in ("up", "gate")])
 
 
-def spoil_extra_tensor(folder: Path) -> None:
-    change_tensors(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}))
-
-
 def spoil_shape(folder: Path) -> None:
     change_tensors(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(31)}))
 
@@ -175,7 +171,6 @@ def spoil_config(**changes: Any) -> Callable[[Path], None]:
         (spoil_index, r"model\.safetensors\.index\.json is no index"),
         (spoil_index_outside, r"names '\.\./elsewhere\.safetensors', which is not a file beside it"),
         (spoil_missing_tensor, r"tensor model\.layers\.1\.mlp\.gate_proj\.weight and 1 more are missing"),
-        (spoil_extra_tensor, r"q_proj\.bias is not part of a LlamaForCausalLM as config\.json has it"),
         (spoil_shape, r"model\.norm\.weight has shape \[31\]; config\.json asks for \[32\]"),
         (spoil_tensor_type, r"model\.norm\.weight is of type I8; supported are F64, F32, F16, BF16"),
         (spoil_config(architectures=["GemmaForCausalLM"]), r"GemmaForCausalLM is not supported; supported are Llama"),

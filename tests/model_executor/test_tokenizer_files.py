@@ -53,7 +53,22 @@ def test_a_real_folder(tmp_path: Path) -> None:
 def test_ids_count_added_tokens_and_must_fit_the_model(tmp_path: Path) -> None:
     write(tmp_path, TOKENIZER)
     assert read_tokenizer(tmp_path, vocab_size=6).num_token_ids == 6
-    with pytest.raises(ModelError, match="token id 5"):
+    with pytest.raises(ModelError, match="token id 2; the model has only 2 rows"):
+        read_tokenizer(tmp_path, vocab_size=2)
+
+
+@pytest.mark.parametrize("is_in_vocabulary", [False, True])
+def test_added_tokens_may_have_more_ids_than_the_model(
+    tmp_path: Path, is_in_vocabulary: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = changed()
+    if is_in_vocabulary:
+        tokenizer["model"]["vocab"]["<s>"] = 5
+    path = write(tmp_path, tokenizer) / "tokenizer.json"
+    assert read_tokenizer(tmp_path, vocab_size=5).num_token_ids == 5
+    assert caplog.messages == [f"{path}: token '<s>' not used: the model has only 5 rows"]
+    write(tmp_path, {**tokenizer, "post_processor": TEMPLATE})
+    with pytest.raises(ModelError, match="token id 5 in its post_processor"):
         read_tokenizer(tmp_path, vocab_size=5)
 
 

@@ -12,12 +12,20 @@ import torch
 from outrider.errors import ModelError
 from outrider.model_executor.draft_heads.contract import DraftHead
 from outrider.model_executor.layers.contract import WeightTarget
-from outrider.model_executor.loader.checkpoint import StoredTensor, check_tensor, read_tensors
+from outrider.model_executor.loader.checkpoint import (
+    EMBEDDING_NAME,
+    HEAD_NAME,
+    StoredTensor,
+    check_tensor,
+    read_tensors,
+)
 from outrider.model_executor.loader.weights import Progress, copy_tensors
 
-_EMBEDDING = "model.embed_tokens.weight"
-_OF_TARGET = {"embed_tokens.weight": (_EMBEDDING,), "lm_head.weight": ("lm_head.weight", _EMBEDDING)}
-"""What the target's checkpoint calls a tensor, in the order in which it is looked for; tied ones are the embedding."""
+_OF_TARGET = {
+    "embed_tokens.weight": (EMBEDDING_NAME, HEAD_NAME),
+    "lm_head.weight": (HEAD_NAME, EMBEDDING_NAME),
+}
+"""What the target's checkpoint calls a tensor, in the order in which it is looked for; of tied ones it may have one."""
 
 Found = tuple[StoredTensor, WeightTarget]
 

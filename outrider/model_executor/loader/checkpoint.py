@@ -6,9 +6,10 @@ sizes in ``config.json``. Refuses to know where a tensor goes.
 
 from __future__ import annotations
 
+import logging
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,11 @@ from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.json_files import is_there, parse_object, read_object, validated
 from outrider.model_executor.models.weights import checkpoint_targets, is_ignored
 
+_log = logging.getLogger(__name__)
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+EMBEDDING_NAME = "model.embed_tokens.weight"
+HEAD_NAME = "lm_head.weight"
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 """As the safetensors library has it."""
@@ -60,35 +64,54 @@ class StoredTensor:
     """One tensor of a file."""
 
     name: str
+    """Name of the parameter that it fills."""
     file: Path
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    key: str
+    """Name in its file: another one where a tied model stores only its head."""
 
 
-def read_checkpoint(folder: Path, config: ModelConfig) -> dict[str, StoredTensor]:
-    """Every tensor of the folder's files by its name, in the order of the bytes.
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Tensors of a folder, and what its index promises in vain."""
 
-    ``ModelError`` names the file or tensor at fault when a file lies about itself, or the files are not those of a
-    model of this ``config``. Reads headers alone.
+    tensors: dict[str, StoredTensor]
+    unmet: dict[str, str]
+    """Tensor -> why it is not where the index has it."""
+
+
+def read_checkpoint(folder: Path, config: ModelConfig, *, warns: bool = False) -> dict[str, StoredTensor]:
+    """Tensors of a model of this ``config`` by name, in the order of their bytes. Reads headers only.
+
+    ``ModelError`` names the file or tensor at fault when a file contradicts itself, or a tensor that the model needs is
+    missing or of another shape. Other tensors are left out; with ``warns`` one warning names them.
     """
-    stored = read_tensors(folder)
-    _check_against_config(folder, config, stored)
-    return stored
+    stored = _read_folder(folder)
+    unused = _check_against_config(folder, config, stored)
+    if unused and warns:
+        _log.warning("%s: %s not used: no part of a %s", folder, _some(unused), config.architecture)
+    return stored.tensors
 
 
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The same, whatever model it is of."""
-    stored: dict[str, StoredTensor] = {}
-    index = folder / INDEX_NAME
-    weight_map = _read_weight_map(index) if is_there(index) else None
-    for file in _find_files(folder) if weight_map is None else _indexed_files(index, weight_map):
+    """Every tensor of the folder's files by name, of any model."""
+    return _read_folder(folder).tensors
+
+
+def _read_folder(folder: Path) -> _Stored:
+    index, tensors = folder / INDEX_NAME, dict[str, StoredTensor]()
+    weight_map = _read_weight_map(index) if is_there(index) else {}
+    files = _indexed_files(index, weight_map)
+    if not files or (is_there(folder / SINGLE_NAME) and not all(map(is_there, files))):
+        files = _find_files(folder)
+    for file in filter(is_there, files):
         for tensor in _read_header(file):
-            if tensor.name in stored:
-                raise ModelError(f"{file} has tensor {tensor.name}, and {stored[tensor.name].file.name} has it too")
-            stored[tensor.name] = tensor
-    _check_index(index, weight_map or {}, stored)
-    return stored
+            if tensor.name in tensors:
+                raise ModelError(f"{file} has tensor {tensor.name}, and {tensors[tensor.name].file.name} has it too")
+            tensors[tensor.name] = tensor
+    return _Stored(tensors, _unmet(index, weight_map, tensors))
 
 
 def _find_files(folder: Path) -> list[Path]:
@@ -113,15 +136,21 @@ def _indexed_files(index: Path, weight_map: dict[str, str]) -> list[Path]:
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors") or "\0" in name:
             raise ModelError(f"{index} names {name[:100]!r}, which is not a file beside it, a *.safetensors")
-        if not is_there(index.parent / name):
-            raise ModelError(f"{index.parent / name} is missing, and {index.name} names it")
     return [index.parent / name for name in names]
 
 
-def _check_index(index: Path, weight_map: dict[str, str], stored: dict[str, StoredTensor]) -> None:
+def _unmet(index: Path, weight_map: dict[str, str], tensors: dict[str, StoredTensor]) -> dict[str, str]:
+    """Tensors that the index names and no file has."""
+    unmet = {}
     for name, file in weight_map.items():
-        if name not in stored or stored[name].file.name != file:
-            raise ModelError(f"{index} says that tensor {name[:100]} is in {file}, and it is not")
+        if name not in tensors:
+            is_missing = not is_there(index.parent / file)
+            unmet[name] = (
+                f"{index.parent / file} is missing, and {index.name} names it"
+                if is_missing
+                else f"{index} says that tensor {name[:100]} is in {file}, and it is not"
+            )
+    return unmet
 
 
 def _read_header(file: Path) -> list[StoredTensor]:
@@ -185,24 +214,37 @@ def _check_entry(file: Path, name: str, entry: _Entry, *, start: int) -> int:
 
 def _stored(file: Path, name: str, entry: _Entry) -> StoredTensor:
     begin, end = entry.data_offsets
-    return StoredTensor(name, file, entry.dtype, tuple(entry.shape), end - begin)
+    return StoredTensor(name, file, entry.dtype, tuple(entry.shape), end - begin, name)
 
 
-def _check_against_config(folder: Path, config: ModelConfig, stored: dict[str, StoredTensor]) -> None:
-    if config.num_layers > len(stored):  # said before as many names are made
+def _check_against_config(folder: Path, config: ModelConfig, stored: _Stored) -> list[str]:
+    """Names of the tensors that the model does not use."""
+    tensors = stored.tensors
+    if config.num_layers > len(tensors) + len(stored.unmet):  # said before as many names are made
         raise ModelError(
             f"{folder}: num_hidden_layers is {config.num_layers} in config.json, and the files have"
-            f" {len(stored)} tensors in all"
+            f" {len(tensors)} tensors in all"
         )
+    if config.tied_embeddings and EMBEDDING_NAME not in tensors and HEAD_NAME in tensors:
+        tensors[EMBEDDING_NAME] = replace(tensors[HEAD_NAME], name=EMBEDDING_NAME)
     targets = checkpoint_targets(config)
-    missing = [name for name in targets if name not in stored]
+    missing = [name for name in targets if name not in tensors]
     if missing:
-        raise ModelError(f"{folder}: {_some(missing)} missing from the safetensors files")
-    unknown = [name[:100] for name in stored if name not in targets and not is_ignored(name, config)]
-    if unknown:
-        raise ModelError(f"{folder}: {_some(unknown)} not part of a {config.architecture} as config.json has it")
+        why = next((stored.unmet[name] for name in missing if name in stored.unmet), None)
+        raise ModelError(why or f"{folder}: {_some(missing)} missing from the safetensors files")
+    unknown = [name for name in (*tensors, *stored.unmet) if name not in targets and not is_ignored(name, config)]
+    if config.quantization is not None:
+        _check_quantized(folder, config, unknown, {name.rpartition(".")[0] for name in targets})
     for name, target in targets.items():
-        check_tensor(stored[name], target)
+        check_tensor(tensors[name], target)
+    return [name[:100] for name in unknown]
+
+
+def _check_quantized(folder: Path, config: ModelConfig, unknown: list[str], modules: set[str]) -> None:
+    """Raise ``ModelError`` for a tensor of a known layer, such as another scale: its weights mean something else."""
+    of_layers = [name[:100] for name in unknown if name.rpartition(".")[0] in modules]
+    if of_layers:
+        raise ModelError(f"{folder}: {_some(of_layers)} not part of a {config.architecture} as config.json has it")
 
 
 def check_tensor(tensor: StoredTensor, target: WeightTarget) -> None:

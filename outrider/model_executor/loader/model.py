@@ -117,7 +117,8 @@ def load_model(
     if quantization == "fp8" and config.quantization is None:
         config = replace(config, quantization=ONLINE)
     if load_format == "safetensors":
-        read_checkpoint(folder, config)  # before memory is taken for what config.json promises
+        # Before memory is taken for what config.json promises; of several ranks one warns.
+        read_checkpoint(folder, config, warns=ranks is None or ranks.publish is not None)
     length = choose_length(config, max_model_len)
     chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
     with torch.inference_mode(), explaining_out_of_memory(chosen_device):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from outrider.model_executor.models.json_files import (
 )
 from outrider.tokenization.model_text import JSON_FILES, most_bytes, template_files
 
+_log = logging.getLogger(__name__)
 _MATCHING_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 """What decides where an added token is found; whether it is "special" only decides how it is shown."""
 
@@ -54,12 +56,15 @@ def read_tokenizer(folder: Path, *, vocab_size: int) -> TokenizerFacts:
     tokenizer = contents["tokenizer.json"]
     try:
         ids = _ids_by_token(tokenizer)
-        _check_ids(folder / "tokenizer.json", ids.items(), vocab_size)
-        added = _post_processor_ids(tokenizer.get("post_processor") or {})
-        _check_ids(folder / "tokenizer.json", added, vocab_size, " in its post_processor")
+        path = folder / "tokenizer.json"
+        _check_ids(path, ids.items())
+        _check_rows(path, _spoken(tokenizer, ids).items(), vocab_size)
+        added = list(_post_processor_ids(tokenizer.get("post_processor") or {}))
+        _check_ids(path, added, " in its post_processor")
+        _check_rows(path, added, vocab_size, " in its post_processor")
         facts = TokenizerFacts(
             files=files | templates,
-            num_token_ids=max(ids.values(), default=-1) + 1,
+            num_token_ids=min(max(ids.values(), default=-1) + 1, vocab_size),
             bos_token_id=_bos_token_id(tokenizer, contents.get("tokenizer_config.json", {}), ids),
             sha256=tokenizer_hash(tokenizer),
         )
@@ -72,7 +77,17 @@ def read_tokenizer(folder: Path, *, vocab_size: int) -> TokenizerFacts:
         raise ModelError(
             f"{folder / 'tokenizer.json'} puts id {facts.bos_token_id} first; the model has only {vocab_size} rows"
         )
+    _warn_of_added(path, ids, vocab_size)
     return facts
+
+
+def _warn_of_added(path: Path, ids: Mapping[str, int], vocab_size: int) -> None:
+    """Log the added tokens, such as a pad, that the model has no row for. A prompt that has one is refused."""
+    without_row = [token for token, token_id in ids.items() if token_id >= vocab_size]
+    if without_row:
+        rest = f" and {len(without_row) - 1} more" if len(without_row) > 1 else ""
+        shown_token = shown(without_row[0])
+        _log.warning("%s: token %s%s not used: the model has only %d rows", path, shown_token, rest, vocab_size)
 
 
 def check_tokenizer(folder: Path, facts: TokenizerFacts) -> None:
@@ -88,12 +103,16 @@ def check_tokenizer(folder: Path, facts: TokenizerFacts) -> None:
         raise ModelError(f"{folder / 'tokenizer.json'} cannot be used as a tokenizer: {one_line(error)}") from error
 
 
-def _check_ids(path: Path, ids: Iterable[tuple[object, object]], vocab_size: int, where: str = "") -> None:
+def _check_ids(path: Path, ids: Iterable[tuple[object, object]], where: str = "") -> None:
     for token, token_id in ids:
         if type(token_id) is not int or token_id < 0:
             raise ModelError(
                 f"{path}: the id of token {shown(token)}{where} should be a whole number, not {shown(token_id)}"
             )
+
+
+def _check_rows(path: Path, ids: Iterable[tuple[object, Any]], vocab_size: int, where: str = "") -> None:
+    for _, token_id in ids:
         if token_id >= vocab_size:
             raise ModelError(f"{path} has token id {shown(token_id)}{where}; the model has only {vocab_size} rows")
 
@@ -110,6 +129,12 @@ def tokenizer_hash(tokenizer: Json) -> str:
         ),
     }
     return hashlib.sha256(json.dumps(deciding, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _spoken(tokenizer: Json, ids: Mapping[str, int]) -> dict[str, int]:
+    """Tokens of the vocabulary proper, which any text may have, and their ids."""
+    added = {token["content"] for token in tokenizer.get("added_tokens") or []}
+    return {token: token_id for token, token_id in ids.items() if token not in added}
 
 
 def _ids_by_token(tokenizer: Json) -> dict[str, int]:

@@ -100,5 +100,5 @@ def _read_parts(
 
 def _read(handle: Any, tensor: StoredTensor, target: WeightTarget) -> torch.Tensor:  # noqa: ANN401 - untyped
     is_whole = target.part is None or _bytes_read(tensor, target) == tensor.num_bytes
-    content: torch.Tensor = handle.get_tensor(tensor.name) if is_whole else handle.get_slice(tensor.name)[target.part]
+    content: torch.Tensor = handle.get_tensor(tensor.key) if is_whole else handle.get_slice(tensor.key)[target.part]
     return content

@@ -28,6 +28,7 @@ from outrider.model_executor.models.families import ModelFamily, architecture_of
 from outrider.model_executor.models.json_files import is_there, one_line, read_object, shown, validated
 from outrider.model_executor.models.quantization_reader import read_quantization
 
+_log = logging.getLogger(__name__)
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 _MAX_FIELDS_TRIED = 200
 """Models have some fifty."""
@@ -67,10 +68,9 @@ def read_model_config(folder: Path) -> ModelConfig:
     architecture = family.architecture
     quantization = read_quantization(folder, raw)
     checked = validated(path, CONFIG_FILE, raw)
-    _check_special_ids(path, checked, checked.vocab_size)
     _check_dtypes(path, checked.torch_dtype, checked.dtype)
     fields = _read_fields(folder, raw, family)
-    _check_special_ids(path, checked, fields["vocab_size"])
+    _warn_of_ids(path, checked, fields["vocab_size"])
     eos_token_ids = _eos_token_ids(folder, fields)
     try:
         return _convert(fields, family, quantization, eos_token_ids)
@@ -92,13 +92,11 @@ def config_of_fields(path: Path, fields: dict[str, Any], architecture: str) -> M
         raise ModelError(f"{path} does not describe a {architecture}: {one_line(error)}") from error
 
 
-def _check_special_ids(path: Path, special: SpecialTokens, vocab_size: int | None) -> None:
-    """Raise ``ModelError`` for an id that the model has no row for; a size of None is not known yet."""
-    try:
-        if vocab_size is not None:
-            special.check_vocabulary(vocab_size)
-    except ValueError as error:
-        raise ModelError(f"{path}: {error}") from error
+def _warn_of_ids(path: Path, special: SpecialTokens, vocab_size: int) -> None:
+    """Log the ids that the model has no row for: it never generates them."""
+    if named := special.without_rows(vocab_size):
+        rest = f" and {len(named) - 1} more" if len(named) > 1 else ""
+        _log.warning("%s: %s%s not used: vocab_size is %d", path, named[0], rest, vocab_size)
 
 
 def _check_dtypes(path: Path, *names: str | None) -> None:
@@ -252,12 +250,12 @@ def _stretched(max_position_embeddings: int, rope: RopeConfig) -> int:
 
 
 def _eos_token_ids(folder: Path, fields: dict[str, Any]) -> tuple[int, ...]:
-    """Every end token of generation_config.json, else of config.json; ``ModelError`` for one without a row."""
+    """Every end token of generation_config.json, else of config.json, that has a row."""
     path = folder / "generation_config.json"
     named = None
     if is_there(path):
         special = validated(path, GENERATION_CONFIG_FILE, read_object(path))
-        _check_special_ids(path, special, fields["vocab_size"])
+        _warn_of_ids(path, special, fields["vocab_size"])
         named = special.eos_token_id
     if named is None:
         named = fields.get("eos_token_id")

@@ -6,8 +6,7 @@ is the checkpoint's to say. Fields that are not named here are not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
@@ -67,17 +66,18 @@ class SpecialTokens(BaseModel):
     bos_token_id: TokenId | None = None
     pad_token_id: TokenId | None = None
 
-    def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise ``ValueError`` naming the first id that is not from 0 to ``vocab_size`` - 1, or too many of them; a pad
-        of -1 is none.
-        """
+    @model_validator(mode="after")
+    def _are_not_too_many(self) -> Self:
+        if isinstance(self.eos_token_id, list) and len(self.eos_token_id) > STOP_TOKEN_IDS.most:
+            raise ValueError(f"eos_token_id has {len(self.eos_token_id)} ids; at most {STOP_TOKEN_IDS.most}")
+        return self
+
+    def without_rows(self, vocab_size: int) -> list[str]:
+        """Ids that are not from 0 to ``vocab_size`` - 1, as ``field id``; a pad of -1 is none."""
         eos = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
-        if len(eos) > STOP_TOKEN_IDS.most:
-            raise ValueError(f"eos_token_id has {len(eos)} ids; at most {STOP_TOKEN_IDS.most}")
         pad = None if self.pad_token_id == -1 else self.pad_token_id
-        _check_ids("eos_token_id", eos, vocab_size)
-        _check_ids("bos_token_id", [self.bos_token_id], vocab_size)
-        _check_ids("pad_token_id", [pad], vocab_size)
+        ids = [*(("eos_token_id", end) for end in eos), ("bos_token_id", self.bos_token_id), ("pad_token_id", pad)]
+        return [f"{name} {token}" for name, token in ids if token is not None and not 0 <= token < vocab_size]
 
 
 class ConfigFile(SpecialTokens):
@@ -129,9 +129,3 @@ class ConfigFile(SpecialTokens):
 
 CONFIG_FILE: TypeAdapter[ConfigFile] = TypeAdapter(ConfigFile)
 GENERATION_CONFIG_FILE: TypeAdapter[SpecialTokens] = TypeAdapter(SpecialTokens)
-
-
-def _check_ids(field: str, token_ids: Iterable[Any], vocab_size: int) -> None:
-    for token_id in token_ids:
-        if token_id is not None and not 0 <= token_id < vocab_size:
-            raise ValueError(f"{field} should be from 0 to {vocab_size - 1}, as vocab_size has it, not {token_id}")
