@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from outrider.errors import InvalidRequestError
 from outrider.planes import PlaneOffer, PlaneReport
 from outrider.prefix_hash import PrefixHash
+from outrider.stalls import Stall
 from outrider.types import (
     CandidateLogprobs,
     Evidence,
@@ -390,6 +391,11 @@ class Link(Protocol[CommandT_contra, EventT_co]):
     @property
     def num_pages_free(self) -> int | None:
         """Free KV pages of the service, as far as this end has heard; None until it has."""
+        ...
+
+    @property
+    def stall(self) -> Stall:
+        """How long the service has made no progress with its work, as far as this end has heard."""
         ...
 
     def send(self, commands: Sequence[CommandT_contra]) -> None:

@@ -220,6 +220,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Cached pages evicted", "A second.", "short", each("outrider_prefix_cache_evictions_total", "role")),
         Panel("Sessions open", "", "short", one(f"sum by (role) ({metric('outrider_sessions_open')})", "{{role}}")),
+        Panel("Replicas hung", "A second, by side.", "short", each("outrider_replicas_hung_total", "side")),
+        Panel(
+            "Work without progress",
+            "Age of the oldest forward in flight, or of the oldest runnable item; a hung process ends itself.",
+            "s",
+            one(f"max by (role) ({metric('outrider_stall_seconds')})", "{{role}}"),
+        ),
         Panel("Sequences in a forward", "Mean.", "short", means("outrider_forward_batch_size", "role")),
         Panel("Tokens in a forward", "Mean.", "short", means("outrider_forward_tokens", "role")),
         Panel("Forwards", "A second.", "short", each("outrider_forward_batch_size_count", "role")),

@@ -28,6 +28,7 @@ from outrider.process.discovery import RemoteReplicas
 from outrider.process.hosting import run_process
 from outrider.process.model_files import with_local_tokenizer
 from outrider.process.tuning import settle_process
+from outrider.process.watchdog import loop_watched
 from outrider.telemetry.metrics.serving import metrics_served, read_on
 from outrider.telemetry.stats_logger import coordinator_fields, log_stats
 from outrider.telemetry.tracing import Tracing, traced
@@ -74,10 +75,11 @@ async def _serve(
     try:
         if await _start_unless(ending, coordinator):
             settle_process()
-            async with processors_awake(settings.num_awake_processors, lambda: coordinator.num_running > 0):
-                await ending.begun.wait()
-                _log.info("draining")
-                await _drain(server, ending, settings)
+            with loop_watched(settings.hang_timeout_s):
+                async with processors_awake(settings.num_awake_processors, lambda: coordinator.num_running > 0):
+                    await ending.begun.wait()
+                    _log.info("draining")
+                    await _drain(server, ending, settings)
     finally:
         following.cancel()
         stats_task.cancel()

@@ -30,6 +30,7 @@ def coordinator_readings(
         *_endings(request_manager),
         *each("outrider_requests_refused_total", "reason", refusals.items()),
         *each("outrider_replicas_attached", "side", _attached(services)),
+        *each("outrider_replicas_hung_total", "side", _hung(services)),
         *each("outrider_tensor_planes", "plane", _planes(services)),
         Reading("outrider_proposal_channels", services.channels.num_open),
         Reading("outrider_kv_cache_usage_perc", services.target.kv_cache_usage),
@@ -109,6 +110,10 @@ def _model_name(services: Services) -> str:
 def _attached(services: Services) -> list[tuple[str, float]]:
     sides = [("target", float(len(services.target.attached)))]
     return sides if services.draft is None else [*sides, ("draft", float(len(services.draft.attached)))]
+
+
+def _hung(services: Services) -> list[tuple[str, float]]:
+    return _sides(services.draft.num_hangs if services.draft is not None else 0, services.target.num_hangs)
 
 
 def _sides(draft: int, target: int) -> list[tuple[str, float]]:

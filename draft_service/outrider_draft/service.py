@@ -50,6 +50,7 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
         session_limits: SessionLimits = UNBOUNDED,
         planes: DraftPlanes | None = None,
         on_failure: OnFailure | None = None,
+        hang_timeout_s: float = 0.0,
     ) -> None:
         """``planes`` bring hidden states; None: they come inline, or are not read."""
         self.runner = runner = served.runner
@@ -72,6 +73,7 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
             prefix_cache=served.prefix_cache if runner is None else runner.sequences.prefix_cache,
             planes=planes or NoPlanes(Reading("outrider_stale_references_total", 0)),
             channels=ProposalSender(),
+            hang_timeout_s=hang_timeout_s,
         )
 
     @classmethod
@@ -97,6 +99,7 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
             session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
             planes=_open_planes(settings) if served.description.hidden_state_layers else None,
             on_failure=on_failure,
+            hang_timeout_s=settings.hang_timeout_s,
         )
 
     @classmethod

@@ -29,8 +29,8 @@ GROUPS = {
     " link_tls_ca_file link_tls_cert_file link_tls_key_file link_tls_server_name allow_plaintext_link_token"
     " coordinator_token_file coordinator_tls coordinator_tls_ca_file coordinator_tls_cert_file coordinator_tls_key_file"
     " coordinator_tls_server_name allowed_origins allowed_methods allowed_headers allow_credentials",
-    "Health, metrics and logs": "health_port health_host drain_delay_s drain_grace_s metrics_port metrics_host"
-    " vllm_metric_names max_traced_steps trace_file log_level log_interval_s",
+    "Health, metrics and logs": "health_port health_host hang_timeout_s drain_delay_s drain_grace_s metrics_port"
+    " metrics_host vllm_metric_names max_traced_steps trace_file log_level log_interval_s",
 }
 """Title: the settings of all services in that group."""
 

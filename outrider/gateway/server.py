@@ -22,6 +22,7 @@ from outrider.gateway.served_model import ModelWatch
 from outrider.gateway.timed_protocol import TimedProtocol
 from outrider.gateway.watching import HttpWatch
 from outrider.process.tuning import settle_process
+from outrider.process.watchdog import loop_watched
 from outrider.telemetry.metrics.serving import build_info, metrics_served, read_on
 from outrider.telemetry.tracing import traced
 from outrider.tokenization.output_parsing import OutputFormat
@@ -54,9 +55,10 @@ async def serve(settings: GatewaySettings) -> None:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         settle_process()
         try:
-            await ending.begun.wait()
-            await _drain(server, endpoints, ending, settings)
-            await serving
+            with loop_watched(settings.hang_timeout_s):
+                await ending.begun.wait()
+                await _drain(server, endpoints, ending, settings)
+                await serving
         finally:
             ending.stop_listening()
     _log.info("stopped")

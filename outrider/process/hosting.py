@@ -5,7 +5,8 @@ warm-up. Loading runs in a thread, so health answers meanwhile. Knows no model: 
 process of ours begins with, the coordinator's too, is ``run_process``.
 
 SIGTERM and SIGINT drain: NOT_SERVING, a delay for load balancers, then no new sessions, and the end when those that
-are open have ended or the grace is over. An engine that fails ends the process with an error.
+are open have ended or the grace is over. An engine that fails ends the process with an error, and so does one that
+hangs, by the watchdog.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, TargetSettings, load_named
-from outrider.errors import LoadingError, RequestCancelledError
+from outrider.errors import LoadingError, RequestCancelledError, UnavailableError
 from outrider.ports import Link
 from outrider.process.cpu_affinity.keeper import processors_awake
 from outrider.process.tuning import settle_process
+from outrider.process.watchdog import LoopPing, Watchdog
 from outrider.readings import Reading
 from outrider.recording import Recorder
+from outrider.stalls import Stall
 from outrider.telemetry import exit_cleanly, guard_output, set_up_logging
 from outrider.telemetry.metrics.serving import build_info, metrics_served
 from outrider.telemetry.progress import ByteProgress, CountProgress
@@ -65,6 +68,11 @@ class Service(Protocol[CommandT_contra, EventT_co]):
     @property
     def num_sessions(self) -> int:
         """Sessions that are open."""
+        ...
+
+    @property
+    def stall(self) -> Stall:
+        """Age of the work that makes no progress; thread-safe."""
         ...
 
     async def describe(self) -> ModelDescription:
@@ -214,24 +222,36 @@ async def _run(
     on_warm: Callable[[ModelDescription], None],
 ) -> None:
     stats_task = asyncio.create_task(log_stats(settings.log_interval_s, service.readings, service_fields))
+    watchdog = _watchdog(service, ending, settings.hang_timeout_s)
     try:
         if not ending.begun.is_set():
             await service.warm_up()
             settle_process()
             description = await service.describe()
             on_warm(description)
+            watchdog.start()
             async with processors_awake(
                 _awake_count(settings.num_awake_processors, description), lambda: service.num_sessions > 0
             ):
                 await server.set_serving(True)
                 _log.info("serving")
                 await ending.begun.wait()
-                await server.set_serving(False)
+                await (server.set_serving(False) if ending.failure is None else server.fail())
                 await _drain(service, ending, delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
         ending.raise_failure()
     finally:
         stats_task.cancel()
         await service.close()
+        watchdog.stop()
+
+
+def _watchdog(service: Service[CommandT, EventT], ending: Ending, timeout_s: float) -> Watchdog:
+    """Until the engine has ended: its last step may hang too."""
+    return Watchdog(
+        {"the engine": lambda: service.stall, "the event loop": LoopPing(asyncio.get_running_loop(), timeout_s).look},
+        timeout_s=timeout_s,
+        on_hang=lambda reason: ending.fail(UnavailableError(reason)),
+    )
 
 
 def _awake_count(count: int | None, description: ModelDescription) -> int | None:

@@ -37,6 +37,8 @@ other.
 """
 _EVENTS_OF_STEP = 64
 """So many events that need no forward count as a step of their own."""
+_COMPILING_S = 15.0
+"""How long the first forward of a size may take on a GPU, which compiles kernels for it."""
 
 
 class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
@@ -63,6 +65,10 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._executor, self._clock, self._references = executor, clock, references
         self._in_flight: deque[Batch] = deque()
         """Batches that were started, oldest first: one, and with lookahead one more queued behind it."""
+        self._oldest: Batch | None = None
+        """Batch whose forward is being started or in flight, the oldest of them; read by other threads."""
+        self._num_ended = self._num_told = 0
+        """Forwards that have ended, and messages that needed none."""
         self._num_steps_without_forward = 0
         self._answered: list[AnyRequest] = []
         """In the newest step: something is left to be done once their answers have left."""
@@ -105,6 +111,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         """
         if self._outputs.is_ready and not self._is_forward_overdue:
             messages = self._outputs.take()
+            self._num_told += 1
             num_events = sum([len(batch.events) for _, batch in messages])
             self._num_steps_without_forward += 1 + num_events // _EVENTS_OF_STEP
             return messages
@@ -119,11 +126,16 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             return None
         if not self._in_flight or not self._in_flight[0].forward.is_done():
             return None
-        batch = self._in_flight.popleft()
-        return FinishedBatch(batch, batch.forward.finish(), self._clock())
+        batch = self._in_flight[0]
+        output = batch.forward.finish()
+        self._in_flight.popleft()
+        self._oldest = self._in_flight[0] if self._in_flight else None
+        self._num_ended += 1
+        return FinishedBatch(batch, output, self._clock())
 
     def _start(self, batch: Batch) -> bool:
         """Start a batch; False where the executor cannot queue it behind the one in flight."""
+        self._oldest = self._oldest or batch
         if batch.steady is not None:
             self._steady.start(batch, batch.steady)
         elif batch.plain is not None:
@@ -222,6 +234,26 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
                 batch = self._scheduler.schedule(self._in_flight)
                 if batch is not None:
                     self._start(batch)
+
+    # Progress, for other threads.
+
+    @property
+    def progress(self) -> tuple[bool, int]:
+        """Whether a forward is in flight, and a number that rises with progress.
+
+        While a forward is in flight only the end of one is progress.
+        """
+        return (True, self._num_ended) if self._oldest is not None else (False, self._num_ended + self._num_told)
+
+    @property
+    def longest_forward_s(self) -> float:
+        """The longest that the oldest forward in flight may take, as far as is known; 0 without one."""
+        oldest = self._oldest
+        if oldest is None:
+            return 0.0
+        times, num_tokens = self.stats.forward_times, oldest.num_computed_tokens
+        compiles = self._executor.is_asynchronous and not times.knows(num_tokens)
+        return max(times.longest_s(num_tokens), _COMPILING_S if compiles else 0.0)
 
     # When to take a step.
 

@@ -293,6 +293,14 @@ class Batch:
         return sum(num_tokens for _, num_tokens in self.scheduled) + self._num_others
 
     @property
+    def num_computed_tokens(self) -> int:
+        """Tokens of its forward, also of a step, and of one that is queued behind another."""
+        steady, before = self.steady, self.after
+        if steady is not None:
+            return steady.num_tokens
+        return self.num_tokens or (1 if before is None else before.num_rows)
+
+    @property
     def num_rows(self) -> int:
         """Sessions that share it."""
         return len(self.scheduled) + self._num_others

@@ -13,6 +13,7 @@ from outrider.errors import InvalidRequestError, NonFiniteLogitsError
 from outrider.ports import Preempted, Refused, SessionFailed, SessionLost
 from outrider.readings import AMOUNTS, STAGE_SECONDS, Histogram, Reading, each
 from outrider.recording import ForwardRecord
+from outrider.serving.forward_times import ForwardTimes
 
 _NANOSECOND = 1e-9
 NO_ROOM, ENDING = "no_room", "ending"
@@ -25,6 +26,8 @@ class ServiceStats:
     """Counts of one service."""
 
     def __init__(self) -> None:
+        self.forward_times = ForwardTimes()
+        """Kept by ``clear``."""
         self.clear()
 
     def clear(self) -> None:
@@ -52,6 +55,7 @@ class ServiceStats:
         self.sample.observe((found.ended_ns - found.computed_ns) * _NANOSECOND)
         self.batch_size.observe(found.batch_size)
         self.num_tokens.observe(found.num_tokens)
+        self.forward_times.note(found.num_tokens, (found.ended_ns - found.started_ns) * _NANOSECOND)
 
     def note_opened(self, event: object, *, is_ending: bool) -> None:
         """A session was opened, or the event says why not."""

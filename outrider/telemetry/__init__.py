@@ -2,6 +2,6 @@
 
 from outrider.telemetry.endings import exit_cleanly
 from outrider.telemetry.logs import set_up_logging
-from outrider.telemetry.output import guard_output
+from outrider.telemetry.output import drain_output, guard_output
 
-__all__ = ["exit_cleanly", "guard_output", "set_up_logging"]
+__all__ = ["drain_output", "exit_cleanly", "guard_output", "set_up_logging"]

@@ -1,7 +1,8 @@
 """Health over HTTP, for probes without gRPC or TLS: ``/livez``, ``/readyz`` and ``/startupz``.
 
-Serves the gRPC health of the same server as 200 or 503 with one word. Live from start to end, also during a drain;
-ready while SERVING; started after the first SERVING. Uses neither TLS nor tokens, since all of it is public.
+Serves the gRPC health of the same server as 200 or 503 with one word. Live until the process itself has failed, also
+during a drain; ready while SERVING; started after the first SERVING. Uses neither TLS nor tokens, since all of it is
+public.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class HttpHealth:
 
     def __init__(self) -> None:
         self._is_serving = self._has_served = False
+        self._is_alive = True
         self._server = HttpServer(self._respond)
 
     @property
@@ -54,6 +56,10 @@ class HttpHealth:
         self._is_serving = serving
         self._has_served = self._has_served or serving
 
+    def fail(self) -> None:
+        """The process has failed: ``/livez`` says so from now on."""
+        self._is_alive = False
+
     def close(self) -> None:
         """Stop listening."""
         self._server.close()
@@ -62,7 +68,7 @@ class HttpHealth:
         return text_response(*self._answer(request.method, request.path))
 
     def _answer(self, method: str, path: str) -> tuple[HTTPStatus, str]:
-        states = {"/livez": True, "/readyz": self._is_serving, "/startupz": self._has_served}
+        states = {"/livez": self._is_alive, "/readyz": self._is_serving, "/startupz": self._has_served}
         if path not in states:
             return HTTPStatus.NOT_FOUND, f"there are {', '.join(states)}"
         if method not in ("GET", "HEAD"):

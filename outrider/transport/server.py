@@ -1,7 +1,7 @@
 """A gRPC server with all that every one of ours has: health, reflection, statuses for errors, a polite end.
 
-Health is per service name and under "" for the whole; "liveness" says SERVING from start to end and never follows
-anything, so that an orchestrator does not restart a process for what is wrong elsewhere.
+Health is per service name and under "" for the whole; "liveness" says SERVING until the process itself has failed. It
+follows nothing else, so that an orchestrator does not restart a process for what is wrong elsewhere.
 """
 
 from __future__ import annotations
@@ -93,6 +93,13 @@ class Server:
         for name in ("", self._service):
             await self._health.set(name, status)
         self._http_health.set_serving(status == SERVING)
+
+    async def fail(self) -> None:
+        """The process has failed, or hangs: health and liveness say NOT_SERVING from now on."""
+        self._draining = True
+        await self.set_serving(False)
+        await self._health.set(LIVENESS, NOT_SERVING)
+        self._http_health.fail()
 
     @property
     def health_port(self) -> int:

@@ -21,7 +21,7 @@ from outrider.generation import Delta, GenerationRequest, ModelInfo, TokenizerFi
 from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.open_requests import DEFAULT_MAX_BYTES, HeldBytes, OpenRequests
 from outrider.packed_ids import reading_long
-from outrider.ports import Draft, Target
+from outrider.ports import Draft, Link, Target
 from outrider.telemetry.logs import about_request
 from outrider.transport.arrivals import Arrivals
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
@@ -54,6 +54,8 @@ from outrider.types import ModelDescription
 from outrider.v1 import generation_pb2, link_pb2, tensor_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
 from outrider.v1.link_pb2_grpc import DraftServiceServicer, TargetServiceServicer
+
+_MAX_UINT32 = (1 << 32) - 1
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[generation_pb2.GenerateRequest | LongRequest]
@@ -119,9 +121,7 @@ class DraftServicer(DraftServiceServicer):
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
                 columns=reads_columns(context.invocation_metadata()),
-                beat=lambda heard: context.write(
-                    link_pb2.DraftEvents(heartbeat=_heartbeat(heard, link.num_pages_free))
-                ),
+                beat=lambda heard: context.write(link_pb2.DraftEvents(heartbeat=_heartbeat(heard, link))),
                 silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
             )
             async with contextlib.aclosing(pump.run(request_iterator)) as messages:
@@ -164,9 +164,7 @@ class TargetServicer(TargetServiceServicer):
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
                 columns=reads_columns(context.invocation_metadata()),
-                beat=lambda heard: context.write(
-                    link_pb2.TargetEvents(heartbeat=_heartbeat(heard, link.num_pages_free))
-                ),
+                beat=lambda heard: context.write(link_pb2.TargetEvents(heartbeat=_heartbeat(heard, link))),
                 silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
             )
             async with contextlib.aclosing(pump.run(request_iterator)) as messages:
@@ -286,8 +284,18 @@ def over_links(description: ModelDescription) -> ModelDescription:
     return replace(with_heartbeats(with_planes(description)), reads_command_columns=True)
 
 
-def _heartbeat(num_received: int, num_pages_free: int | None) -> link_pb2.Heartbeat:
-    return link_pb2.Heartbeat(num_received_messages=num_received, num_pages_free=num_pages_free)
+def _heartbeat(num_received: int, link: Link[Any, Any]) -> link_pb2.Heartbeat:
+    stall = link.stall
+    return link_pb2.Heartbeat(
+        num_received_messages=num_received,
+        num_pages_free=link.num_pages_free,
+        stall_ms=_milliseconds(stall.age_s),
+        stall_limit_ms=_milliseconds(stall.limit_s),
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(round(1000 * seconds), _MAX_UINT32)
 
 
 def _limits_of(description: ModelDescription) -> ModelLimits:

@@ -116,12 +116,16 @@ class StepCost(_message.Message):
     def __init__(self, num_rows: _Optional[int] = ..., num_tokens: _Optional[int] = ..., context_length: _Optional[int] = ..., duration_ns: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("num_received_messages", "num_pages_free")
+    __slots__ = ("num_received_messages", "num_pages_free", "stall_ms", "stall_limit_ms")
     NUM_RECEIVED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
+    STALL_MS_FIELD_NUMBER: _ClassVar[int]
+    STALL_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
     num_received_messages: int
     num_pages_free: int
-    def __init__(self, num_received_messages: _Optional[int] = ..., num_pages_free: _Optional[int] = ...) -> None: ...
+    stall_ms: int
+    stall_limit_ms: int
+    def __init__(self, num_received_messages: _Optional[int] = ..., num_pages_free: _Optional[int] = ..., stall_ms: _Optional[int] = ..., stall_limit_ms: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("session", "generation", "sampling", "seed", "judging_rule", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "banned_token_ids", "request_id", "trace_id", "cache_salt", "prefix_hash_key", "arrival_ns", "hidden_state_layers")

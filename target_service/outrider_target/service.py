@@ -50,6 +50,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
         session_limits: SessionLimits = UNBOUNDED,
         planes: TargetPlanes | None = None,
         on_failure: OnFailure | None = None,
+        hang_timeout_s: float = 0.0,
     ) -> None:
         """``planes`` take hidden states to drafts; None: they go inline."""
         self.runner = runner
@@ -71,6 +72,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
             prefix_cache=runner.sequences.prefix_cache,
             planes=planes,
             channels=ProposalReceiver(),
+            hang_timeout_s=hang_timeout_s,
         )
 
     @classmethod
@@ -107,6 +109,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
             session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
             planes=TargetPlanes(runner.device, kinds, host=settings.host),
             on_failure=on_failure,
+            hang_timeout_s=settings.hang_timeout_s,
         )
 
 

@@ -12,6 +12,7 @@ import torch
 
 from outrider.generation import GenerationResult
 from outrider.ports import DraftCommand, DraftLink, Extend
+from outrider.stalls import Stall
 from tests.support.small_models import SmallModels, build_small_models
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import build_tiny_model
@@ -150,6 +151,10 @@ class DyingLink:
     @property
     def num_pages_free(self) -> int | None:
         return self._inner.num_pages_free
+
+    @property
+    def stall(self) -> Stall:
+        return self._inner.stall
 
     def send(self, commands: Sequence[DraftCommand]) -> None:
         self._inner.send(commands)

@@ -22,6 +22,10 @@ class Kind(enum.StrEnum):
     """SIGKILL; the process is started again."""
     STOP = "stop"
     """SIGSTOP, and SIGCONT later."""
+    HANG = "hang"
+    """The compute thread stops for good, or the event loop of a process without one; the process ends itself."""
+    HANG_RANK = "hang rank of"
+    """The same of the second rank of a model that two share."""
     CUT = "cut"
     """Connections of its link are reset."""
     REFUSE = "refuse"
@@ -82,7 +86,7 @@ def draw_plan(
 def _draw(
     rng: random.Random, number: int, kind: Kind, victim: str, hold_s: tuple[float, float], overlapping: float
 ) -> Fault:
-    lasts = kind not in {Kind.KILL, Kind.CUT, Kind.TRUNCATE}
+    lasts = kind not in {Kind.KILL, Kind.HANG, Kind.HANG_RANK, Kind.CUT, Kind.TRUNCATE}
     is_one_way = kind in {Kind.STALL, Kind.BLACK_HOLE, Kind.DELAY, Kind.DRIBBLE, Kind.TRUNCATE}
     amounts = {Kind.DELAY: rng.uniform(0.01, 0.5), Kind.DRIBBLE: rng.uniform(500, 20_000)}
     return Fault(
@@ -99,7 +103,7 @@ def _draw(
 
 async def inflict(stack: Stack, fault: Fault) -> None:
     """Do it, hold it, and end it."""
-    if fault.kind in {Kind.KILL, Kind.STOP}:
+    if fault.kind in {Kind.KILL, Kind.STOP, Kind.HANG, Kind.HANG_RANK}:
         await _to_process(stack, fault)
     else:
         await _to_link(stack, fault)
@@ -110,6 +114,11 @@ async def _to_process(stack: Stack, fault: Fault) -> None:
     await process.running()
     if fault.kind is Kind.KILL:
         process.kill()
+        return
+    if fault.kind in {Kind.HANG, Kind.HANG_RANK}:
+        pid = process.pid
+        process.hang(is_rank=fault.kind is Kind.HANG_RANK)
+        await process.replaced(pid)
         return
     process.freeze()
     try:

@@ -19,6 +19,8 @@ RESTART_DELAY_S = 0.5
 """Between a process's end and its next start; what `outrider serve` waits the first time."""
 START_DEADLINE_S = 240.0
 """Generous: a start imports torch, on a machine that may be busy."""
+END_DEADLINE_S = 120.0
+"""Of a process that hangs; its limit is 10 s on a machine that is not busy."""
 _POLL_S = 0.05
 
 _SHOWN_LINES = 10
@@ -59,6 +61,20 @@ class Process:
         """SIGCONT."""
         self._signal(signal.SIGCONT)
 
+    def hang(self, *, is_rank: bool = False) -> None:
+        """What the process is for stops for good, see ``hang_hook``; its watchdog ends it. ``is_rank``: that of the
+        second rank of its model.
+        """
+        ranks = children(self.pid) if is_rank and self.pid is not None else []
+        self._signal(signal.SIGUSR1, ranks[0] if ranks else None)
+
+    async def replaced(self, pid: int | None) -> None:
+        """Return when the process of that number has ended; ``AssertionError`` when it takes too long."""
+        deadline = time.monotonic() + END_DEADLINE_S
+        while pid is not None and self.pid == pid:
+            assert time.monotonic() < deadline, f"{self.name} hangs and does not end:\n{self.last_lines()}"
+            await asyncio.sleep(_POLL_S)
+
     async def running(self) -> None:
         """Return when there is a process, whether it serves yet or not."""
         while self.pid is None:
@@ -84,8 +100,8 @@ class Process:
         """The end of its log, where there is one."""
         return ""
 
-    def _signal(self, number: signal.Signals) -> None:
-        pid = self.pid
+    def _signal(self, number: signal.Signals, pid: int | None = None) -> None:
+        pid = pid or self.pid
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -127,6 +143,11 @@ class ServiceProcess(Process):
         self._is_death_expected = self.pid is not None
         super().kill()
 
+    def hang(self, *, is_rank: bool = False) -> None:
+        """What the process is for stops; it ends itself, and is started again."""
+        self._is_death_expected = self.pid is not None
+        super().hang(is_rank=is_rank)
+
     async def stop(self) -> None:
         """End it for good."""
         self._is_kept = False
@@ -167,11 +188,23 @@ class ServiceProcess(Process):
             await self._spawn()
 
 
+def children(parent: int) -> list[int]:
+    """Processes whose parent is this one."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(folder.name))
+    return found
+
+
 def as_flags(flags: Mapping[str, object]) -> list[str]:
     """Settings as words of a command line."""
     return [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", str(value))]
 
 
 def without_settings() -> dict[str, str]:
-    """The environment without Outrider's variables."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("OUTRIDER_")}
+    """The environment without Outrider's variables, and with the hook that lets a process hang."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("OUTRIDER_")}
+    hook = str(Path(__file__).parent / "hang_hook")
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (hook, kept.get("PYTHONPATH"))))}

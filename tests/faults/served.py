@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from outrider.cli.stack.held_ports import HeldPort
-from tests.faults.processes import Process, as_flags, without_settings
+from tests.faults.processes import Process, as_flags, children, without_settings
 from tests.faults.stack import NUM_PAGES, PAIR, Stack
 
 _MODULES = {"target": "outrider_target", "draft": "outrider_draft", "coordinator": "outrider_coordinator"}
@@ -61,6 +61,11 @@ class ServedProcess(Process):
         """SIGKILL; `outrider serve` starts it again."""
         self._num_kills += self.pid is not None
         super().kill()
+
+    def hang(self, *, is_rank: bool = False) -> None:
+        """What the process is for stops; it ends itself, and `outrider serve` starts it again."""
+        self._num_kills += self.pid is not None
+        super().hang(is_rank=is_rank)
 
 
 class ServedStack(Stack):
@@ -141,16 +146,6 @@ def _arguments(ports: dict[str, tuple[int, int]]) -> list[str]:
 
 
 _PORT_KEYS = ("port", "metrics_port")
-
-
-def children(parent: int) -> list[int]:
-    """Processes whose parent is this one."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(folder.name))
-    return found
 
 
 def _words(pid: int) -> list[str]:

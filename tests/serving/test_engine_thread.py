@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import threading
@@ -29,8 +30,11 @@ class EchoCore:
 
     recorder: Recorder | None = None
     num_pages_free = 0
+    longest_forward_s = 0.0
 
     def __init__(self) -> None:
+        self.is_computing = False
+        """Whether it says that a device computes."""
         self.pauses: list[float] = []
         """What is said when asked for how long to pause; then nothing."""
         self.waiting: list[tuple[int, str]] = []
@@ -68,6 +72,10 @@ class EchoCore:
     def drop_link(self, link_id: int) -> None:
         self.dropped.append(link_id)
         self.waiting = [entry for entry in self.waiting if entry[0] != link_id]
+
+    @property
+    def progress(self) -> tuple[bool, int]:
+        return self.is_computing, len(self.steps)
 
     @property
     def num_sessions(self) -> int:
@@ -451,3 +459,111 @@ async def test_a_reader_that_is_behind_holds_nothing_up(monkeypatch: pytest.Monk
                 await asyncio.sleep(0.001)
     finally:
         await asyncio.wait_for(asyncio.to_thread(engine.close), DEADLINE_S)
+
+
+# Stalls.
+
+
+@contextlib.asynccontextmanager
+async def watched(core: EchoCore) -> AsyncIterator[EngineThread[str, str]]:
+    """A thread that counts as hung at once when it makes no progress."""
+    engine: EngineThread[str, str] = EngineThread(core, hang_timeout_s=0.01)
+    yield engine
+    core.gate.set()
+    await asyncio.to_thread(engine.close)
+
+
+async def until_hang(thread: EngineThread[str, str]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not thread.stall.is_hang:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_step_that_does_not_end_is_a_hang(core: EchoCore) -> None:
+    async with watched(core) as thread:
+        link = thread.attach()
+        core.gate.clear()
+        link.send(["a"])
+        await until_hang(thread)
+        assert link.stall.is_hang
+        with pytest.raises(UnavailableError, match="no progress"):
+            thread.attach()
+        core.gate.set()
+        assert await next_events(link.events()) == ("a",)
+        assert not thread.stall.is_hang
+        await thread.attach().close()
+
+
+async def test_messages_that_are_not_taken_are_a_hang(core: EchoCore) -> None:
+    class StuckCore(EchoCore):
+        def tidy(self) -> None:
+            self.gate.wait(DEADLINE_S)
+
+    stuck = StuckCore()
+    async with watched(stuck) as thread:
+        link = thread.attach()
+        link.send(["a"])
+        assert await next_events(link.events()) == ("a",)
+        stuck.gate.clear()
+        link.send(["b", "c"])
+        await until_hang(thread)
+
+
+async def test_a_device_that_hangs_while_the_thread_asks_it_is_a_hang() -> None:
+    class PollingCore(EchoCore):
+        """Steps, and ends no forward."""
+
+        num_polls = 0
+
+        @property
+        def has_work(self) -> bool:
+            return self.is_computing
+
+        def step(self) -> list[tuple[int, EventBatch[str]]]:
+            self.num_polls += 1
+            return []
+
+    core = PollingCore()
+    core.is_computing = True
+    async with watched(core) as thread:
+        await until_hang(thread)
+        polls = core.num_polls
+        async with asyncio.timeout(DEADLINE_S):
+            while core.num_polls == polls:  # the thread goes on
+                await asyncio.sleep(0)
+        assert thread.stall.is_hang
+        core.is_computing = False
+
+
+async def test_an_idle_thread_does_not_hang(core: EchoCore) -> None:
+    async with watched(core) as thread:
+        link = thread.attach()
+        link.send(["a"])
+        assert await next_events(link.events()) == ("a",)
+        async with asyncio.timeout(DEADLINE_S):
+            while thread.stall.age_s:  # its turn may not have ended yet
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.03)  # several limits
+        assert thread.stall.age_s == 0.0
+
+
+async def test_a_forward_that_is_known_to_be_long_is_waited_for(core: EchoCore) -> None:
+    core.longest_forward_s = DEADLINE_S
+    async with watched(core) as thread:
+        link = thread.attach()
+        core.gate.clear()
+        link.send(["a"])
+        async with asyncio.timeout(DEADLINE_S):
+            while thread.stall.age_s < 0.05:
+                await asyncio.sleep(0.001)
+        assert thread.stall.limit_s > DEADLINE_S
+        assert not thread.stall.is_hang
+        core.gate.set()
+
+
+async def test_without_a_timeout_nothing_is_a_hang(core: EchoCore, thread: EngineThread[str, str]) -> None:
+    link = thread.attach()
+    core.gate.clear()
+    link.send(["a"])
+    assert await asyncio.to_thread(core.entered.wait, DEADLINE_S)
+    assert (thread.stall.age_s, thread.stall.limit_s) == (0.0, 0.0)

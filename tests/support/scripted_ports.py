@@ -24,6 +24,7 @@ from outrider.columns import one_by_one
 from outrider.errors import UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, TargetCommand, TargetEvent
 from outrider.randomness.streams import Stream
+from outrider.stalls import Stall
 from outrider.types import ModelDescription
 from tests.support.toy_language import Rows, ToyLanguage
 from tests.support.toy_models import Misreport, ToyDraftCore, ToyTargetCore
@@ -77,6 +78,10 @@ class ScriptedLink(Generic[CommandT, EventT]):
     @property
     def num_pages_free(self) -> int:
         return self.core.books.num_pages_free
+
+    @property
+    def stall(self) -> Stall:
+        return self.core.books.faults.stall
 
     def send(self, commands: Sequence[CommandT]) -> None:
         if self.is_closed or self._broken is not None:

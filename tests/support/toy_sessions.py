@@ -25,6 +25,7 @@ from outrider.ports import (
     SessionLost,
 )
 from outrider.prefix_hash import prefix_hash
+from outrider.stalls import NO_STALL, Stall
 
 EventT = TypeVar("EventT")
 
@@ -47,6 +48,8 @@ class Faults:
     """So many of the next items fail their session."""
     preempt: int = 0
     """So many of the next items find their session's pages needed for others."""
+    stall: Stall = NO_STALL
+    """What links say of it."""
     stale: bool = False
     """Before each answer comes one of an older generation, with another content."""
 

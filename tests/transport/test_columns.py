@@ -16,6 +16,7 @@ from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_POSITIONS
 from outrider.planes import ID_BYTES, PlaneReference
 from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.stalls import NO_STALL
 from outrider.transport import remote
 from outrider.transport.convert.columns import CAPABILITY, column_groups, reads_columns
 from outrider.transport.convert.commands import target_commands_from_proto
@@ -371,6 +372,7 @@ class OneBatch:
     """A link that has one batch of events to tell."""
 
     num_pages_free = None
+    stall = NO_STALL
 
     def __init__(self, events: Sequence[ports.TargetEvent]) -> None:
         self._events = events

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -15,6 +16,7 @@ import pytest
 from outrider.errors import UnavailableError
 from outrider.ports import Extend, Release, Score
 from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.stalls import Stall
 from outrider.transport import remote, servicers
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.transport.convert.events import target_events_to_proto
@@ -224,6 +226,29 @@ async def test_heartbeats_say_how_many_pages_are_free_after_the_last_forward(
     await eventually(lambda: talk.link.num_pages_free == 8)
     reading.cancel()
     await talk.link.close()
+
+
+@pytest.mark.parametrize(("role", "port", "asking"), [("draft", RemoteDraft, EXTEND), ("target", RemoteTarget, SCORE)])
+async def test_a_service_that_says_it_hangs_loses_its_links(serve: Serve, role: str, port: Any, asking: Any) -> None:
+    toy: Any = {"draft": ToyDraft, "target": ToyTarget}[role](ROWS, V)
+    toy.faults.hold = True
+    talk = Talk(await port((await serve(role, toy)).address).attach())
+    talk.link.send([opening(1), asking])
+    hearing = asyncio.create_task(talk.hear())
+    for stall in (Stall(9.5, 10.0), Stall(9.5, 0.0), Stall(9.5, 20.0), Stall(0.0, 10.0)):  # none of them a hang
+        toy.faults.stall = stall
+        await eventually(partial(_says, talk, stall))
+    assert not hearing.done()
+    toy.faults.stall = Stall(10.5, 10.0)
+    with pytest.raises(UnavailableError, match=r"hangs: no progress with its work for 10\.5 s"):
+        await hearing
+    with pytest.raises(UnavailableError, match="hangs"):
+        talk.link.send([asking])
+    await talk.link.close()
+
+
+def _says(talk: Talk, stall: Stall) -> bool:
+    return bool(talk.link.stall == stall)
 
 
 async def test_a_service_that_announces_no_heartbeats_may_be_silent(

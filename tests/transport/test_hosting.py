@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,9 @@ from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, Opened, Proposal, Refused, Release
+from outrider.process import hosting
 from outrider.process.hosting import LoadProgress, OnFailure, PendingService, host_service
+from outrider.process.watchdog import Watchdog
 from outrider.transport.remote import RemoteDraft
 from outrider.transport.server import Server, serve_draft
 from outrider_draft.service import DraftService
@@ -30,7 +33,7 @@ HEALTH_NAME = "outrider.v1.DraftService"
 
 
 def settings(**changes: object) -> DraftSettings:
-    return DraftSettings.model_validate({"method": DraftMethod.NGRAM, **changes})
+    return DraftSettings.model_validate({"method": DraftMethod.NGRAM, "hang_timeout_s": 0, **changes})
 
 
 class Hosted:
@@ -105,6 +108,33 @@ async def hosted() -> AsyncIterator[Hosted]:
 
 def signal_self(number: signal.Signals = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
+
+
+async def test_a_hang_is_told_by_health_while_the_engine_cannot_be_closed(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs: list[Callable[[str], None]] = []
+
+    class ToldWatchdog(Watchdog):
+        def start(self) -> None:
+            assert self._on_hang is not None
+            hangs.append(self._on_hang)
+
+    may_close, close = asyncio.Event(), DraftService.close
+
+    async def close_late(self: DraftService) -> None:
+        await may_close.wait()
+        await close(self)
+
+    monkeypatch.setattr(hosting, "Watchdog", ToldWatchdog)
+    monkeypatch.setattr(DraftService, "close", close_late)
+    await hosted.until_serving()
+    await asyncio.to_thread(hangs[0], "the engine hangs")
+    for name in ("", HEALTH_NAME, "liveness"):
+        await until(partial(asyncio.to_thread, health_of, hosted.port, name), "NOT_SERVING")
+    may_close.set()
+    with pytest.raises(UnavailableError, match="the engine hangs"):
+        await hosted.end()
 
 
 async def test_not_serving_while_it_loads(hosted: Hosted) -> None:

@@ -54,6 +54,15 @@ async def test_live_from_the_start_ready_while_serving_started_for_good() -> Non
         assert await states(server) == (200, 503, 200)
 
 
+async def test_neither_live_nor_ready_when_the_process_has_failed() -> None:
+    async with serving() as server:
+        await server.set_serving(True)
+        await server.fail()
+        assert await states(server) == (503, 503, 200)
+        await server.set_serving(True)  # late
+        assert await states(server) == (503, 503, 200)
+
+
 async def test_live_and_not_ready_while_it_drains() -> None:
     async with serving() as server:
         await server.set_serving(True)

@@ -70,6 +70,8 @@ class LinkQueue:
         """Sessions whose step waits to be sent."""
         self.under_way: dict[int, _Steps] = {}
         """Sessions whose step was sent and not answered."""
+        self._prompts: dict[int, tuple[float, int]] = {}
+        """Sessions whose part of a prompt was not answered: when it was put, and its tokens."""
         self._put = (_Steps(is_plain=False), _Steps(is_plain=True))
         """What ``waiting`` has."""
         self.send_all = send_all
@@ -80,6 +82,8 @@ class LinkQueue:
         self._wait()
         if (is_plain := _is_plain(command)) is not None:
             self.waiting[command.session] = self._put[is_plain]
+        elif isinstance(command, Score | Extend):
+            self._prompts[command.session] = (self._dispatch.now(), len(command.token_ids))
 
     def put_columns(self, columns: CommandColumns) -> None:
         """Queue one command each of many sessions."""
@@ -103,8 +107,25 @@ class LinkQueue:
             self._put = (_Steps(is_plain=False), _Steps(is_plain=True))
         self.is_waiting = False
         for command in commands:
-            if isinstance(command, Release) and self.under_way.pop(command.session, None) is not None:
-                self._dispatch.schedule()
+            if isinstance(command, Release):
+                self._prompts.pop(command.session, None)
+                if self.under_way.pop(command.session, None) is not None:
+                    self._dispatch.schedule()
+
+    @property
+    def oldest_step_at(self) -> float | None:
+        """When the oldest step was sent that was not answered; None without one."""
+        return min((steps.sent_at for steps in set(self.under_way.values())), default=None)
+
+    @property
+    def oldest_prompt_at(self) -> float | None:
+        """When the oldest part of a prompt was put that was not answered; None without one."""
+        return min((put_at for put_at, _ in self._prompts.values()), default=None)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all parts of prompts that were not answered."""
+        return sum(num_tokens for _, num_tokens in self._prompts.values())
 
     @property
     def num_open(self) -> int:
@@ -120,10 +141,14 @@ class LinkQueue:
     def note_answers(self, events: Iterable[SessionItem], columns: Iterable[AnswerColumns[Any]] = ()) -> None:
         """The sessions were answered."""
         for answers in columns:
-            _exhaust(map(self.under_way.pop, answers.sessions.tolist(), itertools.repeat(None)))
+            sessions = answers.sessions.tolist()
+            _exhaust(map(self.under_way.pop, sessions, itertools.repeat(None)))
+            if self._prompts:
+                _exhaust(map(self._prompts.pop, sessions, itertools.repeat(None)))
         for event in events:
             if not isinstance(event, Opened | HiddenStateChunk):  # which answer no step
                 self.under_way.pop(event.session, None)
+                self._prompts.pop(event.session, None)
         self._dispatch.schedule()
 
     def clear(self) -> None:
@@ -131,6 +156,7 @@ class LinkQueue:
         self.is_waiting = False
         self.waiting.clear()
         self.under_way.clear()
+        self._prompts.clear()
         self._dispatch.schedule()
 
     def close(self) -> None:

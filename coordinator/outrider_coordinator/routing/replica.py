@@ -93,8 +93,9 @@ class Replica(Generic[CommandT, EventT]):
         return self.connection.description
 
     @property
-    def load(self) -> tuple[bool, int, int]:
-        """Sort key, least for the best one for a session: it is listed, then sessions of this coordinator, then KV
-        pages in use by all coordinators.
+    def load(self) -> tuple[bool, bool, int, int]:
+        """Sort key, least for the best one for a session: it is listed, its work progresses, then sessions of this
+        coordinator, then KV pages in use by all coordinators.
         """
-        return not self.is_listed, self.num_sessions, -self.connection.num_pages_free
+        connection = self.connection
+        return not self.is_listed, connection.is_stalled, self.num_sessions, -connection.num_pages_free

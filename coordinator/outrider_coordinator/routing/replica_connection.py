@@ -28,12 +28,14 @@ from outrider.ports import (
     Link,
     OfferChannel,
     OfferPlane,
+    Opened,
     PlaneChosen,
     PlaneCommand,
     PlaneEvent,
     Prepare,
 )
 from outrider.types import ModelDescription
+from outrider_coordinator.routing.answer_watch import LOOK_INTERVAL_S, AnswerWatch
 from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ RETRY_S = 0.1
 """Between two tries to reach a service: it may be there at any moment, and trying costs little."""
 LONGEST_RETRY_S = 2.0
 """Between two tries of what a service refuses, such as a wrong token: that mends itself seldom, and is not cheap."""
+FIRST_ABSENCE_S, LONGEST_ABSENCE_S = 30.0, 600.0
+"""For how long a service that answered nothing since it was last given up is left alone; it doubles each time."""
 
 _FATAL = (ConfigError, PairMismatchError)
 """What no waiting mends."""
@@ -87,6 +91,10 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self.description: ModelDescription | None = None
         """Of the service that is attached, or was last."""
         self.num_messages_sent = 0
+        self.num_hangs = 0
+        """How often the service was given up because it did not get on with its work, or did not answer."""
+        self._num_unanswered = 0
+        """How often it was given up for that since its last answer."""
         self._port, self._name = port, name
         self._accept, self._on_attached, self._on_batch, self._on_lost = accept, on_attached, on_batch, on_lost
         self._on_plane, self._on_channel = on_plane, on_channel
@@ -114,6 +122,11 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             return 0
         reported = self._link.num_pages_free
         return self.description.num_pages if reported is None else reported
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the service has made no progress with its work lately."""
+        return self._link is not None and self._link.stall.is_suspicious
 
     def start(self) -> None:
         """Attach in the background, and reconnect after losses."""
@@ -196,16 +209,17 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             try:
                 link = await self._attach()
                 wait_s = RETRY_S
-                await self._read(link)
+                await self._read_while_answered(link)
             except OutriderError as error:
                 self._log_trouble(error)
                 self._tell_first_try(error)
                 wait_s = RETRY_S if isinstance(error, _UNREACHABLE) else min(2 * wait_s, LONGEST_RETRY_S)
+                self.num_hangs += self._link is not None and self._link.stall.is_hang
             except Exception:
                 _log.exception("the %s link failed", self._name)
                 wait_s = min(2 * wait_s, LONGEST_RETRY_S)
             await self._lose_link()
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(max(wait_s, self._absence_s))
 
     def _log_trouble(self, error: OutriderError) -> None:
         """Once, however often the same is met again."""
@@ -228,6 +242,27 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self._tell_first_try(None)
         return link
 
+    @property
+    def _absence_s(self) -> float:
+        """How long the service is left alone; a first time it may have been chance."""
+        doublings = self._num_unanswered - 2
+        return 0.0 if doublings < 0 else min(FIRST_ABSENCE_S * 2.0**doublings, LONGEST_ABSENCE_S)
+
+    async def _read_while_answered(self, link: Link[CommandT, EventT]) -> None:
+        """Read until the link ends; ``UnavailableError`` too when an item is not answered."""
+        reading, watch = asyncio.ensure_future(self._read(link)), AnswerWatch()
+        try:
+            while not (await asyncio.wait([reading], timeout=LOOK_INTERVAL_S))[0]:
+                overdue_s = watch.overdue_s(self._link_queue, link.stall.limit_s)
+                if overdue_s is not None:
+                    self._num_unanswered += 1
+                    self.num_hangs += 1
+                    raise UnavailableError(f"an item was not answered for {overdue_s:.0f} s")
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
     async def _read(self, link: Link[CommandT, EventT]) -> None:
         async for batch in link.events():
             if batch.events and isinstance(batch.events[0], OfferPlane | PlaneChosen):
@@ -239,6 +274,8 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             self._dispatch.begin_message()
             try:
                 self._link_queue.note_answers(batch.events, batch.columns)
+                if self._num_unanswered and not all(isinstance(event, Opened) for event in batch.events):
+                    self._num_unanswered = 0
                 self._on_batch(batch)
             finally:
                 self._dispatch.end_message()

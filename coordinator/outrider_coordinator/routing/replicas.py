@@ -71,7 +71,7 @@ class Replicas(Generic[CommandT, EventT]):
     ) -> None:
         self._source, self._side, self._listener, self._dispatch = source, side, listener, dispatch
         self._replicas: dict[str, Replica[CommandT, EventT]] = {}
-        self._num_messages_of_gone = 0
+        self._num_messages_of_gone = self._num_hangs_of_gone = 0
         self._looked = asyncio.Event()
         self._look_now = asyncio.Event()
         self._trouble = ""
@@ -116,6 +116,11 @@ class Replicas(Generic[CommandT, EventT]):
             replica.connection.num_messages_sent for replica in self._replicas.values()
         )
 
+    @property
+    def num_hangs(self) -> int:
+        """How often a replica was given up because it hung or did not answer, past ones included."""
+        return self._num_hangs_of_gone + sum(replica.connection.num_hangs for replica in self._replicas.values())
+
     def start(self) -> None:
         """Discover and attach in the background."""
         self._task = asyncio.create_task(self._follow(), name=f"{self._side} replicas")
@@ -139,7 +144,8 @@ class Replicas(Generic[CommandT, EventT]):
         """The first of ``preferred`` that is not much fuller than the least loaded one, or that one; None when there is
         none that fits.
 
-        One that is not found any more takes sessions only while no other can: it may be about to go.
+        One that is not found any more, or whose work makes no progress, takes sessions only while no other can: it may
+        be about to go.
         """
         able = [
             replica
@@ -150,7 +156,8 @@ class Replicas(Generic[CommandT, EventT]):
         if least is None:
             return None
         most_sessions = _MUCH_FULLER * least.num_sessions + _FEW_SESSIONS
-        good = (each for each in preferred if each in able and each.is_listed and each.num_sessions <= most_sessions)
+        sound = [each for each in preferred if each in able and each.is_listed and not each.connection.is_stalled]
+        good = (each for each in sound if each.num_sessions <= most_sessions)
         return next(good, least)
 
     def enter(self, replica: Replica[CommandT, EventT]) -> None:
@@ -234,6 +241,7 @@ class Replicas(Generic[CommandT, EventT]):
             return  # gone already
         del self._replicas[replica.name]
         self._num_messages_of_gone += replica.connection.num_messages_sent
+        self._num_hangs_of_gone += replica.connection.num_hangs
         _log.info("the %s at %s is detached", self._side, replica.name)
         closing = asyncio.create_task(replica.connection.close())
         self._closing_tasks.add(closing)

@@ -16,6 +16,7 @@ from typing import Any
 
 from outrider.columns import AnswerColumns, CommandColumns
 from outrider.ports import EventBatch, Link
+from outrider.stalls import Stall
 from outrider.types import ModelDescription
 
 SIDES = ("draft", "target")
@@ -85,6 +86,11 @@ class StampedLink:
     def num_pages_free(self) -> int | None:
         """As the link."""
         return self._link.num_pages_free
+
+    @property
+    def stall(self) -> Stall:
+        """As the link."""
+        return self._link.stall
 
     def send(self, commands: Sequence[Any]) -> None:
         """As the link."""

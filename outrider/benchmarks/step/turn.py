@@ -25,6 +25,7 @@ from outrider.generation import GenerationRequest
 from outrider.ports import EventBatch
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import ExecutorOutput
+from outrider.stalls import NO_STALL, Stall
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
     draft_commands_to_proto,
@@ -224,6 +225,11 @@ class WiredLink(Generic[CommandT, EventT]):
     def num_pages_free(self) -> int:
         """Free KV pages of the core."""
         return self._core.num_pages_free
+
+    @property
+    def stall(self) -> Stall:
+        """None is measured."""
+        return NO_STALL
 
     def send(self, commands: Sequence[CommandT]) -> None:
         """Hand the commands to the core, which steps later."""

@@ -22,6 +22,7 @@ from outrider.errors import ProtocolError
 from outrider.ports import EventBatch, Score, Scores
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.process.hosting import run
+from outrider.stalls import NO_STALL
 from outrider.transport.remote import RemoteTarget
 from outrider.transport.server import serve_target
 from outrider.types import DenseScores, FloatArray, ModelDescription
@@ -34,6 +35,7 @@ class _RowsLink:
     """A `ports.Link` that answers every `Score` with as many values as its base length says."""
 
     num_pages_free = None
+    stall = NO_STALL
 
     def __init__(self) -> None:
         self._waiting: asyncio.Queue[EventBatch[Any] | None] = asyncio.Queue()

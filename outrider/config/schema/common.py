@@ -14,6 +14,7 @@ from outrider.config.fields import (
     Text,
 )
 from outrider.open_requests import DEFAULT_MAX_BYTES
+from outrider.stalls import DEFAULT_HANG_TIMEOUT_S
 
 HOST: Text = Field(
     "127.0.0.1", description="Address to listen on; 0.0.0.0 is every interface, unix:/path is a socket file."
@@ -37,6 +38,11 @@ HEALTH_HOST: Text | None = Field(
 )
 DRAIN_DELAY_S: Seconds = Field(
     1.0, description="Time after SIGTERM in which health says NOT_SERVING and calls are still accepted."
+)
+HANG_TIMEOUT_S: Seconds = Field(
+    DEFAULT_HANG_TIMEOUT_S,
+    description="Time without progress although there is work, after which the process writes the stacks of its threads"
+    " and ends, to be started again; longer while forwards are known to take long. 0: never.",
 )
 DRAIN_GRACE_S: Seconds = Field(30.0, description="Time after that in which running streams may finish.")
 METRICS_PORT: Port | None = Field(

@@ -29,6 +29,7 @@ from outrider.config.fields import (
 from outrider.config.schema.common import (
     DRAIN_DELAY_S,
     DRAIN_GRACE_S,
+    HANG_TIMEOUT_S,
     HEALTH_HOST,
     HEALTH_PORT,
     HOST,
@@ -192,6 +193,7 @@ class CoordinatorSettings(Section):
     health_host: Text | None = HEALTH_HOST
     drain_delay_s: Seconds = DRAIN_DELAY_S
     drain_grace_s: Seconds = DRAIN_GRACE_S
+    hang_timeout_s: Seconds = HANG_TIMEOUT_S
     metrics_port: Port | None = METRICS_PORT
     metrics_host: Text | None = METRICS_HOST
     vllm_metric_names: bool = VLLM_METRIC_NAMES

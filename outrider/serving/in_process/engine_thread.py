@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -27,6 +27,7 @@ from outrider.serving.in_process.inbox import Inbox
 from outrider.serving.in_process.link import MAX_PENDING_COMMANDS, LocalLink
 from outrider.serving.in_process.plane_host import PLANE_COMMANDS, NoPlanes, PlaneHost
 from outrider.serving.timer_slack import reduce_timer_slack
+from outrider.stalls import NO_STALL, Stall, StallClock
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ others wait for the next turn, so that one link's flood delays the forwards of o
 _LONGEST_DELIVERY_S = 1e-3
 """How long the thread waits for the event loop to send answers, before it goes on with what no answer waits for. A
 thread that computes keeps the interpreter lock for up to 5 ms, and answers would leave when all that is done."""
+
+_FORWARD_MARGIN = 5.0
+"""A forward is not hung before it has taken this many times as long as it may, as far as is known."""
 
 _OF_NO_CORE = PLANE_COMMANDS | CHANNEL_COMMANDS
 
@@ -86,6 +90,16 @@ class Core(Protocol[CommandT_contra, EventT]):
 
     def refuse_sessions(self, reason: str) -> None:
         """Refuse new sessions from now on."""
+        ...
+
+    @property
+    def progress(self) -> tuple[bool, int]:
+        """Whether a forward is in flight, and a number that rises with progress; read from any thread."""
+        ...
+
+    @property
+    def longest_forward_s(self) -> float:
+        """The longest that the oldest forward in flight may take, as far as is known; read from any thread."""
         ...
 
     @property
@@ -136,9 +150,10 @@ class EngineThread(Generic[CommandT, EventT]):
         on_failure: OnFailure | None = None,
         planes: PlaneHost | None = None,
         channels: ChannelHost | None = None,
+        hang_timeout_s: float = 0.0,
     ) -> None:
         """``planes`` serves the commands of the tensor plane, ``channels`` those of proposal channels; None: there are
-        none.
+        none. ``hang_timeout_s``: time without progress after which the engine counts as hung; 0: never.
         """
         self._core = core
         self._planes: PlaneHost = planes or NoPlanes()
@@ -156,6 +171,10 @@ class EngineThread(Generic[CommandT, EventT]):
         self._next_link_id = 0
         self._stopping = False
         self._gone: str | None = None
+        self._hang_timeout_s = hang_timeout_s
+        self._stall_clock = StallClock()
+        self._is_in_turn = False
+        self._num_turns = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -169,8 +188,34 @@ class EngineThread(Generic[CommandT, EventT]):
         """Free KV pages of the core."""
         return self._core.num_pages_free
 
+    @property
+    def stall(self) -> Stall:
+        """Age of the work that makes no progress; for any thread.
+
+        It is that of the device's work, not of the thread: the thread polls on while a device hangs.
+        """
+        if not self._hang_timeout_s or self._gone is not None:
+            return NO_STALL
+        limit_s = max(self._hang_timeout_s, _FORWARD_MARGIN * self._core.longest_forward_s)
+        return Stall(self._stall_clock.look(self._mark()), limit_s)
+
+    def _mark(self) -> Hashable | None:
+        """A value that changes with progress; None: there is no work."""
+        is_computing, count = self._core.progress
+        if is_computing or self._core.has_work:
+            return is_computing, count
+        return None if self._inbox.is_empty and not self._is_in_turn else self._num_turns
+
+    def require_progress(self) -> None:
+        """``UnavailableError`` if the thread has stopped, or hangs."""
+        self._require_alive()
+        stall = self.stall
+        if stall.is_hang:
+            raise UnavailableError(f"the engine has made no progress for {stall.age_s:.0f} s, and there is work")
+
     def attach(self) -> LocalLink[CommandT, EventT]:
-        """Open a link for the running event loop; ``UnavailableError`` if the thread has stopped."""
+        """Open a link for the running event loop; ``UnavailableError`` if the thread has stopped, or hangs."""
+        self.require_progress()
         loop = asyncio.get_running_loop()
         with self._lock:
             self._require_alive()
@@ -212,7 +257,10 @@ class EngineThread(Generic[CommandT, EventT]):
         reduce_timer_slack()
         try:
             while self._take():
+                self._is_in_turn = True
                 self._turn()
+                self._is_in_turn = False
+                self._num_turns += 1
             for link_id in list(self._links):
                 self._core.drop_link(link_id)
         except BaseException as error:

@@ -16,7 +16,7 @@ EntryT = TypeVar("EntryT")
 
 
 class Inbox(Generic[EntryT]):
-    """Entries in the order in which they were put. ``put`` is for any thread, all else for one."""
+    """Entries in the order in which they were put. ``put`` is for any thread, what takes entries for one."""
 
     def __init__(self) -> None:
         self._entries: deque[EntryT] = deque()
@@ -32,6 +32,11 @@ class Inbox(Generic[EntryT]):
             self._is_waited_for = False
             with contextlib.suppress(RuntimeError):  # another thread has woken it at the same moment
                 self._wake.release()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no entry; for any thread."""
+        return not self._entries
 
     def take_all(self) -> list[EntryT]:
         """What there is."""

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
+from outrider.stalls import Stall
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
@@ -31,6 +32,11 @@ class CommandInbox(Protocol[CommandT, EventT]):
     @property
     def num_pages_free(self) -> int:
         """Free KV pages of the core."""
+        ...
+
+    @property
+    def stall(self) -> Stall:
+        """Stall of the engine."""
         ...
 
     def submit(self, link: LocalLink[CommandT, EventT], commands: tuple[CommandT, ...]) -> bool:
@@ -73,6 +79,11 @@ class LocalLink(Generic[CommandT, EventT]):
     def num_pages_free(self) -> int:
         """Free KV pages of the service now."""
         return self._inbox.num_pages_free
+
+    @property
+    def stall(self) -> Stall:
+        """Stall of the service now."""
+        return self._inbox.stall
 
     def send(self, commands: Sequence[CommandT]) -> None:
         """Queue one message and return at once; ``UnavailableError`` when the link is gone."""

@@ -20,6 +20,7 @@ from outrider.serving.in_process.engine_thread import Core, EngineThread, OnFail
 from outrider.serving.in_process.link import LocalLink
 from outrider.serving.in_process.plane_host import NoPlanes, PlaneHost
 from outrider.serving.stats import ServiceStats
+from outrider.stalls import Stall
 from outrider.types import ModelDescription
 
 CommandT = TypeVar("CommandT")
@@ -56,6 +57,7 @@ class InProcessService(Generic[CommandT, EventT]):
         prefix_cache: PrefixCache | None = None,
         planes: PlaneHost | None = None,
         channels: ChannelHost | None = None,
+        hang_timeout_s: float = 0.0,
     ) -> None:
         self._on_closed = on_closed
         self._planes: PlaneHost = planes or NoPlanes()
@@ -66,7 +68,12 @@ class InProcessService(Generic[CommandT, EventT]):
         self._capture_seconds = capture_seconds
         self._prefix_cache = prefix_cache
         self._thread = EngineThread(
-            core, name=f"{description.role}-engine", on_failure=on_failure, planes=planes, channels=channels
+            core,
+            name=f"{description.role}-engine",
+            on_failure=on_failure,
+            planes=planes,
+            channels=channels,
+            hang_timeout_s=hang_timeout_s,
         )
 
     @property
@@ -80,6 +87,11 @@ class InProcessService(Generic[CommandT, EventT]):
         return self._core.num_sessions
 
     @property
+    def stall(self) -> Stall:
+        """Age of the work that makes no progress; from any thread."""
+        return self._thread.stall
+
+    @property
     def stats(self) -> ServiceStats:
         """Statistics so far, without the warm-up."""
         return self._core.stats
@@ -90,6 +102,7 @@ class InProcessService(Generic[CommandT, EventT]):
         return [
             *self._core.stats.readings(),
             Reading("outrider_sessions_open", self._core.num_sessions),
+            Reading("outrider_stall_seconds", self._thread.stall.age_s),
             Reading("outrider_kv_pages_free", free),
             Reading("outrider_kv_pages_used", num_pages - free),
             Reading("outrider_kv_cache_usage_perc", 1 - free / num_pages if num_pages else 0.0),
@@ -116,11 +129,12 @@ class InProcessService(Generic[CommandT, EventT]):
         self._core.recorder = recorder
 
     async def describe(self) -> ModelDescription:
-        """Facts of the service."""
+        """Facts of the service; ``UnavailableError`` when it has stopped, or hangs."""
+        self._thread.require_progress()
         return self.description
 
     async def attach(self) -> LocalLink[CommandT, EventT]:
-        """Open a link; ``UnavailableError`` when the service has stopped."""
+        """Open a link; ``UnavailableError`` when the service has stopped, or hangs."""
         return self._thread.attach()
 
     async def warm_up(self) -> None:

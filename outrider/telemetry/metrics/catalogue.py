@@ -210,6 +210,12 @@ LOAD = (
         "outrider_replicas_attached",
         _SIDE,
     ),
+    _counter(
+        "outrider_replicas_hung_total",
+        "Links to replicas that were closed because the replica hung, or never answered an item.",
+        "sum by (side) (increase(outrider_replicas_hung_total[1h]))",
+        _SIDE,
+    ),
     _gauge(
         "outrider_tensor_planes",
         "Pairs of a target and a draft that reads its hidden states, by the tensor plane that the states take.",
@@ -308,6 +314,13 @@ SERVICE = (
     ),
     _of_services(
         Kind.GAUGE, "outrider_sessions_open", "Sessions that are open.", "sum by (role) (outrider_sessions_open)"
+    ),
+    _of_services(
+        Kind.GAUGE,
+        "outrider_stall_seconds",
+        "Age of the oldest forward in flight, or of the oldest runnable item where none is; 0 while there is progress."
+        " At hang_timeout_s the process ends.",
+        "max by (role) (outrider_stall_seconds)",
     ),
     _of_services(
         Kind.COUNTER,

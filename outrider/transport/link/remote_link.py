@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import OutriderError, ProtocolError, UnavailableError
 from outrider.ports import EventBatch
+from outrider.stalls import NO_STALL, Stall
 from outrider.transport.channels import MAX_COMMANDS_BYTES
 from outrider.transport.convert.arrays import Fetch, fetch_nothing
 from outrider.transport.link.heartbeats import DEFAULT_LINK_TIMEOUT_S, HEARTBEAT_INTERVAL_S, SilenceWatch
@@ -54,13 +55,16 @@ class RemoteLink(Generic[CommandT, EventT]):
         """``answer_offer`` makes the message that says what was found in an offered file; ``heartbeat`` is a message.
 
         The link breaks when nothing is heard for ``silence_timeout_s`` of a service that announced heartbeats, or has
-        sent one, and when its heartbeats say for as long that it receives none of the messages on their way to it.
+        sent one, when its heartbeats say for as long that it receives none of the messages on their way to it, and when
+        they say that it hangs.
         """
         self._address = address
         self._channel = channel
         self._encode, self._decode, self._answer_offer = encode, decode, answer_offer
         self.num_pages_free: int | None = None
         """Free KV pages of the service, by its last heartbeat or forward."""
+        self.stall = NO_STALL
+        """Stall of the service, by its last heartbeat."""
         self._reader: SharedReader | None = None
         self._outbox: Outbox[Any] = Outbox()
         self._broken: UnavailableError | None = None
@@ -162,6 +166,9 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._watch_if_expected()
         if heartbeat.HasField("num_pages_free"):
             self.num_pages_free = heartbeat.num_pages_free
+        self.stall = Stall(heartbeat.stall_ms / 1000, heartbeat.stall_limit_ms / 1000)
+        if self.stall.is_hang:
+            self._give_up(f"{self._address} hangs: no progress with its work for {self.stall.age_s:.1f} s")
         if not heartbeat.HasField("num_received_messages"):
             return  # a service of an older version
         self._receipts.start()

@@ -14,6 +14,7 @@ from outrider.columns import ScoreColumns
 from outrider.errors import DeadlineError, LoadingError, OutriderError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, Prepare, Score
 from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.stalls import NO_STALL
 from outrider.types import ModelDescription
 from outrider_coordinator.routing import replica_connection as attachment_module
 from outrider_coordinator.routing.dispatch import DispatchScheduler
@@ -24,6 +25,7 @@ class _SlowToClose:
     """A link that breaks when told to, and whose end takes as long as it is told to."""
 
     num_pages_free = None
+    stall = NO_STALL
 
     def __init__(self) -> None:
         self.broken, self.may_close = asyncio.Event(), asyncio.Event()

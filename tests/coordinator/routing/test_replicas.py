@@ -11,6 +11,7 @@ import pytest
 
 from outrider.errors import CapacityError, PairMismatchError, UnavailableError
 from outrider.ports import Score, TargetCommand
+from outrider.stalls import Stall
 from outrider.types import AcceptanceMethod
 from outrider_coordinator.session.service_state import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW
 from tests.coordinator.routing.fleet import (
@@ -50,6 +51,19 @@ async def test_sessions_spread_over_targets_and_drafts() -> None:
         assert len({result.token_ids for result in await asyncio.gather(*tasks)}) == 1
         await eventually(made.is_free)
         assert all(len(toy.links) == 1 for toy in toys)
+
+
+async def test_new_sessions_go_where_work_progresses() -> None:
+    stalled, sound = target(), target()
+    async with fleet(Found(stalled, sound)) as made:
+        await eventually(lambda: made.is_attached(2))
+        stalled.faults.stall = Stall(5.0, 10.0)
+        results = await asyncio.gather(*(made.run(ask(seed=seed)) for seed in range(4)))
+        assert len({result.token_ids for result in results}) == 1
+        assert (stalled.num_forwards > 0, sound.num_forwards > 0) == (False, True)
+        sound.faults.stall = Stall(5.0, 10.0)  # then either will do
+        await made.run(ask(seed=5))
+        await eventually(made.is_free)
 
 
 @pytest.mark.parametrize("method", [AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED])

@@ -40,6 +40,27 @@ async def stop_targets(run: Run) -> None:
     await _suffer(run, Kind.STOP, [target.name for target in run.stack.targets], longest_gap_s=5.0)
 
 
+async def hang_drafts(run: Run) -> None:
+    """Compute threads of drafts that stop for good, under load."""
+    await _suffer(run, Kind.HANG, [draft.name for draft in run.stack.drafts], longest_gap_s=1.5)
+
+
+async def hang_targets(run: Run) -> None:
+    """Compute threads of targets that stop for good, one at a time, under load."""
+    await _suffer(run, Kind.HANG, [target.name for target in run.stack.targets], longest_gap_s=15.0)
+
+
+async def hang_ranks(run: Run) -> None:
+    """Second ranks of targets that two share: they stop for good, one at a time, under load."""
+    await _suffer(run, Kind.HANG_RANK, [target.name for target in run.stack.targets], longest_gap_s=15.0)
+
+
+async def hang_coordinators(run: Run) -> None:
+    """Event loops of coordinators that stop for good, under load; streams resume on another coordinator."""
+    names = [coordinator.name for coordinator in run.stack.coordinators]
+    await _suffer(run, Kind.HANG, names, options=RESUMING)
+
+
 async def _suffer(
     run: Run,
     kind: Kind,

@@ -36,6 +36,7 @@ _ONE = Layout()
 _TWO_COORDINATORS = Layout(num_coordinators=2)
 _TWO_TARGETS = Layout(num_targets=2)
 _FEW_PAGES = Layout(target={"num_pages": 200}, draft={"num_pages": 120})
+_TWO_SHARED_TARGETS = Layout(num_targets=2, target={"tensor_parallel_size": 2})
 _REPLICAS = Layout(num_targets=2, num_drafts=2, is_proxied=True)
 
 SCENARIOS = {
@@ -46,6 +47,10 @@ SCENARIOS = {
         Scenario("kill-coordinators", 20, "kills", _TWO_COORDINATORS, processes.kill_coordinators),
         Scenario("stop-drafts", 5, "stops of 10 s", _ONE, processes.stop_drafts),
         Scenario("stop-targets", 5, "stops of 10 s", _TWO_TARGETS, processes.stop_targets),
+        Scenario("hang-drafts", 5, "hangs", _ONE, processes.hang_drafts),
+        Scenario("hang-targets", 5, "hangs", _TWO_TARGETS, processes.hang_targets),
+        Scenario("hang-ranks", 2, "hangs", _TWO_SHARED_TARGETS, processes.hang_ranks),
+        Scenario("hang-coordinators", 3, "hangs", _TWO_COORDINATORS, processes.hang_coordinators),
         Scenario("link-faults", 500, "faults", _REPLICAS, links.link_faults),
         Scenario("fuzz", 100_000, "messages", _ONE, fuzz.fuzz),
         Scenario("crowd", 1000, "streams at once", _ONE, crowds.crowd),
