@@ -83,7 +83,8 @@ def checks_against_model(
     """``check_against_model`` with pauses in long lists."""
     model, sampling = ModelLimits(num_token_ids, max_model_len), request.sampling
     if not prompt_token_ids:
-        raise InvalidRequestError(_prompt_field(request), "must give at least one token")
+        problem = "must not be empty" if request.prompt == "" else "must give at least one token"
+        raise InvalidRequestError(_prompt_field(request), problem)
     model.check_prompt(_prompt_field(request), len(prompt_token_ids))
     model.check_allowed(len(sampling.allowed_token_ids))
     yield from _check_below(_prompt_field(request), prompt_token_ids, num_token_ids)
@@ -109,8 +110,6 @@ def _check_prompt(request: GenerationRequest) -> Work[None]:
     if request.chat is not None:
         yield from checks_of_chat(request.chat)
     elif request.prompt is not None:
-        if not request.prompt:
-            raise InvalidRequestError("prompt", "must not be empty")
         _check_encodable("prompt", request.prompt)
     elif not request.prompt_token_ids:
         raise InvalidRequestError("prompt_token_ids", "must not be empty")

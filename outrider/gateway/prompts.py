@@ -73,8 +73,6 @@ async def _encode(
     model: ServedModel, request: GenerationFields, text: str, *, adds: bool, field: str = "prompt"
 ) -> tuple[int, ...]:
     tokenizer = model.require_tokenizer(field)
-    if not text:
-        raise InvalidRequestError(field, "must not be empty")
     check_text(field, text)
     most, limits = _most_kept(model, request), model.limits
 
@@ -86,7 +84,7 @@ async def _encode(
 
     token_ids = await asyncio.to_thread(encode) if len(text) > _LONG_CHARACTERS else encode()
     if not token_ids:
-        raise InvalidRequestError(field, "must give at least one token")
+        raise InvalidRequestError(field, "must give at least one token" if text else "must not be empty")
     return token_ids
 
 

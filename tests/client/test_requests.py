@@ -16,7 +16,6 @@ from outrider.requests import check_against_model, check_request
 from outrider.types import AcceptanceMethod, SamplingParams
 
 BAD: list[tuple[str, Any]] = [
-    ("prompt", ""),
     ("prompt", 5),
     ("prompt", b"bytes"),
     ("prompt", "half a pair: \ud800"),

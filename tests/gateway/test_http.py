@@ -436,6 +436,34 @@ def test_a_chats_last_message_is_continued(service: Service, gateway: Gateway) -
     assert service.generator.requests[0].prompt_token_ids == rendered
 
 
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
+def test_an_empty_list_of_tools_is_none(service: Service, gateway: Gateway, fields: dict[str, str]) -> None:
+    assert chat(gateway, tools=[], **fields).status == 200
+    assert chat(gateway, tools=[], **fields).json["usage"] == chat(gateway).json["usage"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["model", "prompt", "user", "stop", "cache_salt", "request_id", "bad_words", "suffix", "acceptance_method", "x"],
+)
+@pytest.mark.parametrize("half", ["\ud800", "a\udfffb", "\udc00\ud83d"])
+def test_half_of_a_surrogate_pair_is_refused_by_its_field(gateway: Gateway, field: str, half: str) -> None:
+    value = [half] if field == "bad_words" else half
+    body = json.dumps({"prompt": "hello", field: value}).encode()
+    answer = ask(gateway, "/v1/completions", body, JSON)
+    assert (answer.status, answer.json["error"]["param"]) == (400, field)
+
+
+def test_a_field_named_by_half_of_a_surrogate_pair_is_refused(gateway: Gateway) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+        answer = ask(gateway, path, b'{"prompt": "hello", "\\ud800": 1}', JSON)
+        assert (answer.status, answer.json["error"]["param"]) == (400, "\\ud800")
+
+
+def test_whole_surrogate_pairs_are_text(gateway: Gateway) -> None:
+    assert ask(gateway, "/v1/completions", b'{"prompt": "\\ud83d\\ude00", "max_tokens": 1}', JSON).status == 200
+
+
 def test_tools_reach_the_template(service: Service, gateway: Gateway) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert chat(gateway, tools=tools, tool_choice="auto").status == 200

@@ -185,7 +185,7 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(service: Service, client
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 5000}, "max_tokens"),
         ({"n": 0}, "n"),
-        ({"prompt": ""}, "prompt"),
+        ({"prompt": "", "extra_body": {"add_special_tokens": False}}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[1], "a"]}, "prompt"),
         ({"prompt": [[]]}, "prompt"),

@@ -35,6 +35,7 @@ CALL = {
     "type": "function",
     "function": {"name": "weather", "arguments": {"city": "Köln", "days": 2}},
 }
+CALLS, END_CALLS = "{% for call in messages[0].tool_calls %}", "{% endfor %}"
 TURN: list[dict[str, Any]] = [{"role": "user", "content": " What is <b>2 & 3</b>? \n"}]
 SYSTEM: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, *TURN]
 LONGER = [
@@ -187,6 +188,51 @@ def test_arguments_of_calls_are_objects_for_the_template(given: str | None, argu
         ChatPrompt(({"role": "assistant", "tool_calls": [call]},))
     )
     assert json.loads(text) == arguments
+
+
+DEEPSEEK = (
+    "{% for message in messages %}{% for tool in message['tool_calls'] %}"
+    "{{ tool['type'] + ':' + tool['function']['name'] + '\n```json\n' + tool['function']['arguments'] + '\n```' }}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "printed"),
+    [
+        (DEEPSEEK, 'function:weather\n```json\n{"city": "Köln"}\n```'),
+        (CALLS + "{{ call.function.arguments }}" + END_CALLS, '{"city": "Köln"}'),
+        (CALLS + "{{ 'a' ~ call.function.arguments }}" + END_CALLS, 'a{"city": "Köln"}'),
+        (CALLS + "{% set args = call.function.arguments %}{{ args + '.' }}" + END_CALLS, '{"city": "Köln"}.'),
+        (CALLS + "{{ call.function.arguments | string | trim }}" + END_CALLS, '{"city": "Köln"}'),
+        (CALLS + "{{ 'a' + call.function.arguments | tojson }}" + END_CALLS, 'a{"city": "Köln"}'),
+        (CALLS + "{% for name in call.function.arguments %}{{ name }}{% endfor %}" + END_CALLS, "city"),
+        (CALLS + "{% set args = call.function.arguments %}{{ args.city }}" + END_CALLS, "Köln"),
+        (
+            CALLS + "{% set args = call.function.arguments %}{{ args if args is string else args.city }}" + END_CALLS,
+            "Köln",
+        ),
+    ],
+)
+@pytest.mark.parametrize("arguments", ['{"city": "Köln"}', {"city": "Köln"}])
+def test_arguments_of_calls_have_the_form_that_the_template_takes(source: str, printed: str, arguments: object) -> None:
+    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    messages = ({"role": "assistant", "tool_calls": [call]},)
+    assert renderer(source).render(ChatPrompt(messages=messages)) == printed
+
+
+def test_joined_arguments_are_those_that_the_client_sent() -> None:
+    for given, printed in (('{"a":1', '{"a":1'), ("", ""), (None, "{}")):
+        call = {"function": {"name": "weather", "arguments": given}}
+        text = renderer(CALLS + "{{ '.' + call.function.arguments }}" + END_CALLS).render(
+            ChatPrompt(messages=({"role": "assistant", "tool_calls": [call]},))
+        )
+        assert text == f".{printed}"
+
+
+def test_an_empty_list_of_tools_is_none() -> None:
+    source = "{{ tools is none }}"
+    assert renderer(source).render(ChatPrompt(tuple(TURN), tools=())) == "True"
 
 
 def test_parts_stay_parts_for_a_template_that_loops_over_them() -> None:

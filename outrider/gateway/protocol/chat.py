@@ -35,7 +35,7 @@ class ChatFields(GenerationFields):
         adds = not continues if self.add_generation_prompt is None else self.add_generation_prompt
         return ChatPrompt(
             messages=tuple(self.messages or ()),
-            tools=None if self.tools is None else tuple(self.tools),
+            tools=tuple(self.tools) if self.tools else None,
             documents=None if self.documents is None else tuple(self.documents),
             chat_template=self.chat_template or "",
             template_kwargs=self._template_kwargs(),
@@ -105,12 +105,10 @@ class ChatCompletionRequest(ChatFields):
             raise InvalidRequestError(self.tokens_field, "must be at least 1, not 0")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
-        if self.tools == []:
-            raise InvalidRequestError("tools", "must hold at least one tool, or be left out")
         if self.tool_choice not in (None, "none", "auto"):
             raise InvalidRequestError(
                 "tool_choice",
                 "must be 'none' or 'auto': calls of tools are not enforced; tools reach the chat template",
             )
-        if self.tool_choice == "auto" and not self.tools:
+        if self.tool_choice == "auto" and self.tools is None:
             raise InvalidRequestError("tool_choice", "needs tools")

@@ -34,7 +34,7 @@ class CompletionRequest(GenerationFields):
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts in order; ``InvalidRequestError`` for none or too many."""
-        if not self.prompt:
+        if self.prompt is None or self.prompt == []:
             raise InvalidRequestError("prompt", "must be given, and not be empty")
         if isinstance(self.prompt, str):
             return [self.prompt]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -26,6 +27,8 @@ from outrider.limits import (
     STOP_TOKEN_IDS,
 )
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of a pair, as JSON escapes it."""
 RequestT = TypeVar("RequestT", bound=BaseModel)
 _KINDS = {type(None): "null", bool: "a boolean", str: "a text", list: "a list"}
 _LENGTHS = {
@@ -63,6 +66,8 @@ def parsing(kind: type[RequestT], body: bytes) -> Work[RequestT]:
     """``parse_body`` with pauses."""
     given, long_ids = yield from _object(body)
     _check_lengths(given)
+    if _SURROGATE.search(body):
+        _check_unicode(given)
     try:
         request = kind.model_validate(given)
     except ValidationError as error:
@@ -85,6 +90,17 @@ def _object(body: bytes) -> Work[tuple[dict[str, Any], dict[str, Ids]]]:
     if not isinstance(given, dict):
         raise InvalidRequestError("body", f"must be a JSON object, not {_KINDS.get(type(given), 'a number')}")
     return given, long_ids
+
+
+def _check_unicode(given: dict[str, Any]) -> None:
+    """Raise ``InvalidRequestError`` for half of a surrogate pair, which no message can carry."""
+    for field, value in given.items():
+        try:
+            json.dumps({field: value}, ensure_ascii=False).encode()
+        except RecursionError:
+            continue  # validation names it
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(field, f"is no Unicode text: {error.reason}") from None
 
 
 def _check_lengths(given: dict[str, Any]) -> None:

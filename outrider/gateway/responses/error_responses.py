@@ -65,8 +65,13 @@ def error_body(error: Exception) -> Json:
 def make_error_body(status: HTTPStatus, message: str, field: str = "") -> Json:
     """The form of the OpenAI API."""
     kind = _KINDS.get(status, "InternalServerError")
-    said, param = shortened(message, _MESSAGE_CHARACTERS), shortened(field) or None
+    said, param = _encodable(shortened(message, _MESSAGE_CHARACTERS)), _encodable(shortened(field)) or None
     return {"error": {"message": said, "type": kind, "param": param, "code": int(status)}}
+
+
+def _encodable(text: str) -> str:
+    """Text with lone surrogates escaped: a caller's value may have them, and no response can."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def error_headers(error: Exception) -> dict[str, str]:

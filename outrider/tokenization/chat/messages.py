@@ -1,13 +1,14 @@
 """Conversion of OpenAI messages for chat templates.
 
 As in vLLM: content that is a list of text parts is joined if the template does not loop over parts, content that is
-null or absent is the empty text, and arguments of tool calls become objects. Parts that are not text are refused.
+null or absent is the empty text. Arguments of tool calls become objects, or JSON text where the template joins them
+with other text. Parts that are not text are refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,13 +20,19 @@ from outrider.tokenization.chat.sandbox import parse_template
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Two names of the same field; templates use either."""
+_FORM_TESTS = ("string", "mapping")
+_TEXT_FILTERS = ("string", "trim", "safe", "e", "escape", "replace", "indent")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
 def prepare_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
     """Copies of the messages in the form of the template; ``InvalidRequestError`` names an unsupported part."""
     takes_parts, no_content = loops_over_content(template), None if tests_content_for_none(template) else ""
-    found = [_prepare(f"messages[{index}]", message, takes_parts) for index, message in enumerate(messages)]
+    joins_arguments = wants_text_arguments(template)
+    found = [
+        _prepare(f"messages[{index}]", message, takes_parts=takes_parts, joins_arguments=joins_arguments)
+        for index, message in enumerate(messages)
+    ]
     prepared = [{**message, "content": message.get("content", no_content)} for message in found]
     return prepared if "developer" in template else list(map(_without_developer, prepared))
 
@@ -50,6 +57,46 @@ def tests_content_for_none(template: str) -> bool:
     return any(test.name == "none" and _is_content(test.node) for test in tree.find_all(nodes.Test))
 
 
+@lru_cache(maxsize=64)
+def wants_text_arguments(template: str) -> bool:
+    """Whether a template joins arguments of tool calls with text, as DeepSeek-R1's distilled models do, and has no test
+    such as ``arguments is string`` by which it would take either form.
+    """
+    try:
+        tree = parse_template(template)
+    except jinja2.TemplateError:
+        return False
+    names = {"arguments"} | {
+        assignment.target.name
+        for assignment in tree.find_all(nodes.Assign)
+        if isinstance(assignment.target, nodes.Name) and _is_arguments(assignment.node, {"arguments"})
+    }
+    if any(_is_arguments(test.node, names) and test.name in _FORM_TESTS for test in tree.find_all(nodes.Test)):
+        return False
+    return any(_is_arguments(part, names) for part in _parts_of_text(tree))
+
+
+def _parts_of_text(tree: nodes.Template) -> Iterator[nodes.Node]:
+    """Expressions that are printed, or joined to other text."""
+    for output in tree.find_all(nodes.Output):
+        yield from output.nodes
+    for joined in tree.find_all(nodes.Concat):
+        yield from joined.nodes
+    for added in tree.find_all(nodes.Add):
+        yield from (added.left, added.right)
+
+
+def _is_arguments(node: nodes.Node | None, names: Collection[str]) -> bool:
+    """``call.arguments``, ``call['function']['arguments']`` and names that hold it, as text by a filter or not."""
+    if isinstance(node, nodes.Filter):
+        return node.name in _TEXT_FILTERS and _is_arguments(node.node, names)
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "arguments"
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "arguments"
+    return isinstance(node, nodes.Name) and node.name in names
+
+
 def _is_content(node: nodes.Node) -> bool:
     """``content``, ``message.content`` and ``message['content']``, filtered or cut."""
     if isinstance(node, nodes.Filter) and node.node is not None:
@@ -63,14 +110,15 @@ def _is_content(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Name) and node.name == "content"
 
 
-def _prepare(field: str, message: Mapping[str, Any], takes_parts: bool) -> dict[str, Any]:
+def _prepare(field: str, message: Mapping[str, Any], *, takes_parts: bool, joins_arguments: bool) -> dict[str, Any]:
     # Clients send null for absent fields; templates test for their presence.
     kept = {name: value for name, value in message.items() if value is not None}
     if isinstance(kept.get("content"), list | tuple):
         parts = [_text_part(f"{field}.content[{index}]", part) for index, part in enumerate(kept["content"])]
         kept["content"] = parts if takes_parts else "\n".join(part["text"] for part in parts)
     if isinstance(kept.get("tool_calls"), list | tuple):
-        kept["tool_calls"] = list(map(_tool_call, kept["tool_calls"]))
+        form = _argument_text if joins_arguments else _arguments
+        kept["tool_calls"] = [_tool_call(call, form) for call in kept["tool_calls"]]
     reasoning = next((kept[name] for name in _REASONING_FIELDS if name in kept), None)
     return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
 
@@ -85,11 +133,16 @@ def _text_part(field: str, part: object) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _tool_call(call: object) -> object:
+def _tool_call(call: object, form: Callable[[object], object]) -> object:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         return call
-    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+    return {**call, "function": {**function, "arguments": form(function.get("arguments"))}}
+
+
+def _argument_text(given: object) -> str:
+    """The arguments of a call as JSON text: as the client sent them, if that is text."""
+    return given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
 
 
 def _arguments(given: object) -> object:

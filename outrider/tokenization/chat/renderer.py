@@ -58,7 +58,7 @@ class ChatRenderer:
         return text
 
     def _choose(self, chat: ChatPrompt) -> str:
-        return self._templates.choose(chat.chat_template, has_tools=chat.tools is not None)
+        return self._templates.choose(chat.chat_template, has_tools=bool(chat.tools))
 
     def _render(self, template: str, chat: ChatPrompt, messages: list[dict[str, Any]]) -> str:
         variables = {**self._templates.special_tokens, **_plain(chat.template_kwargs)}
@@ -68,7 +68,7 @@ class ChatRenderer:
                 {
                     **variables,
                     "messages": _plain(messages),
-                    "tools": None if chat.tools is None else _plain(chat.tools),
+                    "tools": _plain(chat.tools) if chat.tools else None,
                     "documents": None if chat.documents is None else _plain(chat.documents),
                     "add_generation_prompt": chat.add_generation_prompt,
                 }

@@ -16,7 +16,7 @@ from outrider.tokenization import ModelText
 from outrider.tokenization.sampling_defaults import SAMPLING_DEFAULTS, sampling_defaults
 from outrider.types import AcceptanceMethod, JudgingRule, LogprobsMode, ModelDescription, SamplingParams
 from outrider_coordinator.requests.input_processor import InputProcessor, started
-from tests.coordinator.tokenizers_for_tests import END, byte_level, text_tokenizer
+from tests.coordinator.tokenizers_for_tests import END, START, byte_level, text_tokenizer
 
 TARGET = ModelDescription(
     role="target", model_name="t", architecture="", vocab_size=300, num_token_ids=258, max_model_len=20,
@@ -49,6 +49,14 @@ def ask(**fields: Any) -> GenerationRequest:
 def test_a_prompt_is_tokenized_or_taken_as_it_is() -> None:
     assert input_processor().process(ask()).prompt_token_ids == TOKENIZER.encode_prompt("hello")
     assert input_processor().process(GenerationRequest(prompt_token_ids=(1, 2))).prompt_token_ids == (1, 2)
+
+
+def test_an_empty_prompt_that_a_start_token_fills_is_one() -> None:
+    processor, start = input_processor(), byte_level().token_to_id(START)
+    processor.text = ModelText.from_files({"tokenizer.json": byte_level(has_start=True).to_str().encode()})
+    assert processor.process(ask(prompt="")).prompt_token_ids == (start,)
+    with pytest.raises(InvalidRequestError, match="prompt: must not be empty"):
+        processor.process(ask(prompt="", add_special_tokens=False))
 
 
 def test_output_is_trimmed_to_the_models_length() -> None:
