@@ -209,6 +209,8 @@ class ModelPlacement:
     num_pages: int = 0
     quantization: str = ""
     """Format of quantized weights; empty: all weights are of the dtype."""
+    batch_invariant: bool = False
+    """Whether a token's logits have the same bits in any batch."""
 
     @classmethod
     def of(cls, description: ModelDescription) -> ModelPlacement:
@@ -219,6 +221,7 @@ class ModelPlacement:
             tensor_parallel_size=description.tensor_parallel_size,
             dtype=description.dtype,
             quantization=description.quantization,
+            batch_invariant=description.batch_invariant,
             page_size=description.page_size,
             num_pages=description.num_pages,
         )

@@ -361,6 +361,8 @@ class ModelDescription:
     dtype: str = ""
     quantization: str = ""
     """Format of quantized weights, for people; empty: all weights are of the dtype."""
+    batch_invariant: bool = False
+    """Whether a token's logits have the same bits in any batch."""
     device: str = ""
     device_id: str = ""
     """What tells its device from all others, also of other hosts; empty where it is none that services could share."""

@@ -21,7 +21,8 @@ def placement_text(placement: ModelPlacement) -> str:
     if not placement.device:
         return ""
     where = device_text(placement.device, placement.tensor_parallel_size, placement.device_name)
-    kept = f"{placement.dtype}, {placement.quantization}" if placement.quantization else placement.dtype
+    mode = "batch-invariant" if placement.batch_invariant else ""
+    kept = ", ".join(fact for fact in (placement.dtype, placement.quantization, mode) if fact)
     return f"{where}, {kept}, KV cache {placement.kv_cache_tokens:,} tokens"
 
 

@@ -77,6 +77,13 @@ Quantization = Annotated[
     str | None,
     _model("fp8: weights of 16 bits become FP8 while loading, for both models. Default none.", "--quantization", "-q"),
 ]
+BatchInvariant = Annotated[
+    str | None,
+    _model(
+        "auto, on or off: same bits of the target's logits in any batch. Default off; auto: where it costs little.",
+        "--batch-invariant",
+    ),
+]
 DraftQuantization = Annotated[str | None, _model("The same of the draft, if different.", "--draft-quantization")]
 MaxModelLen = Annotated[
     int | None,
@@ -211,6 +218,7 @@ def serve(
     draft_dtype: DraftDtype = None,
     quantization: Quantization = None,
     draft_quantization: DraftQuantization = None,
+    batch_invariant: BatchInvariant = None,
     max_model_len: MaxModelLen = None,
     draft_model: DraftModel = None,
     draft_revision: DraftRevision = None,

@@ -20,6 +20,7 @@ _PLACES = {
     "kv_cache_bytes": "target.kv_cache_bytes",
     "device": "target.device draft.device",
     "dtype": "target.dtype draft.dtype",
+    "batch_invariant": "target.batch_invariant",
     "quantization": "target.quantization draft.quantization",
     "load_format": "target.load_format draft.load_format",
     "page_size": "target.page_size draft.page_size",

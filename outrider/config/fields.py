@@ -219,6 +219,11 @@ def _known_device(value: str) -> str:
     return value
 
 
+def _word_of_switch(value: object) -> object:
+    """YAML reads on and off as booleans."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 # Python counts a bool as a number; a "yes" in a YAML file is not one.
 Int = Annotated[int, BeforeValidator(_refuse_bool)]
 Float = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
@@ -230,6 +235,7 @@ ToolCallParser = Literal["none", "hermes", "llama3_json", "mistral", "openai", "
 ReasoningParser = Literal["none", "deepseek_r1", "openai", "qwen3"]
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 Quantization = Literal["none", "fp8"]
+BatchInvariant = Annotated[Literal["auto", "on", "off"], BeforeValidator(_word_of_switch)]
 Method = Annotated[DraftMethod, BeforeValidator(_known_method)]
 Logprobs = Annotated[LogprobsMode, BeforeValidator(_known_logprobs)]
 Acceptance = Annotated[AcceptanceMethod, BeforeValidator(_known_acceptance)]

@@ -66,6 +66,7 @@ class BatchFrame:
     """As ``PagedRows`` has them."""
     sinks: tuple[int, ...] = ()
     """Of each KV cache group; of those that are not named, none."""
+    batch_invariant: bool = False
 
     @property
     def reaches(self) -> Iterator[tuple[int | None, int]]:
@@ -75,7 +76,8 @@ class BatchFrame:
     def attention_inputs(self, slots: torch.Tensor, rows: PagedRows) -> tuple[AttentionInputs, ...]:
         """Attention inputs of each KV cache group; all share slots and page tables."""
         return tuple(
-            AttentionInputs(slots, DevicePlan(rows, self.page_size, window, sinks)) for window, sinks in self.reaches
+            AttentionInputs(slots, DevicePlan(rows, self.page_size, window, sinks, self.batch_invariant))
+            for window, sinks in self.reaches
         )
 
 

@@ -119,6 +119,11 @@ class ModelRunner:
         return self.worker.model.dtype
 
     @property
+    def batch_invariant(self) -> bool:
+        """Whether a token's results do not depend on what is computed with it."""
+        return self.worker.model.batch_invariant
+
+    @property
     def tensor_parallel_size(self) -> int:
         """Number of processes that share the model."""
         return self.worker.model.shard.size

@@ -75,7 +75,9 @@ class Worker:
         counters = torch.zeros(num_counters(num_processors(model.device)), dtype=torch.int32, device=model.device)
         self._cuda_index = counters.device.index if counters.is_cuda else None
         """The setting's name may have none."""
-        self._frame = BatchFrame(self.page_size, layout.windows, counters, layout.sinks)
+        self._frame = BatchFrame(
+            self.page_size, layout.windows, counters, layout.sinks, batch_invariant=model.batch_invariant
+        )
         pages_per_row = -(-self.max_model_len // self.page_size)
         self._graphs = ForwardGraphs(
             model, self.kv_cache, self._frame, pages_per_row=pages_per_row, limits=graphs, layers=hidden_state_layers

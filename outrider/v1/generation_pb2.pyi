@@ -227,7 +227,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[GenerationResult, _Mapping]] = ...) -> None: ...
 
 class ModelPlacement(_message.Message):
-    __slots__ = ("device", "device_name", "tensor_parallel_size", "dtype", "page_size", "num_pages", "quantization")
+    __slots__ = ("device", "device_name", "tensor_parallel_size", "dtype", "page_size", "num_pages", "quantization", "batch_invariant")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +235,7 @@ class ModelPlacement(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     device: str
     device_name: str
     tensor_parallel_size: int
@@ -242,7 +243,8 @@ class ModelPlacement(_message.Message):
     page_size: int
     num_pages: int
     quantization: str
-    def __init__(self, device: _Optional[str] = ..., device_name: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., quantization: _Optional[str] = ...) -> None: ...
+    batch_invariant: bool
+    def __init__(self, device: _Optional[str] = ..., device_name: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., quantization: _Optional[str] = ..., batch_invariant: bool = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()

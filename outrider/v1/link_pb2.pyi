@@ -40,7 +40,7 @@ class TokenizerFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "reads_command_columns", "hidden_state_layers", "plane_kinds", "channel_host", "longest_prefill", "step_costs", "quantization")
+    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "reads_command_columns", "hidden_state_layers", "plane_kinds", "channel_host", "longest_prefill", "step_costs", "quantization", "batch_invariant")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class ModelDescription(_message.Message):
     LONGEST_PREFILL_FIELD_NUMBER: _ClassVar[int]
     STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     role: str
     model_name: str
     architecture: str
@@ -101,7 +102,8 @@ class ModelDescription(_message.Message):
     longest_prefill: int
     step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
     quantization: str
-    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., reads_command_columns: bool = ..., hidden_state_layers: _Optional[_Iterable[int]] = ..., plane_kinds: _Optional[_Iterable[str]] = ..., channel_host: _Optional[str] = ..., longest_prefill: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., quantization: _Optional[str] = ...) -> None: ...
+    batch_invariant: bool
+    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., reads_command_columns: bool = ..., hidden_state_layers: _Optional[_Iterable[int]] = ..., plane_kinds: _Optional[_Iterable[str]] = ..., channel_host: _Optional[str] = ..., longest_prefill: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., quantization: _Optional[str] = ..., batch_invariant: bool = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("num_rows", "num_tokens", "context_length", "duration_ns")

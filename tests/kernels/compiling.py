@@ -23,6 +23,7 @@ from outrider.kernels.draft_sampling.kernel import (
 )
 from outrider.kernels.embedding.kernel import _look_up_kernel
 from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _qkv_rope_kernel
+from outrider.kernels.linear.ordered import _ordered_kernel
 from outrider.kernels.linear.skinny import _skinny_kernel
 from outrider.kernels.linear.split_k import _split_k_gate_kernel, _split_k_kernel, _sum_partials_kernel
 from outrider.kernels.linear.stream_k import _stream_k_kernel
@@ -30,6 +31,7 @@ from outrider.kernels.paged_attention.chunks import _attend_chunks_kernel
 from outrider.kernels.paged_attention.kernel import _attend_kernel
 from outrider.kernels.paged_attention.prompts import _join_kernel
 from outrider.kernels.paged_attention.schedule import _schedule_kernel
+from outrider.kernels.paged_attention.segments import _attend_segments_kernel, _segment_schedule_kernel
 from outrider.kernels.rms_norm.kernel import _norm_kernel
 from outrider.kernels.rope_and_cache.kernel import _rope_and_cache_kernel
 from outrider.kernels.scoring.cutting import _cut_kernel
@@ -76,6 +78,32 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
         "BLOCK_N": 64,
         "ROWS": 256,
         "PARTS": 32,
+    },
+    _segment_schedule_kernel: {
+        "GROUP": 4,
+        "HAS_WINDOW": True,
+        "SINKS": 4,
+        "BLOCK_M": 64,
+        "BLOCK_N": 64,
+        "ROWS": 256,
+        "PARTS": 32,
+    },
+    _attend_segments_kernel: {
+        **ATTENTION,
+        "BLOCK_M": 64,
+        "SLOT_M": 16,
+        "BLOCK_N": 64,
+        "BLOCK_D": 128,
+        "PRECISION": "tf32",
+        "STAGES": 2,
+        "UNROLLED": 4,
+    },
+    _ordered_kernel: {
+        **{key: value for key, value in STREAMED.items() if key not in {"REST", "HAS_REST"}},
+        "PARTS": 2,
+        "IS_GATED": False,
+        "HAS_BIAS": True,
+        "BAND": 8,
     },
     _attend_chunks_kernel: {**ATTENTION, **CHUNKS},
     _join_kernel: {"NUM_HEADS": 32, "HEAD_DIM": 128, "BLOCK_H": 8, "BLOCK_D": 128},

@@ -99,12 +99,12 @@ def config(**changes: Any) -> ModelConfig:
 class Model:
     """A decoder without weights, over a cache without memory."""
 
-    def __init__(self, dtype: torch.dtype, **changes: Any) -> None:
-        self.decoder = Decoder(config(**changes), dtype=dtype, device=GPU)
+    def __init__(self, dtype: torch.dtype, *, batch_invariant: bool = False, **changes: Any) -> None:
+        self.decoder = Decoder(config(**changes), dtype=dtype, device=GPU, batch_invariant=batch_invariant)
         layout = self.decoder.kv_cache_layout
         self.cache = KVCacheTensors(layout, NUM_PAGES * PAGE_SIZE, dtype=dtype, device=GPU)
         counters = torch.zeros(num_counters(PROCESSORS), dtype=torch.int32, device=GPU)
-        self.frame = BatchFrame(PAGE_SIZE, layout.windows, counters)
+        self.frame = BatchFrame(PAGE_SIZE, layout.windows, counters, batch_invariant=batch_invariant)
 
     def forward(self, shape: BatchShape, num_logits: int) -> torch.Tensor:
         """As a ``ModelRunner`` runs a forward of this shape."""
@@ -176,10 +176,22 @@ def main() -> None:
         assert seen == warm
         score(logits[1:].float(), RowFlags.DRAWS | RowFlags.ENTROPY, 1)
         # Biases, normalised heads, a window, odd sizes, the two other types.
-        odd = {"vocab_size": 32_003, "hidden_size": 896, "intermediate_size": 4864, "num_heads": 14, "num_kv_heads": 2}
+        odd: dict[str, Any] = {
+            "vocab_size": 32_003,
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_heads": 14,
+            "num_kv_heads": 2,
+        }
         Model(torch.float16, qkv_bias=True, **odd).draft(StepShape(1, 1))
         Model(torch.float32, qk_norm=True, sliding_windows=(512,), **odd).forward(BatchShape(4, 20, 8), 20)
         Model(torch.bfloat16, output_bias=True).forward(BatchShape(8, 40, 8), 1)
+        in_any_batch = Model(
+            torch.bfloat16, batch_invariant=True, hidden_size=4096, intermediate_size=14336, head_dim=128
+        )
+        for shape in map(BatchShape, (1, 8, 64, 8, 40), (1, 8, 64, 40, 500), (1, 1, 1, 5, 300)):
+            in_any_batch.forward(shape, min(5, shape.num_tokens))
+        Model(torch.float16, batch_invariant=True, head_dim=256).forward(BatchShape(2, 20, 10), 1)
         sum_of_ranks()
         chunk_of_a_prompt()
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-CASES = ["triton_cases", "draft_sampling_cases", "few_tokens_cases"]
+CASES = ["triton_cases", "invariance_cases", "draft_sampling_cases", "few_tokens_cases"]
 KERNELS = {
     "_norm_kernel", "_swiglu_kernel", "_rope_and_cache_kernel", "_attend_kernel", "_schedule_kernel",
-    "_attend_chunks_kernel", "_join_kernel",
+    "_attend_chunks_kernel", "_join_kernel", "_attend_segments_kernel", "_segment_schedule_kernel", "_ordered_kernel",
     "_skinny_kernel", "_look_up_kernel", "_reduce_kernel", "_histogram_kernel", "_gather_kernel", "_finish_kernel",
     "_split_k_kernel", "_split_k_gate_kernel", "_stream_k_kernel", "_sum_partials_kernel",
     "_product_kernel", "_gated_kernel", "_qkv_rope_kernel", "_sum_norm_kernel",

@@ -21,6 +21,7 @@ _SAME = (
     "bos_token_id",
     "dtype",
     "quantization",
+    "batch_invariant",
     "tokenizer_hash",
 )
 """In what two targets have to agree so that a session may go on from one to the other."""

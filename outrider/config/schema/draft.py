@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from outrider.config.fields import (
+    BatchInvariant,
     ClassPath,
     DraftMethod,
     DraftSampleMethod,
@@ -52,6 +53,11 @@ class DraftSettings(ModelServiceSettings):
     port: Port = Field(50052, description="Port to listen on.")
     max_model_len: Positive | None = Field(
         None, description="Length after which the draft proposes nothing, in tokens; unset: the model's limit."
+    )
+    batch_invariant: BatchInvariant = Field(
+        "off",
+        description="The target's setting for the draft: on makes draft tokens, and so the number of accepted ones,"
+        " independent of the batch. Output does not need it.",
     )
     attention_window: Positive | None = Field(
         None,
@@ -135,6 +141,8 @@ class DraftSettings(ModelServiceSettings):
             raise ValueError("revision: is set, and there is no draft model")
         if self.attention_window is not None and self.method not in (DraftMethod.DRAFT_MODEL, *_FREE_TO_NAME_A_MODEL):
             raise ValueError(f"attention_window: is set, and only method draft_model has one, not {self.method}")
+        if self.batch_invariant == "on" and (self.method.is_head or not self.method.has_model):
+            raise ValueError(f"batch_invariant: is on, and only draft models can be, not method {self.method}")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is above prompt_lookup_max {self.prompt_lookup_max}"

@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from outrider.config.fields import (
+    BatchInvariant,
     Device,
     DraftLength,
     Dtype,
@@ -76,6 +77,12 @@ class ModelServiceSettings(Section):
         description="none: weights are kept as the checkpoint has them, FP8 or not; fp8: those of 16 or 32 bits become"
         " FP8 while they are loaded, a scale for each row, and inputs are rounded to FP8 token by token. The head and"
         " drafts that read hidden states stay as they are.",
+    )
+    batch_invariant: BatchInvariant = Field(
+        "off",
+        description="Whether a token's logits have the same bits in any batch, chunking and draft. on: or the service"
+        " does not start; auto: where it costs little, which is one GPU of compute capability 9.0 with unquantized"
+        " weights of 16 bits; off: near ties may fall differently as the batch changes.",
     )
     page_size: Positive = Field(16, description="Tokens in a KV page.")
     num_pages: Positive | None = Field(

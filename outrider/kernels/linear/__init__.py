@@ -4,6 +4,12 @@ Contract: ``prepare_weight`` takes a weight ``[N, K]`` and gives a callable ``(x
 that owns it, in whatever layout is fastest on its device; the caller drops its own reference, so that there is one
 copy. It can take over what comes after a product (``gated``), and leave a part of it to that (``partials``). Quantised
 and sharded weights find their place behind the same callable.
+
+Batch-invariant weights also promise that a row of the result has the same bits for any number of rows, any place among
+them, and each of the three ways to ask for it: one cut of K and one order of its parts a weight, no atomic additions,
+one rounding at the end. A kernel for FP8 weights may promise it if inputs are rounded row by row, by scales that do not
+depend on other rows, and scaled sums are added in one order of blocks; one for experts if a row's experts are added in
+the order of their numbers, however many rows each expert has.
 """
 
 from __future__ import annotations
@@ -25,10 +31,14 @@ _MOST_FEW_ROWS_SIZE = 1 << 28
 """Elements; above, as in the heads of large vocabularies, cuBLAS reads a weight as fast as memory gives it."""
 
 
-def prepare_weight(weight: torch.Tensor, *, keep_layout: bool = False) -> PreparedWeight:
+def prepare_weight(weight: torch.Tensor, *, keep_layout: bool = False, batch_invariant: bool = False) -> PreparedWeight:
     """Choose the fastest layout for ``weight`` [N, K] on its device; with ``keep_layout`` no second copy is made of
-    it.
+    it. ``batch_invariant`` needs kernels, two bytes a number and a multiple of 8 columns.
     """
+    if batch_invariant:
+        from outrider.kernels.linear.invariant import InvariantWeight  # Triton is slow to import
+
+        return InvariantWeight(weight)
     if has_kernels(weight.device) and weight.numel() <= _MOST_FEW_ROWS_SIZE:
         from outrider.kernels.linear import few_rows  # Triton is slow to import
 

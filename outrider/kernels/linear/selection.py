@@ -100,6 +100,11 @@ def split_tiling(num_rows: int, splits: int) -> Tiling | None:
     return _look_up(SPLITS[splits], num_rows)
 
 
+def widest_split(splits: int) -> Tiling:
+    """Tiling of ``split_k`` with so many parts of K for the most rows of its table; more rows take more programs."""
+    return next(tiling for _, tiling in reversed(SPLITS[splits]) if tiling is not None)
+
+
 def stream_k_tiling(num_rows: int) -> Tiling | None:
     """Tiling of ``stream_k``."""
     return _look_up(_STREAM_K, num_rows)

@@ -29,6 +29,9 @@ _NO_WIDTH = 16
 """Columns of a part that is not there."""
 _SUMMED = 2048
 """Elements of a sum that one program adds up."""
+PART_COLUMNS = 128
+"""Parts of K are multiples of it, whatever the tiles: the order of a weight's sums is that of its number of parts."""
+_PART_COLUMNS = tl.constexpr(PART_COLUMNS)
 
 
 @triton.jit
@@ -95,7 +98,7 @@ def _split_k_kernel(
     first_token = tl.program_id(0) * (WIDTH + (REST if HAS_REST else 0))
     row = tl.program_id(1) * BLOCK_N
     split = tl.program_id(2)
-    PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    PART: tl.constexpr = (K + SPLITS * _PART_COLUMNS - 1) // (SPLITS * _PART_COLUMNS) * _PART_COLUMNS
     low = split * PART
     high = tl.minimum(low + PART, K)
     if PDL:

@@ -5,6 +5,8 @@ sliding window w only the last w of those, and with s sinks the first s besides.
 themselves are stored before. No slot outside a row's context is ever read (free pages may hold anything, NaN included).
 Heads are grouped: query head h reads KV head h // (H / H_kv).
 
+A batch-invariant plan promises that an output has the same bits for any batch, number of queries, chunking and padding.
+
 A plan is what depends on the batch and not on the layer: it is made once a forward for each window size. On a CPU
 ``plan_attention`` works it out row by row; on a GPU it is a ``DevicePlan`` over arrays that are already there.
 """
@@ -51,6 +53,12 @@ def prepare_plan(
         return plan
     from outrider.kernels.paged_attention import kernel  # Triton is slow to import
 
+    if plan.batch_invariant:
+        from outrider.kernels.paged_attention import segments
+
+        return segments.scheduled_segments(
+            plan, num_tokens=num_tokens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+        )
     max_queries, device = plan.rows.max_queries, plan.rows.context_lengths.device
     if max_queries > MAX_DECODE_QUERIES and can_take_chunks(dtype, head_dim, device):
         return plan
@@ -72,8 +80,10 @@ def paged_attention(query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan |
     ** -0.5.
     """
     if isinstance(plan, DevicePlan):
-        from outrider.kernels.paged_attention import chunks, kernel, prompts  # Triton is slow to import
+        from outrider.kernels.paged_attention import chunks, kernel, prompts, segments  # Triton is slow to import
 
+        if plan.batch_invariant:
+            return segments.attend_segments(query, kv, plan)
         if chunks.takes_chunks(query, plan.rows.max_queries):
             attend = prompts.attend_prompts if prompts.takes_prompts(query, plan) else chunks.attend_chunks
             return attend(query, kv, plan)

@@ -62,8 +62,10 @@ class DevicePlan:
     window: int | None
     num_sinks: int = 0
     """First tokens of a context that are seen besides the window."""
-    schedule: torch.Tensor | None = None  # [NUM_SCHEDULE_FIELDS, P] int32
-    """Of a decoding batch of several rows, made in the forward: see ``prepare_plan``."""
+    batch_invariant: bool = False
+    """Whether outputs must not depend on the batch: ``segments`` then computes all rows."""
+    schedule: torch.Tensor | None = None  # [fields, P] int32
+    """Of a decoding batch of several rows, or of any batch-invariant one, made in the forward: see ``prepare_plan``."""
 
 
 def can_take_chunks(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:

@@ -41,11 +41,12 @@ def _norm_kernel(
     place = row * row_stride + column
     x = tl.load(x_ptr + place, mask=inside, other=0.0)
     if NUM_PARTIALS > 0:
-        total = x.to(tl.float32)
+        # Rounded as a product that is already added up, so that both forms give the same bits.
+        delta = tl.zeros([BLOCK], tl.float32)
         for partial in tl.static_range(NUM_PARTIALS):
-            delta = tl.load(delta_ptr + partial * partial_stride + row * size + column, mask=inside, other=0.0)
-            total += delta.to(tl.float32)
-        x = total.to(x.dtype)
+            place_of_part = delta_ptr + partial * partial_stride + row * size + column
+            delta += tl.load(place_of_part, mask=inside, other=0.0).to(tl.float32)
+        x = (x.to(tl.float32) + delta.to(x.dtype).to(tl.float32)).to(x.dtype)
         tl.store(x_ptr + place, x, mask=inside)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
@@ -77,6 +78,6 @@ class TritonNorm:
         _norm_kernel[(rows.shape[0],)](
             rows, x if delta is None else delta, self._weight, out, rows.stride(0), x.numel(), size, self._eps,
             NUM_PARTIALS=num_partials, BLOCK=triton.next_power_of_2(size),
-            num_warps=8 if size >= _WIDE else 4, **launch_options(x),
+            num_warps=8 if size >= _WIDE else 4, enable_fp_fusion=False, **launch_options(x),
         )  # fmt: skip
         return out.view(x.shape)

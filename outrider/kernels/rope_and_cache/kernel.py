@@ -114,6 +114,6 @@ def apply_rope_and_cache(
             NUM_HEADS=heads.num_heads, NUM_KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim,
             HAS_ROWS=cos_sin.rows is not None, HAS_NORM=norm_weight is not None,
             BLOCK_H=num_heads, BLOCK_HALF=triton.next_power_of_2(heads.head_dim // 2),
-            num_warps=num_warps, **launch_options(qkv),
+            num_warps=num_warps, enable_fp_fusion=False, **launch_options(qkv),
         )  # fmt: skip
     return queries

@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.launching import launch_options
+from outrider.kernels.rms_norm.kernel import _WIDE
 from outrider.kernels.sum_norm import SharedRows, flag_bytes
 
 
@@ -74,7 +75,7 @@ def _sum_norm_kernel(
             rows = _rows_at(tl.load(addresses_ptr + peer), FLAG_BYTES, x_ptr.dtype.element_ty)
             # Past the first-level cache, which does not see what others wrote.
             total += tl.load(rows + shown, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
-    x = (x.to(tl.float32) + total).to(x.dtype)
+    x = (x.to(tl.float32) + total.to(x.dtype).to(tl.float32)).to(x.dtype)
     tl.store(x_ptr + place, x, mask=inside)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
@@ -92,6 +93,6 @@ def sum_and_norm(
         x, part, weight, out, shared.addresses, shared.rounds, size, eps,
         RANK=shared.rank, SIZE=shared.size, ROWS=shared.max_rows,
         FLAG_BYTES=flag_bytes(shared.max_rows, shared.size), BLOCK=triton.next_power_of_2(size),
-        num_warps=8, **launch_options(x),
+        num_warps=8 if size >= _WIDE else 4, enable_fp_fusion=False, **launch_options(x),
     )  # fmt: skip
     return out

@@ -28,6 +28,8 @@ class LayerContext:
     communicator: Communicator
     linear_method: Callable[[LinearSpec], LinearMethod]
     """How linear layers keep their weights."""
+    batch_invariant: bool = False
+    """Whether a token's results must not depend on what is computed with it."""
 
     @property
     def is_alone(self) -> bool:

@@ -41,7 +41,15 @@ class Linear:
         adds_bias = bias and (len(inputs.own) == inputs.size or context.communicator.shard.rank == 0)
         self.method = context.linear_method(
             LinearSpec(
-                inputs, self._outputs, num_rows or held, adds_bias, context.dtype, context.device, tied_to, module
+                inputs,
+                self._outputs,
+                num_rows or held,
+                adds_bias,
+                context.dtype,
+                context.device,
+                tied_to,
+                module,
+                context.batch_invariant,
             )
         )
         for parameter in self.method.parameters().values() if num_rows else ():

@@ -81,6 +81,8 @@ class LinearSpec:
     """The embedding [N, K] that is the weight; it is looked up too, so it stays."""
     module: str = ""
     """Name of the block that the layer is in, as a prefix of its outputs' names."""
+    batch_invariant: bool = False
+    """Whether a row's product must not depend on other rows."""
 
     @property
     def in_features(self) -> int:

@@ -29,6 +29,7 @@ class UnquantizedLinear(LinearMethod):
         self.weight = spec.empty(spec.out_features, spec.in_features) if tied is None else tied
         """[N, K]; of no use once prepared."""
         self.bias = spec.empty(spec.out_features) if spec.has_bias else None
+        self._batch_invariant = spec.batch_invariant
         self._keeps_layout = tied is not None and tied.nbytes > _MAX_SECOND_COPY_BYTES
         self._prepared: PreparedWeight | None = None
 
@@ -40,7 +41,9 @@ class UnquantizedLinear(LinearMethod):
     def prepare(self) -> PreparedWeight:
         """Let go of the loaded weight. A large tied one is not copied: it is still needed to look up rows."""
         if self._prepared is None:
-            self._prepared = prepare_weight(self.weight, keep_layout=self._keeps_layout)
+            self._prepared = prepare_weight(
+                self.weight, keep_layout=self._keeps_layout, batch_invariant=self._batch_invariant
+            )
             self.weight = torch.empty(0)
         return self._prepared
 

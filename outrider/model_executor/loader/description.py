@@ -45,6 +45,7 @@ def describe_model(
         bos_token_id=tokenizer.bos_token_id,
         dtype=str(runner.dtype).removeprefix("torch."),
         quantization="" if config.quantization is None else str(config.quantization),
+        batch_invariant=runner.batch_invariant,
         **device_facts(runner.device),
         page_size=runner.page_size,
         num_pages=runner.sequences.pool.num_pages,

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypedDict
 import torch
 
 from outrider.errors import ConfigError
+from outrider.kernels.invariance import obstacle
 from outrider.kv_cache.sizing import DEFAULT_MAX_SEQUENCES, KVCacheRequest
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
 from outrider.model_executor.kv_cache_sizing import (
@@ -31,6 +32,7 @@ from outrider.model_executor.worker_commands import WorkerCommand
 
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 QuantizationName = Literal["none", "fp8"]
+BatchInvariance = Literal["auto", "on", "off"]
 Publish = Callable[[WorkerCommand], None]
 """Called with a command that is about to be run; returns when nothing of the command is needed any more."""
 
@@ -71,6 +73,7 @@ class LoadOptions(TypedDict, total=False):
     ranks: Ranks | None
     attention_window: AttentionWindow | None
     quantization: QuantizationName
+    batch_invariant: BatchInvariance
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ def load_model(
     ranks: Ranks | None = None,
     attention_window: AttentionWindow | None = None,
     quantization: QuantizationName = "none",
+    batch_invariant: BatchInvariance = "off",
 ) -> LoadedModel:
     """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and the
     weights are noise, made on the device: for measuring shapes; with "synthetic" they are made by the folder's recipe.
@@ -110,7 +114,8 @@ def load_model(
     room for ``max_sequences`` of ``max_model_len``; of several ranks, what fits the one with the least room.
     ``graph_memory_bytes`` is the limit of CUDA graphs. With an ``attention_window`` layers attend to no more than that:
     for drafts, whose tokens a target judges. With the ``quantization`` "fp8" weights that are not quantized on file
-    become FP8. ``progress(done, total)`` counts bytes of weights.
+    become FP8. ``batch_invariant`` "on" makes a token's results independent of what is computed with it, or raises
+    ``ConfigError``; "auto" does so where it costs little. ``progress(done, total)`` counts bytes of weights.
     ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = replace(read_model_config(folder), attention_window=attention_window)
@@ -125,7 +130,15 @@ def load_model(
         communicator = SINGLE_RANK if ranks is None else ranks.open_communicator(chosen_device, chosen_dtype)
         communicator.shard.check(config)
         check_weights_fit(config, chosen_dtype, chosen_device, communicator.shard.size)
-        decoder = Decoder(config, dtype=chosen_dtype, device=chosen_device, communicator=communicator)
+        decoder = Decoder(
+            config,
+            dtype=chosen_dtype,
+            device=chosen_device,
+            communicator=communicator,
+            batch_invariant=is_batch_invariant(
+                batch_invariant, config, chosen_dtype, chosen_device, num_ranks=communicator.shard.size
+            ),
+        )
         if load_format == "dummy":
             fill_weights(decoder, noise(decoder))
         elif load_format == "synthetic":
@@ -144,6 +157,20 @@ def load_model(
         for_graphs = graph_bytes(graph_memory_bytes, chosen_device) or 0
         pages = choose_num_pages(request, chosen_device, kept_bytes=for_graphs)
         return LoadedModel(decoder, page_size, pages if ranks is None else ranks.least(pages), length)
+
+
+def is_batch_invariant(
+    setting: BatchInvariance, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, num_ranks: int
+) -> bool:
+    """Mode that a setting means for a model; ``ConfigError`` where it is "on" and cannot be."""
+    reason = obstacle(device, dtype, num_ranks=num_ranks)
+    if config.quantization is not None:
+        reason = "products with FP8 weights do not keep one order of sums yet"
+    if setting == "on" and reason is not None:
+        raise ConfigError("batch_invariant", f"cannot be on: {reason}")
+    # On several GPUs, and in the interpreter, only where it is asked for.
+    is_cheap = reason is None and num_ranks == 1 and device.type == "cuda"
+    return setting == "on" or (setting == "auto" and is_cheap)
 
 
 def choose_length(config: ModelConfig, max_model_len: int | None) -> int:

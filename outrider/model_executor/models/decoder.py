@@ -77,8 +77,17 @@ class Decoder:
     """A whole model, or a rank's part of it, its parameters uninitialised until they are loaded."""
 
     def __init__(
-        self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, communicator: Communicator = SINGLE_RANK
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        communicator: Communicator = SINGLE_RANK,
+        batch_invariant: bool = False,
     ) -> None:
+        """``batch_invariant``: a token's results do not depend on what is computed with it; see
+        ``outrider.kernels.invariance`` for where that is possible.
+        """
         self.config = config
         """The whole model's."""
         self.shard = communicator.shard
@@ -88,7 +97,10 @@ class Decoder:
         self.device = device
         self.communicator = communicator
         """Of the ranks that share the model."""
-        context = LayerContext(config, self.part, dtype, device, communicator, linear_method_of(config.quantization))
+        self.batch_invariant = batch_invariant
+        context = LayerContext(
+            config, self.part, dtype, device, communicator, linear_method_of(config.quantization), batch_invariant
+        )
         self._vocab = VocabRows(context)
         self.layers = [DecoderLayer(context, layer) for layer in range(config.num_layers)]
         self.norm = _make_norm(context)

@@ -1,0 +1,268 @@
+"""Batch-invariant kernels and models: the bits of a row alone are its bits among any others.
+
+``conftest.py`` collects it where there is a GPU. On a CPU, ``test_triton.py`` runs it in Triton's interpreter, whose
+products have the order of their blocks of K: there tiles of one depth are compared. Negative controls show that what is
+compared here does find sums whose order follows the number of rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from outrider.kernels.linear.invariant import InvariantWeight
+from outrider.kernels.linear.ordered import OrderedTiling, ordered_product
+from outrider.kernels.paged_attention import (
+    DevicePlan,
+    paged_attention,
+    plan_attention,
+    prepare_plan,
+    reference,
+)
+from outrider.kernels.paged_attention import kernel as fast_attention
+from outrider.kernels.paged_attention.device_plan import Tiling
+from outrider.kernels.paged_attention.segments import SegmentTiling, attend_segments, scheduled_segments
+from outrider.kernels.rms_norm.kernel import TritonNorm
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, unpack
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
+from tests.kernels.triton_cases import DEVICE, NARROW, check, ragged_batch, random
+from tests.support.tiny_models import cached_tiny_model
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NAN = float("nan")
+ROWS = (1, 2, 5, 17, 40) if INTERPRETED else (*range(1, 301), 512, 1000, 4096)
+MOST_ROWS = max(ROWS)
+_LONGEST_NORM = 8192
+SHARPEST = torch.float32 if INTERPRETED else torch.float16
+"""Type whose rounding hides least."""
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterable[None]:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+
+
+def differing_rows(product: Product, x: torch.Tensor, counts: Iterable[int] = ROWS) -> list[int]:
+    """Numbers of rows with which some row of the product has other bits than among all rows of ``x``."""
+    whole = product(x)
+    assert torch.isfinite(whole).all()
+    found = []
+    for count in counts:
+        first = (len(x) - count) // 2  # whatever its place
+        if not torch.equal(product(x[first : first + count].clone()), whole[first : first + count]):
+            found.append(count)
+    return found
+
+
+SHAPES = [(2048, 8192), (4096, 1000), (6144, 4096), (70_000, 512)]
+if INTERPRETED:
+    SHAPES = [(128, 256), (256, 256), (96, 72)]
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(("outputs", "size"), SHAPES)
+def test_products_are_right(outputs: int, size: int, dtype: torch.dtype) -> None:
+    weight, bias = random(outputs, size, dtype=dtype) * 0.1, random(outputs, dtype=dtype)
+    product = InvariantWeight(weight)
+    for rows in (1, 20, 300):
+        x = random(rows, size, dtype=dtype)
+        truth = x.double() @ weight.double().T
+        partials = product.partials(x, None)
+        check(partials if partials.dim() == 2 else partials.sum(0), truth, dtype)
+        gate, up = truth.chunk(2, -1)
+        check(product.gated(x, None), F.silu(gate) * up, dtype)
+        check(product(x, bias), truth + bias.double(), dtype)
+    assert product(random(0, size, dtype=dtype), bias).shape == (0, outputs)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs a matrix unit")
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(("outputs", "size"), SHAPES)
+def test_products_of_any_number_of_rows_have_the_same_bits(outputs: int, size: int, dtype: torch.dtype) -> None:
+    weight, bias = random(outputs, size, dtype=dtype) * 0.1, random(outputs, dtype=dtype)
+    product, x = InvariantWeight(weight), random(MOST_ROWS, size, dtype=dtype)
+    assert not differing_rows(lambda x: product(x, None), x)
+    assert not differing_rows(lambda x: product(x, bias), x, (1, 17, 300))
+    assert not differing_rows(lambda x: product.gated(x, None), x)
+    norm = TritonNorm(torch.ones(outputs, dtype=dtype, device=DEVICE), 1e-6)
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        """The norm adds up what the product leaves, or takes what is added up."""
+        return norm.after_adding(torch.ones(len(x), outputs, dtype=dtype, device=DEVICE), product.partials(x, None))
+
+    if outputs <= _LONGEST_NORM:
+        assert not differing_rows(normed, x)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_tiles_do_not_change_bits(parts: int, *, is_gated: bool) -> None:
+    weight, x = random(192, 512, dtype=torch.float16), random(70, 512, dtype=torch.float16)
+    tilings = (
+        OrderedTiling(16, 64, 64, 4, 3),
+        OrderedTiling(64, 64, 64, 4, 3, fetched=64),
+        OrderedTiling(32, 128, 64, 8, 3, band=2, per_processor=1),
+    )
+    one, *others = (ordered_product(x, weight, None, tiling, parts=parts, is_gated=is_gated) for tiling in tilings)
+    assert all(torch.equal(one, other) for other in others)
+
+
+def test_parts_that_follow_the_rows_are_found() -> None:
+    """Negative control."""
+    weight, x = random(192, 512, dtype=SHARPEST), random(MOST_ROWS, 512, dtype=SHARPEST)
+    tiling = OrderedTiling(16, 64, 64, 4, 3)
+
+    def follows(x: torch.Tensor) -> torch.Tensor:
+        return ordered_product(x, weight, None, tiling, parts=1 if len(x) < 10 else 2)
+
+    assert set(differing_rows(follows, x, (1, 2, 5, 17))) >= {5}
+
+
+TILINGS = (
+    (SegmentTiling(16, 16, 4, 2), SegmentTiling(32, 16, 4, 2, per_processor=1, slots_per_part=0))
+    if INTERPRETED
+    else (SegmentTiling(64, 64, 4, 3), SegmentTiling(64, 64, 4, 2, 4), SegmentTiling(128, 64, 8, 3, 1, 0))
+)
+LENGTH = 200 if INTERPRETED else 3000
+
+
+class Text:
+    """Queries, keys and values of a text in pages."""
+
+    def __init__(self, length: int, *, head_dim: int = 16) -> None:
+        heads, kv_heads = 4, 2
+        self.length, self.page_size = length, 4
+        self.heads = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
+        self.dtype = torch.float16 if INTERPRETED else torch.bfloat16
+        self.query = random(length, heads, head_dim, dtype=self.dtype)
+        self.keys_values = random(length, 2, kv_heads, head_dim, dtype=self.dtype)
+
+    def attend(
+        self, spans: list[tuple[int, int]], window: int | None = None, sinks: int = 0,
+        tiling: SegmentTiling | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Attention of rows that are the text's beginnings: (context, queries) of each."""
+        plan, kv, query = self.inputs(spans, window, sinks)
+        if tiling is None:
+            return paged_attention(query, kv, prepare_plan(plan, num_tokens=len(query), dtype=self.dtype, **self.heads))
+        return attend_segments(query, kv, plan, tiling=tiling)
+
+    def inputs(
+        self, spans: list[tuple[int, int]], window: int | None = None, sinks: int = 0
+    ) -> tuple[DevicePlan, torch.Tensor, torch.Tensor]:
+        contexts, queries = ([span[i] for span in spans] for i in (0, 1))
+        pages = 4 * sum(-(-context // self.page_size) for context in contexts) + 8
+        batch, slots = ragged_batch(self.page_size, contexts, queries, num_pages=pages)
+        kv = torch.full((pages * self.page_size, *self.keys_values.shape[1:]), NAN, device=DEVICE, dtype=self.dtype)
+        kv[slots] = torch.cat([self.keys_values[:context] for context in contexts])
+        query = torch.cat([self.query[context - count : context] for context, count in spans])
+        counters = torch.zeros(600, dtype=torch.int32, device=DEVICE)
+        frame = BatchFrame(self.page_size, (window,), counters, (sinks,), batch_invariant=True)
+        numbers = torch.from_numpy(pack(batch, BatchShape.of(batch))).to(DEVICE)
+        plan = unpack(numbers, BatchShape.of(batch), frame, 0).groups[0].plan
+        assert isinstance(plan, DevicePlan)
+        return plan, kv, query
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(None, 0), (50, 0), (50, 3)])
+def test_attention_is_right(window: int | None, sinks: int) -> None:
+    text, spans = Text(300), [(20, 1), (300, 3), (130, 70), (1, 1)]
+    plan, kv, query = text.inputs(spans, window, sinks)
+    batch, _ = ragged_batch(4, [context for context, _ in spans], [count for _, count in spans], num_pages=len(kv) // 4)
+    plain = plan_attention(
+        batch, page_size=4, window=window, num_sinks=sinks, device=torch.device("cpu"), dtype=torch.float64
+    )
+    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain)
+    for tiling in TILINGS:
+        check(attend_segments(query, kv, plan, tiling=tiling), truth, text.dtype)
+    assert not plan.rows.counters.any()
+
+
+SPANS = (
+    [(200, 1)],
+    [(200, 17)],
+    [(131, 40)],
+    [(9, 1), (200, 3), (70, 1)],
+    [(40, 1)] * 20,
+)
+LONG_SPANS = (
+    *([(context, queries)] for context in (64, 65, 129, 1000, 2049, 3000) for queries in (1, 4, 17, 60)),
+    [(3000, 1)] * 3,
+    [(700, 4), (3000, 5), (1, 1)],
+    [(3000, 1)] * 300,
+    [(3000, 900), (10, 1), (2000, 2)],
+)
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(None, 0), (50, 0), (50, 3)])
+@pytest.mark.parametrize("head_dim", [16] if INTERPRETED else [16, 128, 256])
+def test_attention_has_the_same_bits_in_any_batch_and_chunk(window: int | None, sinks: int, head_dim: int) -> None:
+    text = Text(LENGTH, head_dim=head_dim)
+    tilings: tuple[SegmentTiling | None, ...] = TILINGS
+    if not INTERPRETED:
+        tilings = (None, *TILINGS) if head_dim <= 128 else (None,)
+    whole = text.attend([(LENGTH, LENGTH)], window, sinks, tilings[-1])
+    for spans in SPANS if INTERPRETED else LONG_SPANS:
+        expected = torch.cat([whole[context - count : context] for context, count in spans])
+        for tiling in tilings:
+            assert torch.equal(text.attend(spans, window, sinks, tiling), expected), (spans, tiling)
+
+
+def test_keys_of_few_rows_are_divided() -> None:
+    text = Text(LENGTH)
+    plan, _, _ = text.inputs([(LENGTH, 1)])
+    schedule = scheduled_segments(plan, num_tokens=1, tiling=TILINGS[0], **text.heads).schedule
+    assert schedule is not None
+    assert int(schedule[6][schedule[0] > 0].max()) > 1
+
+
+def test_attention_whose_parts_follow_the_rows_is_found() -> None:
+    """Negative control: the other mode's kernel."""
+    text = Text(LENGTH)
+    plan, kv, query = text.inputs([(LENGTH, 1)])
+    tiling = Tiling(16, 16, 4, 2)
+    found = [fast_attention.paged_attention(query, kv, plan, tiling=tiling, budget=budget) for budget in (1, 3)]
+    assert not torch.equal(*found)
+
+
+def logits_of(runner: ModelRunner, text: list[int], cuts: list[int], beside: int) -> torch.Tensor:
+    """Logits of every position of a text that is computed in chunks, each with as many other rows."""
+    sequence, others = runner.sequences.open(len(text)), [runner.sequences.open(len(cuts)) for _ in range(beside)]
+    found, first = [], 0
+    for number, stop in enumerate(cuts):
+        rows = [ForwardRow(other, [5 + (7 * place + number) % 200], 1) for place, other in enumerate(others)]
+        chunk = ForwardRow(sequence, text[first:stop], stop - first)
+        rows.insert(beside // 2, chunk)
+        logits = runner.forward(rows)
+        found.append(logits[beside // 2 : beside // 2 + stop - first].clone())
+        first = stop
+    for one in (sequence, *others):
+        runner.sequences.release(one)
+    return torch.cat(found)
+
+
+ARCHITECTURES = ["llama"] if INTERPRETED else ["llama", "mistral", "qwen2", "qwen3"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_of_a_model_have_the_same_bits_in_any_batch_and_chunk(architecture: str) -> None:
+    text = [3 + (11 * place * place) % 230 for place in range(24)]
+    runner = ModelRunner.load(
+        cached_tiny_model(architecture, seed=1), device=DEVICE, dtype="float16" if INTERPRETED else "bfloat16",
+        page_size=4, num_pages=2000, batch_invariant="on",
+    )  # fmt: skip
+    assert runner.batch_invariant
+    whole = logits_of(runner, text, [24], 0)
+    assert torch.isfinite(whole).all()
+    for beside in (3,) if INTERPRETED else (0, 1, 2, 7, 30, 100, 250):
+        for cuts in ([24], [9, 10, 24], list(range(1, 25)))[: 2 if INTERPRETED else 3]:
+            assert torch.equal(logits_of(runner, text, cuts, beside), whole), (beside, cuts)
