@@ -10,6 +10,7 @@ import typer
 
 from outrider.cli.bench.engine import engine
 from outrider.cli.bench.interference import interference
+from outrider.cli.bench.invariance import invariance
 from outrider.cli.bench.kernels import kernels
 from outrider.cli.bench.peers import peers
 from outrider.cli.bench.rpc import rpc
@@ -27,5 +28,5 @@ app = typer.Typer(
     context_settings=HELP_NAMES,
     rich_markup_mode=None,
 )
-for command in (serve, interference, engine, kernels, rpc, step, turn, tracing, peers):
+for command in (serve, interference, invariance, engine, kernels, rpc, step, turn, tracing, peers):
     app.command(cls=GroupedCommand, context_settings=HELP_NAMES)(command)
