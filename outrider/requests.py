@@ -33,6 +33,7 @@ def checks_of_request(request: GenerationRequest) -> Work[None]:
     yield from checks_of_sampling(request.sampling)
     if request.sampling.min_tokens > request.max_tokens:
         raise InvalidRequestError("min_tokens", f"must be at most max_tokens {request.max_tokens}")
+    _check_grammar(request)
     _check_optional("seed", request.seed, 0, MAX_SEED)
     _check_optional("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     _check_optional("prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
@@ -49,6 +50,18 @@ def checks_of_request(request: GenerationRequest) -> Work[None]:
         yield from _check_resumption(request, request.resume)
 
 
+def _check_grammar(request: GenerationRequest) -> None:
+    grammar = request.sampling.grammar
+    if grammar is None:
+        return
+    _check_encodable(grammar.field, grammar.text)
+    if not grammar.text:
+        raise InvalidRequestError(grammar.field, "must not be empty")
+    if request.ignore_eos:
+        problem = f"cannot be set together with {grammar.field}, after whose end there is nothing to generate"
+        raise InvalidRequestError("ignore_eos", problem)
+
+
 def check_lengths(request: GenerationRequest) -> None:
     """Raise ``InvalidRequestError`` for the first list or text beyond the limits of any model."""
     limits.PROMPT_CHARACTERS.check("prompt", len(request.prompt or ""))
@@ -62,6 +75,8 @@ def check_lengths(request: GenerationRequest) -> None:
     limits.ALLOWED_TOKEN_IDS.check("allowed_token_ids", len(sampling.allowed_token_ids))
     limits.BAD_WORDS.check("bad_words", len(request.bad_words) + len(sampling.bad_words))
     limits.BAD_WORDS_TOKENS.check("bad_words", sum(map(len, sampling.bad_words)))
+    if sampling.grammar is not None:
+        limits.GRAMMAR_CHARACTERS.check(sampling.grammar.field, len(sampling.grammar.text))
     if request.resume is not None:
         limits.EMITTED_TOKEN_IDS.check(limits.EMITTED, len(request.resume.emitted_token_ids))
         limits.MODEL_NAME.check("resume.model", len(request.resume.model))

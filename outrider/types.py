@@ -80,6 +80,29 @@ class FinishReason(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
+class GrammarKind(enum.StrEnum):
+    """Form of a grammar."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Grammar that an output has to match; the output may end only where it matches as a whole."""
+
+    kind: GrammarKind
+    text: str
+    """A JSON schema, a regular expression, a JSON list of texts, or a grammar in Lark's or llama.cpp's form."""
+
+    @property
+    def field(self) -> str:
+        """Name of the field of requests that it comes from."""
+        return "grammar" if self.kind is GrammarKind.LARK else self.kind.value
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """What shapes the distribution a token is drawn from; defaults are the ones vLLM's users know."""
@@ -106,6 +129,8 @@ class SamplingParams:
     """Token runs that may not be completed."""
     allowed_token_ids: tuple[int, ...] = ()
     """When not empty, the only tokens that may be drawn."""
+    grammar: Grammar | None = None
+    """What the output has to match."""
 
 
 ID_BYTES = 4

@@ -24,6 +24,7 @@ from outrider.generation import NOWHERE, Delta, GenerationRequest, ModelInfo, Mo
 from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.ports import Draft, DraftCommand, DraftEvent, Target, TargetCommand, TargetEvent
 from outrider.readings import Reading
+from outrider.structured_output import GrammarCompiler
 from outrider.telemetry.tracing import Tracing
 from outrider.tokenization import ModelText, read_chat_template
 from outrider.types import ModelDescription
@@ -268,18 +269,21 @@ class Coordinator:
     def _make_input_processor(self, target: ModelDescription) -> None:
         """The tokenizer is that of the first target; limits are those of the attached target with the most room."""
         if self._input_processor is not None:
-            text = self._input_processor.text
+            text, grammars = self._input_processor.text, self._input_processor.grammars
         else:
+            grammars = GrammarCompiler.of(target)
             text = ModelText.from_files(target.tokenizer_files, bos_token_id=target.bos_token_id)
             if self._text is not None:
                 text = replace(self._text, sampling_defaults=text.sampling_defaults)
             if self._chat_template is not None:
                 text = text.with_chat_template(self._chat_template)
-        self._input_processor = InputProcessor(self._settings, target, text)
+        self._input_processor = InputProcessor(self._settings, target, text, grammars)
 
 
 def _has_long_text(request: GenerationRequest) -> bool:
-    """Whether tokenizing a request takes tens of milliseconds."""
+    """Whether tokenizing a request, or compiling its grammar, may take tens of milliseconds."""
+    if request.sampling.grammar is not None:
+        return True
     if request.chat is not None and is_longer(request.chat, LONG_TEXT_CHARACTERS):
         return True
     return len(request.prompt or "") + sum(map(len, request.bad_words)) > LONG_TEXT_CHARACTERS

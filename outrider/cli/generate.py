@@ -30,8 +30,9 @@ def _plain(panel: str, text: str, *names: str, **more: Any) -> Any:  # noqa: ANN
     return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
-_input, _sampling, _length, _request, _output = (
-    partial(_plain, panel) for panel in ("Input", "Sampling", "Length and stops", "Request", "Output")
+_input, _sampling, _grammar, _length, _request, _output = (
+    partial(_plain, panel)
+    for panel in ("Input", "Sampling", "Structured output", "Length and stops", "Request", "Output")
 )
 
 
@@ -84,6 +85,14 @@ def generate(
     allowed_token_ids: Annotated[
         list[int] | None, _sampling("Token that may be drawn. May be repeated.", "--allowed-token-id")
     ] = None,
+    json_schema: Annotated[
+        Path | None, _grammar("File with a JSON schema that the output keeps to.", "--json-schema", metavar="FILE")
+    ] = None,
+    regex: Annotated[str | None, _grammar("Regular expression that the whole output matches.", "--regex")] = None,
+    choice: Annotated[list[str] | None, _grammar("Text that the output may be. May be repeated.", "--choice")] = None,
+    grammar: Annotated[
+        Path | None, _grammar("File with a grammar in the form of Lark or GBNF.", "--grammar", metavar="FILE")
+    ] = None,
     seed: Annotated[int | None, _option("Sampling", "--seed", SEED_HELP, "random")] = None,
     stop: Annotated[list[str] | None, _length("Stop string. May be repeated.")] = None,
     stop_token_ids: Annotated[list[int] | None, _length("Stop token. May be repeated.", "--stop-token-id")] = None,
@@ -133,6 +142,10 @@ def generate(
             logit_bias=_parse_bias(logit_bias),
             bad_words=bad_words,
             allowed_token_ids=allowed_token_ids or None,
+            json_schema=_read("json_schema", json_schema),
+            regex=regex,
+            choice=choice or None,
+            grammar=_read("grammar", grammar),
             seed=seed,
             stop=stop,
             stop_token_ids=stop_token_ids,
@@ -163,6 +176,14 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         return sys.stdin.read() if prompt == "-" else prompt or ""
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError("prompt", f"{file or 'standard input'} cannot be read: {_reason(error)}") from error
+
+
+def _read(option: str, file: Path | None) -> str | None:
+    """The text of an option's file."""
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(option, f"{file} cannot be read: {_reason(error)}") from error
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypedDict
 from annotated_doc import Doc
 
 from outrider.client.chats import build_chat
+from outrider.client.grammars import build_grammar
 from outrider.cooperative import SLICE_ENTRIES, Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest
@@ -80,6 +81,13 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Annotated[Mapping[int, float] | None, Doc("Added to single logits, from -100 to 100.")]
     bad_words: Annotated[Sequence[str] | None, Doc("Words that may not be completed.")]
     allowed_token_ids: Annotated[Sequence[int] | None, Doc("The only tokens that may be drawn; at least one.")]
+    json_schema: Annotated[
+        Mapping[str, Any] | str | type | None,
+        Doc("Schema that the output, which is JSON, keeps to: an object, its text, or a pydantic model."),
+    ]
+    regex: Annotated[str | None, Doc("Regular expression that the whole output matches.")]
+    choice: Annotated[Sequence[str] | None, Doc("Texts, one of which is the output.")]
+    grammar: Annotated[str | None, Doc("Grammar in the form of Lark or llama.cpp that the output matches.")]
     seed: Annotated[
         int | None,
         Doc(
@@ -260,6 +268,7 @@ def _sampling(given: Mapping[str, Any], allowed: tuple[int, ...] | None) -> Samp
         **{name: given[name] for name in plain if name in given},
         logit_bias=_logit_bias(given.get("logit_bias", {})),
         allowed_token_ids=_allowed(allowed),
+        grammar=build_grammar(given),
     )
 
 

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from outrider.errors import ConfigError, install_command
 
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "coordinator": ("numpy", "tokenizers", "jinja2", "grpc_health", "grpc_reflection"),
-    "engine": ("torch", "transformers", "safetensors", "numpy", "tokenizers", "grpc_health", "grpc_reflection"),
+    "coordinator": ("numpy", "tokenizers", "jinja2", "llguidance", "grpc_health", "grpc_reflection"),
+    "engine": (
+        *("torch", "transformers", "safetensors", "numpy", "tokenizers", "llguidance", "grpc_health"),
+        "grpc_reflection",
+    ),
     "gateway": ("starlette", "uvicorn", "httptools", "tokenizers", "jinja2"),
     "telemetry": ("prometheus_client", "opentelemetry.sdk"),
 }

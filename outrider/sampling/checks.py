@@ -33,7 +33,8 @@ def row_error(*, finite: bool, largest: float) -> OutriderError | None:
         return NonFiniteLogitsError("the model gave NaN or infinite logits for this session")
     if largest == float("-inf"):
         return InvalidRequestError(
-            "sampling", "leaves no token to draw: allowed, banned and bad tokens together exclude every one"
+            "sampling",
+            "leaves no token to draw: allowed, banned and bad tokens and the grammar together exclude every one",
         )
     if not abs(largest) < float("inf"):
         return InvalidRequestError("sampling", "drives the logits past what float32 can hold")

@@ -33,7 +33,7 @@ def has_penalties(sampling: SamplingParams) -> bool:
 
 def needs_history(sampling: SamplingParams) -> bool:
     """Whether the distribution of a position depends on the ids before it, not only on their number."""
-    return has_penalties(sampling) or bool(sampling.bad_words)
+    return has_penalties(sampling) or bool(sampling.bad_words) or sampling.grammar is not None
 
 
 def needs_adjusting(open_: Open) -> bool:
@@ -50,4 +50,5 @@ def has_token_rules(open_: Open) -> bool:
         or sampling.logit_bias
         or sampling.bad_words
         or open_.banned_token_ids
+        or sampling.grammar is not None
     )

@@ -19,6 +19,7 @@ from outrider.sampling.scoring.plain import PlainScoring, begin_plain
 from outrider.sampling.scoring.session_rows import Ints, SessionRows
 from outrider.sampling.session import SessionSampling
 from outrider.sampling.support import DraftingRules
+from outrider.structured_output import GrammarCompiler
 
 
 class Sampler:
@@ -26,6 +27,8 @@ class Sampler:
 
     def __init__(self, rules: DraftingRules) -> None:
         self.rules = rules
+        self.grammars: GrammarCompiler | None = None
+        """Compiles the grammars of sessions; None: the service has no tokenizer."""
 
     def begin_scoring(self, logits: torch.Tensor, requests: Sequence[ScoreRequest]) -> Scoring:
         """Start to score every request's K+1 positions over ``logits`` [R, V] of any floating type."""

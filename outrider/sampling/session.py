@@ -10,15 +10,19 @@ import torch
 from outrider.ports import Open
 from outrider.sampling.logits_processors.token_rules import TokenRules
 from outrider.sampling.metadata import SamplingMetadata
+from outrider.structured_output import GrammarCompiler, Matcher
 
 
 class SessionSampling:
     """Sampling parameters of one session and what is derived from them; for one thread."""
 
-    __slots__ = ("_metadata", "_rules", "_rules_key", "open")
+    __slots__ = ("_grammars", "_matcher", "_metadata", "_rules", "_rules_key", "open")
 
-    def __init__(self, open_: Open) -> None:
+    def __init__(self, open_: Open, grammars: GrammarCompiler | None = None) -> None:
+        """``grammars`` compiles the session's grammar; None: it is not applied."""
         self.open = open_
+        self._grammars = grammars
+        self._matcher: Matcher | None = None
         self._metadata: SamplingMetadata | None = None
         self._rules: TokenRules | None = None
         self._rules_key: tuple[int, torch.device] | None = None
@@ -29,6 +33,14 @@ class SessionSampling:
         if self._metadata is None:
             self._metadata = SamplingMetadata.of(self.open)
         return self._metadata
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """Matcher of the session's grammar; ``InvalidRequestError`` for one that cannot be compiled."""
+        grammar = self.open.sampling.grammar
+        if self._matcher is None and grammar is not None and self._grammars is not None:
+            self._matcher = self._grammars.compile(grammar, self.open.eos_token_ids)
+        return self._matcher
 
     def token_rules(self, vocab_size: int, device: torch.device) -> TokenRules:
         """Banned, moved and ending tokens; kept for the vocabulary and the device of the last call."""

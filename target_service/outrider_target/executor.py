@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outrider.columns import ScoreColumns
-from outrider.errors import IntegrityError
+from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.kernels.device_stream import to_device
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.model_runner import ModelRunner, PlannedColumns
@@ -55,6 +55,8 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """Raise ``InvalidRequestError`` for an item that cannot be served; none is answered without a forward."""
         check_layers(session.open, num_layers=self._runner.config.num_layers)
         check_score(session.open, item, vocab_size=self._runner.config.vocab_size)
+        if session.open.sampling.grammar is not None and self._sampling_of(session).matcher is None:
+            raise InvalidRequestError("grammar", "cannot be used, since the target has no tokenizer")
         return None
 
     def num_adoptable(self, session: TargetSession, item: Score) -> int:
@@ -73,7 +75,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         if session.open.num_prompt_logprobs is not None and 0 < item.num_kept_tokens < session.open.prompt_length:
             token_ids = (session.sequence.token_ids[-1], *token_ids)
             self._runner.sequences.truncate(session.sequence, item.num_kept_tokens - 1)
-        return ScoreJob(_sampling_of(session), item, session.sequence, token_ids, base, session.link_id)
+        return ScoreJob(self._sampling_of(session), item, session.sequence, token_ids, base, session.link_id)
 
     def execute(self, batch: Sequence[tuple[ScoreJob, int]]) -> ExecutorOutput[Scores]:
         """One forward over so many tokens of each job; jobs whose last tokens were among them are answered."""
@@ -92,6 +94,13 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """A chunk of prompts from which nothing is read; on GPUs."""
         return self._runner.takes_drawn and isinstance(forward, ScoringForward) and forward.reads_nothing
 
+    def _sampling_of(self, session: TargetSession) -> SessionSampling:
+        """The session's sampling state, made at its first item."""
+        state = session.executor_state
+        if not isinstance(state, SessionSampling):
+            state = session.executor_state = SessionSampling(session.open, self._runner.sampler.grammars)
+        return state
+
     def look_ahead(self, job: ScoreJob) -> None:
         """Hash the tokens for the prefix cache and for the next item."""
         self._runner.sequences.hash_ahead(job.sequence)
@@ -108,7 +117,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
 
     def steady_rows(self, sessions: Sequence[TargetSession]) -> SteadyRows:
         """What forwards and kernels are told of sessions."""
-        sequences, samplings = [session.sequence for session in sessions], list(map(_sampling_of, sessions))
+        sequences, samplings = [session.sequence for session in sessions], list(map(self._sampling_of, sessions))
         return SteadyRows.of(sequences, samplings, self._runner.config.vocab_size)
 
     @property
@@ -176,7 +185,9 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
 
     def plain_rows(self, sessions: Sequence[TargetSession]) -> SessionRows:
         """What the scoring kernels are told of sessions in every step."""
-        return SessionRows.of([_sampling_of(session).metadata for session in sessions], self._runner.config.vocab_size)
+        return SessionRows.of(
+            [self._sampling_of(session).metadata for session in sessions], self._runner.config.vocab_size
+        )
 
     def start_plain(self, step: PlainStep, batch: Sequence[tuple[ScoreJob, int]]) -> PlainForward:
         """A forward over a step, with jobs beside it."""
@@ -264,14 +275,6 @@ def _has_whole_supports(columns: ScoreColumns, num_token_ids: int) -> bool:
     if counts.size != columns.draft_token_ids.size or int(counts.sum()) != ids.size:
         return False
     return int(counts.min()) > 0 and int(ids.min()) >= 0 and int(ids.max()) < num_token_ids
-
-
-def _sampling_of(session: TargetSession) -> SessionSampling:
-    """The session's sampling state, made at its first item."""
-    state = session.executor_state
-    if not isinstance(state, SessionSampling):
-        state = session.executor_state = SessionSampling(session.open)
-    return state
 
 
 def next_token(form: ScoreForm) -> int | None:

@@ -28,6 +28,7 @@ from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import UNBOUNDED, Limits, SessionLimits
 from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
+from outrider.structured_output import GrammarCompiler
 from outrider.types import JudgingRule, ModelDescription, SamplingParams, StepCost
 from outrider_target.executor import TargetExecutor
 from outrider_target.jobs import ScoreJob
@@ -54,6 +55,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
     ) -> None:
         """``planes`` take hidden states to drafts; None: they go inline."""
         self.runner = runner
+        runner.sampler.grammars = GrammarCompiler.of(description)
         core = build_core(
             runner,
             max_batched_tokens=max_batched_tokens,

@@ -62,7 +62,19 @@ def test_a_line_of_serves_help_begins_with_the_flags(flag: str) -> None:
 @pytest.mark.parametrize(
     ("command", "groups"),
     [
-        ("generate", {"Input", "Output", "Server", "Sampling", "Length and stops", "Speculation", "Request"}),
+        (
+            "generate",
+            {
+                "Input",
+                "Output",
+                "Server",
+                "Sampling",
+                "Structured output",
+                "Length and stops",
+                "Speculation",
+                "Request",
+            },
+        ),
         ("chat", {"Conversation", "Server", "Sampling", "Speculation"}),
         ("info", {"Server"}),
     ],

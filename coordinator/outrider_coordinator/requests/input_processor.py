@@ -17,6 +17,7 @@ from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest, Star
 from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
 from outrider.packed_ids import pack_long
 from outrider.requests import checks_against_model, checks_of_request, checks_of_sampling
+from outrider.structured_output import GrammarCompiler, Matcher
 from outrider.tokenization import ModelText, TextTokenizer
 from outrider.tokenization.sampling_defaults import MAX_NEW_TOKENS
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
@@ -33,6 +34,7 @@ class Tokenized:
 
     prompt_token_ids: tuple[int, ...]
     bad_words: Runs
+    matcher: Matcher | None = None
 
 
 class InputProcessor:
@@ -41,10 +43,18 @@ class InputProcessor:
     dense = False
     """Whether whole rows of probabilities travel: the reference that tests compare the sparse forms with."""
 
-    def __init__(self, settings: CoordinatorSettings, target: ModelDescription, text: ModelText) -> None:
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        target: ModelDescription,
+        text: ModelText,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """``grammars`` compiles for the target's tokenizer."""
         self.text = text
         self._settings = settings
         self._target = target
+        self.grammars = grammars
 
     @property
     def tokenizer(self) -> TextTokenizer | None:
@@ -85,8 +95,10 @@ class InputProcessor:
         self._check_model(request)
 
     def tokenize(self, request: GenerationRequest) -> Tokenized:
-        """Tokenize prompt and bad words of a checked request. Call it in a thread for long texts, which take long."""
-        return Tokenized(pack_long(self._prompt(request)), self._bad_words(request))
+        """Tokenize prompt and bad words of a checked request. Call it in a thread for long texts
+        and grammars, which take long.
+        """
+        return Tokenized(pack_long(self._prompt(request)), self._bad_words(request), self._matcher(request))
 
     def processing(self, request: GenerationRequest, texts: Tokenized) -> Work[EngineRequest]:
         """Prepare a checked request."""
@@ -118,6 +130,7 @@ class InputProcessor:
             skip_special_tokens=request.skip_special_tokens,
             model_name=self.model_name,
             emitted_token_ids=request.resume.emitted_token_ids if request.resume else (),
+            matcher=texts.matcher,
             tells_progress=request.resumable,
         )
 
@@ -201,6 +214,16 @@ class InputProcessor:
         runs = request.sampling.bad_words + self.tokenizer.encode_bad_words(request.bad_words)
         BAD_WORDS_TOKENS.check("bad_words", sum(map(len, runs)))
         return runs
+
+    def _matcher(self, request: GenerationRequest) -> Matcher | None:
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return None
+        if self.grammars is None:
+            raise InvalidRequestError(grammar.field, "cannot be used, since the target has no tokenizer")
+        if not self.eos_token_ids:
+            raise InvalidRequestError(grammar.field, "cannot be used, since the target has no end-of-sequence token")
+        return self.grammars.compile(grammar, (*self.eos_token_ids, *request.stop_token_ids))
 
     def _max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
         """Maximum output that fits the model; ``InvalidRequestError`` if the target's KV cache could never hold it."""

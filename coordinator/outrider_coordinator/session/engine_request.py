@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from outrider.structured_output import Matcher
 from outrider.types import AcceptanceMethod, LogprobsMode, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules
 
@@ -43,6 +44,8 @@ class EngineRequest:
     """The target's."""
     emitted_token_ids: tuple[int, ...] = ()
     """Output that was given out before, elsewhere, from which the session goes on."""
+    matcher: Matcher | None = field(default=None, compare=False, repr=False)
+    """Of the grammar, at the beginning of the output."""
     tells_progress: bool = False
     """Whether each delta says how far the call is."""
 

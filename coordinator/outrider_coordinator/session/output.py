@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.errors import InvalidRequestError
+from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.limits import EMITTED
 from outrider.tokenization import TextTokenizer
 from outrider.types import FinishReason, TokenLogprob
 from outrider_coordinator.session.actions import Finish
 from outrider_coordinator.session.engine_request import EngineRequest
+from outrider_coordinator.session.grammar_check import GrammarCheck
 from outrider_coordinator.text import Detokenizer, StopMatcher
 from outrider_coordinator.text.stops import StopMatch
 
@@ -35,6 +36,7 @@ class Output:
                 tokenizer, engine_request.prompt_token_ids, skip_special_tokens=engine_request.skip_special_tokens
             )
         )
+        self._grammar = None if engine_request.matcher is None else GrammarCheck(engine_request.matcher)
         self._stops = StopMatcher(engine_request.stop, include_stop=engine_request.include_stop)
         self._unread: list[int] = []
         """Tokens whose text has not been made."""
@@ -93,7 +95,10 @@ class Output:
                 raise InvalidRequestError(
                     EMITTED, f"continue after the token at {count - 1}, which ends the generation"
                 )
-            finish = self._push_one(token_id)
+            try:
+                finish = self._push_one(token_id)
+            except IntegrityError as error:
+                raise InvalidRequestError(EMITTED, f"do not fit the request: {error}") from error
         self._read()
         self._num_taken = len(self._texts)
         return finish
@@ -110,7 +115,7 @@ class Output:
 
     def add_within(self, token_ids: Sequence[int]) -> bool:
         """Add the tokens of one step, if it is plain that the generation does not end in them: whether it is so."""
-        if self._has_stops or not self._ending.isdisjoint(token_ids):
+        if self._has_stops or self._grammar is not None or not self._ending.isdisjoint(token_ids):
             return False
         num_tokens = self._num_tokens + len(token_ids)
         if num_tokens >= self._max_tokens:
@@ -132,6 +137,8 @@ class Output:
 
     def _push_one(self, token_id: int) -> Finish | None:
         self._num_tokens += 1
+        if self._grammar is not None:
+            self._grammar.take(token_id)
         if token_id in self._ending:
             # Its own text is left out, as that of a stop text is, unless the request includes it.
             self._flush(token_id if self._engine_request.include_stop else None)

@@ -87,8 +87,9 @@ class SessionState:
             engine_request.num_logprobs is None
             and engine_request.num_prompt_logprobs is None
             and self.resumed_finish is None
+            and engine_request.matcher is None
         )
-        """Whether scores bring nothing but tokens, and there is output left to generate."""
+        """Whether scores bring nothing but tokens that need no check, and there is output left to generate."""
         self.commands = CommandBuilder(engine_request, self.tokens)
         self.draft = DraftSide(Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
         self.target = TargetSide()

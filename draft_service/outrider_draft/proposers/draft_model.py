@@ -42,6 +42,7 @@ from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
 from outrider.serving.steady.step import SteadyStep
+from outrider.structured_output import GrammarCompiler
 from outrider.types import ModelDescription, StepCost, part_of
 from outrider_draft.columns_forward import ColumnsForward
 from outrider_draft.items import check_extend, proposal_length
@@ -80,6 +81,7 @@ def _step_costs(runner: ModelRunner, settings: DraftSettings, description: Model
 def serve_model(proposer: ModelProposer, description: ModelDescription) -> ServedProposer:
     """A proposer over a runner that is loaded."""
     runner = proposer.runner
+    runner.sampler.grammars = GrammarCompiler.of(description)
     pool = runner.sequences.pool
     room = pool.num_pages * pool.page_size
     window = proposer.sequences.window
@@ -285,10 +287,14 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
         state = session.executor_state
         if not isinstance(state, DraftState):
             opened = session.open
-            loops = self._can_loop and fits_loop(opened)
+            loops = self._can_loop and fits_loop(opened) and not self._masks(opened)
             metadata = self._metadata_of(opened) if loops else None
-            state = session.executor_state = DraftState(SessionSampling(opened), metadata)
+            state = session.executor_state = DraftState(SessionSampling(opened, self.runner.sampler.grammars), metadata)
         return state
+
+    def _masks(self, opened: Open) -> bool:
+        """Whether a grammar masks the draft's own tokens, which are then drawn one by one."""
+        return opened.sampling.grammar is not None and self.runner.sampler.grammars is not None
 
     def _metadata_of(self, opened: Open) -> DraftMetadata:
         argmax = self.runner.sampler.rules.takes_argmax

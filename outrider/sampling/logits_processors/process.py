@@ -1,6 +1,6 @@
 """Logits processing: applies the sampling parameters of each row to its logits.
 
-The order is vLLM's (``v1/sample/sampler.py``): allowed ids, bad words, minimum length, bias, penalties, then
+The order is vLLM's (``v1/sample/sampler.py``): allowed ids, bad words, minimum length, grammar, bias, penalties, then
 temperature, min-p, top-k, top-p. Masked is -inf. Temperature 0 ends after the penalties.
 
 As in vLLM a bad word counts only where all of it stands in the output: a prompt that ends in its beginning does not ban
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from outrider.sampling.logits_processors.grammar_masks import mask_grammars
 from outrider.sampling.logits_processors.penalties import apply_penalties
 from outrider.sampling.logits_processors.token_rules import TokenRules
 from outrider.sampling.logits_processors.truncation import truncate
@@ -65,13 +66,16 @@ def _limit_ids(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
 
 
 def _ban(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRules]) -> None:
-    """Mask ids that are not allowed or banned, ends before the minimum length, and completions of bad words."""
+    """Mask ids that are not allowed or banned, ends before the minimum length, completions of bad words, and what a
+    grammar refuses.
+    """
     for span, of_session in zip(spans, rules, strict=True):
         if of_session.banned is not None:
             workspace.writable()[span.start : span.stop].masked_fill_(of_session.banned, _MASKED)
         if of_session.ending_ids is not None and (below := _below_minimum(span)):
             workspace.writable()[workspace.tensor(below).unsqueeze(1), of_session.ending_ids] = _MASKED
     _ban_completions(workspace, spans, rules)
+    mask_grammars(workspace, spans)
 
 
 def _below_minimum(span: RowSpan) -> list[int]:

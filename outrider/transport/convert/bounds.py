@@ -72,6 +72,7 @@ def check_sampling(message: sampling_pb2.SamplingParams, model: ModelLimits) -> 
     limits.ALLOWED_TOKEN_IDS.check("allowed_token_ids", len(message.allowed_token_ids))
     model.check_allowed(len(message.allowed_token_ids))
     limits.BAD_WORDS_TOKENS.check("bad_words", sum(len(word.token_ids) for word in message.bad_words))
+    limits.GRAMMAR_CHARACTERS.check("grammar", message.grammar.ByteSize() if message.HasField("grammar") else 0)
 
 
 def _check_texts(field: str, texts: Iterable[str], longest: limits.Bound) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 from outrider.cooperative import SLICE_ENTRIES, Work, run, slices_of
-from outrider.errors import ProtocolError
-from outrider.types import AcceptanceMethod, LogprobsMode, SamplingParams, TokenLogprob
+from outrider.errors import InvalidRequestError, ProtocolError
+from outrider.types import AcceptanceMethod, Grammar, GrammarKind, LogprobsMode, SamplingParams, TokenLogprob
 from outrider.v1 import sampling_pb2 as pb
 
 _DEFAULTS = SamplingParams()
@@ -67,6 +68,7 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
         logit_bias=[pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias],
         bad_words=[pb.TokenSequence(token_ids=word) for word in params.bad_words],
         allowed_token_ids=params.allowed_token_ids,
+        grammar=None if params.grammar is None else _grammar_to_proto(params.grammar),
     )
 
 
@@ -96,7 +98,25 @@ def sampling_reading(message: pb.SamplingParams) -> Work[SamplingParams]:
         logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
         bad_words=bad_words,
         allowed_token_ids=allowed,
+        grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def _grammar_to_proto(grammar: Grammar) -> pb.Grammar:
+    if grammar.kind is GrammarKind.CHOICE:
+        return pb.Grammar(choice=pb.Choices(texts=json.loads(grammar.text)))
+    message = pb.Grammar()
+    setattr(message, grammar.kind.value, grammar.text)
+    return message
+
+
+def _grammar_from_proto(message: pb.Grammar) -> Grammar:
+    form = message.WhichOneof("form")
+    if form is None:
+        raise InvalidRequestError("grammar", "must have one of json_schema, regex, choice and lark")
+    if form == "choice":
+        return Grammar(GrammarKind.CHOICE, json.dumps(list(message.choice.texts)))
+    return Grammar(GrammarKind(form), getattr(message, form))
 
 
 def read_ids(field: Sequence[int]) -> Work[tuple[int, ...]]:

@@ -1,0 +1,21 @@
+"""Check of emitted tokens by the coordinator's own matcher: a wrong mask of a service is an error, not an answer."""
+
+from __future__ import annotations
+
+from outrider.errors import IntegrityError
+from outrider.structured_output import Matcher, Outcome
+
+
+class GrammarCheck:
+    """The grammar of one session, and the tokens that were emitted."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._token_ids: list[int] = []
+
+    def take(self, token_id: int) -> None:
+        """Add a token; ``IntegrityError`` for one that the grammar refuses."""
+        self._token_ids.append(token_id)
+        if self._matcher.follow(self._token_ids) is Outcome.REFUSED:
+            place = len(self._token_ids) - 1
+            raise IntegrityError(f"token {token_id} at output position {place} is refused by the request's grammar")

@@ -1,0 +1,128 @@
+"""Compiler of grammars for one tokenizer. Compiled grammars are cached by their content.
+
+Thread-safe. Compiling takes milliseconds without the interpreter lock; the engine bounds its time and memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from outrider.errors import InvalidRequestError
+from outrider.structured_output.matcher import Matcher
+from outrider.structured_output.schemas import find_keyword, parse_schema, prepare_schema
+from outrider.types import Grammar, GrammarKind, ModelDescription
+
+TOKENIZER_FILE = "tokenizer.json"
+MAX_CACHED = 256
+"""Compiled grammars that are kept."""
+MAX_CACHED_CHARACTERS = 8 << 20
+"""Characters of all of them."""
+_BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
+"""Between two parts of JSON. Without a bound a model may go on with blanks until its length ends the output."""
+_UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
+_MESSAGE_CHARACTERS = 300
+
+
+class GrammarCompiler:
+    """Compiles grammars for the tokenizer of one model."""
+
+    def __init__(self, tokenizer_files: Mapping[str, bytes], *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """``tokenizer_files``: those of the model's description. ``eos_token_ids``: its ends of sequence."""
+        self._content = tokenizer_files.get(TOKENIZER_FILE)
+        self._vocab_size = vocab_size
+        self._eos = tuple(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._cached: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    @classmethod
+    def of(cls, description: ModelDescription) -> GrammarCompiler | None:
+        """The compiler for a model; None if it has no tokenizer."""
+        if TOKENIZER_FILE not in description.tokenizer_files:
+            return None
+        vocab_size, eos = description.vocab_size, description.eos_token_ids
+        return cls(description.tokenizer_files, vocab_size=vocab_size, eos_token_ids=eos)
+
+    def compile(self, grammar: Grammar, end_token_ids: Collection[int]) -> Matcher:
+        """A matcher at the beginning of the output, which one of ``end_token_ids`` ends; ``InvalidRequestError`` says
+        what the grammar may not be.
+        """
+        with self._lock:
+            engine = self._cached.get(grammar)
+        if engine is None:
+            engine = self._compile(grammar)
+            self._keep(grammar, engine)
+        hidden = self._eos
+        return Matcher(engine, vocab_size=self._vocab_size, end_token_ids=end_token_ids, hidden_token_ids=hidden)
+
+    def _keep(self, grammar: Grammar, engine: LLMatcher) -> None:
+        with self._lock:
+            self._cached[grammar] = engine
+            while len(self._cached) > MAX_CACHED or self._num_characters > MAX_CACHED_CHARACTERS:
+                self._cached.popitem(last=False)
+
+    def warm_up(self) -> None:
+        """Prepare the tokenizer, which takes up to a second; one that cannot be used is told to who needs it."""
+        with contextlib.suppress(InvalidRequestError):
+            self._prepared_tokenizer("grammar")
+
+    @property
+    def _num_characters(self) -> int:
+        return sum(len(grammar.text) for grammar in self._cached)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        tokenizer = self._prepared_tokenizer(grammar.field)
+        engine = LLMatcher(tokenizer, _translate(grammar), log_level=0)
+        if engine.is_error():
+            raise InvalidRequestError(grammar.field, _problem(grammar, engine.get_error()))
+        return engine
+
+    def _prepared_tokenizer(self, field: str) -> LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                if self._content is None:
+                    raise InvalidRequestError(field, "cannot be used, since the model has no tokenizer")
+                try:
+                    self._tokenizer = LLTokenizer(
+                        self._content.decode(), n_vocab=self._vocab_size, eos_token=list(self._eos) or None
+                    )
+                except ValueError as error:
+                    problem = f"cannot be used with this model's tokenizer: {error}"
+                    raise InvalidRequestError(field, problem[:_MESSAGE_CHARACTERS]) from error
+            return self._tokenizer
+
+
+def _translate(grammar: Grammar) -> str:
+    """The grammar in the engine's form."""
+    try:
+        if grammar.kind is GrammarKind.JSON_SCHEMA:
+            schema = prepare_schema(parse_schema(grammar.text))
+            return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _BLANKS})
+        if grammar.kind is GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        if grammar.kind is GrammarKind.CHOICE:
+            choices = " | ".join(json.dumps(text) for text in json.loads(grammar.text))
+            return LLMatcher.grammar_from_lark(f"start: {choices}")
+        return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
+    except (ValueError, GbnfToLarkError) as error:
+        raise InvalidRequestError(grammar.field, " ".join(str(error).split())[:_MESSAGE_CHARACTERS]) from error
+
+
+def _problem(grammar: Grammar, message: str) -> str:
+    """The engine's message; of a schema, with the path of a keyword that the engine does not support."""
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        schema = prepare_schema(parse_schema(grammar.text))
+        if (found := _UNSUPPORTED.search(message)) is not None:
+            keywords = json.loads(found.group(1))
+            return f"{find_keyword(schema, keywords) or ', '.join(keywords)} is not supported"
+        if message.startswith("oneOf constraints"):
+            return f"{find_keyword(schema, ['oneOf'])} is not supported where its branches may overlap; anyOf is"
+    return " ".join(message.split())[:_MESSAGE_CHARACTERS]

@@ -1,0 +1,107 @@
+"""Matcher: the state of a grammar after the tokens of an output, and the tokens that may come next.
+
+The state follows from the tokens alone, so it is found again after any rejection, rebuild or resumption.
+
+Shape letters: ``W`` words of 32 tokens each.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from outrider.errors import InvalidRequestError
+
+Words = NDArray[np.int32]
+
+
+class Outcome(enum.Enum):
+    """How tokens stand to a grammar."""
+
+    OPEN = enum.auto()
+    """They may be gone on with."""
+    ENDED = enum.auto()
+    """An end token ended them."""
+    REFUSED = enum.auto()
+    """One of them may not stand where it does."""
+
+
+class Matcher:
+    """Follows one output. Not thread-safe."""
+
+    def __init__(
+        self,
+        engine: LLMatcher,
+        *,
+        vocab_size: int,
+        end_token_ids: Collection[int],
+        hidden_token_ids: Collection[int] = (),
+    ) -> None:
+        """``engine``: at the beginning of an output. ``end_token_ids`` may come only where the output matches as a
+        whole, and end it. ``hidden_token_ids``: ends of sequence that the engine knows.
+        """
+        self._origin, self._engine = engine, engine.deep_copy()
+        self._vocab_size = vocab_size
+        self._ends = frozenset(token_id for token_id in end_token_ids if 0 <= token_id < vocab_size)
+        self._special = np.array(sorted(self._ends.union(hidden_token_ids)), dtype=np.int64)
+        self._end_order = np.array(sorted(self._ends), dtype=np.int64)
+        self._consumed: list[int] = []
+
+    def follow(self, token_ids: Sequence[int]) -> Outcome:
+        """Go to the state after exactly these output tokens, up to the first that is refused."""
+        tokens = list(token_ids)
+        self._go_back(_common(self._consumed, tokens))
+        for place in range(len(self._consumed), len(tokens)):
+            token_id = tokens[place]
+            if token_id in self._ends:
+                return Outcome.ENDED if self._engine.is_accepting() else Outcome.REFUSED
+            # An id past the vocabulary would break the engine's state.
+            if not 0 <= token_id < self._vocab_size or self._engine.try_consume_tokens([token_id]) != 1:
+                return Outcome.REFUSED
+            self._consumed.append(token_id)
+        return Outcome.OPEN
+
+    def mask(self) -> Words:  # [W]
+        """Bit i of word w is set if token 32 * w + i may come next; ``InvalidRequestError`` for a grammar past the
+        engine's bounds.
+        """
+        words = np.zeros((self._vocab_size + 31) // 32, dtype=np.int32)
+        self._engine.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._engine.is_error():
+            reason = self._engine.stop_reason()
+            raise InvalidRequestError("grammar", f"cannot be followed further: {reason}")
+        _set_bits(words, self._special, value=False)
+        if self._engine.is_accepting():
+            _set_bits(words, self._end_order, value=True)
+        return words
+
+    def forced_tokens(self) -> tuple[int, ...]:
+        """Canonical tokens of the only text that may come next; empty if there are several."""
+        return tuple(self._engine.compute_ff_tokens())
+
+    def _go_back(self, length: int) -> None:
+        surplus = len(self._consumed) - length
+        if surplus and not self._engine.rollback(surplus):
+            kept = self._consumed[:length]
+            self._engine = self._origin.deep_copy()
+            self._engine.consume_tokens(kept)
+        del self._consumed[length:]
+
+
+def _set_bits(words: Words, places: NDArray[np.int64], *, value: bool) -> None:
+    bits = words.view(np.uint8)
+    masks = np.left_shift(1, places % 8).astype(np.uint8)
+    for byte, mask in zip((places // 8).tolist(), masks.tolist(), strict=True):
+        bits[byte] = bits[byte] | mask if value else bits[byte] & ~np.uint8(mask)
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:
+        return shorter
+    return next(place for place in range(shorter) if first[place] != second[place])

@@ -1,0 +1,123 @@
+"""JSON schemas in the form that the grammar engine takes, and paths of keywords that it does not support.
+
+Formats that JSON Schema does not define are annotations and are left out. A ``not`` is rewritten where its meaning can
+be said otherwise. All that is left unsupported is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_ONE = frozenset(
+    (
+        *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"),
+        *("unevaluatedItems", "unevaluatedProperties"),
+    )
+)
+_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+_FORMATS = frozenset(
+    (
+        *("date-time", "time", "date", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6"),
+        *("uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer"),
+        *("relative-json-pointer", "regex"),
+    )
+)
+"""Those of JSON Schema."""
+_TYPES = ("null", "boolean", "object", "array", "number", "string")
+_MOST_DEEP = 128
+_ENGINE_OPTIONS = "x-guidance"
+"""A key by which a schema could ask the engine to ignore what it does not support."""
+
+Json = Any
+
+
+def prepare_schema(schema: Json) -> Json:
+    """The schema as the engine takes it; ``ValueError`` for one that is nested too deeply."""
+    return _prepare(schema, 0)
+
+
+def _prepare(schema: Json, depth: int) -> Json:
+    if depth > _MOST_DEEP:
+        raise ValueError(f"is nested more than {_MOST_DEEP} deep")
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: _prepare_value(key, value, depth + 1) for key, value in schema.items()}
+    if isinstance(found.get("format"), str) and found["format"] not in _FORMATS:
+        del found["format"]
+    return _without_not(found) if "not" in found else found
+
+
+def _prepare_value(key: str, value: Json, depth: int) -> Json:
+    if key in _NAMED and isinstance(value, Mapping):
+        return {name: _prepare(entry, depth) for name, entry in value.items()}
+    if key in _LISTS and isinstance(value, list):
+        return [_prepare(entry, depth) for entry in value]
+    return _prepare(value, depth) if key in _ONE else value
+
+
+def _without_not(schema: dict[str, Json]) -> dict[str, Json]:
+    """The schema with ``not`` said otherwise, if it can be: a double one, one of nothing, or one of types alone."""
+    refused = schema["not"]
+    rest = {key: value for key, value in schema.items() if key != "not"}
+    if refused is False:
+        return rest
+    if isinstance(refused, Mapping) and refused.keys() == {"not"}:
+        return {**rest, "allOf": [*rest.get("allOf", ()), refused["not"]]}
+    if isinstance(refused, Mapping) and refused.keys() == {"type"} and (types := _other_types(refused["type"], rest)):
+        return {**rest, "type": types}
+    return schema
+
+
+def _other_types(refused: Json, rest: Mapping[str, Json]) -> list[str]:
+    """Types of the schema without the refused ones; empty if they cannot be listed."""
+    without = {refused} if isinstance(refused, str) else set(refused)
+    if "integer" in without and "number" not in without:
+        return []  # numbers that are no integers are no type
+    given = rest.get("type", list(_TYPES))
+    own = [given] if isinstance(given, str) else list(given)
+    return [kind for kind in own if kind not in without and not (kind == "integer" and "number" in without)]
+
+
+def find_keyword(schema: Json, keywords: Sequence[str]) -> str:
+    """JSON pointer of the first of these keywords, itself included; empty if there is none."""
+    for path, own in _subschemas(schema, ""):
+        for keyword in keywords:
+            if keyword in own:
+                return f"{path}/{keyword}"
+    return ""
+
+
+def _subschemas(schema: Json, path: str) -> Iterator[tuple[str, Mapping[str, Json]]]:
+    if not isinstance(schema, Mapping):
+        return
+    yield path, schema
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            for name, entry in value.items():
+                yield from _subschemas(entry, f"{path}/{key}/{name}")
+        elif key in _LISTS and isinstance(value, list):
+            for index, entry in enumerate(value):
+                yield from _subschemas(entry, f"{path}/{key}/{index}")
+        elif key in _ONE:
+            yield from _subschemas(value, f"{path}/{key}")
+
+
+def parse_schema(text: str) -> Json:
+    """The schema of a JSON text; ``ValueError`` says what it is instead."""
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"is no JSON: {error}") from error
+    if schema is True:
+        return {}
+    if schema is False:
+        raise ValueError("accepts nothing")
+    if not isinstance(schema, dict):
+        raise ValueError(f"must be an object or a boolean, not {type(schema).__name__}")
+    schema.pop(_ENGINE_OPTIONS, None)
+    return schema

@@ -1,0 +1,173 @@
+"""Grammars and matchers: what they accept, what may come next, and going back."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from outrider.errors import InvalidRequestError
+from outrider.structured_output import Matcher, Outcome
+from outrider.types import Grammar, GrammarKind
+from tests.structured_output.vocabularies import EOS, VOCAB_SIZE, compiler, ids, matcher
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+NODE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"value": {"type": ["number", "null"]}, "next": {"$ref": "#/$defs/node"}},
+            "required": ["value"],
+            "additionalProperties": False,
+        }
+    },
+}
+DATE = {"type": "string", "format": "date"}
+"""Validators leave formats unchecked."""
+CASES: list[tuple[Any, list[Any], list[Any]]] = [
+    (
+        PERSON,
+        [{"name": "Zoë", "age": 3}, {"name": "x", "age": 150, "tags": ["a", "b"]}],
+        [{"name": "x"}, {"age": 1}, []],
+    ),
+    (PERSON, [], [{"name": "", "age": 3}, {"name": "x", "age": 151}, {"name": "x", "age": 1, "other": 2}]),
+    (NODE, [{"value": None}, {"value": -1.5e3, "next": {"value": 2}}], [{"next": {"value": 2}}, {"value": "2"}]),
+    ({"type": "object"}, [{}, {"a": [1, {"b": None}]}], [[], "a", None]),
+    (True, [1, "a", None, [{}]], []),
+    (DATE, ["2024-02-29"], ["2024-2-29", "today"]),
+    ({"type": "string", "format": "colour"}, ["anything"], [3]),
+    ({"not": {"type": ["object", "array"]}}, [1, "a", None], [{}, []]),
+    ({"not": {"not": {"type": "integer"}}}, [1], ["a", 1.5]),
+    ({"anyOf": [{"type": "integer"}, {"const": "none"}]}, [4, "none"], ["four"]),
+]
+
+
+def accepts(found: Matcher, text: str) -> bool:
+    return found.follow([*ids(text), EOS]) is Outcome.ENDED
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), CASES)
+@pytest.mark.parametrize("indent", (None, 2))
+def test_a_schema_accepts_what_is_valid(schema: Any, valid: list[Any], invalid: list[Any], indent: int | None) -> None:
+    found = matcher("json_schema", schema)
+    for value in (*valid, *invalid):
+        is_valid = jsonschema.Draft202012Validator(schema).is_valid(value) or schema == DATE
+        assert accepts(found, json.dumps(value, indent=indent, ensure_ascii=False)) is (value in valid), value
+        assert is_valid or value in invalid
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "valid", "invalid"),
+    (
+        ("regex", r"[a-c]{2}(x|yz)", ["abx", "ccyz"], ["ab", "abxy", "abxx"]),
+        ("choice", ["yes", "no", 'q"'], ["yes", "no", 'q"'], ["y", "yesno", "maybe"]),
+        ("lark", 'start: "a" /[0-9]+/ "b"', ["a12b"], ["ab", "a1"]),
+        ("lark", 'root ::= "a" item+\nitem ::= [0-9] ";"', ["a1;2;"], ["a", "a12"]),
+    ),
+)
+def test_other_grammars(kind: str, text: Any, valid: list[str], invalid: list[str]) -> None:
+    found = matcher(kind, text)
+    assert all(accepts(found, each) for each in valid)
+    assert not any(accepts(found, each) for each in invalid)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "field", "words"),
+    (
+        (
+            "json_schema",
+            {"properties": {"a": {"uniqueItems": True}}},
+            "json_schema",
+            "/properties/a/uniqueItems is not",
+        ),
+        ("json_schema", {"not": {"type": "integer"}}, "json_schema", "/not is not supported"),
+        ("json_schema", {"items": {"oneOf": [{"type": "string"}, {"minLength": 3}]}}, "json_schema", "/items/oneOf is"),
+        ("json_schema", "{", "json_schema", "is no JSON"),
+        ("json_schema", "3", "json_schema", "must be an object"),
+        ("json_schema", {"$ref": "http://localhost/x"}, "json_schema", "http://localhost/x"),
+        ("regex", "(", "regex", "unclosed group"),
+        ("regex", "(?=a)b", "regex", "look-ahead"),
+        ("lark", "start: x", "grammar", "unknown name"),
+        ("lark", "nothing", "grammar", "::="),
+    ),
+)
+def test_what_is_not_supported_is_refused_by_its_place(kind: str, text: Any, field: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        matcher(kind, text)
+    assert caught.value.field == field and words in caught.value.problem
+
+
+def allowed(found: Matcher) -> set[int]:
+    bits = np.unpackbits(found.mask().view(np.uint8), bitorder="little")[:VOCAB_SIZE]
+    return set(np.flatnonzero(bits).tolist())
+
+
+def test_the_mask_is_what_may_be_followed() -> None:
+    found = matcher("json_schema", PERSON)
+    text = ids('{"name": "ab", "age": 12, "tags": ["a"]}')
+    for length in range(len(text) + 1):
+        assert found.follow(text[:length]) is Outcome.OPEN
+        may_come = allowed(found)
+        for token_id in range(0, VOCAB_SIZE, 7):
+            is_open = found.follow([*text[:length], token_id]) is not Outcome.REFUSED
+            assert is_open is (token_id in may_come)
+        assert (EOS in may_come) is (length == len(text))
+
+
+def test_ends_may_come_where_the_output_matches_and_nowhere_else() -> None:
+    stop = ids("b")[0]
+    found = compiler().compile(Grammar(GrammarKind.REGEX, "ab?c*"), (EOS, stop))
+    assert allowed(found).isdisjoint((EOS, stop))
+    assert found.follow(ids("a")) is Outcome.OPEN and allowed(found) >= {EOS, stop}
+    assert found.follow([*ids("a"), stop]) is Outcome.ENDED
+
+
+def test_the_state_follows_from_the_tokens_alone() -> None:
+    found, text = matcher("json_schema", NODE), ids('{"value": 12, "next": {"value": null}}')
+    choose = random.Random(3)
+    for _ in range(60):
+        length = choose.randrange(len(text) + 1)
+        other = [*text[:length], *choose.choices(range(-1, VOCAB_SIZE + 5), k=choose.randrange(3))]
+        fresh = matcher("json_schema", NODE)
+        assert found.follow(other) is fresh.follow(other)
+        assert found.follow(text[:length]) is Outcome.OPEN and fresh.follow(text[:length]) is Outcome.OPEN
+        assert (found.mask() == fresh.mask()).all()
+
+
+def test_matchers_of_one_grammar_share_nothing() -> None:
+    shared, grammar = compiler(), Grammar(GrammarKind.REGEX, "[ab]+")
+    first, second = shared.compile(grammar, (EOS,)), shared.compile(grammar, (EOS,))
+    assert first.follow(ids("ab")) is Outcome.OPEN and EOS in allowed(first)
+    assert EOS not in allowed(second)
+
+
+def test_blanks_between_parts_end() -> None:
+    found = matcher("json_schema", {"type": "array"})
+    assert accepts(found, "[" + " " * 32 + "]") and not accepts(found, "[" + " " * 40 + "]")
+
+
+def test_a_schema_past_the_engines_bounds_is_refused() -> None:
+    deep: Any = {"type": "string"}
+    for _ in range(200):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(InvalidRequestError, match="deep"):
+        matcher("json_schema", deep)
+
+
+def test_forced_tokens() -> None:
+    found = matcher("choice", ["only this"])
+    assert found.forced_tokens() == tuple(ids("only this"))
