@@ -84,11 +84,13 @@ class Watchdog:
     def _act(self, reason: str) -> None:
         reporting = threading.Thread(target=_report, args=(reason,), name="watchdog-report", daemon=True)
         reporting.start()
-        if self._on_hang is not None:
-            self._on_hang(reason)
-        reporting.join(_REPORT_TIMEOUT_S)
-        time.sleep(self._grace_s)
-        self._end()
+        try:
+            if self._on_hang is not None:
+                self._on_hang(reason)
+            reporting.join(_REPORT_TIMEOUT_S)
+            time.sleep(self._grace_s)
+        finally:
+            self._end()
 
 
 class LoopPing:

@@ -28,6 +28,8 @@ COUNTS = {
     "kill-coordinators": 1,
     "stop-drafts": 1,
     "stop-targets": 1,
+    "hang-drafts": 1,
+    "hang-targets": 1,
     "link-faults": 10,
     "fuzz": 200,
     "crowd": 30,

@@ -52,6 +52,18 @@ def test_a_part_that_hangs_ends_the_process(capfd: pytest.CaptureFixture[str]) -
     assert "test_a_part_that_hangs_ends_the_process" in stacks  # this thread's too
 
 
+def test_a_hang_that_cannot_be_told_ends_the_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_hang(reason: str) -> None:
+        raise RuntimeError("the event loop is closed")
+
+    monkeypatch.setattr(threading, "excepthook", lambda failure: None)
+    ended = threading.Event()
+    watchdog = Watchdog({"it": lambda: HANG}, timeout_s=10.0, on_hang=on_hang, grace_s=0.0, end=ended.set)
+    watchdog.start()
+    assert ended.wait(DEADLINE_S)
+    watchdog.stop()
+
+
 def test_parts_with_progress_go_on() -> None:
     ended = threading.Event()
     part = Part(NO_STALL, Stall(9.9, 10.0), Stall(100.0, 0.0), Stall(100.0, 200.0), NO_STALL)

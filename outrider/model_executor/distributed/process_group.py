@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import datetime
+import faulthandler
 import logging
 import os
 import signal
@@ -46,6 +47,7 @@ _FAILURE_GRACE_S = 2.0
 """How long a service whose rank is lost may take to say so to its users before its process ends regardless."""
 _EXIT_STATUS_TIMEOUT_S = 0.5
 _SPIN_S = 0.005
+_STDERR = 2
 
 OnFailure = Callable[[BaseException], None]
 
@@ -228,6 +230,7 @@ class Follower(Member):
             dist.destroy_process_group()
 
     def _end(self) -> NoReturn:
+        faulthandler.dump_traceback(file=_STDERR)  # it may be this rank that hung
         _log.error("rank 0 is gone; rank %d of %d ends with it", self.place.rank, self.place.size)
         os._exit(1)
 

@@ -209,9 +209,8 @@ class EngineThread(Generic[CommandT, EventT]):
     def require_progress(self) -> None:
         """``UnavailableError`` if the thread has stopped, or hangs."""
         self._require_alive()
-        stall = self.stall
-        if stall.is_hang:
-            raise UnavailableError(f"the engine has made no progress for {stall.age_s:.0f} s, and there is work")
+        if self.stall.is_hang:
+            raise UnavailableError("the engine hangs: it makes no progress, and there is work")
 
     def attach(self) -> LocalLink[CommandT, EventT]:
         """Open a link for the running event loop; ``UnavailableError`` if the thread has stopped, or hangs."""

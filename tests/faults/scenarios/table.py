@@ -36,7 +36,7 @@ _ONE = Layout()
 _TWO_COORDINATORS = Layout(num_coordinators=2)
 _TWO_TARGETS = Layout(num_targets=2)
 _FEW_PAGES = Layout(target={"num_pages": 200}, draft={"num_pages": 120})
-_TWO_SHARED_TARGETS = Layout(num_targets=2, target={"tensor_parallel_size": 2})
+_TWO_SHARED_TARGETS = Layout(num_targets=2, target={"device": "cpu", "tensor_parallel_size": 2})
 _REPLICAS = Layout(num_targets=2, num_drafts=2, is_proxied=True)
 
 SCENARIOS = {
