@@ -23,6 +23,8 @@ from outrider.kernels.draft_sampling.kernel import (
 )
 from outrider.kernels.embedding.kernel import _look_up_kernel
 from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _qkv_rope_kernel
+from outrider.kernels.fp8_linear.kernel import _fp8_kernel
+from outrider.kernels.fp8_linear.rounding import _round_kernel
 from outrider.kernels.linear.ordered import _ordered_kernel
 from outrider.kernels.linear.skinny import _skinny_kernel
 from outrider.kernels.linear.split_k import _split_k_gate_kernel, _split_k_kernel, _sum_partials_kernel
@@ -123,6 +125,14 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _gather_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "CHUNK": 1024},
     _finish_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "PLACED": 16, "COMPARED": 128, "FEW": 256},
 }
+FP8_CONSTANTS: dict[Any, dict[str, Any]] = {
+    _round_kernel: {"IS_STATIC": False, "GROUP": 128, "BLOCK": 128, "GROUPS": 8},
+    _fp8_kernel: {
+        **{"K": 4096, "SPLITS": 2, "IS_SPLIT": False, "X_GROUPS": 32, "WEIGHT_GROUPS": 32, "SCALE_ROWS": 128},
+        **{"IS_ROUNDED": True, "HAS_BIAS": True, "FETCHED": 0, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128},
+    },
+}
+"""Of hardware with FP8 numbers: 8.9 has them, 8.0 has not."""
 WITH = {"HAS_COUPLED": True, "HAS_MARKS": True, "FAST": True}
 FEWEST = {"GROUPS": 128, "IDS": 128}
 CONSTANTS |= {
@@ -137,12 +147,17 @@ INTEGERS = {
     "rounds", "num_rows", "step", "positions", "contexts", "marks", "found", "counts", "chosen",
     "group_masses", "box", "numbers",
 }  # fmt: skip
-REALS = {"sums", "partials", "stats", "groups", "parts", "left_sum", "right_sum", "out_sum"}
+REALS = {
+    "sums", "partials", "stats", "groups", "parts", "left_sum", "right_sum", "out_sum",
+    "x_scales", "weight_scales", "scales", "scale",
+}  # fmt: skip
 FLOATS = ("eps", "scale", "floor")
 TILES = {
     "x_desc": "tensordesc<bf16[128, 64]>",
     "rest_desc": "tensordesc<bf16[32, 64]>",
     "weight_desc": "tensordesc<bf16[64, 64]>",
+    "inputs_desc": "tensordesc<fp8e4nv[32, 128]>",
+    "numbers_desc": "tensordesc<fp8e4nv[64, 128]>",
 }
 WIDE = {"masses": "*fp64", "addresses": "*i64"}
 
@@ -152,6 +167,8 @@ def type_of(name: str) -> str:
         stem = name.removesuffix("_ptr")
         if stem in WIDE:
             return WIDE[stem]
+        if stem in {"rounded", "weight8"}:
+            return "*fp8e4nv"
         return "*i32" if stem in INTEGERS else "*fp32" if stem in REALS else "*bf16"
     if name in TILES:
         return TILES[name]
@@ -167,6 +184,6 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], capability: int) -> s
 
 
 if __name__ == "__main__":
-    for kernel, constants in CONSTANTS.items():
-        ptx = compile_kernel(kernel, constants, 80)
+    for kernel, constants in {**CONSTANTS, **FP8_CONSTANTS}.items():
+        ptx = compile_kernel(kernel, constants, 89 if kernel in FP8_CONSTANTS else 80)
         sys.stdout.write(f"{kernel.__name__} {'griddepcontrol.wait' in ptx}\n")

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import torch
+
 
 def set_up_quick_interpreter() -> None:
     """For processes with ``TRITON_INTERPRET=1``: kernels compute the same numbers in a fraction of the time.
@@ -26,6 +29,21 @@ def set_up_quick_interpreter() -> None:
     internals._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
     internals._patch_lang = lambda _function: internals._LangPatchScope()
     _derive_types_once(internals, language.core)
+    _round_as_hardware(internals, language.float8e4nv)
+
+
+def _round_as_hardware(internals: Any, fp8: Any) -> None:
+    """To the nearest number of FP8, of two as near to the even one: the interpreter's carry is lost."""
+    builder: Any = internals.InterpreterBuilder
+    convert = builder.create_fp_to_fp
+
+    def rounding(self: Any, source: Any, target: Any, mode: Any) -> Any:
+        if target.scalar != fp8 or source.data.dtype != np.float32:
+            return convert(self, source, target, mode)
+        numbers = torch.from_numpy(source.data.copy()).to(torch.float8_e4m3fn)
+        return internals.TensorHandle(numbers.view(torch.uint8).numpy(), fp8)
+
+    builder.create_fp_to_fp = rounding
 
 
 def _replace_builtin(owner: Any, name: str, member: Any, _builder: Any, scope: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from outrider.kernels.fp8_linear.layout import FP8, FP8_MAX, Fp8Matrix, Rounding, rounded_scale
 from outrider.kernels.fp8_linear.reference import WidenedWeight, quantize_rows, round_rows
+from outrider.kernels.launching import has_kernels
 from outrider.kernels.linear import PreparedWeight
 
 __all__ = [
@@ -21,4 +22,9 @@ __all__ = [
 
 def prepare_fp8_weight(matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype) -> PreparedWeight:
     """Choose the form that computes fastest on the weight's device, for inputs of ``dtype``."""
+    if has_kernels(matrix.numbers.device):
+        from outrider.kernels.fp8_linear import weight  # Triton is slow to import
+
+        if weight.takes(matrix, rounding):
+            return weight.Fp8Weight(matrix, rounding, dtype)
     return WidenedWeight(matrix, rounding, dtype)

@@ -1,0 +1,149 @@
+# Triton compiles the annotations of a kernel along with it, so kernels have none.
+# ruff: noqa: ANN001, ANN202, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
+"""FP8 product on a GPU: one kernel for every number of rows.
+
+The weight's rows are the rows of the matrix unit's tile, the rows of x its columns. Every 128 columns are summed by
+themselves and added in float32, in parts of K whose number depends on the weight alone, and the parts in order: a row's
+result is the same, bit for bit, with any other rows. For few rows each part has a program of its own; for many, one
+program computes all parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from outrider.kernels.fetching import fetch_ahead
+from outrider.kernels.fp8_linear.layout import Fp8Matrix
+from outrider.kernels.fp8_linear.rounding import Rounded
+from outrider.kernels.launching import launch_options
+from outrider.kernels.room import with_room
+
+BLOCK_K = 128
+"""Columns that are summed by themselves; a block's, where scales are of blocks."""
+_LINE = tl.constexpr(128)
+"""Bytes that are fetched together."""
+_FETCHED = 512
+_FETCHING = 128
+"""Rows of x up to which a product waits for its weight more than it computes."""
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _fp8_kernel(
+    inputs_desc,  # [T, K], by [WIDTH, BLOCK_K]
+    numbers_desc,  # [N, K] fp8, by [BLOCK_N, BLOCK_K]
+    weight8_ptr,  # [N, K] fp8
+    x_scales_ptr,  # [X_GROUPS, T] float32
+    weight_scales_ptr,  # [N / SCALE_ROWS, WEIGHT_GROUPS] float32
+    bias_ptr,  # [N]
+    out_ptr,  # [T, N], or [SPLITS, T, N] float32
+    num_tokens,
+    out_features,
+    K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,  # a program computes one part of K and leaves the sum to others
+    X_GROUPS: tl.constexpr,  # 0: no scales
+    WEIGHT_GROUPS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    FETCHED: tl.constexpr,  # bytes of each row of the weight fetched ahead
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    first_token = tl.program_id(0) * WIDTH
+    row = tl.program_id(1) * BLOCK_N
+    n = row + tl.arange(0, BLOCK_N)
+    t = first_token + tl.arange(0, WIDTH)
+    is_token, is_row = t < num_tokens, n < out_features
+    PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    first = tl.program_id(2) * PART
+    scale_row = n // SCALE_ROWS * WEIGHT_GROUPS
+    if PDL:
+        gdc_launch_dependents()
+        if FETCHED > 0:
+            line = first + tl.arange(0, FETCHED // _LINE) * _LINE
+            rows = tl.where(is_row, n, 0).to(tl.int64)[:, None] * K
+            fetch_ahead(weight8_ptr + rows + tl.minimum(line, K - 1)[None, :])
+        gdc_wait()
+    summed = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    for split in tl.static_range(1 if IS_SPLIT else SPLITS):
+        low = first + split * PART
+        total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+        for column in range(low, tl.minimum(low + PART, K), BLOCK_K):
+            weight = numbers_desc.load([row, column])
+            x = inputs_desc.load([first_token, column]).T
+            if not IS_ROUNDED:
+                weight = weight.to(x.dtype)
+            if WEIGHT_GROUPS == 1 and X_GROUPS <= 1:
+                total = tl.dot(weight, x, total, max_num_imprecise_acc=BLOCK_K, input_precision="ieee")
+            else:
+                product = tl.dot(weight, x, input_precision="ieee")
+                if WEIGHT_GROUPS > 1:
+                    scale = tl.load(weight_scales_ptr + scale_row + column // BLOCK_K, mask=is_row, other=0.0)
+                    product *= scale[:, None]
+                if X_GROUPS > 1:
+                    scale = tl.load(x_scales_ptr + column // BLOCK_K * num_tokens + t, mask=is_token, other=0.0)
+                    product *= scale[None, :]
+                total += product
+        if WEIGHT_GROUPS == 1:
+            total *= tl.load(weight_scales_ptr + scale_row, mask=is_row, other=0.0)[:, None]
+        if X_GROUPS == 1:
+            total *= tl.load(x_scales_ptr + t, mask=is_token, other=0.0)[None, :]
+        summed += total
+    if HAS_BIAS:
+        summed += tl.load(bias_ptr + n, mask=is_row, other=0.0).to(tl.float32)[:, None]
+    out = out_ptr + tl.program_id(2).to(tl.int64) * num_tokens * out_features
+    place = t.to(tl.int64)[:, None] * out_features + n[None, :]
+    inside = is_token[:, None] & is_row[None, :]
+    tl.store(out + place, tl.trans(summed).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Tile sizes for a number of rows; they do not change the result."""
+
+    width: int
+    """Rows of x."""
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def fp8_product(
+    x: Rounded,
+    matrix: Fp8Matrix,
+    bias: torch.Tensor | None,
+    *,
+    splits: int,
+    tiling: Tiling,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """``x`` [T, K] by the ``matrix`` [N, K]: [T, N] of ``dtype``, or float32 parts [splits, T, N] where it is None."""
+    num_tokens, size = x.numbers.shape
+    out_features, is_split = matrix.numbers.shape[0], dtype is None
+    parts = (splits,) if is_split else ()
+    out = torch.empty(*parts, num_tokens, out_features, dtype=dtype or torch.float32, device=x.numbers.device)
+    groups = triton.cdiv(num_tokens, tiling.width)
+    rows = with_room(x.numbers, groups * tiling.width)
+    unused = matrix.scales
+    _fp8_kernel[(groups, triton.cdiv(out_features, tiling.block_n), splits if is_split else 1)](
+        TensorDescriptor.from_tensor(rows, [tiling.width, BLOCK_K]),
+        TensorDescriptor.from_tensor(matrix.numbers, [tiling.block_n, BLOCK_K]),
+        matrix.numbers, unused if x.scales is None else x.scales, matrix.scales, unused if bias is None else bias,
+        out, num_tokens, out_features,
+        K=size, SPLITS=splits, IS_SPLIT=is_split, X_GROUPS=0 if x.scales is None else x.scales.shape[0],
+        WEIGHT_GROUPS=matrix.scales.shape[1], SCALE_ROWS=matrix.rows, IS_ROUNDED=x.numbers.dtype.itemsize == 1,
+        HAS_BIAS=bias is not None and not is_split, FETCHED=_FETCHED if num_tokens <= _FETCHING else 0,
+        WIDTH=tiling.width, BLOCK_N=tiling.block_n, BLOCK_K=BLOCK_K, num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages, enable_fp_fusion=False, **launch_options(out),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,89 @@
+"""Prepared FP8 weight on a GPU: rounding of the inputs, then the product."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from outrider.kernels.fp8_linear.kernel import BLOCK_K, Tiling, fp8_product
+from outrider.kernels.fp8_linear.layout import Fp8Matrix, Rounding
+from outrider.kernels.fp8_linear.rounding import rounded
+from outrider.kernels.launching import launches_early, num_processors
+from outrider.kernels.linear import PreparedWeight
+from outrider.kernels.linear.split_k import sum_partials
+
+_MOST_SPLIT_ROWS = 256
+"""Rows of x up to which each part of K has a program of its own."""
+_LEAST_BLOCKS = 8
+"""Blocks of K in a part."""
+_FILLED = 0.7
+"""Programs for each multiprocessor at least."""
+_FEW: tuple[tuple[int, Tiling], ...] = (
+    (16, Tiling(16, 64, 4, 9)),
+    (32, Tiling(32, 64, 4, 6)),
+    (128, Tiling(64, 64, 4, 4)),
+    (256, Tiling(128, 64, 4, 4)),
+)
+_MANY: tuple[tuple[int, Tiling], ...] = (
+    (16, Tiling(16, 64, 4, 9)),
+    (32, Tiling(32, 64, 4, 4)),
+    (64, Tiling(64, 64, 4, 4)),
+    (256, Tiling(128, 64, 4, 4)),
+)
+"""(most rows, tiling) of weights with few and with many rows, found by trying products of an 8B shape on an H100."""
+_LARGE, _LARGE_PARTS, _LARGE_GROUPS = Tiling(256, 128, 8, 3), Tiling(128, 128, 8, 4), Tiling(128, 64, 4, 3)
+"""Of more rows; with several parts of K, or scales of groups, a program has registers for fewer."""
+
+
+class Fp8Weight(PreparedWeight):
+    """FP8 numbers and scales, multiplied as they are."""
+
+    def __init__(self, matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype) -> None:
+        if rounding.scale is not None:  # one scale for the product: inputs have none of their own
+            matrix = dataclasses.replace(matrix, scales=matrix.scales * rounding.scale)
+        self._matrix, self._rounding, self._dtype = matrix, rounding, dtype
+        processors = num_processors(matrix.numbers.device)
+        out_features, size = matrix.numbers.shape
+        self.splits = num_splits(out_features, size, processors)
+        self._tilings = _MANY if out_features > 2 * 64 * processors else _FEW
+        has_groups = matrix.scales.shape[1] > 1 or (rounding.group or size) < size
+        self._large = _LARGE_GROUPS if has_groups else _LARGE if self.splits == 1 else _LARGE_PARTS
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x`` [T, K] to [T, N]."""
+        partials = self._product(x, bias, is_split=self._is_split(x))
+        return partials if partials.dim() == 2 else sum_partials(partials, bias, x.dtype)
+
+    def partials(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x`` [T, K] to [T, N], or to float32 partials [A, T, N] whose sum over A is the product."""
+        if bias is None and self._is_split(x):
+            return self._product(x, None, is_split=True)
+        return self(x, bias)
+
+    def _is_split(self, x: torch.Tensor) -> bool:
+        return self.splits > 1 and x.shape[0] <= _MOST_SPLIT_ROWS
+
+    def _product(self, x: torch.Tensor, bias: torch.Tensor | None, *, is_split: bool) -> torch.Tensor:
+        num_tokens, dtype = x.shape[0], None if is_split else x.dtype
+        if not num_tokens:
+            return torch.empty(0, self._matrix.numbers.shape[0], dtype=x.dtype, device=x.device)
+        tiling = next((tiling for most, tiling in self._tilings if num_tokens <= most), self._large)
+        numbers = rounded(x, self._rounding)
+        return fp8_product(numbers, self._matrix, bias, splits=self.splits, tiling=tiling, dtype=dtype)
+
+
+def takes(matrix: Fp8Matrix, rounding: Rounding) -> bool:
+    """Whether these kernels compute products with this weight."""
+    size = matrix.numbers.shape[1]
+    is_there = launches_early(matrix.numbers.device) or matrix.numbers.device.type == "cpu"  # where it is but tested
+    columns = all(one in (size, BLOCK_K, None) or one >= size for one in (matrix.columns, rounding.group))
+    return is_there and columns and size % 16 == 0
+
+
+def num_splits(out_features: int, size: int, num_processors: int) -> int:
+    """Number of parts of K: as many as nearly give each multiprocessor a program, by the weight alone."""
+    tiles, splits = -(-out_features // 64), 1
+    while tiles * splits < _FILLED * num_processors and size >= 2 * splits * _LEAST_BLOCKS * BLOCK_K:
+        splits *= 2
+    return splits

@@ -1,0 +1,97 @@
+"""The FP8 kernels against their reference at awkward shapes; see ``triton_cases``."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from outrider.kernels.fp8_linear import FP8, Fp8Matrix, Rounding, prepare_fp8_weight, quantize_rows, round_rows
+from outrider.kernels.fp8_linear.kernel import Tiling, fp8_product
+from outrider.kernels.fp8_linear.reference import WidenedWeight
+from outrider.kernels.fp8_linear.rounding import rounded
+from outrider.kernels.fp8_linear.weight import Fp8Weight, num_splits
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+# The interpreter's matrix product of bfloat16 is wrong.
+DTYPE = torch.float16 if INTERPRETED else torch.bfloat16
+TOLERANCE = 4e-3 if INTERPRETED else 2e-2
+
+ROUNDINGS = {
+    "token": Rounding(1 << 20),
+    "group": Rounding(128),
+    "static": Rounding(None, torch.tensor(0.02, device=DEVICE)),
+    "none": Rounding(None),
+}
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(sum(shape)))
+
+
+def matrix_of(num_rows: int, size: int, scale_rows: int | None) -> Fp8Matrix:
+    """By rows where ``scale_rows`` is None, else by blocks of as many rows."""
+    if scale_rows is None:
+        numbers, scales = quantize_rows(random(num_rows, size))
+        return Fp8Matrix(numbers, scales, 1, size)
+    blocks = (-(-num_rows // scale_rows), -(-size // 128))
+    numbers = (random(num_rows, size) * 64).clamp(-448, 448).to(FP8)
+    return Fp8Matrix(numbers, random(*blocks).abs() / 64 + 0.01, scale_rows, 128)
+
+
+@pytest.mark.parametrize("name", ["token", "group", "static"])
+@pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 144), (2, 1200)])
+def test_activations_are_rounded_to_the_references_numbers(rows: int, size: int, name: str) -> None:
+    x = random(rows, size).to(DTYPE)
+    x[0, :5] = 0
+    rounding = ROUNDINGS[name]
+    found = rounded(x, rounding)
+    scales = torch.ones(()) if rounding.scale is None else rounding.scale
+    if found.scales is not None:
+        scales = found.scales.T.repeat_interleave(size if name == "token" else 128, 1)[:, :size]
+    wide = found.numbers.float() * scales
+    torch.testing.assert_close(wide.to(DTYPE), round_rows(x, rounding), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize("scale_rows", [None, 128, 24])
+@pytest.mark.parametrize(("rows", "out", "size"), [(1, 80, 144), (17, 200, 256)])
+def test_products(rows: int, out: int, size: int, scale_rows: int | None, name: str) -> None:
+    matrix, rounding = matrix_of(out, size, scale_rows), ROUNDINGS[name]
+    x, bias = random(rows, size).to(DTYPE), random(out).to(DTYPE)
+    weight = prepare_fp8_weight(matrix, rounding, DTYPE)
+    assert isinstance(weight, Fp8Weight)
+    expected = WidenedWeight(matrix, rounding, torch.float32)(x.float(), bias.float())
+    check(weight(x, bias), expected)
+    found = weight.partials(x, None)
+    check(found.float().sum(0) if found.dim() == 3 else found, expected - bias.float())
+
+
+@pytest.mark.parametrize("scale_rows", [None, 128])
+def test_a_row_is_the_same_with_any_others(scale_rows: int | None) -> None:
+    """Bit for bit, in parts of K by programs of their own or by one."""
+    size, out = (2048, 64) if INTERPRETED else (4096, 512)
+    matrix = matrix_of(out, size, scale_rows)
+    assert num_splits(out, size, 132) > 1
+    rounding = Rounding(size if scale_rows is None else 128)
+    weight = Fp8Weight(matrix, rounding, DTYPE)
+    x = random(40 if INTERPRETED else 600, size).to(DTYPE)
+    alone = weight(x[:1], None)
+    for count in (2, 17, 40) if INTERPRETED else (2, 17, 40, 100, 256, 300, 600):
+        assert torch.equal(weight(x[:count], None)[:1], alone), count
+    tiling = Tiling(128, 128, 8, 3)
+    together = fp8_product(rounded(x, rounding), matrix, None, splits=weight.splits, tiling=tiling, dtype=DTYPE)
+    assert torch.equal(together[:1], alone)
+    assert not torch.equal(together[1:2], alone)
+
+
+def test_a_batch_without_rows() -> None:
+    weight = prepare_fp8_weight(matrix_of(64, 128, None), Rounding(128), DTYPE)
+    assert weight(random(0, 128).to(DTYPE), None).shape == (0, 64)
+
+
+def check(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.isfinite().all()
+    assert (found.float() - expected).norm() <= TOLERANCE / 2 * expected.norm()
