@@ -66,7 +66,9 @@ class Fp8Linear(LinearMethod):
         return (self._prepared or self.prepare())(x, self.bias)
 
     def partial_sums(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is."""
+        """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is; the latter depends on T."""
+        if self._spec.batch_invariant:
+            return self(x)
         return (self._prepared or self.prepare()).partials(x, self.bias)
 
     def _scale_parameter(self) -> Parameter:

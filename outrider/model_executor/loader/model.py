@@ -164,8 +164,8 @@ def is_batch_invariant(
 ) -> bool:
     """Mode that a setting means for a model; ``ConfigError`` where it is "on" and cannot be."""
     reason = obstacle(device, dtype, num_ranks=num_ranks)
-    if config.quantization is not None:
-        reason = "products with FP8 weights do not keep one order of sums yet"
+    if config.quantization is not None and not config.quantization.keeps_order:
+        reason = f"products with weights that are {config.quantization} do not keep one order of sums"
     if setting == "on" and reason is not None:
         raise ConfigError("batch_invariant", f"cannot be on: {reason}")
     # On several GPUs, and in the interpreter, only where it is asked for.
