@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import pytest
 import torch
@@ -253,12 +254,17 @@ def logits_of(runner: ModelRunner, text: list[int], cuts: list[int], beside: int
 ARCHITECTURES = ["llama"] if INTERPRETED else ["llama", "mistral", "qwen2", "qwen3"]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_logits_of_a_model_have_the_same_bits_in_any_batch_and_chunk(architecture: str) -> None:
+MODELS: list[tuple[str, Literal["none", "fp8"]]] = [*((name, "none") for name in ARCHITECTURES), ("llama", "fp8")]
+
+
+@pytest.mark.parametrize(("architecture", "quantization"), MODELS)
+def test_logits_of_a_model_have_the_same_bits_in_any_batch_and_chunk(
+    architecture: str, quantization: Literal["none", "fp8"]
+) -> None:
     text = [3 + (11 * place * place) % 230 for place in range(24)]
     runner = ModelRunner.load(
         cached_tiny_model(architecture, seed=1), device=DEVICE, dtype="float16" if INTERPRETED else "bfloat16",
-        page_size=4, num_pages=2000, batch_invariant="on",
+        page_size=4, num_pages=2000, batch_invariant="on", quantization=quantization,
     )  # fmt: skip
     assert runner.batch_invariant
     whole = logits_of(runner, text, [24], 0)
