@@ -58,6 +58,8 @@ _NEAREST: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.PERMISSION_DENIED: errors.ConfigError,
 }
 """For a status that is not ours."""
+_LONGEST_RETRY_MS = 60_000
+"""A longer delay of a server counts as this."""
 _NOT_HTTP2 = ("http1.x server", "Expected SETTINGS frame as the first frame")
 """How gRPC tells of a server whose first bytes are none of HTTP/2."""
 
@@ -80,11 +82,9 @@ def to_status(error: OutriderError) -> status_pb2.Status:
 
 def from_rpc_error(error: grpc.RpcError, address: str, security: ClientSecurity = OPEN_CLIENT) -> OutriderError:
     """The error of a failed call to ``address``; ``security`` is that of the call."""
-    status = _details_of(error)
-    if status is not None:
-        ours = _from_status(status)
-        if ours is not None:
-            return ours
+    ours = _our_error(error)
+    if ours is not None:
+        return ours
     details = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         trouble = explain(details, address, security.tls_for(address))
@@ -128,9 +128,10 @@ def _metadata(error: OutriderError) -> dict[str, str]:
     return {"field": error.field} if error.field else {}
 
 
-def _details_of(error: grpc.RpcError) -> status_pb2.Status | None:
+def _our_error(error: grpc.RpcError) -> OutriderError | None:
     try:
-        return rpc_status.from_call(error)
+        status = rpc_status.from_call(error)
+        return None if status is None else _from_status(status)
     except (ValueError, DecodeError):  # details that contradict their status, or cannot be read, are not ours
         return None
 
@@ -142,7 +143,7 @@ def _from_status(status: status_pb2.Status) -> OutriderError | None:
         if detail.Unpack(bad) and bad.field_violations:
             field = bad.field_violations[0].field
         elif detail.Unpack(retry):
-            retry_after_ms = retry.retry_delay.ToMilliseconds()
+            retry_after_ms = max(0, min(retry.retry_delay.ToMilliseconds(), _LONGEST_RETRY_MS))
         else:
             detail.Unpack(info)
     if info.domain != DOMAIN:

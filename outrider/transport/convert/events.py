@@ -13,7 +13,7 @@ from typing import Any
 from outrider import ports
 from outrider.columns import AnswerColumns, token_scores
 from outrider.errors import ProtocolError
-from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
+from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LONGEST_RETRY_DELAY_MS, LONGEST_STAGE_NS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
 from outrider.transport.convert.bounds import check_scores
 from outrider.transport.convert.channels import (
@@ -125,7 +125,8 @@ def _failed_from_proto(message: pb.SessionFailed) -> ports.SessionFailed:
 
 
 def _refused_from_proto(message: pb.Refused) -> ports.Refused:
-    return ports.Refused(message.session, message.generation, message.retry_after_ms, shortened(message.reason))
+    delay_ms = min(message.retry_after_ms, LONGEST_RETRY_DELAY_MS)
+    return ports.Refused(message.session, message.generation, delay_ms, shortened(message.reason))
 
 
 def _opened_from_proto(message: pb.Opened) -> ports.Opened:
@@ -133,7 +134,8 @@ def _opened_from_proto(message: pb.Opened) -> ports.Opened:
 
 
 def _preempted_from_proto(message: pb.Preempted) -> ports.Preempted:
-    return ports.Preempted(message.session, message.generation, message.retry_after_ms)
+    delay_ms = min(message.retry_after_ms, LONGEST_RETRY_DELAY_MS)
+    return ports.Preempted(message.session, message.generation, delay_ms)
 
 
 _COMMON_READERS: Readers = {
@@ -230,12 +232,12 @@ def report_to_proto(report: ports.ForwardReport | None) -> pb.ForwardReport | No
 
 
 def report_from_proto(message: pb.ForwardReport) -> ports.ForwardReport:
-    """Convert the report of a forward."""
+    """Convert the report of a forward; a stage of more than an hour counts as an hour."""
     return ports.ForwardReport(
-        message.queue_ns,
-        message.forward_ns,
-        message.sample_ns,
-        message.total_ns,
+        min(message.queue_ns, LONGEST_STAGE_NS),
+        min(message.forward_ns, LONGEST_STAGE_NS),
+        min(message.sample_ns, LONGEST_STAGE_NS),
+        min(message.total_ns, LONGEST_STAGE_NS),
         message.batch_size,
         message.num_tokens,
         message.num_pages_free,

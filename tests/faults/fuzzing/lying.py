@@ -1,0 +1,178 @@
+"""Services that lie: a proxy before an honest draft or target that changes its answers on their way.
+
+The coordinator speaks to the proxy as to any service. A lie is a changed field, bytes that are no message, an answer
+twice, late, of another session, of an earlier step or never, and a shortened or rewritten file of shared memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from outrider.tensor_plane import shared_file
+from outrider.v1 import link_pb2
+from tests.faults.fuzzing.mutation import Mutator
+
+_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_OWN_METADATA = ("grpc-", "user-agent", ":", "te", "content-type")
+_KEPT = 8
+"""Earlier answers that may be sent again."""
+_LATE_S = 0.05
+_EVENTS: dict[str, tuple[Any, Any]] = {
+    "target": (link_pb2.TargetEvents, link_pb2.TargetCommands),
+    "draft": (link_pb2.DraftEvents, link_pb2.DraftCommands),
+}
+
+
+class Liar:
+    """Answers of one service, changed at random. ``share``: of the messages that are lies."""
+
+    def __init__(self, role: str, seed: int, *, share: float, drops: bool = False) -> None:
+        self.num_answers = 0
+        """Items of all messages that were sent on, honest ones included."""
+        self.num_lies = 0
+        self.seen_requests: set[str] = set()
+        """Ids of the requests that sent an ``Open`` to this service."""
+        self._event, self._command = _EVENTS[role]
+        self._rng, self._share, self._drops = random.Random(seed), share, drops
+        self._mutator = Mutator(self._rng)
+        self._earlier: list[bytes] = []
+        self._file = -1
+
+    def hear(self, content: bytes) -> None:
+        """Note the requests that a message of the coordinator opens."""
+        with contextlib.suppress(Exception):
+            commands = self._command.FromString(content).commands
+            self.seen_requests |= {each.open.request_id for each in commands if each.HasField("open")}
+
+    async def answer(self, content: bytes) -> list[bytes]:
+        """The messages in place of an honest one."""
+        message = self._event.FromString(content)
+        if message.HasField("plane_offer"):
+            self._open_file(message.plane_offer.name)
+            return [content]
+        self.num_answers += max(1, len(message.events) + sum(len(each.sessions) // 8 for each in message.columns))
+        if self._rng.random() >= self._share or message.HasField("heartbeat"):
+            self._earlier = [*self._earlier[1 - _KEPT :], content]
+            return [content]
+        self.num_lies += 1
+        return await self._lie(message, content)
+
+    async def _lie(self, message: Any, content: bytes) -> list[bytes]:
+        kind = self._rng.choice(("field", "field", "field", "spoil", "twice", "earlier", "swap", "late", "file", "drop"))
+        if kind == "spoil":
+            return [self._mutator.spoil(content)] if self._rng.random() < 0.1 else [content]
+        if kind == "twice":
+            return [content, content]
+        if kind == "earlier":
+            return [content, *self._rng.choices(self._earlier, k=2)] if self._earlier else [content]
+        if kind == "late":
+            await asyncio.sleep(self._rng.random() * _LATE_S)
+            return [content]
+        if kind == "drop":
+            return [] if self._drops else [content]
+        if kind == "file":
+            self._spoil_file()
+        elif kind == "swap":
+            self._swap(message)
+        else:
+            self._mutator.mutate(message, self._rng.choice((1, 1, 2, 4)))
+        return [message.SerializeToString()]
+
+    def _swap(self, message: Any) -> None:
+        """Give the answers of this message to each other's sessions."""
+        items = [getattr(each, each.WhichOneof("event")) for each in message.events if each.WhichOneof("event")]
+        items = [item for item in items if "session" in item.DESCRIPTOR.fields_by_name]
+        sessions = [item.session for item in items]
+        self._rng.shuffle(sessions)
+        for item, session in zip(items, sessions, strict=True):
+            item.session = session if self._rng.random() < 0.8 else self._rng.randrange(100)
+
+    def _open_file(self, name: str) -> None:
+        self.close()
+        self._file = os.open(Path(shared_file.FOLDER) / name, os.O_RDWR)
+
+    def _spoil_file(self) -> None:
+        if self._file < 0:
+            return
+        size = os.fstat(self._file).st_size
+        if self._rng.random() < 0.5:
+            os.ftruncate(self._file, self._rng.choice((0, 64, shared_file.HEADER_BYTES, size // 2)))
+        else:
+            os.pwrite(self._file, self._rng.randbytes(4096), self._rng.randrange(max(1, size)))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class LyingProxy:
+    """A server before an honest service, whose links go through a liar."""
+
+    def __init__(self, honest: str, liar: Liar) -> None:
+        self._honest, self.liar = honest, liar
+        self.address = ""
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[LyingProxy]:
+        """Serving until the end of the block."""
+        server = grpc.aio.server(options=_OPTIONS)
+        server.add_generic_rpc_handlers((_Handler(self),))
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        self.channel = grpc.aio.insecure_channel(
+            self._honest, options=[*_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+        )
+        await server.start()
+        try:
+            yield self
+        finally:
+            await server.stop(None)
+            await self.channel.close()
+            self.liar.close()
+
+    async def pass_on(self, path: str, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """One call; every call is a stream of messages on the wire."""
+        is_link = path.endswith("/Attach")
+
+        async def heard() -> AsyncIterator[bytes]:
+            async for content in requests:
+                if is_link:
+                    self.liar.hear(content)
+                yield content
+
+        metadata = [pair for pair in context.invocation_metadata() if not pair[0].startswith(_OWN_METADATA)]
+        call: Any = self.channel.stream_stream(path)(heard(), metadata=metadata)
+        try:
+            async for content in call:
+                for each in await self.liar.answer(content) if is_link else (content,):
+                    yield each
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), error.details() or "", error.trailing_metadata())
+        finally:
+            call.cancel()
+
+
+class _Handler(grpc.GenericRpcHandler):
+    """Takes every method."""
+
+    def __init__(self, proxy: LyingProxy) -> None:
+        self._proxy = proxy
+
+    def service(self, handler_call_details: Any) -> Any:
+        path = handler_call_details.method
+
+        async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            async for content in self._proxy.pass_on(path, requests, context):
+                yield content
+
+        return grpc.stream_stream_rpc_method_handler(handle)

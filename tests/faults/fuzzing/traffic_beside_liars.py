@@ -1,0 +1,216 @@
+"""Requests to a coordinator beside services that lie: which came out right, and how long a stream had to wait.
+
+``python -m tests.faults.fuzzing.traffic_beside_liars draft | target --answers N --seed S --plane inline | shared_memory``
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from outrider.config import CoordinatorSettings
+from outrider.errors import OutriderError
+from outrider.generation import GenerationRequest
+from outrider.transport.server import serve_draft, serve_target
+from outrider.types import AcceptanceMethod, SamplingParams
+from outrider_coordinator.__main__ import _coordinator
+from outrider_coordinator.service import Coordinator
+from tests.faults.fuzzing.lying import Liar, LyingProxy
+from tests.support.scripted_ports import ToyDraft, ToyTarget
+from tests.support.toy_language import Rows
+
+LENGTH = 24
+NUM_PROMPTS = 12
+NUM_CLIENTS = 6
+SHARE = 0.1
+"""Of the messages that are lies."""
+VOCAB_SIZES = {"inline": 40, "shared_memory": 17_000}
+"""Dense rows of the second take shared memory."""
+_PATIENCE_S = 5.0
+"""Of a request whose target may never answer."""
+_SEED = 7
+_METHODS = (AcceptanceMethod.COUPLED, AcceptanceMethod.REJECTION, AcceptanceMethod.TYPICAL)
+
+
+def few_rows(vocab_size: int, *, seed: int, num_contexts: int = 16) -> Rows:
+    """A language with few different rows, so that a large vocabulary takes no time."""
+
+    @functools.lru_cache(maxsize=None)
+    def row(context: int) -> np.ndarray:
+        weights = np.exp(4 * np.random.default_rng([seed, context]).standard_normal(vocab_size))
+        return np.asarray(weights / weights.sum())
+
+    return lambda tokens: row(sum(tokens[-2:]) % num_contexts)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a run."""
+
+    num_answers: int = 0
+    num_lies: int = 0
+    num_checked: int = 0
+    """Greedy and coupled requests that no lying target took part in."""
+    num_wrong: int = 0
+    num_failed: int = 0
+    """Of the requests of honest targets."""
+    longest_gap_s: float = 0.0
+    """Between tokens of these."""
+    endings: dict[str, int] = field(default_factory=dict)
+
+
+def requests(vocab_size: int) -> list[GenerationRequest]:
+    """Each prompt greedy, coupled, and by rejection and typical acceptance; some without support, so dense."""
+    made = []
+    for number in range(NUM_PROMPTS):
+        prompt = (number % vocab_size, 3, number * 7 % vocab_size, 5)
+        made.append(_request(prompt, SamplingParams(temperature=0), AcceptanceMethod.COUPLED))
+        for method in _METHODS:
+            sampling = SamplingParams(temperature=1.0, top_p=0.9 if number % 2 else 1.0)
+            made.append(_request(prompt, sampling, method))
+    return made
+
+
+def _request(prompt: tuple[int, ...], sampling: SamplingParams, method: AcceptanceMethod) -> GenerationRequest:
+    return GenerationRequest(
+        prompt_token_ids=prompt, max_tokens=LENGTH, sampling=sampling, acceptance_method=method, seed=_SEED
+    )
+
+
+def is_checked(request: GenerationRequest) -> bool:
+    """Whether the output is the same with every draft."""
+    return request.sampling.temperature == 0 or request.acceptance_method is AcceptanceMethod.COUPLED
+
+
+async def read(coordinator: Coordinator, request: GenerationRequest, gaps: list[float]) -> list[int]:
+    """The tokens of a request; ``gaps`` gets the times between them."""
+    found: list[int] = []
+    last = time.monotonic()
+    async with contextlib.aclosing(coordinator.generate_stream(request)) as deltas:
+        async for delta in deltas:
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+            found += delta.token_ids
+    return found
+
+
+async def references(rows: Rows, vocab_size: int) -> dict[GenerationRequest, list[int]]:
+    """What an honest target gives alone."""
+    coordinator = Coordinator(ToyTarget(rows, vocab_size), None, CoordinatorSettings.model_validate({}))
+    await coordinator.start()
+    try:
+        return {each: await read(coordinator, each, []) for each in requests(vocab_size) if is_checked(each)}
+    finally:
+        await coordinator.close()
+
+
+class Run:
+    """One run: a coordinator, an honest target, and beside it a lying draft, or a lying target and an honest draft."""
+
+    def __init__(self, role: str, plane: str, seed: int, num_answers: int, *, drops: bool = False) -> None:
+        self.outcome = Outcome()
+        self._role, self._num_answers, self._seed = role, num_answers, seed
+        self._vocab_size = VOCAB_SIZES[plane]
+        self._rows = few_rows(self._vocab_size, seed=1)
+        self._liar = Liar(role, seed, share=SHARE, drops=drops)
+        self._number = 0
+
+    async def run(self) -> Outcome:
+        """Until the liar has sent so many answers."""
+        expected = await references(self._rows, self._vocab_size)
+        async with self._coordinator() as coordinator:
+            rngs = [random.Random(f"{self._seed} {number}") for number in range(NUM_CLIENTS)]
+            await asyncio.gather(*(self._client(coordinator, expected, rng) for rng in rngs))
+            self.outcome.num_answers, self.outcome.num_lies = self._liar.num_answers, self._liar.num_lies
+        return self.outcome
+
+    @contextlib.asynccontextmanager
+    async def _coordinator(self) -> AsyncIterator[Coordinator]:
+        target, draft = ToyTarget(self._rows, self._vocab_size), ToyDraft(self._rows, self._vocab_size)
+        second = ToyTarget(self._rows, self._vocab_size)
+        servers = [
+            await serve(port, host="127.0.0.1", port=0)
+            for serve, port in ((serve_target, target), (serve_draft, draft), (serve_target, second))
+        ]
+        for server in servers:
+            await server.set_serving(True)
+        addresses = [server.address for server in servers]
+        try:
+            async with LyingProxy(addresses[2 if self._role == "target" else 1], self._liar).running() as proxy:
+                targets = [addresses[0], *([proxy.address] if self._role == "target" else [])]
+                named = {
+                    "target_address": ",".join(targets),
+                    "draft_address": proxy.address if self._role == "draft" else addresses[1],
+                    "draft_length": "fixed",
+                }
+                coordinator = _coordinator(CoordinatorSettings.model_validate(named), lambda is_up: None, None)
+                await coordinator.start()
+                try:
+                    yield coordinator
+                finally:
+                    await coordinator.close()
+        finally:
+            for server in servers:
+                await server.stop()
+
+    async def _client(
+        self, coordinator: Coordinator, expected: dict[GenerationRequest, list[int]], rng: random.Random
+    ) -> None:
+        choices = requests(self._vocab_size)
+        while self._liar.num_answers < self._num_answers:
+            await self._ask(coordinator, rng.choice(choices), expected)
+
+    def _count(self, ending: str) -> None:
+        self.outcome.endings[ending] = self.outcome.endings.get(ending, 0) + 1
+
+    async def _ask(
+        self, coordinator: Coordinator, request: GenerationRequest, expected: dict[GenerationRequest, list[int]]
+    ) -> None:
+        self._number += 1
+        name, gaps, ending, found = f"request-{self._number}", list[float](), "ended", list[int]()
+        named = GenerationRequest(**{**_fields(request), "request_id": name})
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                found = await read(coordinator, named, gaps)
+        except (OutriderError, TimeoutError) as error:
+            ending = type(error).__name__
+        if self._role == "target" and name in self._liar.seen_requests:
+            self._count(f"lying target: {ending}")
+            return
+        self._count(ending)
+        self.outcome.num_failed += ending != "ended"
+        self.outcome.longest_gap_s = max(self.outcome.longest_gap_s, *gaps, 0.0)
+        if is_checked(request):
+            self.outcome.num_checked += 1
+            self.outcome.num_wrong += ending == "ended" and found != expected[request]
+
+
+def _fields(request: GenerationRequest) -> dict[str, object]:
+    return {name: getattr(request, name) for name in request.__dataclass_fields__}
+
+
+def main() -> None:
+    """What the arguments say."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.fuzzing.traffic_beside_liars")
+    parser.add_argument("role", choices=("draft", "target"))
+    parser.add_argument("--plane", choices=tuple(VOCAB_SIZES), default="inline")
+    parser.add_argument("--answers", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--drops", action="store_true", help="some answers never come")
+    options = parser.parse_args()
+    run = Run(options.role, options.plane, options.seed, options.answers, drops=options.drops)
+    sys.stdout.write(json.dumps(asdict(asyncio.run(run.run()))) + "\n")
+
+
+if __name__ == "__main__":
+    main()
