@@ -6,7 +6,7 @@ Owns the valid content of a chat prompt; ``outrider.tokenization.chat`` renders 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.cooperative import SLICE_ENTRIES, Work, run, slices_of
@@ -40,6 +40,20 @@ class ChatPrompt:
     continue_final_message: bool = False
     """Leave the last message open, so that the model continues it. Not together with ``add_generation_prompt``."""
 
+    def plain(self) -> ChatPrompt:
+        """The chat made of dictionaries and lists, as another process can take it."""
+        entries = {name: plain(getattr(self, name)) for name in ("messages", "tools", "documents", "template_kwargs")}
+        return replace(self, **entries)
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """A copy made of dictionaries and lists, from any mappings and sequences."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value
+
 
 def check_chat(chat: ChatPrompt) -> None:
     """Raise ``InvalidRequestError`` for the first entry that no template could use."""
@@ -61,19 +75,6 @@ def checks_of_chat(chat: ChatPrompt) -> Work[None]:
     for index, message in enumerate(chat.messages):
         _check_message(f"messages[{index}]", message)
     yield from _checks_of_objects(chat)
-
-
-def is_longer(chat: ChatPrompt, most: int) -> bool:
-    """Whether a chat's texts and values come to more than ``most`` characters and values. Counts no further."""
-    unread: list[object] = [*chat.messages, *(chat.tools or ()), *(chat.documents or ()), chat.template_kwargs]
-    while unread and most >= 0:
-        value = unread.pop()
-        most -= len(value) if isinstance(value, str) else 1
-        if isinstance(value, Mapping):
-            unread += value.values()
-        elif isinstance(value, list | tuple):
-            unread += value
-    return most < 0
 
 
 def _check_message(field_name: str, message: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.chat import ChatPrompt, check_chat, checks_of_chat, is_longer
+from outrider.chat import ChatPrompt, check_chat, checks_of_chat
 from outrider.cooperative import run
 from outrider.errors import InvalidRequestError
 from outrider.limits import JSON_VALUES, Bound, bounded_json
@@ -104,12 +104,3 @@ def test_a_chat_that_holds_itself_is_refused() -> None:
     entry += [entry, entry]
     with pytest.raises(InvalidRequestError, match="messages"):
         check_chat(ChatPrompt(messages=({"role": "user", "content": entry},)))
-
-
-def test_the_length_of_a_chat_is_counted_over_all_its_parts() -> None:
-    messages = ({"role": "user", "content": "a" * 10},)
-    assert not is_longer(ChatPrompt(messages), 100)
-    assert is_longer(ChatPrompt(messages), 10)
-    assert is_longer(ChatPrompt(messages, tools=({"a": ["b" * 100]},)), 100)
-    assert is_longer(ChatPrompt(messages, documents=({"a": [1] * 100},)), 100)
-    assert is_longer(ChatPrompt(messages, template_kwargs={"a": {"b": "c" * 100}}), 100)

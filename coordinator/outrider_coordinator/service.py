@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from outrider import __version__
-from outrider.chat import is_longer
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import DraftLengthMode
 from outrider.cooperative import run_in_slices
@@ -240,7 +239,9 @@ class Coordinator:
     async def _add_request(self, request: GenerationRequest, trace: RequestTrace) -> RequestState:
         processor, arrival_ns = self._require_input_processor(), self._next_arrival_ns()
         await run_in_slices(processor.checking(request))
-        texts = await self._threads.call(partial(processor.tokenize, request), in_thread=_has_long_text(request))
+        rendered = await processor.render(request)
+        tokenize = partial(processor.tokenize, request, rendered)
+        texts = await self._threads.call(tokenize, in_thread=_has_long_text(request, rendered))
         engine_request = replace(
             await run_in_slices(processor.processing(request, texts)),
             arrival_ns=arrival_ns,
@@ -280,13 +281,13 @@ class Coordinator:
         self._input_processor = InputProcessor(self._settings, target, text, grammars)
 
 
-def _has_long_text(request: GenerationRequest) -> bool:
-    """Whether tokenizing a request, or compiling its grammar, may take tens of milliseconds."""
+def _has_long_text(request: GenerationRequest, rendered: str) -> bool:
+    """Whether tokenizing a request with its ``rendered`` chat, or compiling its grammar, may take tens of
+    milliseconds.
+    """
     if request.sampling.grammar is not None:
         return True
-    if request.chat is not None and is_longer(request.chat, LONG_TEXT_CHARACTERS):
-        return True
-    return len(request.prompt or "") + sum(map(len, request.bad_words)) > LONG_TEXT_CHARACTERS
+    return len(request.prompt or rendered) + sum(map(len, request.bad_words)) > LONG_TEXT_CHARACTERS
 
 
 class Threads:

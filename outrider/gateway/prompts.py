@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.chat import ChatPrompt, checks_of_chat, is_longer
+from outrider.chat import ChatPrompt, checks_of_chat
 from outrider.cooperative import run_in_slices
 from outrider.errors import InvalidRequestError
 from outrider.gateway.protocol.completion import Prompt
@@ -48,8 +48,7 @@ async def prepare_chat(model: ServedModel, request: GenerationFields, chat: Chat
     model.require_tokenizer("messages")
     model.text.chat.check_template(chat)
     await run_in_slices(checks_of_chat(chat))
-    is_long = is_longer(chat, _LONG_CHARACTERS)
-    text = await asyncio.to_thread(model.text.chat.render, chat) if is_long else model.text.chat.render(chat)
+    text = await model.text.rendering.render(chat)
     adds = bool(request.add_special_tokens)  # the template writes them
     token_ids = await _encode(model, request, text, adds=adds, field="messages")
     return PreparedPrompt(token_ids, end=text[-_END_CHARACTERS:])

@@ -93,7 +93,7 @@ LINK_HIDDEN_STATE_BYTES = Bound(192 << 20, "bytes")
 LINK_STATE_REFERENCES = Bound(4096, "references")
 """To parts of one session's hidden states in one message."""
 LONGEST_RETRY_DELAY_MS = 5_000
-"""Of a peer that has no room: a longer one counts as this. It may be a mistake, and nobody is admitted until it ends."""
+"""Of a peer that has no room: a longer one counts as this. It may be a mistake, and no request starts until it ends."""
 LONGEST_STAGE_NS = 3_600_000_000_000
 """Of a forward, or of a wait for one, as a peer reports it: an hour."""
 LINK_PREPARED_STEPS = Bound(1 << 16, "steps")

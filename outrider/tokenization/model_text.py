@@ -13,7 +13,7 @@ from outrider.errors import ConfigError
 from outrider.generation import TokenizerFiles
 from outrider.limits import TOKENIZER_BYTES
 from outrider.limits.bounded_files import MAX_SETTINGS_BYTES, read_bounded, read_of_folder
-from outrider.tokenization.chat import ChatRenderer
+from outrider.tokenization.chat import ChatRenderer, ChatRendering
 from outrider.tokenization.chat.sandbox import compile_template
 from outrider.tokenization.chat.templates import (
     LEGACY_TEMPLATE_FILE,
@@ -41,6 +41,12 @@ class ModelText:
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     eos_token_id: int | None = None
     """Id of ``eos_token`` in ``tokenizer_config.json``; None if it has none, or the vocabulary has not got it."""
+
+    rendering: ChatRendering = field(init=False, repr=False, compare=False)
+    """Renders with ``chat``, within limits."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rendering", ChatRendering(self.chat))
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], *, bos_token_id: int | None = None) -> ModelText:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.chat import ChatPrompt
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import GenerationConfig, RejectionSampleMethod
 from outrider.cooperative import Work, is_long, run, slices_of
@@ -82,7 +81,8 @@ class InputProcessor:
     def process(self, request: GenerationRequest) -> EngineRequest:
         """Prepare a request; ``InvalidRequestError`` names the invalid field."""
         run(self.checking(request))
-        return run(self.processing(request, self.tokenize(request)))
+        rendered = "" if request.chat is None else self.text.chat.render(request.chat)
+        return run(self.processing(request, self.tokenize(request, rendered)))
 
     # The parts of ``process``. A ``Work`` yields between slices, so that an event loop can do other work between them.
 
@@ -94,11 +94,15 @@ class InputProcessor:
         self._check_settings(request)
         self._check_model(request)
 
-    def tokenize(self, request: GenerationRequest) -> Tokenized:
-        """Tokenize prompt and bad words of a checked request. Call it in a thread for long texts
-        and grammars, which take long.
+    async def render(self, request: GenerationRequest) -> str:
+        """The prompt text of a checked request's chat; empty without a chat."""
+        return "" if request.chat is None else await self.text.rendering.render(request.chat)
+
+    def tokenize(self, request: GenerationRequest, rendered: str) -> Tokenized:
+        """Tokenize prompt and bad words of a checked request, whose chat was ``rendered``. Call it in a thread for long
+        texts and grammars, which take long.
         """
-        return Tokenized(pack_long(self._prompt(request)), self._bad_words(request), self._matcher(request))
+        return Tokenized(pack_long(self._prompt(request, rendered)), self._bad_words(request), self._matcher(request))
 
     def processing(self, request: GenerationRequest, texts: Tokenized) -> Work[EngineRequest]:
         """Prepare a checked request."""
@@ -169,10 +173,10 @@ class InputProcessor:
         if model and model != self.model_name:
             raise InvalidRequestError("resume.model", f"is {model!r}, and this server serves {self.model_name!r}")
 
-    def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
+    def _prompt(self, request: GenerationRequest, rendered: str) -> tuple[int, ...]:
         prompt = request.prompt_token_ids
         if request.chat is not None:
-            prompt = self._encode_chat(request, request.chat)
+            prompt = self._encode(rendered, adds_special_tokens=bool(request.add_special_tokens), field="messages")
         elif prompt is None:
             prompt = self._encode(request.prompt or "", adds_special_tokens=request.add_special_tokens is not False)
         return prompt
@@ -183,10 +187,6 @@ class InputProcessor:
         return self.tokenizer.encode_prompt(
             text, limits=self.limits, add_special_tokens=adds_special_tokens, field=field
         )
-
-    def _encode_chat(self, request: GenerationRequest, chat: ChatPrompt) -> tuple[int, ...]:
-        text = self.text.chat.render(chat)
-        return self._encode(text, adds_special_tokens=bool(request.add_special_tokens), field="messages")
 
     def _sampling(self, request: GenerationRequest, bad_words: Runs) -> Work[SamplingParams]:
         """Sampling parameters for the services: bad words as tokens, allowed ids without duplicates, model defaults."""

@@ -4,5 +4,6 @@ Prompts equal those of transformers' ``apply_chat_template``. Neither transforme
 """
 
 from outrider.tokenization.chat.renderer import ChatRenderer
+from outrider.tokenization.chat.rendering import ChatRendering
 
-__all__ = ["ChatRenderer"]
+__all__ = ["ChatRenderer", "ChatRendering"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from outrider.chat import ChatPrompt, check_chat
+from outrider.chat import ChatPrompt, check_chat, plain
 from outrider.errors import InvalidRequestError
 from outrider.limits import PROMPT_CHARACTERS
 from outrider.tokenization.chat.messages import prepare_messages
@@ -24,7 +24,7 @@ class ChatRenderer:
     """Renders chats with the templates of one model. Thread-safe."""
 
     def __init__(self, templates: ChatTemplates) -> None:
-        self._templates = templates
+        self.templates = templates
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatRenderer:
@@ -34,7 +34,7 @@ class ChatRenderer:
     @property
     def template_names(self) -> tuple[str, ...]:
         """Names of the templates; empty for a model without templates."""
-        return tuple(self._templates.sources)
+        return tuple(self.templates.sources)
 
     def check_template(self, chat: ChatPrompt) -> None:
         """Raise ``InvalidRequestError`` if the model has no template for a chat, which is not read."""
@@ -44,8 +44,15 @@ class ChatRenderer:
         """Source of the template of a chat; ``InvalidRequestError`` if the model has none."""
         return self._choose(chat)
 
+    def name_of_template(self, chat: ChatPrompt) -> str:
+        """Name of the template of a chat."""
+        return self.templates.name_of(chat.chat_template, has_tools=bool(chat.tools))
+
     def render(self, chat: ChatPrompt) -> str:
-        """Render the prompt, special tokens included; ``InvalidRequestError`` names what cannot be rendered."""
+        """Render the prompt, special tokens included; ``InvalidRequestError`` names what cannot be rendered.
+
+        A template may take any time and memory: servers render with ``ChatRendering``.
+        """
         check_chat(chat)
         template = self._choose(chat)
         messages = prepare_messages(chat.messages, template)
@@ -58,23 +65,25 @@ class ChatRenderer:
         return text
 
     def _choose(self, chat: ChatPrompt) -> str:
-        return self._templates.choose(chat.chat_template, has_tools=bool(chat.tools))
+        return self.templates.choose(chat.chat_template, has_tools=bool(chat.tools))
 
     def _render(self, template: str, chat: ChatPrompt, messages: list[dict[str, Any]]) -> str:
-        variables = {**self._templates.special_tokens, **_plain(chat.template_kwargs)}
+        variables = {**self.templates.special_tokens, **plain(chat.template_kwargs)}
         try:
             # As one object: any name is a variable, also "self".
             return compile_template(template).render(
                 {
                     **variables,
-                    "messages": _plain(messages),
-                    "tools": _plain(chat.tools) if chat.tools else None,
-                    "documents": None if chat.documents is None else _plain(chat.documents),
+                    "messages": plain(messages),
+                    "tools": plain(chat.tools) if chat.tools else None,
+                    "documents": None if chat.documents is None else plain(chat.documents),
                     "add_generation_prompt": chat.add_generation_prompt,
                 }
             )
         except jinja2.TemplateError as error:
             raise InvalidRequestError("messages", f"are refused by the chat template: {error}") from error
+        except MemoryError:
+            raise InvalidRequestError("messages", "take too much memory in the chat template") from None
         except Exception as error:  # a template is code: whatever it does wrong, it does with these messages
             raise InvalidRequestError(
                 "messages", f"cannot be rendered by the chat template: {type(error).__name__}: {error}"
@@ -109,12 +118,3 @@ def _check_encodable(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequestError("messages", f"are no Unicode text: {error.reason}") from None
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """A copy made of dictionaries and lists, from any mappings and sequences."""
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return value

@@ -38,12 +38,15 @@ class ChatTemplates:
                 "cannot be used, since the model has no chat template: serve it with --chat-template FILE, or send a"
                 " prompt to be completed",
             )
-        if not name:
-            name = _TOOL_USE if has_tools and _TOOL_USE in self.sources else _DEFAULT
+        name = self.name_of(name, has_tools=has_tools)
         if name not in self.sources:
             known = ", ".join(sorted(self.sources))
             raise InvalidRequestError("chat_template", f"must name one of the model's templates ({known})")
         return self.sources[name]
+
+    def name_of(self, name: str, *, has_tools: bool) -> str:
+        """The name of the template that is meant by a name, which may be empty."""
+        return name or (_TOOL_USE if has_tools and _TOOL_USE in self.sources else _DEFAULT)
 
 
 def with_template(files: Mapping[str, bytes], template: bytes) -> dict[str, bytes]:

@@ -26,6 +26,7 @@ _OWN_METADATA = ("grpc-", "user-agent", ":", "te", "content-type")
 _KEPT = 8
 """Earlier answers that may be sent again."""
 _LATE_S = 0.05
+_KINDS = ("field", "field", "field", "spoil", "twice", "earlier", "swap", "late", "file", "drop")
 _EVENTS: dict[str, tuple[Any, Any]] = {
     "target": (link_pb2.TargetEvents, link_pb2.TargetCommands),
     "draft": (link_pb2.DraftEvents, link_pb2.DraftCommands),
@@ -67,7 +68,7 @@ class Liar:
         return await self._lie(message, content)
 
     async def _lie(self, message: Any, content: bytes) -> list[bytes]:
-        kind = self._rng.choice(("field", "field", "field", "spoil", "twice", "earlier", "swap", "late", "file", "drop"))
+        kind = self._rng.choice(_KINDS)
         if kind == "spoil":
             return [self._mutator.spoil(content)] if self._rng.random() < 0.1 else [content]
         if kind == "twice":
@@ -151,7 +152,8 @@ class LyingProxy:
                 yield content
 
         metadata = [pair for pair in context.invocation_metadata() if not pair[0].startswith(_OWN_METADATA)]
-        call: Any = self.channel.stream_stream(path)(heard(), metadata=metadata)
+        begin: Any = self.channel.stream_stream(path)
+        call = begin(heard(), metadata=metadata)
         try:
             async for content in call:
                 for each in await self.liar.answer(content) if is_link else (content,):

@@ -1,6 +1,6 @@
 """Requests to a coordinator beside services that lie: which came out right, and how long a stream had to wait.
 
-``python -m tests.faults.fuzzing.traffic_beside_liars draft | target --answers N --seed S --plane inline | shared_memory``
+``python -m tests.faults.fuzzing.traffic_beside_liars draft | target --answers N --seed S [--plane shared_memory]``
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -45,7 +45,7 @@ _METHODS = (AcceptanceMethod.COUPLED, AcceptanceMethod.REJECTION, AcceptanceMeth
 def few_rows(vocab_size: int, *, seed: int, num_contexts: int = 16) -> Rows:
     """A language with few different rows, so that a large vocabulary takes no time."""
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def row(context: int) -> np.ndarray:
         weights = np.exp(4 * np.random.default_rng([seed, context]).standard_normal(vocab_size))
         return np.asarray(weights / weights.sum())
@@ -139,8 +139,9 @@ class Run:
         target, draft = ToyTarget(self._rows, self._vocab_size), ToyDraft(self._rows, self._vocab_size)
         second = ToyTarget(self._rows, self._vocab_size)
         servers = [
-            await serve(port, host="127.0.0.1", port=0)
-            for serve, port in ((serve_target, target), (serve_draft, draft), (serve_target, second))
+            await serve_target(target, host="127.0.0.1", port=0),
+            await serve_draft(draft, host="127.0.0.1", port=0),
+            await serve_target(second, host="127.0.0.1", port=0),
         ]
         for server in servers:
             await server.set_serving(True)
@@ -178,7 +179,7 @@ class Run:
     ) -> None:
         self._number += 1
         name, gaps, ending, found = f"request-{self._number}", list[float](), "ended", list[int]()
-        named = GenerationRequest(**{**_fields(request), "request_id": name})
+        named = replace(request, request_id=name)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 found = await read(coordinator, named, gaps)
@@ -193,10 +194,6 @@ class Run:
         if is_checked(request):
             self.outcome.num_checked += 1
             self.outcome.num_wrong += ending == "ended" and found != expected[request]
-
-
-def _fields(request: GenerationRequest) -> dict[str, object]:
-    return {name: getattr(request, name) for name in request.__dataclass_fields__}
 
 
 def main() -> None:
