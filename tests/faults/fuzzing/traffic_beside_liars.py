@@ -31,7 +31,7 @@ from tests.support.toy_language import Rows
 
 LENGTH = 24
 NUM_PROMPTS = 12
-NUM_CLIENTS = 6
+NUM_CLIENTS = 32
 SHARE = 0.1
 """Of the messages that are lies."""
 VOCAB_SIZES = {"inline": 40, "shared_memory": 17_000}
