@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from outrider.addresses import form_problem
+from outrider.addresses import bare_host, form_problem, host_problem
 from outrider.limits import MAX_DRAFT_LENGTH, MAX_LOGPROBS
 from outrider.planes import PlaneKind
 from outrider.types import AcceptanceMethod, LogprobsMode
@@ -213,6 +213,14 @@ def _known_addresses(value: str) -> str:
     return value
 
 
+def _known_host(value: str) -> str:
+    """A host as servers take it, without the brackets that an IPv6 address may have."""
+    host = bare_host(value)
+    if problem := host_problem(host):
+        raise ValueError(problem)
+    return host
+
+
 def _known_device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("should be auto, cpu, cuda or cuda:N")
@@ -241,6 +249,7 @@ Logprobs = Annotated[LogprobsMode, BeforeValidator(_known_logprobs)]
 Acceptance = Annotated[AcceptanceMethod, BeforeValidator(_known_acceptance)]
 Defaults = Annotated[GenerationConfig, BeforeValidator(_known_generation_config)]
 Text = Annotated[str, Field(min_length=1)]
+Host = Annotated[Text, AfterValidator(_known_host)]
 AddressList = Annotated[Text, AfterValidator(_known_addresses)]
 TextList = Annotated[str | None, BeforeValidator(_as_comma_list)]
 LayerList = Annotated[str | None, BeforeValidator(_as_layers)]

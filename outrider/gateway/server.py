@@ -12,7 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from outrider import __version__
-from outrider.addresses import listening_error
+from outrider.addresses import listening_error, listening_socket
 from outrider.client import AsyncClient, Tls
 from outrider.config import GatewaySettings
 from outrider.gateway.app import make_app
@@ -113,21 +113,16 @@ async def _drain(server: _Server, endpoints: Endpoints, ending: Ending, settings
     hurrying.add_done_callback(lambda task: None if task.cancelled() else setattr(server, "force_exit", True))
 
 
-def listening_socket(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+def bounded_socket(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """A listening socket whose connections have a bounded send buffer; ``OSError`` if there can be none."""
-    listener = socket.create_server(
-        (host, port),
-        family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-        backlog=_BACKLOG,
-        reuse_port=reuse_port,
-    )
+    listener = listening_socket(host, port, reuse_port=reuse_port, backlog=_BACKLOG)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # accepted sockets inherit it
     return listener
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:
     try:
-        return listening_socket(settings.host, settings.port, reuse_port=settings.reuse_port)
+        return bounded_socket(settings.host, settings.port, reuse_port=settings.reuse_port)
     except OSError as error:
         raise listening_error(
             settings.host, settings.port, error, port_setting="gateway.port", host_setting="gateway.host"

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from outrider.addresses import check_address
+from outrider.addresses import check_address, join_address, split_address
 from outrider.errors import ConfigError, UnavailableError
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
 
@@ -83,7 +83,7 @@ class RemoteReplicas(Generic[PortT]):
             self._troubled.add(address)
             return trouble
         self._troubled.discard(address)
-        self._known[address] = sorted(f"[{ip}]:{place.port}" if ":" in ip else f"{ip}:{place.port}" for ip in found)
+        self._known[address] = sorted(join_address(ip, int(place.port)) for ip in found)
         return ""
 
     def _open(self, found: str, address: str) -> PortT:
@@ -117,7 +117,7 @@ def _place(setting: str, address: str, security: ClientSecurity) -> _Place:
     security.check(check_address(address, setting=setting))
     if address.startswith("unix:"):
         return _Place("", "")
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     return _Place("" if _is_literal(host) else host, port)
 
 
@@ -126,7 +126,7 @@ def _is_literal(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        ipaddress.ip_address(host.strip("[]"))
+        ipaddress.ip_address(host)
     except ValueError:
         return False
     return True

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from outrider.addresses import listening_socket
 from outrider.errors import UnavailableError
 from outrider.planes import ID_BYTES, PlaneOffer
 
@@ -115,7 +116,7 @@ class ControlListener:
 
     def __init__(self, host: str) -> None:
         """Listen on an address of this host; port 0 takes a free one."""
-        self._socket = socket.create_server((host, 0), family=_family(host))
+        self._socket = listening_socket(host, 0)
         self.host = host
         self.port: int = self._socket.getsockname()[1]
         self._expected: dict[bytes, tuple[PlaneOffer, Callable[[ControlConnection], None]]] = {}
@@ -223,7 +224,3 @@ def _receive(connected: socket.socket, size: int, until: float) -> bytes:
             raise ConnectionError("it has hung up")
         content += part
     return content
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

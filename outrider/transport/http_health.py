@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from outrider.addresses import listening_error
+from outrider.addresses import listening_error, listening_socket
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.telemetry.http_server import HttpServer, Request, Response, text_response
 
@@ -47,7 +47,7 @@ class HttpHealth:
     async def start(self, host: str, port: int) -> None:
         """Listen; ``ConfigError`` if the port is in use or the host is not local."""
         try:
-            await self._server.start(host.strip("[]"), port)
+            await self._server.start(sock=listening_socket(host, port))
         except OSError as error:
             raise listening_error(host, port, error, port_setting="health_port", host_setting="health_host") from error
 

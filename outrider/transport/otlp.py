@@ -18,6 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 
+from outrider.addresses import join_address
 from outrider.errors import ConfigError
 from outrider.telemetry.tracing.names import SERVICE_NAME
 from outrider.telemetry.tracing.span import AttributeValue, Kind, Link, Span
@@ -56,11 +57,11 @@ async def serve_otlp(on_spans: OnSpans, *, host: str, port: int) -> OtlpServer:
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     add_TraceServiceServicer_to_server(_Receiver(on_spans), server)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(join_address(host, port))
     except RuntimeError as error:
-        raise ConfigError("listen", f"cannot listen on {host}:{port}: {error}") from error
+        raise ConfigError("listen", f"cannot listen on {join_address(host, port)}: {error}") from error
     await server.start()
-    return OtlpServer(server, f"{host}:{bound}")
+    return OtlpServer(server, join_address(host, bound))
 
 
 def spans_from_proto(request: ExportTraceServiceRequest) -> Iterator[Span]:

@@ -17,7 +17,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from outrider.addresses import check_listening
+from outrider.addresses import check_listening, join_address
 from outrider.errors import ConfigError
 from outrider.open_requests import DEFAULT_MAX_BYTES
 from outrider.ports import Draft, Target
@@ -212,11 +212,6 @@ async def serve_generation(
     )
 
 
-def address_of(host: str, port: int) -> str:
-    """Host and port joined; a host "unix:/path" is the whole address."""
-    return host if host.startswith("unix:") else f"{host}:{port}"
-
-
 def _service_name(module: Any, name: str) -> str:  # noqa: ANN401 - generated modules have no type
     full: str = module.DESCRIPTOR.services_by_name[name].full_name
     return full
@@ -260,7 +255,7 @@ async def _serve(
     http_health = HttpHealth()
     if probes is not None:
         await http_health.start(probes.host, probes.port)
-    listening = Server(server, health_servicer, service, address_of(host, bound), http_health)
+    listening = Server(server, health_servicer, service, join_address(host, bound), http_health)
     await listening.set_serving(False)
     await server.start()
     return listening
@@ -268,7 +263,7 @@ async def _serve(
 
 def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None, *, setting: str = "port") -> int:
     credentials = None if tls is None else tls.credentials()
-    address = address_of(host, port)
+    address = join_address(host, port)
     # gRPC replaces a socket file on which another process listens, without an error.
     if host.startswith("unix:") and _is_answered(host.removeprefix("unix:")):
         raise ConfigError("host", f"{host} is in use")
@@ -290,7 +285,7 @@ def _unbound(host: str, port: int, setting: str) -> ConfigError:
         check_listening(host, port, port_setting=setting, host_setting="host")
     except ConfigError as error:
         return error
-    return ConfigError("host" if host.startswith("unix:") else setting, f"cannot listen on {address_of(host, port)}")
+    return ConfigError("host" if host.startswith("unix:") else setting, f"cannot listen on {join_address(host, port)}")
 
 
 def _is_answered(path: str) -> bool:

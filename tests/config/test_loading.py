@@ -459,3 +459,27 @@ def test_a_setting_that_an_error_mentions_is_named_as_typed_too() -> None:
             environ=environ,
             flag_names=FlagNames({("target", "kv_cache_bytes"): "--bytes"}),
         )
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        (TargetSettings, ["--host", "--health-host", "--metrics-host"]),
+        (DraftSettings, ["--host", "--health-host", "--metrics-host"]),
+        (CoordinatorSettings, ["--host", "--health-host", "--metrics-host"]),
+        (GatewaySettings, ["--host", "--metrics-host"]),
+    ],
+)
+@pytest.mark.parametrize(("given", "host"), [("[::]", "::"), ("::", "::"), ("[::1]", "::1"), ("::1", "::1")])
+def test_every_spelling_of_an_ipv6_host_is_one(kind: type[Any], flags: list[str], given: str, host: str) -> None:
+    for flag in flags:
+        settings = load(kind, [flag, given, *NEEDED.get(kind, ())], {})
+        assert getattr(settings, flag.removeprefix("--").replace("-", "_")) == host
+        with pytest.raises(ConfigError, match="should be a host alone"):
+            load(kind, [flag, f"{given}:80:x", *NEEDED.get(kind, ())], {})
+
+
+NEEDED: dict[type[Any], tuple[str, ...]] = {
+    TargetSettings: ("--model", "/models/target"),
+    DraftSettings: ("--model", "/models/draft"),
+}

@@ -18,7 +18,7 @@ from outrider import AsyncClient
 from outrider.gateway.app import make_app
 from outrider.gateway.endpoints import Endpoints, Limits
 from outrider.gateway.served_model import ModelWatch
-from outrider.gateway.server import listening_socket
+from outrider.gateway.server import bounded_socket
 from outrider.gateway.timed_protocol import TimedProtocol
 from outrider.gateway.watching import HttpWatch
 from outrider.tokenization import ModelText
@@ -51,7 +51,7 @@ class Gateway:
         self._client = AsyncClient(list(addresses), token=token)
         endpoints = Endpoints(self._client, ModelWatch(self._client, names=names), Limits(**limits))
         self.open_requests = endpoints.open_requests
-        listener = listening_socket("127.0.0.1", 0)
+        listener = bounded_socket("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(
             uvicorn.Config(

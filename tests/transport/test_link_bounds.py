@@ -44,7 +44,7 @@ def array(name: str, count: int) -> Fill:
 
 
 OPEN: dict[str, Fill] = {
-    "eos_token_ids": ids("eos_token_ids", 2049),
+    "eos_token_ids": ids("eos_token_ids", 2050),
     "banned_token_ids": ids("banned_token_ids", 1025),
     "request_id": text("request_id", 257),
     "trace_id": text("trace_id", 257),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from outrider.addresses import split_address
 from outrider.planes import PlaneKind, PlaneReport
 from outrider.ports import ClosePlane, OfferPlane, PlaneChosen, RequestPlane
 from outrider.types import ModelDescription
@@ -69,5 +70,5 @@ class PlaneIntroductions(Introductions[PlaneReport]):
 
 def _host_of(target: AnyReplica) -> str:
     """Where the coordinator reaches a target, which listens at every address."""
-    host = target.name.rpartition(":")[0].strip("[]")
+    host = split_address(target.name)[0]
     return host if host and not target.name.startswith("unix:") else "127.0.0.1"

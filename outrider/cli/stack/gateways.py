@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from outrider.addresses import check_listening
+from outrider.addresses import bare_host, check_listening
 from outrider.cli.stack.plan import LOOPBACK, ServiceSpec, address_of, spec_of
 from outrider.config import CoordinatorSettings, GatewaySettings, Settings
 from outrider.config.typed_names import Place
@@ -68,7 +68,7 @@ def beside(gateway: GatewaySettings, coordinator: CoordinatorSettings, explicit:
     """The gateway's settings with those that follow from the coordinator's."""
     update: dict[str, object] = {"coordinator_address": address_of(coordinator.host, coordinator.port)}
     followed = {name: getattr(coordinator, name) for name in _SHARED}
-    followed["host"] = LOOPBACK if coordinator.host.startswith("unix:") else coordinator.host.strip("[]")
+    followed["host"] = LOOPBACK if coordinator.host.startswith("unix:") else bare_host(coordinator.host)
     followed["log_level"] = coordinator.log_level
     # What goes to an address of this host does not leave it, whatever the address.
     followed["allow_plaintext_token"] = True

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from outrider.addresses import join_address, reachable_host
 from outrider.cli.stack.replicas import check_metrics_ports, coordinator_processes, further_metrics_ports, replicas_of
 from outrider.cli.stack.secret import LinkSecret
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Settings, TargetSettings, to_argv
@@ -299,6 +300,4 @@ def inheriting(plan: StackPlan, descriptors: tuple[int, ...]) -> StackPlan:
 
 def address_of(host: str, port: int) -> str:
     """How a process on this host reaches a server that listens there."""
-    if host.startswith("unix:"):
-        return host
-    return f"{LOOPBACK if host in {'0.0.0.0', '[::]', '::'} else host}:{port}"
+    return join_address(reachable_host(host), port)

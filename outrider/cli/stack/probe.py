@@ -7,6 +7,8 @@ import contextlib
 
 import grpc.aio
 
+from outrider.addresses import split_address
+
 _TIMEOUT_S = 2.0
 
 
@@ -52,8 +54,8 @@ async def _is_listening(address: str) -> bool:
 async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if address.startswith("unix:"):
         return await asyncio.open_unix_connection(address.removeprefix("unix:"))
-    host, _, port = address.rpartition(":")
-    return await asyncio.open_connection(host.strip("[]"), int(port))
+    host, port = split_address(address)
+    return await asyncio.open_connection(host, int(port))
 
 
 async def _says_serving(address: str) -> bool:

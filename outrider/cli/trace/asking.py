@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.addresses import split_address
 from outrider.cli.demo import plan_demo
 from outrider.cli.options import progress
 from outrider.cli.stack.running import run_with_client
@@ -130,7 +131,7 @@ def _take(received: list[Span]) -> list[Span]:
 
 
 def _host_and_port(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
+    host, port = split_address(listen)
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError("listen", f"should be HOST:PORT, not {listen!r}")
     return host, int(port)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.config.fields import (
+    Host,
     LogLevel,
     Port,
     Positive,
@@ -16,8 +17,9 @@ from outrider.config.fields import (
 from outrider.open_requests import DEFAULT_MAX_BYTES
 from outrider.stalls import DEFAULT_HANG_TIMEOUT_S
 
-HOST: Text = Field(
-    "127.0.0.1", description="Address to listen on; 0.0.0.0 is every interface, unix:/path is a socket file."
+HOST: Host = Field(
+    "127.0.0.1",
+    description="Address to listen on; 0.0.0.0 is every interface, :: with IPv6 too, unix:/path is a socket file.",
 )
 TLS_CERT_FILE: Text | None = Field(
     None,
@@ -33,7 +35,7 @@ TLS_CLIENT_CA_FILE: Text | None = Field(
 HEALTH_PORT: Port | None = Field(
     None, description="Port of the health service over HTTP: /livez, /readyz, /startupz; unset: over gRPC only."
 )
-HEALTH_HOST: Text | None = Field(
+HEALTH_HOST: Host | None = Field(
     None, description="Address that health_port listens on; unset: host, or 127.0.0.1 where that is a socket file."
 )
 DRAIN_DELAY_S: Seconds = Field(
@@ -48,7 +50,7 @@ DRAIN_GRACE_S: Seconds = Field(30.0, description="Time after that in which runni
 METRICS_PORT: Port | None = Field(
     None, description="Port of metrics for Prometheus over HTTP, at /metrics; unset: metrics are not served."
 )
-METRICS_HOST: Text | None = Field(
+METRICS_HOST: Host | None = Field(
     None, description="Address that metrics_port listens on; unset: host, or 127.0.0.1 where that is a socket file."
 )
 VLLM_METRIC_NAMES: bool = Field(

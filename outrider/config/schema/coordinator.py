@@ -13,6 +13,7 @@ from outrider.config.fields import (
     DraftLength,
     DraftLengthMode,
     GenerationConfig,
+    Host,
     LogLevel,
     Logprobs,
     MaxLogprobs,
@@ -55,7 +56,7 @@ class CoordinatorSettings(Section):
 
     name: ClassVar[str] = "coordinator"
 
-    host: Text = HOST
+    host: Host = HOST
     port: Port = Field(50050, description="Port to listen on.")
     num_processes: NumProcesses = Field(
         1,
@@ -190,12 +191,12 @@ class CoordinatorSettings(Section):
         None, description="Time that calls on such a connection may take to finish; unset: no limit."
     )
     health_port: Port | None = HEALTH_PORT
-    health_host: Text | None = HEALTH_HOST
+    health_host: Host | None = HEALTH_HOST
     drain_delay_s: Seconds = DRAIN_DELAY_S
     drain_grace_s: Seconds = DRAIN_GRACE_S
     hang_timeout_s: Seconds = HANG_TIMEOUT_S
     metrics_port: Port | None = METRICS_PORT
-    metrics_host: Text | None = METRICS_HOST
+    metrics_host: Host | None = METRICS_HOST
     vllm_metric_names: bool = VLLM_METRIC_NAMES
     max_traced_steps: NonNegative = Field(
         256, description="Steps of a traced request with a span of their own; further steps are counted."

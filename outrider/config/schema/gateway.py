@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from outrider.config.fields import (
     AddressList,
+    Host,
     LogLevel,
     NumProcesses,
     Port,
@@ -47,9 +48,10 @@ class GatewaySettings(Section):
         description="Processes that outrider serve starts of it, at most 64, on one port: the kernel spreads"
         " connections.",
     )
-    host: Text = Field(
+    host: Host = Field(
         "127.0.0.1",
-        description="Address to listen on; 0.0.0.0 is every interface. Unset, outrider serve takes the coordinator's.",
+        description="Address to listen on; 0.0.0.0 is every interface, :: with IPv6 too. Unset, outrider serve takes"
+        " the coordinator's.",
     )
     port: Port = Field(8000, description="Port to listen on.")
     reuse_port: bool = Field(False, description="Let other gateways of this host listen on the same port too.")
@@ -86,7 +88,7 @@ class GatewaySettings(Section):
     tls_cert_file: Text | None = Field(
         None,
         description="Certificate chain (PEM) to serve with; set: only HTTPS is spoken. outrider serve takes the"
-        " coordinator's.",
+        " the coordinator's.",
     )
     tls_key_file: Text | None = TLS_KEY_FILE
     tls_client_ca_file: Text | None = TLS_CLIENT_CA_FILE
@@ -122,7 +124,7 @@ class GatewaySettings(Section):
     drain_grace_s: Seconds = DRAIN_GRACE_S
     hang_timeout_s: Seconds = HANG_TIMEOUT_S
     metrics_port: Port | None = METRICS_PORT
-    metrics_host: Text | None = METRICS_HOST
+    metrics_host: Host | None = METRICS_HOST
     trace_file: Text | None = TRACE_FILE
     log_level: LogLevel = LOG_LEVEL
 

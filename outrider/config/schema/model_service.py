@@ -11,6 +11,7 @@ from outrider.config.fields import (
     Device,
     DraftLength,
     Dtype,
+    Host,
     LoadFormat,
     LogLevel,
     NonNegative,
@@ -52,7 +53,7 @@ class ModelServiceSettings(Section):
         None,
         description="Name of the model in answers, metrics and traces; unset: its id on the Hub, or its folder's name.",
     )
-    host: Text = HOST
+    host: Host = HOST
     load_format: LoadFormat = Field(
         "safetensors",
         description="safetensors; for measurements, weights made on the device: dummy (noise) or synthetic (the"
@@ -169,12 +170,12 @@ class ModelServiceSettings(Section):
         " it opens it again.",
     )
     health_port: Port | None = HEALTH_PORT
-    health_host: Text | None = HEALTH_HOST
+    health_host: Host | None = HEALTH_HOST
     drain_delay_s: Seconds = DRAIN_DELAY_S
     drain_grace_s: Seconds = DRAIN_GRACE_S
     hang_timeout_s: Seconds = HANG_TIMEOUT_S
     metrics_port: Port | None = METRICS_PORT
-    metrics_host: Text | None = METRICS_HOST
+    metrics_host: Host | None = METRICS_HOST
     trace_file: Text | None = TRACE_FILE
     log_level: LogLevel = LOG_LEVEL
     log_interval_s: Seconds = LOG_INTERVAL_S

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from outrider.addresses import is_ipv6, listening_socket
 from outrider.errors import UnavailableError
 
 _SECRET_BYTES = 16
@@ -51,8 +52,9 @@ class Listener:
     """Rank 0's side, until all ranks are there. ``host`` is how the others reach it."""
 
     def __init__(self, host: str) -> None:
-        is_local = host in {"127.0.0.1", "localhost"}
-        self._socket = socket.create_server(("127.0.0.1" if is_local else "", 0))
+        is_local = host in {"127.0.0.1", "localhost", "::1"}
+        everywhere = "::" if is_ipv6(host) else "0.0.0.0"
+        self._socket = listening_socket("127.0.0.1" if host == "localhost" else host if is_local else everywhere, 0)
         self._socket.settimeout(_POLL_S)
         self.address = RankZeroAddress(host, self._socket.getsockname()[1], secrets.token_bytes(_SECRET_BYTES))
 

@@ -7,7 +7,6 @@ only module that imports ``prometheus_client``.
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -18,7 +17,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outrider.addresses import listening_error
+from outrider.addresses import listening_error, listening_socket
 from outrider.readings import HistogramReading, Reading
 from outrider.telemetry.http_server import HttpServer, Request, Response
 from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, Label, MetricSpec, find
@@ -42,7 +41,7 @@ class MetricsEndpoint:
         GCCollector(registry=registry)
         self._app = make_asgi_app(registry)
         try:
-            self._socket = _listening(host.strip("[]"), port)
+            self._socket = listening_socket(host, port)
         except OSError as error:
             raise listening_error(
                 host, port, error, port_setting="metrics_port", host_setting="metrics_host"
@@ -92,11 +91,6 @@ class MetricsEndpoint:
         await self._app(scope, receive, send)
         headers = tuple((name.decode(), value.decode()) for name, value in sent[0]["headers"])
         return Response(sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]))
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return socket.create_server(address[:2], family=family)
 
 
 class ReadingsCollector(Collector):

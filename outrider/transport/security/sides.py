@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from outrider.addresses import bare_host, split_address
 from outrider.errors import ConfigError
 from outrider.tls import Tls
 from outrider.transport.security.files import Stamp
@@ -57,7 +58,7 @@ class ClientSecurity:
 
     def check(self, address: str) -> None:
         """Raise ``ConfigError`` for a token that would be readable on the network to ``address``."""
-        host = address if address.startswith(_UNIX) else address.rpartition(":")[0]
+        host = address if address.startswith(_UNIX) else split_address(address)[0]
         if self.token is None or self.tls_for(address) is not None or self.allow_plaintext_token or _stays_here(host):
             return
         raise ConfigError(
@@ -84,6 +85,6 @@ def _stays_here(host: str) -> bool:
     if host.startswith(_UNIX) or host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(bare_host(host)).is_loopback
     except ValueError:
         return False
