@@ -10,9 +10,9 @@ from typing import Any
 GROUPS = {
     "Model": "model revision served_model_name target_model load_format dtype quantization batch_invariant"
     " max_model_len tokenizer tokenizer_revision chat_template generation_config tool_call_parser reasoning_parser",
-    "Speculation": "method proposer num_speculative_tokens draft_length acceptance_method rejection_sample_method"
-    " posterior_threshold posterior_alpha disable_by_batch_size draft_timeout_ms direct_proposals"
-    " draft_sample_method support_mass"
+    "Speculation": "method proposer num_speculative_tokens draft_length acceptance_method trusted_drafts"
+    " rejection_sample_method posterior_threshold posterior_alpha disable_by_batch_size draft_timeout_ms"
+    " direct_proposals draft_sample_method support_mass"
     " support_limit attention_window attention_sinks prompt_lookup_max prompt_lookup_min suffix_decoding_max_tree_depth"
     " suffix_decoding_max_spec_factor suffix_decoding_min_token_prob suffix_decoding_max_cached_tokens tensor_plane"
     " hidden_state_layers",

@@ -84,6 +84,11 @@ class JudgeRules:
         return cls(rule, num_token_ids, posterior_threshold, posterior_alpha, verifies_blocks)
 
     @property
+    def is_of_target_alone(self) -> bool:
+        """Whether no draft can change the output, whatever it proposes."""
+        return self.rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
+
+    @property
     def evidence_form(self) -> type | None:
         """The form of evidence that a proposal requires, if any."""
         return _EVIDENCE[self.rule]

@@ -113,19 +113,20 @@ class InputProcessor:
         max_tokens = self._max_tokens(request, len(prompt))
         sampling = yield from self._sampling(request, texts.bad_words)
         method = request.acceptance_method or self._settings.acceptance_method
+        rules = self._rules(method, sampling.temperature)
         return EngineRequest(
             prompt_token_ids=prompt,
             max_tokens=max_tokens,
             sampling=sampling,
             seed=secrets.randbits(64) if request.seed is None else request.seed,
             acceptance_method=method,
-            rules=self._rules(method, sampling.temperature),
+            rules=rules,
             num_token_ids=self._target.num_token_ids,
             eos_token_ids=() if request.ignore_eos else self.eos_token_ids,
             stop_token_ids=request.stop_token_ids,
             stop=request.stop,
             include_stop=request.include_stop_str_in_output,
-            num_speculative_tokens=request.num_speculative_tokens,
+            num_speculative_tokens=self._num_speculative_tokens(request, rules),
             num_logprobs=request.logprobs,
             num_prompt_logprobs=request.prompt_logprobs,
             logprobs_mode=self._settings.logprobs_mode,
@@ -148,6 +149,10 @@ class InputProcessor:
             posterior_alpha=self._settings.posterior_alpha,
             verifies_blocks=self._settings.rejection_sample_method is RejectionSampleMethod.BLOCK,
         )
+
+    def _num_speculative_tokens(self, request: GenerationRequest, rules: JudgeRules) -> int | None:
+        """The request's own; 0 where a draft could change the output, and drafts are not trusted."""
+        return request.num_speculative_tokens if self._settings.trusted_drafts or rules.is_of_target_alone else 0
 
     def _check_settings(self, request: GenerationRequest) -> None:
         """Raise ``InvalidRequestError`` for what this coordinator does not offer."""

@@ -91,6 +91,11 @@ class CoordinatorSettings(Section):
         AcceptanceMethod.REJECTION,
         description="Acceptance rule of requests without one of their own: rejection, coupled or typical.",
     )
+    trusted_drafts: bool = Field(
+        True,
+        description="Off: drafts propose for greedy and coupled requests alone, whose output no draft can change. Under"
+        " rejection and typical acceptance a draft that lies about its probabilities can prefer tokens unseen.",
+    )
     rejection_sample_method: RejectionSampleMethod = Field(
         RejectionSampleMethod.STANDARD,
         description="Rejection: standard judges draft tokens one after the other, block all of a step together"
