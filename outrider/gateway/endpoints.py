@@ -92,9 +92,8 @@ class Endpoints:
         caller = _caller(request, "cmpl", asked.request_id)
         # A prompt that is only echoed is computed by generating one token, which is not returned.
         wanted_tokens = 1 if asked.is_echo_alone else asked.wanted_tokens
-        choices = make_choices(
-            asked, prompts, self._wanted(wanted_tokens, asked.logprobs, asked.wanted_prompt_logprobs), caller
-        )
+        wanted = self._wanted(wanted_tokens, asked.logprobs, asked.wanted_prompt_logprobs)
+        choices = make_choices(asked, prompts, replace(wanted, grammar=asked.grammar), caller)
         answer, streams = CompletionAnswer(asked, model, prompts, choices, caller.request_id), bool(asked.stream)
         _keep_prompts(request, prompts)
         del asked  # its prompts are megabytes as texts, and its answer takes minutes
@@ -109,9 +108,10 @@ class Endpoints:
         check_length(model, prompt, asked.wanted_tokens, prompt_field="messages", tokens_field=asked.tokens_field)
         caller = _caller(request, "chatcmpl", asked.request_id)
         wanted_tokens = TO_THE_END if asked.wanted_tokens is None else asked.wanted_tokens
-        form = self._message_form(model, asked, prompt)
+        grammar = asked.grammar
+        form = self._message_form(model, asked, prompt, is_constrained=grammar is not None)
         wanted = self._wanted(wanted_tokens, asked.wanted_logprobs, asked.prompt_logprobs)
-        wanted = replace(wanted, needs_special_tokens=form.format.needs_special_tokens)
+        wanted = replace(wanted, grammar=grammar, needs_special_tokens=form.format.needs_special_tokens)
         choices = make_choices(asked, [prompt], wanted, caller)
         answer, streams = ChatAnswer(asked, model, prompt, choices, caller.request_id, form=form), bool(asked.stream)
         _keep_prompts(request, [prompt])
@@ -190,13 +190,18 @@ class Endpoints:
     def _wanted(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> Wanted:
         return Wanted(max_tokens, logprobs, prompt_logprobs, self._limits.resume_timeout_s)
 
-    def _message_form(self, model: ServedModel, asked: ChatCompletionRequest, prompt: PreparedPrompt) -> MessageForm:
+    def _message_form(
+        self, model: ServedModel, asked: ChatCompletionRequest, prompt: PreparedPrompt, *, is_constrained: bool
+    ) -> MessageForm:
         template = model.text.chat.template_of(asked.chat)
         names = self._parsers
         tool_call_parser = names.tool_call_parser if asked.parses_tools else NO_PARSER
+        # A grammar holds from the first token on, so there is no reasoning.
+        reasoning_parser = NO_PARSER if is_constrained else names.reasoning_parser
         return MessageForm(
-            choose_format(template, tool_call_parser, names.reasoning_parser),
+            choose_format(template, tool_call_parser, reasoning_parser),
             tuple(asked.tools or ()),
+            asked.enforced_call,
             prompt.end,
             includes_reasoning=asked.include_reasoning is not False,
             max_calls=1 if asked.parallel_tool_calls is False else None,

@@ -10,6 +10,7 @@ from outrider.client import GenerateOptions
 from outrider.gateway.generations import Choice
 from outrider.gateway.prompts import PreparedPrompt
 from outrider.gateway.protocol.fields import GenerationFields
+from outrider.gateway.protocol.grammars import GrammarField
 
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
@@ -41,6 +42,7 @@ class Wanted:
     logprobs: int | None
     prompt_logprobs: int | None
     resume_timeout: float
+    grammar: GrammarField | None = None
     needs_special_tokens: bool = False
     """The text of special tokens is parsed."""
 
@@ -75,6 +77,8 @@ def _shared_options(request: GenerationFields, wanted: Wanted, caller: Caller) -
         options["logit_bias"] = {
             token_id: max(-_LARGEST_BIAS, min(_LARGEST_BIAS, bias)) for token_id, bias in request.logit_bias.items()
         }
+    if wanted.grammar is not None:
+        options[wanted.grammar.option] = wanted.grammar.value
     if wanted.needs_special_tokens:
         options["skip_special_tokens"] = False
     if wanted.resume_timeout > 0:

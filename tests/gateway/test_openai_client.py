@@ -196,7 +196,7 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(service: Service, client
         ({"extra_body": {"best_of": 3}}, "best_of"),
         ({"extra_body": {"cache_salt": ""}}, "cache_salt"),
         ({"extra_body": {"acceptance_method": "hope"}}, "acceptance_method"),
-        ({"extra_body": {"structured_outputs": {"json": {}}}}, "structured_outputs"),
+        ({"extra_body": {"structured_outputs": {}}}, "structured_outputs"),
     ],
 )
 def test_a_bad_field_is_named(service: Service, client: OpenAI, options: dict[str, Any], param: str) -> None:
@@ -217,8 +217,8 @@ def test_a_bad_field_is_named(service: Service, client: OpenAI, options: dict[st
             "messages[0]",
         ),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"tool_choice": "required", "tools": [{}]}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "tools": [{}]}, "tools[0].function"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"max_completion_tokens": 100_000}, "max_completion_tokens"),
         ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template"),
         ({"extra_body": {"continue_final_message": True, "add_generation_prompt": True}}, "continue_final_message"),

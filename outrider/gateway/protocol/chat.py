@@ -9,6 +9,8 @@ from pydantic import Field
 from outrider.chat import ChatPrompt
 from outrider.errors import InvalidRequestError
 from outrider.gateway.protocol.fields import GenerationFields, MaxTokens
+from outrider.gateway.protocol.grammars import GrammarField
+from outrider.gateway.protocol.tool_grammars import arguments_schema, calls_schema, chosen_tool
 
 JsonObject = dict[str, Any]
 
@@ -80,6 +82,24 @@ class ChatCompletionRequest(ChatFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def enforced_call(self) -> str | None:
+        """Name of the tool that must be called; empty: any; None: none must."""
+        return "" if self.tool_choice == "required" else chosen_tool(self.tool_choice)
+
+    @property
+    def grammar(self) -> GrammarField | None:
+        """What constrains the output: the calls that must be made, or as in completions."""
+        found, name = super().grammar, self.enforced_call
+        if name is None:
+            return found
+        if found is not None:
+            raise InvalidRequestError(found.field, "cannot be set together with a tool_choice that enforces a call")
+        if name:
+            return GrammarField("tool_choice", "json_schema", arguments_schema(self.tools or (), name))
+        schema = calls_schema(self.tools or (), is_parallel=self.parallel_tool_calls is not False)
+        return GrammarField("tool_choice", "json_schema", schema)
+
+    @property
     def parses_tools(self) -> bool:
         """Whether the output may hold tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
@@ -105,10 +125,9 @@ class ChatCompletionRequest(ChatFields):
             raise InvalidRequestError(self.tokens_field, "must be at least 1, not 0")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise InvalidRequestError(
-                "tool_choice",
-                "must be 'none' or 'auto': calls of tools are not enforced; tools reach the chat template",
-            )
+        if isinstance(self.tool_choice, str) and self.tool_choice not in ("none", "auto", "required"):
+            raise InvalidRequestError("tool_choice", "must be none, auto, required, or an object that names a tool")
         if self.tool_choice == "auto" and self.tools is None:
+            raise InvalidRequestError("tool_choice", "needs tools")
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise InvalidRequestError("tool_choice", "needs tools")

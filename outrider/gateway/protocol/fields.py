@@ -6,6 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from outrider.gateway.protocol.grammars import GrammarField, grammar_of
+
 _INT64 = 1 << 63
 MAX_CHOICES = 128
 """Of one prompt; OpenAI's bound."""
@@ -17,6 +19,14 @@ MAX_GENERATIONS = 1024
 Seed = Annotated[int, Field(ge=-_INT64, le=_INT64 - 1)]
 TokenId = Annotated[int, Field(ge=0)]
 MaxTokens = Annotated[int, Field(ge=0)]
+
+
+Body = dict[str, Any]
+"""A JSON object, as it came."""
+_GRAMMAR_FIELDS = (
+    *("response_format", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
 
 
 class StreamOptions(BaseModel):
@@ -70,11 +80,22 @@ class GenerationFields(BaseModel):
     return_tokens_as_token_ids: bool | None = None
     """Tokens in logprobs are written as ``token_id:ID``."""
     return_token_ids: bool | None = None
+    response_format: Body | None = None
+    structured_outputs: Body | None = None
+    guided_json: Body | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     cache_salt: str | None = None
     request_id: str | None = None
 
     num_speculative_tokens: int | None = None
     acceptance_method: str | None = None
+
+    @property
+    def grammar(self) -> GrammarField | None:
+        """What constrains the output."""
+        return grammar_of({name: getattr(self, name) for name in _GRAMMAR_FIELDS})
 
     def without_input(self) -> Self:
         """The request without what its prompts were made of, which may be megabytes."""
@@ -99,7 +120,3 @@ class GenerationFields(BaseModel):
     def tells_usage_always(self) -> bool:
         """Whether every event of a stream has the current usage."""
         return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
-
-Body = dict[str, Any]
-"""A request's JSON object, as it came."""

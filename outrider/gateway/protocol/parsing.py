@@ -122,6 +122,7 @@ def _check(request: GenerationFields, given: dict[str, Any]) -> None:
         raise InvalidRequestError("cache_salt", "must be a text that is not empty, or be left out")
     if isinstance(request, ChatCompletionRequest | CompletionRequest):
         request.check()
+        _ = request.grammar  # for its errors
 
 
 def _as_request_error(error: ValidationError) -> InvalidRequestError:

@@ -7,17 +7,11 @@ from typing import Any
 
 from outrider.errors import InvalidRequestError
 
-_NO_CONSTRAINTS = "is not supported: output is not constrained to a grammar or a schema"
 _NO_MEDIA = "is not supported: only text is read and written"
 
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "use_beam_search": ((False,), "is not supported: tokens are sampled"),
     "length_penalty": ((1.0,), "is not supported: it is a field of beam search"),
-    "structured_outputs": ((), _NO_CONSTRAINTS),
-    "guided_json": ((), _NO_CONSTRAINTS),
-    "guided_regex": ((), _NO_CONSTRAINTS),
-    "guided_choice": ((), _NO_CONSTRAINTS),
-    "guided_grammar": ((), _NO_CONSTRAINTS),
     "functions": ((), "is not supported: send tools"),
     "function_call": (("none", "auto"), "is not supported: calls of functions are not enforced"),
     "logits_processors": (([],), "is not supported"),
@@ -26,6 +20,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "suffix": (("",), "is not supported: text is only continued"),
     "priority": ((0,), "is not supported: requests are served in the order of their arrival"),
     "spaces_between_special_tokens": ((True,), "is not supported: the tokenizer decides"),
+    "guided_whitespace_pattern": ((), "is not supported: blanks between two parts of JSON are at most 32"),
     "repetition_detection": ((), "is not supported"),
     "thinking_token_budget": ((-1,), "is not supported"),
     "kv_transfer_params": ((), "is not supported: prompts and output are computed by one target"),
@@ -48,13 +43,7 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
         harmless, reason = REFUSED[name]
         if body[name] is not None and body[name] not in harmless:
             raise InvalidRequestError(name, reason)
-    _check_response_format(body.get("response_format"))
     _check_best_of(body)
-
-
-def _check_response_format(value: object) -> None:
-    if value is not None and not (isinstance(value, Mapping) and value.get("type") == "text"):
-        raise InvalidRequestError("response_format", f"must be of type text: any other {_NO_CONSTRAINTS}")
 
 
 def _check_best_of(body: Mapping[str, Any]) -> None:

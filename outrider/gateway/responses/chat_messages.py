@@ -7,7 +7,16 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.tokenization.output_parsing import CallArguments, CallStart, Event, OutputFormat, Reasoning
+from outrider.tokenization.output_parsing import (
+    CallArguments,
+    CallListParser,
+    CallStart,
+    Event,
+    NamedCallParser,
+    OutputFormat,
+    OutputParser,
+    Reasoning,
+)
 
 Json = dict[str, Any]
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -22,11 +31,19 @@ class MessageForm:
 
     format: OutputFormat
     tools: tuple[Json, ...] = ()
+    enforced_call: str | None = None
+    """Name of the tool whose arguments are the output; empty: the output is a list of calls; None: it is neither."""
     prompt_end: str = ""
     """End of the rendered prompt, which may have begun the reasoning."""
     includes_reasoning: bool = True
     max_calls: int | None = None
     """Calls past these are dropped."""
+
+    def make_parser(self) -> OutputParser | None:
+        """A parser for one output; None if nothing is parsed."""
+        if self.enforced_call is None:
+            return self.format.make_parser(self.tools, self.prompt_end)
+        return NamedCallParser(self.enforced_call) if self.enforced_call else CallListParser()
 
 
 class MessageParser:
@@ -34,7 +51,7 @@ class MessageParser:
 
     def __init__(self, form: MessageForm) -> None:
         self._form = form
-        self._parser = form.format.make_parser(form.tools, form.prompt_end)
+        self._parser = form.make_parser()
         self._num_calls = 0
 
     @property

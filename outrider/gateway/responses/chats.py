@@ -37,6 +37,7 @@ class ChatAnswer:
         self._states = ChoiceStates(choices, [len(prompt.token_ids)], model)
         self._logprobs = LogprobWriter(model, writes_ids=bool(request.return_tokens_as_token_ids))
         self._messages = [MessageParser(form) for _ in choices]
+        self._grammar = request.grammar
         self._role, self._echoed = request.role, request.echoed
         self._head = {
             "id": answer_id,
@@ -87,7 +88,7 @@ class ChatAnswer:
 
     def translated(self, error: OutriderError) -> OutriderError:
         """An error with the field names of the request."""
-        return in_words_of_chats(error)
+        return in_words_of_chats(error, self._grammar)
 
     def _first_chunk(self, choice: Choice) -> Json:
         message = {"role": self._role, "content": self._echoed}

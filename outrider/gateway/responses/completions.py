@@ -85,7 +85,7 @@ class CompletionAnswer:
 
     def translated(self, error: OutriderError) -> OutriderError:
         """An error with the field names of the request."""
-        return in_words_of_prompts(error)
+        return in_words_of_prompts(error, self._request.grammar)
 
     @property
     def _echoes_logprobs(self) -> bool:

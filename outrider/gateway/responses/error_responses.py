@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider import errors
 from outrider.errors import CapacityError, InvalidRequestError, OutriderError
+
+if TYPE_CHECKING:
+    from outrider.gateway.protocol.grammars import GrammarField
 
 _STATUSES: dict[type[OutriderError], HTTPStatus] = {
     errors.InvalidRequestError: HTTPStatus.BAD_REQUEST,
@@ -81,14 +84,18 @@ def error_headers(error: Exception) -> dict[str, str]:
     return {"www-authenticate": "Bearer"} if isinstance(error, errors.UnauthenticatedError) else {}
 
 
-def in_words_of_prompts(error: OutriderError) -> OutriderError:
-    """The error with the field names of ``/v1/completions``."""
-    return _renamed(error, _OF_PROMPTS)
+def in_words_of_prompts(error: OutriderError, grammar: GrammarField | None = None) -> OutriderError:
+    """The error with the field names of ``/v1/completions``; ``grammar``: the request's."""
+    return _renamed(error, {**_OF_PROMPTS, **_of_grammar(grammar)})
 
 
-def in_words_of_chats(error: OutriderError) -> OutriderError:
-    """The error with the field names of ``/v1/chat/completions``."""
-    return _renamed(error, _OF_CHATS)
+def in_words_of_chats(error: OutriderError, grammar: GrammarField | None = None) -> OutriderError:
+    """The error with the field names of ``/v1/chat/completions``; ``grammar``: the request's."""
+    return _renamed(error, {**_OF_CHATS, **_of_grammar(grammar)})
+
+
+def _of_grammar(grammar: GrammarField | None) -> dict[str, str]:
+    return {} if grammar is None else {grammar.option: grammar.field}
 
 
 def _renamed(error: OutriderError, names: Mapping[str, str]) -> OutriderError:

@@ -5,6 +5,7 @@ was held back. A whole text is one ``push``, so a streamed text gives the same e
 neither HTTP nor tokens.
 """
 
+from outrider.tokenization.output_parsing.enforced import CallListParser, NamedCallParser
 from outrider.tokenization.output_parsing.events import (
     CallArguments,
     CallStart,
@@ -23,10 +24,12 @@ from outrider.tokenization.output_parsing.registry import (
 
 __all__ = [
     "CallArguments",
+    "CallListParser",
     "CallStart",
     "Content",
     "Event",
     "NO_PARSER",
+    "NamedCallParser",
     "OutputFormat",
     "OutputParser",
     "ParsedOutput",

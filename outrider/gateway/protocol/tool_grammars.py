@@ -1,0 +1,58 @@
+"""Grammars that enforce tool calls: one call of a named tool, or a list of calls of any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider.errors import InvalidRequestError
+
+Json = dict[str, Any]
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_DEFINITIONS = ("$defs", "definitions")
+
+
+def chosen_tool(tool_choice: object) -> str | None:
+    """Name of the tool that must be called; None if none is named. ``InvalidRequestError`` for a malformed choice."""
+    if tool_choice is None or isinstance(tool_choice, str):
+        return None
+    function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise InvalidRequestError("tool_choice", 'must be {"type": "function", "function": {"name": NAME}}')
+    return name
+
+
+def arguments_schema(tools: Sequence[Mapping[str, Any]], name: str) -> Json:
+    """Schema of the arguments of a tool; ``InvalidRequestError`` if there is no such tool."""
+    for tool_name, parameters in _parameters(tools):
+        if tool_name == name:
+            return parameters
+    raise InvalidRequestError("tool_choice", f"names {name!r}, and there is no such tool")
+
+
+def calls_schema(tools: Sequence[Mapping[str, Any]], *, is_parallel: bool) -> Json:
+    """Schema of a list of calls, ``{"name": ..., "parameters": {...}}`` each, at least one."""
+    definitions: Json = {}
+    calls = []
+    for name, parameters in _parameters(tools):
+        own = dict(parameters)
+        for word in _DEFINITIONS:
+            definitions.setdefault(word, {}).update(own.pop(word, {}))
+        properties = {"name": {"const": name}, "parameters": own}
+        required = ["name", "parameters"]
+        calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
+    most = {} if is_parallel else {"maxItems": 1}
+    shared = {word: found for word, found in definitions.items() if found}
+    return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, **shared}
+
+
+def _parameters(tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, Json]]:
+    found = []
+    for index, tool in enumerate(tools):
+        function = tool.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not isinstance(function, Mapping):
+            raise InvalidRequestError(f"tools[{index}].function", "must be an object with a name")
+        found.append((name, dict(function.get("parameters") or _NO_PARAMETERS)))
+    return found

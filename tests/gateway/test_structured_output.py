@@ -1,0 +1,121 @@
+"""Fields of HTTP requests that constrain the output, and what the coordinator is asked for them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from outrider.errors import InvalidRequestError
+from outrider.types import Grammar, GrammarKind
+from tests.client.conftest import Service
+from tests.gateway.conftest import Gateway
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OF_SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "add", "parameters": {**SCHEMA, "$defs": {"n": {"type": "integer"}}}}},
+    {"type": "function", "function": {"name": "now"}},
+]
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> OpenAI:
+    return OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    (
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, ANY_OBJECT),
+        ({"response_format": FORMAT}, OF_SCHEMA),
+        ({"structured_outputs": {"json": SCHEMA}}, OF_SCHEMA),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, OF_SCHEMA),
+        ({"structured_outputs": {"json_object": True}}, ANY_OBJECT),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar(GrammarKind.REGEX, "a+")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, Grammar(GrammarKind.CHOICE, '["a", "b"]')),
+        ({"structured_outputs": {"grammar": "start: /a/"}}, Grammar(GrammarKind.LARK, "start: /a/")),
+        ({"guided_json": SCHEMA}, OF_SCHEMA),
+        ({"guided_regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
+        ({"guided_choice": ["a", "b"]}, Grammar(GrammarKind.CHOICE, '["a", "b"]')),
+        ({"guided_grammar": "start: /a/"}, Grammar(GrammarKind.LARK, "start: /a/")),
+    ),
+)
+def test_every_field_reaches_the_coordinator(
+    service: Service, client: OpenAI, fields: Any, expected: Grammar | None
+) -> None:
+    client.completions.create(model="scripted", prompt="hello", max_tokens=1, extra_body=fields)
+    client.chat.completions.create(model="scripted", messages=MESSAGES, max_tokens=1, extra_body=fields)
+    assert [request.sampling.grammar for request in service.generator.requests] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    (
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"guided_choice": [3]}, "guided_choice[0]"),
+        ({"guided_json": 3}, "guided_json"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "some", "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": "required", "tools": TOOLS, "response_format": FORMAT}, "response_format.json_schema.schema"),
+    ),
+)
+def test_what_is_malformed_is_refused_by_its_field(client: OpenAI, fields: Any, param: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        client.chat.completions.create(model="scripted", messages=MESSAGES, extra_body=fields)
+    assert caught.value.param == param
+
+
+def test_errors_of_the_coordinator_name_the_field_of_the_request(service: Service, client: OpenAI) -> None:
+    service.generator.error = InvalidRequestError("json_schema", "/properties/a/not is not supported")
+    with pytest.raises(BadRequestError) as caught:
+        client.chat.completions.create(model="scripted", messages=MESSAGES, extra_body={"response_format": FORMAT})
+    assert caught.value.param == "response_format.json_schema.schema" and "/properties/a/not" in str(caught.value)
+
+
+def test_a_named_tool_is_enforced(service: Service, client: OpenAI) -> None:
+    service.generator.texts = ['{"a"', ": 1}"]
+    asked: Any = {"model": "scripted", "messages": MESSAGES, "tools": TOOLS}
+    asked["tool_choice"] = {"type": "function", "function": {"name": "add"}}
+    (choice,) = client.chat.completions.create(**asked).choices
+    calls: Any = choice.message.tool_calls
+    assert [(call.function.name, call.function.arguments) for call in calls] == [("add", '{"a": 1}')]
+    assert choice.message.content is None and choice.finish_reason == "tool_calls"
+    grammar = service.generator.requests[0].sampling.grammar
+    assert grammar is not None and json.loads(grammar.text) == TOOLS[0]["function"]["parameters"]
+
+
+@pytest.mark.parametrize("parallel", (True, False))
+def test_some_tool_is_enforced(service: Service, client: OpenAI, *, parallel: bool) -> None:
+    service.generator.texts = [
+        '[{"name": "add", "param',
+        'eters": {"a": 1}}, {"name"',
+        ': "now", "parameters": {}}',
+        "]",
+    ]
+    asked: Any = {"model": "scripted", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"}
+    with client.chat.completions.stream(**asked, parallel_tool_calls=parallel) as stream:
+        choice = stream.get_final_completion().choices[0]
+    calls: Any = choice.message.tool_calls
+    found = [(call.function.name, call.function.arguments) for call in calls]
+    assert found == [("add", '{"a": 1}'), ("now", "{}")][: 2 if parallel else 1]
+    assert choice.finish_reason == "tool_calls"
+    grammar = service.generator.requests[0].sampling.grammar
+    assert grammar is not None
+    schema = json.loads(grammar.text)
+    assert [each["properties"]["name"]["const"] for each in schema["items"]["anyOf"]] == ["add", "now"]
+    assert schema["$defs"] == {"n": {"type": "integer"}} and schema.get("maxItems") == (None if parallel else 1)
