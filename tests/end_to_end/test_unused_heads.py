@@ -12,7 +12,6 @@ import torch
 from outrider.config.fields import DraftMethod
 from outrider.model_executor.model_runner import ModelRunner
 from outrider_coordinator.speculation.controller import DraftLengthController
-from outrider_coordinator.speculation.mode_selector import Mode, ModeSelector
 from outrider_draft.proposers.head_executor import HeadExecutor
 from tests.end_to_end.test_every_proposer import WRITE
 from tests.end_to_end.waiting import all_free
@@ -54,13 +53,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Forwards:
 @pytest.fixture
 def chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real controller, which stays with plain decoding."""
-    make = ModeSelector.__init__
-
-    def made(self: ModeSelector) -> None:
-        make(self)
-        self.mode = Mode.PLAIN
-
-    monkeypatch.setattr(ModeSelector, "__init__", made)
+    monkeypatch.setattr(DraftLengthController, "is_speculating", False)
     monkeypatch.setattr(DraftLengthController, "choose", lambda _: False)
 
 

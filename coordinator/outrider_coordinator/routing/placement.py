@@ -66,7 +66,13 @@ class Placement:
         place.target = self._targets.choose(fits, besides=place.refused_by, preferred=preferred)
         if place.target is not None:
             self._targets.enter(place.target)
-            self._policy.enter(place.speculation, place.target)
+            drafts = () if self._drafts is None else self._drafts.descriptions
+            self._policy.enter(
+                place.speculation,
+                place.target,
+                target_costs=() if place.target.description is None else place.target.description.step_costs,
+                draft_costs=next((found.step_costs for found in drafts if found.step_costs), ()),
+            )
             _note(self._target_prefixes, self._targets, place.target, place)
             place.num_moves += 1
         return place.target is not None

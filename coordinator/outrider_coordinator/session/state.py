@@ -81,6 +81,7 @@ class SessionState:
             engine_request.num_speculative_tokens,
             reads_states=draft is not None and bool(draft.hidden_state_layers),
             max_tokens=self.output.num_remaining,
+            num_prompt_tokens=self.tokens.length,
         )
         """What its draft lengths depend on."""
         self.is_plain_request = (

@@ -1,117 +1,136 @@
-"""The draft length controller: draft lengths of the sessions that live on one target, by expected throughput.
+"""The draft length controller: draft lengths of the sessions on one target, by goodput.
 
-Owns what a coordinator tells and asks, and when a choice is due. The choice itself is ``mode_choice``'s. Everything
-comes as an event, times included: no clock is read, nothing is sent. Knows no tokens: a length depends on counts and
-times alone, never on what was drawn.
+Takes events with their times and answers queries; reads no clock and sends nothing. Knows no tokens: a length depends
+on counts and times alone, never on what was drawn, or discarding drafts would bias the output.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from outrider_coordinator.speculation.catch_up import LONGEST_INLINE_FEED, CatchUp
-from outrider_coordinator.speculation.estimates.foreign_sessions import Forward
-from outrider_coordinator.speculation.estimates.round_timer import VerdictBatch
-from outrider_coordinator.speculation.estimates.text_load import TextLoad
-from outrider_coordinator.speculation.mode_choice import Load, ModeChoice, are_few
-from outrider_coordinator.speculation.mode_selector import Mode
+import numpy as np
+
+from outrider_coordinator.speculation.acceptance import Acceptance
+from outrider_coordinator.speculation.catch_up import CatchUp
+from outrider_coordinator.speculation.goodput import Choice, best_choice, usefulness
+from outrider_coordinator.speculation.mode import Mode, ModeSwitch, TextPrice
+from outrider_coordinator.speculation.probe import Probe
 from outrider_coordinator.speculation.session_state import ControlledSession, SessionVerdict
+from outrider_coordinator.speculation.step_costs import Average, StepCosts, bucket_of
 
-_LONGEST_INTERVAL_S = 0.25
-"""Longest interval between two messages of a target that is busy."""
+_MAX_INTERVAL_S = 0.25
+"""Longest time between two messages of a target that is busy: a longer one is idle time."""
 _ROUNDS_BETWEEN_CHOICES = {Mode.PLAIN: 16, Mode.SPECULATIVE: 4}
 LONGEST_PROMPT_AT_ONCE = 512
-"""Longest prompt that a draft computes beside the target: a longer one would hold up first tokens where both share a
-device.
-"""
-_FEWER = 0.75
-"""Sessions are as many as before down to this share of a power of two: users who always have a request, but for the
-moment between two, are a load of all of them.
-"""
+"""Longest prompt in tokens that a draft computes beside the target: a longer one would delay first tokens where both
+share a device."""
+_AWAITED_TEXT = 512
+"""Tokens that drafts of new sessions lack together, above which they are not brought before a choice."""
+_ROUNDS_NOT_AHEAD = 3
+"""Plain rounds after others before the target computes ahead, so that rounds are as short as they get."""
+_COLD_ROUNDS = 12
+"""First rounds of each mode that are not timed: a process's first forwards take several times as long."""
+_GROWTH = 2
+"""Factor by which sessions may have become more since a choice for it to hold."""
+_RENEWAL_S = 30.0
+"""Seconds of plain decoding after which speculation is hoped for as if it had never been measured."""
+_APART = 0.85
+"""Factor to the rate of the mode that other coordinators' sessions are not in: they wait for each other."""
+_ALL = 0.8
+"""Share of the sessions in a message that draft, from which on its round is one of speculation by all."""
+_OPTIMISM = 0.15
+"""Share by which speculation may be faster than expected where it was not measured with about so many sessions."""
+_TRIAL_TEXT = 0.05
+"""Share of the time left that the text of drafts may take for a trial of speculation."""
+_ENOUGH_ROUNDS = 24
+"""Speculative rounds after which nothing more is hoped for."""
+_ENOUGH_TOKENS = 12.0
+"""Judged tokens before which nothing is hoped for: the acceptance is hardly known either."""
+_TAIL_A_DOUBLING, _MAX_TAIL = 0.016, 0.08
+"""Share of the rate that speculation loses with each doubling of the sessions: they end at different times."""
 _DRAFTED = 0.25
-"""Share of a burst's sessions that have drafted, above which its drafts' text is paid for: the first session may come
-some steps before the others.
-"""
-_NEWEST_REQUEST = 0.1
-"""Weight of the request that ended last in the seconds that requests usually take."""
-_ROUNDS_UNTIL_DRAFTS = 4
-"""Rounds after prompts in which little is drafted: drafts are brought the text of the new sessions."""
-_MOST_BESIDE_TEXT = 16
-"""Rounds in a row beside which drafts take in text that say nothing of speculation: text has a price of its own. Where
-more come in a row, as prompts follow each other, no others can be waited for.
-"""
-_SETTLED = 0.8
-"""Share of the sessions that are to draft, above which rounds are those of all."""
+"""Share of the new sessions that have drafted, above which the text of their drafts is paid for."""
+_SIGMA = 2.0
+"""Standard errors of the acceptance by which the modes differ where a switch is made before its price is lost."""
+_REQUEST_S = 1.0
+"""Seconds that a request is assumed to take before any has ended."""
+_HOPE = 1.6
+"""Factor by which speculation may be slower than plain decoding for probes still to be made: acceptance may rise."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """What the verdicts of one message say."""
+
+    now: float
+    num_rows: int = 0
+    num_drafting: int = 0
+    num_drafted: int = 0
+    longest: int = 0
+    num_timed: int = 0
+    sum_s: float = 0.0
+
+    def note(self, began: float | None, num_drafted: int) -> None:
+        """One verdict, and when its round began."""
+        self.num_rows += 1
+        if num_drafted:
+            self.num_drafting += 1
+            self.num_drafted += num_drafted
+            self.longest = max(self.longest, num_drafted)
+        if began is not None:
+            self.num_timed += 1
+            self.sum_s += self.now - began
+
+    @property
+    def seconds(self) -> float:
+        """Mean duration of the sessions' rounds; 0 where most cannot be timed."""
+        return self.sum_s / self.num_timed if 2 * self.num_timed > self.num_rows else 0.0
 
 
 class DraftLengthController:
     """Draft lengths of the sessions of one target; the events of each message come between ``begin`` and ``end``."""
 
-    def __init__(self, max_length: int) -> None:
-        self._choice = ModeChoice(max_length)
-        self._catch_up = CatchUp()
-        self._text_load = TextLoad()
+    def __init__(self, max_length: int, costs: StepCosts | None = None) -> None:
+        self.costs = costs or StepCosts()
+        self.rates = {Mode.PLAIN: 0.0, Mode.SPECULATIVE: 0.0}
+        """Expected tokens per second of each mode at the last choice."""
+        self.expected: dict[Mode, tuple[float, float]] = dict.fromkeys(Mode, (0.0, 0.0))
+        """Expected tokens and seconds of a round of each mode at the last choice."""
+        self.expected_length = 0
+        """Longest draft length of that speculation."""
+        self._acceptance, self._probe, self._switch = Acceptance(max_length), Probe(), ModeSwitch()
+        self._text, self._catch_up = TextPrice(), CatchUp()
         self._sessions: dict[ControlledSession, None] = {}
         self._num_prompts = 0
-        self._batch = VerdictBatch(0.0)
-        self._rounds_since_choice = self._magnitude = 0
-        self._rounds_since_prompts = _ROUNDS_UNTIL_DRAFTS
-        self._rounds_beside_text = 0
-        """In a row, up to now."""
-        self._has_text_come = False
-        """Since the last message of the target a draft took in text."""
-        self._has_prompt_ended = False
-        """With the message under way."""
-        self._has_catch_up_begun = False
-        """A catch-up has begun, and ``take_begun_catch_up`` was not asked since."""
-        self._has_prompts_ended = False
-        """Since the last choice: sessions that waited for others' prompts go on, so the next choice is due."""
+        self._round, self._had_drafts = _Round(0.0), False
+        self._rounds_since_choice = self._num_plain_rounds = 0
+        self._num_at_choice = 0
+        self._num_rounds = dict.fromkeys(Mode, 0)
+        self._speculated_s = 0.0
+        self._has_prompt_ended = self._has_text_come = self._is_fresh = self._has_catch_up_begun = False
         self._is_choice_awaited = False
-        """Many new sessions decode plainly until that choice: it may spare all of their drafts their text."""
-        self._request_s = self._request_tokens = math.inf
-        """Of requests, usually: seconds, and tokens that they get."""
-        self._busy_s = self._steady_since = 0.0
-        """Seconds of service, by which exploration is budgeted, and their reading when the load last changed much."""
+        """Drafts of new sessions lack much text, which the choice that is due may spare them."""
+        self._busy_s = 0.0
+        self._request_s, self._new_lag, self._free_share = Average(), Average(), Average(1.0)
+        """Of requests: seconds, tokens that a new session's draft lacks; share of the time without prompts."""
+        self._share = Average(1.0)
+        """Share of the sessions in one forward while they draft: less than 1 where groups take turns."""
+        self._other_rows, self._other_drafts = Average(), Average()
+        """Sessions of other coordinators in a forward, and draft tokens of each."""
 
     # Queries.
 
     @property
     def mode(self) -> Mode:
-        """Mode of most steps now, without trials and probes; where both are compared, the one in effect."""
-        return self._choice.selector.mode
+        """Mode of the sessions, probes aside."""
+        return self._switch.mode
 
     @property
     def is_speculating(self) -> bool:
-        """Whether all sessions are to draft, for good or for a trial."""
-        return self._choice.is_speculating
-
-    @property
-    def rates(self) -> dict[Mode, float]:
-        """Tokens a second that each mode is expected to give, by the last choice."""
-        return self._choice.rates
-
-    @property
-    def expected_length(self) -> int:
-        """Longest draft length of the speculation that ``rates`` are of; 0 before the first choice."""
-        return self._choice.expected_length
-
-    @property
-    def doubt(self) -> float:
-        """So many times slower than expected speculation may turn out, as it was timed with fewer sessions only;
-        infinity where it never was.
-        """
-        return self._choice.doubt
-
-    @property
-    def is_comparing(self) -> bool:
-        """Whether both modes are in effect in turn, to be compared by what users get."""
-        return self._choice.comparison.is_active and not self._choice.comparison.is_pausing
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether the mode is the better one of such a comparison, and ``rates`` are what was measured."""
-        return self._choice.comparison.is_active and self._choice.comparison.is_pausing
+        """Whether all sessions are to draft."""
+        return self.mode is Mode.SPECULATIVE
 
     @property
     def may_draft(self) -> bool:
@@ -121,12 +140,12 @@ class DraftLengthController:
     @property
     def num_switches(self) -> int:
         """Number of changes of the mode."""
-        return self._choice.selector.num_switches
+        return self._switch.num_switches
 
     @property
     def num_probes(self) -> int:
-        """Acceptance probes so far."""
-        return self._choice.probe.num_probes
+        """Number of acceptance probes."""
+        return self._probe.num_probes
 
     @property
     def has_prompts(self) -> bool:
@@ -140,8 +159,8 @@ class DraftLengthController:
 
     @property
     def acceptance(self) -> float:
-        """Accepted of judged tokens, lately."""
-        return self._choice.acceptance.mean
+        """Accepted of judged tokens."""
+        return self._acceptance.mean
 
     @property
     def mean_length(self) -> float:
@@ -153,22 +172,15 @@ class DraftLengthController:
         """Whether nothing was judged since the last choice."""
         return not self._rounds_since_choice
 
-    def estimates(self) -> dict[str, object]:
-        """What a choice goes by now, for a log."""
-        request_s = None if math.isinf(self._request_s) else round(self._request_s, 3)
-        return {
-            "service_s": round(self._busy_s, 3),
-            "request_s": request_s,
-            "has_prompts": self.has_prompts,
-            "is_catching_up": self._catch_up.is_active,
-            "lacked_tokens": sum(session.draft_lag for session in self._sessions),
-            **self._choice.estimates(len(self._sessions)),
-        }
-
     @property
     def first_length(self) -> int:
         """Draft length with which a session begins, if its request allows it."""
-        return self._choice.lengths.base_length if self.mode is Mode.SPECULATIVE else 0
+        return self.expected_length if self.is_speculating else 0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether speculation was measured with about as many sessions, rather than expected from the profile."""
+        return self.costs.knows_speculation(self._num_all)
 
     def length(self, session: ControlledSession) -> int:
         """Draft length of the session's next step; 0 while prompts are computed, which longer steps would hold up."""
@@ -176,9 +188,7 @@ class DraftLengthController:
 
     def lengths(self, sessions: Sequence[ControlledSession]) -> list[int]:
         """``length`` of each session."""
-        if self._is_held_back:
-            return [0] * len(sessions)
-        return [session.length for session in sessions]
+        return [0] * len(sessions) if self._is_held_back else [session.length for session in sessions]
 
     def are_plain(self, sessions: Sequence[ControlledSession]) -> list[bool]:
         """Whether each session's next step is plain, and its draft is not brought text meanwhile."""
@@ -188,13 +198,18 @@ class DraftLengthController:
 
     def is_to_draft(self, session: ControlledSession) -> bool:
         """Whether the session drafts now, or will once prompts are computed and its draft has the text."""
-        if self._choice.is_trying_plain:
-            return False
-        return session.limit > 0 and (self._choice.is_speculating or session.length > 0)
+        return session.limit > 0 and (self.is_speculating or session.length > 0)
 
     def is_catching_up(self, session: ControlledSession) -> bool:
         """Whether the session's draft is to be brought its text, so that the session can draft later."""
         return self._is_bringing_text and session.length > 0
+
+    def will_draft(self, num_tokens: int) -> bool:
+        """Whether a session with such a prompt that has just entered will draft soon after it, so that its draft
+        computes the prompt too.
+        """
+        is_known = len(self._sessions) <= _GROWTH * max(self._num_at_choice, 1)
+        return self.is_speculating and is_known and num_tokens <= LONGEST_PROMPT_AT_ONCE and self._num_prompts <= 1
 
     @property
     def _is_bringing_text(self) -> bool:
@@ -202,202 +217,168 @@ class DraftLengthController:
 
     @property
     def _is_held_back(self) -> bool:
-        is_early = self._num_prompts > 0 or self._is_choice_awaited
-        return is_early or self._choice.is_trying_plain or self._catch_up.is_active
+        return self._num_prompts > 0 or self._is_choice_awaited or self._catch_up.is_active
+
+    @property
+    def _num_all(self) -> int:
+        """Sessions in a forward, those of other coordinators included."""
+        return len(self._sessions) + round(self._other_rows.value)
 
     # Events.
 
     def enter(self, session: ControlledSession) -> None:
         """A session comes to live on the target, which computes its prompt first."""
-        if session not in self._sessions:
-            self._sessions[session] = None
-            self._num_prompts += 1
-            session.enter(self.first_length)
+        if session in self._sessions:
+            return
+        is_first = session.limit > 0 and not self.may_draft
+        self._sessions[session] = None
+        self._num_prompts += 1
+        if is_first:
+            self._begin_alone()
+        session.enter(self.first_length)
 
     def leave(self, session: ControlledSession) -> None:
         """A session leaves the target."""
-        if session in self._sessions:
-            del self._sessions[session]
-            self._note_request(session)
-            self._num_prompts -= not session.has_begun
-            self._choice.note_end(session)
-
-    def _note_request(self, session: ControlledSession) -> None:
-        """A request has ended. Those without drafts take no seconds of service, and those of a single token make no
-        step that could have drafts: counted as requests that end at once, neither would be worth any draft's text.
-        """
+        if session not in self._sessions:
+            return
+        del self._sessions[session]
+        self._num_prompts -= not session.has_begun
+        self._probe.leave(session)
         if session.began_s is not None and session.limit and session.num_rounds > 1:
-            self._request_s = _follow(self._request_s, self._busy_s - session.began_s)
-            self._request_tokens = _follow(self._request_tokens, session.max_tokens - session.num_left)
+            self._request_s.note(self._busy_s - session.began_s)
 
     def begin(self, now: float) -> None:
         """A message of the target has come; ``now`` is in seconds."""
-        if self.may_draft:  # others' time is not to pay for exploration
-            seconds = min(now - self._batch.now, _LONGEST_INTERVAL_S)
+        if self.may_draft:
+            seconds = min(now - self._round.now, _MAX_INTERVAL_S)
             self._busy_s += seconds
-            self._choice.comparison.note_time(self._busy_s, self.mode, len(self._sessions))
-            self._text_load.note_time(seconds, may_draft=self._rounds_since_prompts >= _ROUNDS_UNTIL_DRAFTS)
-        self._batch = VerdictBatch(now)
+            self._free_share.note(float(not self._num_prompts))
+        self._round = _Round(now)
 
     def note_verdicts(self, verdicts: Iterable[SessionVerdict]) -> None:
-        """Steps of sessions were judged. Of plain ones there are as many as sessions in every message, so they are
-        added up.
-        """
-        sessions, now = self._sessions, self._batch.now
-        num_rows = num_timed = 0
-        sum_seconds = 0.0
+        """Steps of sessions were judged."""
         for session, num_drafted, num_accepted, draft_lag in verdicts:
-            if num_drafted or not session.has_begun:
-                self.note_verdict(session, num_drafted, num_accepted, draft_lag=draft_lag)
-            elif session in sessions:
-                num_rows += 1
-                self._note_text(session, draft_lag)
-                if (began := session.note_verdict(now, 0, 0, draft_lag)) is not None:
-                    num_timed += 1
-                    sum_seconds += now - began
-        self._batch.add_plain(num_rows, num_timed, sum_seconds)
-
-    def _note_text(self, session: ControlledSession, draft_lag: int) -> None:
-        """Of a session whose draft lacks so many tokens now."""
-        if (num_brought := session.draft_lag - draft_lag) > LONGEST_INLINE_FEED:
-            self._text_load.note_brought(num_brought)
+            self.note_verdict(session, num_drafted, num_accepted, draft_lag=draft_lag)
 
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
         """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks."""
         if session not in self._sessions:
             return
-        self._note_text(session, draft_lag)
-        began = session.note_verdict(self._batch.now, num_drafted, num_accepted, draft_lag)
-        self._batch.note(began, num_drafted, num_accepted)
+        began = session.note_verdict(self._round.now, num_drafted, num_accepted, draft_lag)
+        self._round.note(began, num_drafted)
         if not session.has_begun:
-            session.has_begun, session.began_s = True, self._busy_s
-            is_new = self._is_new
-            if session.limit:
-                self._text_load.note_begun(draft_lag, is_beside_others=not is_new)
-            self._num_prompts -= 1
-            self._has_prompt_ended = True
-            if not self._num_prompts:
-                self._has_prompts_ended = True
-                self._update_catch_up()  # at once: else those whose drafts have their text would draft beside it
-                self._is_choice_awaited = is_new and not are_few(len(self._sessions))
+            self._note_begun(session)
         if num_drafted:
-            self._choice.note_drafts()
-            session.acceptance.note(num_drafted, num_accepted, self._choice.acceptance.mean)
-            self._choice.acceptance.note(num_drafted, num_accepted, session.expected)
-            self._choice.probe.note_verdict(session, num_drafted, num_accepted)
+            overall = self._acceptance.mean
+            num_judged = self._acceptance.note(num_drafted, num_accepted)
+            session.acceptance.note(num_judged, num_accepted, overall)
+            self._probe.note_step(session)
 
-    def end(self, *, rows: int = 0, tokens: int = 0, seconds: float = 0.0, ended_ns: int = 0) -> None:
-        """The message has ended; its forward had so many rows and tokens, took so long, and ended at ``ended_ns`` by
-        the target's clock.
-        """
-        self._choice.acceptance.fold()
-        batch = self._batch
-        if not batch.num_rows:
-            return
-        is_beside_text = self._end_text() and batch.drafting.num_rows > 0
-        self._rounds_since_choice += 1
-        num_begun = len(self._sessions) - self._num_prompts
-        if self._num_prompts:
-            self._choice.timer.foreign.pass_over(ended_ns)
-        elif rows or ended_ns:
-            forward = Forward(rows, tokens - rows, batch.num_rows, batch.num_drafted, ended_ns)
-            self._choice.timer.foreign.note(forward, usual_length=self._choice.lengths.base_length)
-        # In a probe's rounds a few sessions draft beside the others: they say nothing of speculation by all.
-        is_settled = batch.drafting.num_rows > 0 and self._choice.is_speculating and self._is_settled
-        timer = self._choice.timer
-        if batch.drafting.num_rows and not is_beside_text:
-            self._choice.note_drafting_round(num_begun)
-        if is_beside_text:
-            timer.interrupt()
-        elif batch.drafting.num_rows and self._is_probe_of_many:
-            timer.note_probe(batch, num_begun, seconds)
-        elif timer.note(batch, num_begun, rows=rows, tokens=tokens, seconds=seconds, is_settled=is_settled):
-            self._choice.lengths.note_round()
-        share = batch.num_rows / max(num_begun, 1)
-        self._choice.note_round(batch, self._busy_s, share, is_beside_text=is_beside_text)
-        self._update_catch_up()
-        if self._num_prompts or self._choice.probe.is_active or self._catch_up.is_active:
-            self._choice.timer.interrupt()
-        if self.may_draft:  # as the time is
-            self._choice.comparison.note_tokens(self._busy_s, self.mode, batch.num_tokens)
-        self._end_prompts()
-
-    def _end_prompts(self) -> None:
-        """Of a round: those that are computed now, or ended with it."""
-        is_beside = self._num_prompts > 0 or self._has_prompt_ended
-        self._rounds_since_prompts = 0 if is_beside else self._rounds_since_prompts + 1
-        self._has_prompt_ended = False
-        if self._num_prompts:
-            for session in self._sessions:
-                session.round_began = None
-        if self._num_prompts or self._has_prompts_ended:
-            self._choice.selector.pause(self._busy_s)
-
-    def _end_text(self) -> bool:
-        """Whether the round that ends says nothing of speculation, since drafts took in text beside it."""
-        self._rounds_beside_text = self._rounds_beside_text + 1 if self._has_text_come else 0
-        self._has_text_come = False
-        return 0 < self._rounds_beside_text <= _MOST_BESIDE_TEXT
-
-    def note_draft(self, draft_length: int, tokens: int, seconds: float, *, share: float = 1.0) -> None:
-        """Proposals that were drawn together: the longest one's length, the draft tokens of all, their time. ``share``:
-        of these sessions in the forward, where there are foreign sessions.
-        """
-        foreign = self._choice.timer.foreign
-        if foreign.num_sessions:
-            tokens = round(tokens / share)
-            draft_length = draft_length if self._choice.lengths.is_starting else foreign.longest(draft_length)
-        if self._is_probe_of_many:
-            self._choice.timer.note_proposals(draft_length, tokens, seconds)
-        elif draft_length and seconds > 0.0 and not (self._is_cold or self._has_text_come or self._knows_drafts_better):
-            self._choice.note_drafts()
-            self._choice.timer.times.note_draft(draft_length, tokens, seconds)
-
-    @property
-    def _knows_drafts_better(self) -> bool:
-        """Whether these are proposals of a probe, and rounds of speculation told what drafts take. Beside the others'
-        forward a few proposals may take longer, which would be taken for the price of their few tokens. Where foreign
-        sessions probe too, all news counts.
-        """
-        timer = self._choice.timer
-        return not (self._choice.is_speculating or timer.is_young or timer.foreign.num_sessions)
-
-    @property
-    def _is_cold(self) -> bool:
-        """Whether speculation by many sessions begins, whose first rounds are not counted."""
-        return self._choice.timer.is_cold(len(self._sessions) - self._num_prompts)
-
-    @property
-    def _is_probe_of_many(self) -> bool:
-        """Whether drafts now are those of a probe, from which it is guessed what speculation by many would take."""
-        num_begun = len(self._sessions) - self._num_prompts
-        return not self._choice.is_speculating and self._choice.learns_from_probes(num_begun)
+    def _note_begun(self, session: ControlledSession) -> None:
+        """The session's prompt has been computed."""
+        session.has_begun, session.began_s = True, self._busy_s
+        if session.limit:
+            self._new_lag.note(max(session.draft_lag, 0))
+        self._num_prompts -= 1
+        self._has_prompt_ended = True
+        if not self._num_prompts:
+            self._is_fresh = self._is_new
+            lacked = sum(each.draft_lag for each in self._sessions if each.limit)
+            self._is_choice_awaited = self._is_fresh and lacked > _AWAITED_TEXT
+            self._update_catch_up()
 
     def note_text_taken(self, session: ControlledSession, draft_lag: int) -> None:
         """The session's draft has taken in text, and lacks so many committed tokens now."""
         if session in self._sessions and session.has_begun:
-            self._note_text(session, draft_lag)
             session.draft_lag = draft_lag
 
+    def note_draft(self, num_rows: int, draft_length: int, seconds: float) -> None:
+        """Proposals were drawn together: their number, the longest one's length, their time."""
+        is_cold = self._num_rounds[Mode.SPECULATIVE] < _COLD_ROUNDS
+        if draft_length and seconds > 0.0 and not (is_cold or self._has_text_come):
+            self.costs.note_draft(num_rows, draft_length, self._context, seconds)
+
     def note_draft_text(self, num_tokens: int, seconds: float) -> None:
-        """A forward of the draft that only took in text, and its time. It may have been the last of a catch-up: then
-        sessions draft after the verdict that comes next.
-        """
+        """A forward of the draft that only took in text, and its time."""
         self._has_text_come = True
-        self._choice.switch_price.note_text(num_tokens, seconds)
-        self._text_load.note_computed(num_tokens)
+        self._text.note(num_tokens, seconds)
         if self._catch_up.is_active:
             self._update_catch_up()
 
+    def end(
+        self, *, rows: int = 0, tokens: int = 0, seconds: float = 0.0, other_rows: int = 0, other_drafts: int = 0
+    ) -> None:
+        """The message has ended; its forward had so many rows and tokens, and took so long. ``other_rows`` are sessions
+        of other coordinators, ``other_drafts`` their draft tokens.
+        """
+        self._acceptance.fold()
+        if not self._round.num_rows:
+            return
+        self._rounds_since_choice += 1
+        if rows:
+            self._other_rows.note(other_rows)
+            if other_rows:
+                self._other_drafts.note(other_drafts / other_rows)
+        if rows < tokens <= rows * (1 + self._round.longest) and seconds > 0.0 and not self._is_cold:
+            self.costs.note_scoring(rows, tokens / rows, self._context, seconds)
+        self._learn(self._round.num_rows + other_rows, is_mixed=other_rows > 0, others_draft=other_drafts > 0)
+        self._update_catch_up()
+        self._end_prompts()
+        self._has_text_come = False
+
+    def _end_prompts(self) -> None:
+        """Rounds beside prompts, and those that end with them, are not timed."""
+        if self._num_prompts or self._has_prompt_ended:
+            self._switch.pause(self._busy_s)
+            for session in self._sessions:
+                session.round_began = None
+            self._num_plain_rounds = 0
+        self._has_prompt_ended = False
+
+    def _learn(self, rows: int, *, is_mixed: bool, others_draft: bool) -> None:
+        """Compare the round with what was expected of it; ``rows`` are sessions of all coordinators. Rounds in which
+        other coordinators are in the other mode say nothing of either.
+        """
+        found, drafts = self._round, self._round.num_drafting > 0
+        had_drafts, self._had_drafts = self._had_drafts, drafts
+        self._num_plain_rounds = 0 if drafts or self._is_disturbed else self._num_plain_rounds + 1
+        if self._is_disturbed or (is_mixed and others_draft is not drafts):
+            return
+        self._num_rounds[Mode.SPECULATIVE if drafts else Mode.PLAIN] += 1
+        if not found.seconds or self._is_cold:
+            return
+        if not drafts and self._num_plain_rounds > _ROUNDS_NOT_AHEAD:
+            self.costs.note_plain_round(rows, self._context, found.seconds)
+        elif had_drafts and found.num_drafting >= _ALL * found.num_rows:
+            self._share.note(min(found.num_rows / max(len(self._sessions), 1), 1.0))
+            drafted = found.num_drafted / found.num_rows
+            self.costs.note_speculative_round(rows, drafted, found.longest, self._context, found.seconds)
+            self._speculated_s = self._busy_s
+
     @property
-    def _is_settled(self) -> bool:
-        """Whether nearly all sessions that are to draft do."""
-        wanting = [session.has_drafted for session in self._sessions if session.length]
-        return sum(wanting) >= _SETTLED * len(wanting) > 0
+    def _is_disturbed(self) -> bool:
+        """Whether prompts or drafts' text were computed during the round."""
+        return self._num_prompts > 0 or self._has_prompt_ended or self._has_text_come or self._catch_up.is_active
+
+    @property
+    def _is_cold(self) -> bool:
+        """Whether the round under way is among the first ones of its mode."""
+        mode = Mode.SPECULATIVE if self._round.num_drafting else Mode.PLAIN
+        return self._num_rounds[mode] <= _COLD_ROUNDS
+
+    @property
+    def _context(self) -> float:
+        """Mean number of tokens in the sessions' KV caches."""
+        return sum(session.context for session in self._sessions) / max(len(self._sessions), 1)
+
+    @property
+    def _is_new(self) -> bool:
+        """Whether most sessions have nearly all of their output before them."""
+        return 2 * sum(session.is_new for session in self._sessions) > len(self._sessions)
 
     def _update_catch_up(self) -> None:
         was_active = self._catch_up.is_active
-        drafting = self._sessions if self._choice.is_speculating else self._choice.probe.sessions
+        drafting = self._sessions if self.is_speculating else self._probe.sessions
         self._catch_up.update(self._busy_s, drafting, is_wanted=not self._num_prompts)
         self._has_catch_up_begun = self._catch_up.is_active and (self._has_catch_up_begun or not was_active)
 
@@ -409,104 +390,180 @@ class DraftLengthController:
     # Choosing.
 
     def choose(self) -> bool:
-        """Choose anew, if it is time to; to be called between messages. Whether the mode has changed."""
-        if not self._sessions or self._choice.is_trying_plain:
-            return False
-        if self._compare():
-            return True
+        """Choose anew, if it is time to; to be called between messages. Returns whether the mode has changed."""
         if not self._is_due:
             return False
-        self._rounds_since_choice, self._has_prompts_ended, self._is_choice_awaited = 0, False, False
-        if self._has_load_changed:
-            self._magnitude, self._steady_since = len(self._sessions).bit_length(), self._busy_s
-            self._choice.cancel_trials(self._busy_s)
-        has_changed = self._choice.choose(self._load())
+        is_fresh, self._is_fresh, self._is_choice_awaited = self._is_fresh, False, False
+        self._rounds_since_choice, self._num_at_choice = 0, len(self._sessions)
+        choice = self._estimate(tuple(self._sessions))
+        if choice is None:
+            return self._take(Mode.PLAIN, None)
+        mode = self.mode.other if self._is_to_switch(is_fresh=is_fresh) else self.mode
+        has_changed = self._take(mode, choice)
+        if mode is Mode.PLAIN:
+            self._probe_if_due()
         self._update_catch_up()
         return has_changed
 
-    def _compare(self) -> bool:
-        """Set the mode where it is chosen by what users get; whether it has changed. Sessions that never draft say
-        nothing of either.
-        """
-        if not self.may_draft or not self._choice.compare(
-            self._sessions,
-            self._busy_s,
-            drafting_share=self._text_load.drafting_share,
-            request_s=self._request_s,
-            request_tokens=self._request_tokens,
-        ):
+    @property
+    def _is_due(self) -> bool:
+        if not self._sessions or self._num_prompts:
             return False
-        self._is_choice_awaited = False
-        self._update_catch_up()
-        return True
+        has_changed = bucket_of(len(self._sessions)) != bucket_of(self._num_at_choice)
+        return self._is_fresh or has_changed or self._rounds_since_choice >= _ROUNDS_BETWEEN_CHOICES[self.mode]
 
-    def _load(self) -> Load:
-        drafted = [session for session in self._sessions if session.has_ever_drafted]
-        num_new = sum(session.is_new for session in drafted)
-        left = [session.num_left for session in self._sessions if session.limit]
-        is_shared = self._choice.timer.foreign.num_sessions > 0
-        return Load(
-            tuple(self._sessions),
-            max(len(self._sessions), self._least_usual),
-            self._busy_s,
-            self._busy_s - self._steady_since,
-            has_prompts=self._num_prompts > 0,
-            is_new=self._is_new,
-            has_drafted=bool(drafted) if is_shared else num_new > _DRAFTED * len(left),
-            joins_drafting=not is_shared and num_new < len(drafted),
-            request_s=self._request_s,
-            usual_text=self._text_load.num_tokens,
-            computed_share=self._text_load.computed_share,
-            drafting_s=self._text_load.drafting_seconds(self._request_s),
-            ahead_s=self._ahead_s,
-            tokens_left=sum(left) / max(len(left), 1),
+    def _begin_alone(self) -> None:
+        """The first session that may draft enters: nothing was brought to any draft yet, so the better mode is free."""
+        choice = self._estimate(tuple(self._sessions))
+        if choice is not None:
+            is_faster = self._hoped_rate > self.rates[Mode.PLAIN]
+            self._take(Mode.SPECULATIVE if is_faster else Mode.PLAIN, choice)
+
+    def _estimate(self, sessions: Sequence[ControlledSession]) -> Choice | None:
+        """Set what is expected of both modes; returns the best speculation, None where no session may draft."""
+        rows, context = self._num_all, self._context
+        plain_s = self.costs.plain(rows, context)
+        overall = self._acceptance.mean
+        useful = usefulness(
+            self._acceptance.by_position(),
+            np.array([session.acceptance.relative(overall) for session in sessions]),
+            np.array([session.limit for session in sessions]),
+        )
+        together = max(1, round(self._share.value * rows))
+        choice = best_choice(useful, lambda longest: self.costs.speculative(together, context, longest))
+        self.expected[Mode.PLAIN] = len(sessions), plain_s
+        self.rates[Mode.PLAIN] = len(sessions) / plain_s
+        if choice is not None:
+            self.expected_length = choice.longest
+            self.expected[Mode.SPECULATIVE] = choice.tokens, choice.seconds
+            self.rates[Mode.SPECULATIVE] = choice.rate / (1.0 + self._tail(rows))
+        return choice
+
+    @staticmethod
+    def _tail(rows: int) -> float:
+        return min(_TAIL_A_DOUBLING * math.log2(max(rows, 1)), _MAX_TAIL)
+
+    @property
+    def _hoped_rate(self) -> float:
+        """Rate of speculation, with a bonus where it was hardly measured: trying it corrects a wrong profile."""
+        if self._acceptance.num_judged < _ENOUGH_TOKENS:
+            return self.rates[Mode.SPECULATIVE]
+        unknown = max(0.0, 1.0 - self.costs.num_speculative_rounds(self._num_all) / _ENOUGH_ROUNDS)
+        renewed = 0.0 if self.is_speculating else (self._busy_s - self._speculated_s) / _RENEWAL_S
+        return self.rates[Mode.SPECULATIVE] * (1.0 + _OPTIMISM * min(max(unknown, renewed), 1.0))
+
+    def _is_to_switch(self, *, is_fresh: bool) -> bool:
+        _, plain_s = self.expected[Mode.PLAIN]
+        rates = {Mode.PLAIN: self.rates[Mode.PLAIN], Mode.SPECULATIVE: self._hoped_rate}
+        apart = self._mode_apart
+        drafting = [session for session in self._sessions if session.limit]
+        lacked_s = self._text_seconds(sum(session.draft_lag for session in drafting), plain_s)
+        is_untouched = is_fresh and sum(each.has_ever_drafted for each in drafting) <= _DRAFTED * len(drafting)
+        left_s = self._left_s(drafting, plain_s)
+        if not self.is_speculating or is_untouched:
+            may_try = lacked_s <= _TRIAL_TEXT * left_s
+            rates[Mode.SPECULATIVE] = self._hoped_rate if may_try else self.rates[Mode.SPECULATIVE]
+        if apart is not None:
+            rates[apart] *= _APART
+        if is_untouched:  # going on with speculation has the price of the text too
+            rates[Mode.SPECULATIVE] /= 1.0 + lacked_s / max(left_s, plain_s)
+            return rates[self.mode.other] > rates[self.mode]
+        rates[Mode.SPECULATIVE] /= 1.0 + self._text_share(plain_s)
+        gain = rates[self.mode.other] / rates[self.mode] - 1.0
+        text_s = 0.0 if self.is_speculating else lacked_s
+        if self._switch.observe(self._busy_s, gain, text_s, plain_s):
+            return self.is_speculating or left_s * gain > text_s
+        is_sure = gain > _SIGMA * self._acceptance.error
+        return is_sure and self._switch.is_worth(gain, text_s, plain_s, left_s)
+
+    @property
+    def _mode_apart(self) -> Mode | None:
+        """The mode that other coordinators' sessions are not in; None where there are none."""
+        if self._other_rows.value < 0.5:
+            return None
+        do_draft = self._other_drafts.value > 0.5 * self.expected_length
+        return Mode.PLAIN if do_draft else Mode.SPECULATIVE
+
+    def _left_s(self, sessions: Sequence[ControlledSession], plain_s: float) -> float:
+        """Time for which the sessions will be served: as requests take usually; before any has ended, as long again
+        as so far.
+        """
+        left_s = plain_s * sum(session.num_left for session in sessions) / max(len(sessions), 1)
+        served = [self._busy_s - session.began_s for session in sessions if session.began_s is not None]
+        if not served:
+            return left_s
+        served_s = sum(served) / len(served)
+        if self._request_s.num_samples:
+            return min(left_s, max(self._request_s.value - served_s, 0.0))
+        return min(left_s, served_s if served_s and not self.is_speculating else _REQUEST_S)
+
+    def _text_seconds(self, num_tokens: float, plain_s: float) -> float:
+        """Time in which drafts take in text; those that read hidden states have the target compute it again."""
+        reads_states = any(session.reads_states for session in self._sessions)
+        again_s = self.costs.scored_token_seconds * num_tokens if reads_states else 0.0
+        return again_s + self._text.seconds(num_tokens, plain_s)
+
+    def _text_share(self, plain_s: float) -> float:
+        """Time that the text of sessions to come takes, as a share of the time in which sessions may draft."""
+        if not self._request_s.num_samples:
+            return 0.0
+        seconds = self._text_seconds(self._new_lag.value * len(self._sessions), plain_s)
+        return seconds / max(self._request_s.value * self._free_share.value, plain_s)
+
+    def _take(self, mode: Mode, choice: Choice | None) -> bool:
+        """Set the mode, and the lengths."""
+        has_changed = self._switch.take(mode)
+        if has_changed:
+            self._probe.end(self._busy_s)
+            self._speculated_s = self._busy_s
+            if mode is Mode.PLAIN:
+                self._acceptance.lighten()
+        if mode is Mode.SPECULATIVE and choice is not None:
+            for session, length in zip(self._sessions, choice.lengths, strict=True):
+                session.length = length
+        elif not self._probe.sessions:
+            for session in self._sessions:
+                session.length = 0
+        return has_changed
+
+    def _probe_if_due(self) -> None:
+        if self._probe.is_due(self._busy_s) and _HOPE * self.rates[Mode.SPECULATIVE] > self.rates[Mode.PLAIN]:
+            _, plain_s = self.expected[Mode.PLAIN]
+            self._probe.begin(self._busy_s, tuple(self._sessions), plain_s, self._text_seconds(1.0, plain_s))
+
+    # Explaining.
+
+    def estimates(self) -> dict[str, object]:
+        """What the last choice went by, for a log; times in milliseconds."""
+        found: dict[str, object] = {}
+        for mode, (tokens, seconds) in self.expected.items():
+            found |= {f"{mode}_tokens": round(tokens, 2), f"{mode}_ms": round(1e3 * seconds, 2)}
+        return found | {"speculation_is_measured": self.is_measured, "has_profile": self.costs.has_profile}
+
+    @property
+    def reason(self) -> str:
+        """Expected tokens and milliseconds of a round of both modes, and which estimate decided."""
+        if not self.rates[Mode.PLAIN] or not self.rates[Mode.SPECULATIVE]:
+            return f"drafting has not been considered yet with {_sessions(self.num_sessions)}"
+        verdict = "drafting pays" if self.is_speculating else "drafting does not pay"
+        plain, speculative = (_round_of(*self.expected[mode]) for mode in (Mode.PLAIN, Mode.SPECULATIVE))
+        ratio = self.rates[Mode.SPECULATIVE] / self.rates[Mode.PLAIN]
+        return (
+            f"{verdict}: expected {ratio:.2f} of plain at K={self.expected_length} with {_sessions(self.num_sessions)}"
+            f" ({speculative}; plain {plain}), by {self._source}"
         )
 
     @property
-    def _ahead_s(self) -> float:
-        """For how long the sessions will usually be served; 0 before any request has ended."""
-        served = [self._busy_s - session.began_s for session in self._sessions if session.began_s is not None]
-        if math.isinf(self._request_s) or not served:
-            return 0.0
-        return max(self._request_s - sum(served) / len(served), 0.0)
-
-    @property
-    def _is_new(self) -> bool:
-        """Whether most sessions have nearly all of their output before them."""
-        return 2 * sum(session.is_new for session in self._sessions) > len(self._sessions)
-
-    @property
-    def _is_due(self) -> bool:
-        if self._num_prompts:  # nothing is drafted until they are computed, and they are not to wait for a choice
-            return self.mode is Mode.SPECULATIVE and self._has_grown
-        is_starting = self._choice.is_speculating and self._choice.lengths.is_starting
-        if is_starting or self._choice.has_tried or self._has_prompts_ended:
-            return self._rounds_since_choice > 0
-        return self._has_load_changed or self._rounds_since_choice > _ROUNDS_BETWEEN_CHOICES[self.mode]
-
-    @property
-    def _has_load_changed(self) -> bool:
-        """Whether there are many more sessions than at the last change, or many fewer."""
-        return self._has_grown or len(self._sessions) < _FEWER * self._least_usual
-
-    @property
-    def _least_usual(self) -> int:
-        """The least number of sessions of the magnitude at the last change, a power of two."""
-        return 1 << self._magnitude >> 1
-
-    @property
-    def _has_grown(self) -> bool:
-        return len(self._sessions).bit_length() > self._magnitude
-
-    def will_draft(self, num_tokens: int) -> bool:
-        """Whether a session with a prompt of so many tokens that has just entered will draft soon after it, so that its
-        draft is to compute the prompt too: under a load that speculates already, and while no other prompt waits, whose
-        first token would come later.
-        """
-        is_known = self.mode is Mode.SPECULATIVE and not self._choice.lengths.is_starting and not self._has_grown
-        return is_known and num_tokens <= LONGEST_PROMPT_AT_ONCE and self._num_prompts <= 1
+    def _source(self) -> str:
+        """Where the estimate of speculation comes from."""
+        if self.is_measured:
+            return "rounds that were measured"
+        return "the services' step costs" if self.costs.has_profile else "usual step costs: the services measured none"
 
 
-def _follow(known: float, newest: float) -> float:
-    """What requests usually take, with the one that ended last; ``known`` is infinite before any has."""
-    return newest if math.isinf(known) else known + _NEWEST_REQUEST * (newest - known)
+def _sessions(count: int) -> str:
+    return f"{count} session" + "s" * (count != 1)
+
+
+def _round_of(tokens: float, seconds: float) -> str:
+    return f"{tokens:.1f} tokens in {1e3 * seconds:.1f} ms"

@@ -1,11 +1,7 @@
-"""Explanation of plain decoding: why nothing is drafted at present, in words for ``outrider info``.
-
-Knows what the policy and its controllers decided; whether a draft is attached is told.
-"""
+"""Explanation of the mode of decoding, in words for ``outrider info``."""
 
 from __future__ import annotations
 
-from outrider_coordinator.speculation.mode_reason import mode_reason
 from outrider_coordinator.speculation.policy import DraftLengthPolicy
 
 
@@ -26,4 +22,4 @@ def why_not_drafting(policy: DraftLengthPolicy, *, is_draft_up: bool) -> str:
         return "no request asks for drafts" if running else ""
     if any(controller.is_speculating for controller in asking):
         return ""
-    return mode_reason(max(asking, key=lambda controller: controller.num_sessions))
+    return max(asking, key=lambda controller: controller.num_sessions).reason

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
+from outrider.types import StepCost
 from outrider_coordinator.speculation.controller import DraftLengthController
-from outrider_coordinator.speculation.length_planner import START_LENGTHS
-from outrider_coordinator.speculation.mode_reason import mode_reason
-from outrider_coordinator.speculation.mode_selector import Mode
+from outrider_coordinator.speculation.mode import Mode
 from outrider_coordinator.speculation.session_state import UNBOUNDED, ControlledSession, SessionVerdict
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
@@ -77,21 +76,36 @@ class DraftLengthPolicy:
     # Sessions.
 
     def session(
-        self, requested: int | None, *, reads_states: bool = False, max_tokens: int = UNBOUNDED
+        self,
+        requested: int | None,
+        *,
+        reads_states: bool = False,
+        max_tokens: int = UNBOUNDED,
+        num_prompt_tokens: int = 0,
     ) -> ControlledSession:
         """State of the policy for a session; ``requested`` is the request's own bound, ``reads_states`` says whether
         its draft reads hidden states of the target, ``max_tokens`` are those that may come.
         """
         limit = min(self._default_length if requested is None else requested, self._limit)
-        return ControlledSession(limit, reads_states=reads_states, max_tokens=max_tokens)
+        return ControlledSession(
+            limit, reads_states=reads_states, max_tokens=max_tokens, num_prompt_tokens=num_prompt_tokens
+        )
 
-    def enter(self, session: ControlledSession, target: object) -> None:
-        """A session is placed on this target."""
+    def enter(
+        self,
+        session: ControlledSession,
+        target: object,
+        *,
+        target_costs: Sequence[StepCost] = (),
+        draft_costs: Sequence[StepCost] = (),
+    ) -> None:
+        """A session is placed on this target; the costs are those that the services measured."""
         if not self.is_controlled:
             self._fixed.add(session)
         else:
             self.leave(session)
             controller = self._controllers.get(target) or self._add(target)
+            controller.costs.provide(target_costs, draft_costs)
             self._controller_of[session] = controller
             controller.enter(session)
 
@@ -229,7 +243,11 @@ class DraftLengthPolicy:
             controller.end()
         else:
             controller.end(
-                rows=report.batch_size, tokens=report.num_tokens, seconds=_seconds(report), ended_ns=report.ended_ns
+                rows=report.batch_size,
+                tokens=report.num_tokens,
+                seconds=_seconds(report),
+                other_rows=report.num_other_rows,
+                other_drafts=report.num_other_drafts,
             )
 
     def note_proposals(self, target: object, batch: EventBatch[DraftEvent]) -> None:
@@ -241,8 +259,8 @@ class DraftLengthPolicy:
         for columns in batch.columns:
             lengths += columns.counts.tolist()
         if any(lengths):
-            share = len(lengths) / max(batch.report.batch_size, len(lengths))
-            controller.note_draft(max(lengths), sum(lengths), _seconds(batch.report), share=share)
+            num_rows = max(batch.report.batch_size, sum(length > 0 for length in lengths))
+            controller.note_draft(num_rows, max(lengths), _seconds(batch.report))
         elif lengths:
             controller.note_draft_text(batch.report.num_tokens, _seconds(batch.report))
 
@@ -268,11 +286,10 @@ class DraftLengthPolicy:
         num_switches = controller.num_switches
         if controller.choose():
             level = logging.INFO if controller.num_switches != num_switches else logging.DEBUG
-            fields = _facts(target, controller) | {"reason": mode_reason(controller)}
+            fields = _facts(target, controller) | {"reason": controller.reason}
             _log.log(level, _CHANGES[controller.mode], extra={"fields": fields})
         if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
-            facts = _facts(target, controller) | controller.estimates()
-            _log.debug("draft lengths were chosen", extra={"fields": facts})
+            _log.debug("draft lengths were chosen", extra={"fields": _facts(target, controller)})
 
     def take_begun_catch_up(self, target: object) -> bool:
         """Whether drafts are to be brought the text that all sessions of the target wait for; said once."""
@@ -299,8 +316,8 @@ class DraftLengthPolicy:
         most = float(min(self._default_length, self._limit))
         if not self.is_controlled:
             return most
-        firsts = [controller.first_length for controller in self._controllers.values()] or [START_LENGTHS[0]]
-        return min(most, sum(firsts) / len(firsts))
+        firsts = [controller.first_length for controller in self._controllers.values()]
+        return min(most, sum(firsts) / len(firsts)) if firsts else most
 
     def _add(self, target: object) -> DraftLengthController:
         if len(self._controllers) >= _MAX_IDLE_CONTROLLERS:
@@ -324,4 +341,4 @@ def _facts(target: object, controller: DraftLengthController) -> dict[str, objec
         "plain_tokens_per_s": round(controller.rates[Mode.PLAIN], 1),
         "speculative_tokens_per_s": round(controller.rates[Mode.SPECULATIVE], 1),
         "target": str(target),
-    }
+    } | controller.estimates()

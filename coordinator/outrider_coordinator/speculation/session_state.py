@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from outrider_coordinator.speculation.estimates.acceptance_estimate import PRIOR, SessionAcceptance
+from outrider_coordinator.speculation.acceptance import SessionAcceptance
 
 _NEW_ROUNDS = 12
+"""Rounds after which a session is no longer new."""
 UNBOUNDED = 1_000_000
-"""Tokens to come of a session of which it is not known how many may."""
+"""Tokens to come of a session for which no maximum is known."""
 
 SessionVerdict: TypeAlias = "tuple[ControlledSession, int, int, int]"
 """A judged step: its session, the drafted and the accepted tokens, and the committed tokens that its draft lacks."""
@@ -18,50 +19,28 @@ class ControlledSession:
     """Draft length, acceptance and timing of one session."""
 
     __slots__ = (
-        "acceptance",
-        "began_s",
-        "draft_lag",
-        "expected",
-        "has_begun",
-        "has_drafted",
-        "has_ever_drafted",
-        "length",
-        "limit",
-        "max_tokens",
-        "num_left",
-        "num_probes",
-        "num_rounds",
-        "probe_steps",
-        "reads_states",
-        "round_began",
-    )
+        "acceptance", "began_s", "context", "draft_lag", "has_begun", "has_drafted", "has_ever_drafted", "length",
+        "limit", "max_tokens", "num_left", "num_probes", "num_rounds", "reads_states", "round_began",
+    )  # fmt: skip
 
-    def __init__(self, limit: int, *, reads_states: bool = False, max_tokens: int = UNBOUNDED) -> None:
-        """``limit``: upper bound of the draft length; ``max_tokens``: of the tokens to come."""
+    def __init__(
+        self, limit: int, *, reads_states: bool = False, max_tokens: int = UNBOUNDED, num_prompt_tokens: int = 0
+    ) -> None:
+        """``limit``: largest draft length; ``max_tokens``: maximum of the tokens to come."""
         self.limit = limit
-        self.max_tokens = max_tokens
-        self.num_left = max_tokens
-        """Tokens to come, at most."""
+        self.max_tokens = self.num_left = max_tokens
+        self.context = num_prompt_tokens
+        """Committed tokens."""
         self.reads_states = reads_states
-        """Whether its draft reads hidden states, so that the target computes anew what the draft lacks."""
+        """Whether its draft reads hidden states, so that the target computes again what the draft lacks."""
         self.length = 0
         """Draft length of the next step."""
         self.acceptance = SessionAcceptance()
-        self.expected = PRIOR
-        """Acceptance estimate of the session at the last choice."""
-        self.num_rounds = 0
-        """Verdicts so far on this target."""
-        self.has_drafted = False
-        """Whether the last step had draft tokens."""
-        self.has_ever_drafted = False
-        """Whether any step on this target had."""
+        self.num_rounds = self.num_probes = self.draft_lag = 0
+        self.has_drafted = self.has_ever_drafted = False
+        """Whether the last step, or any on this target, had draft tokens."""
         self.round_began: float | None = None
         """Time of the last verdict; None where the round since then cannot be timed."""
-        self.draft_lag = 0
-        """Committed tokens that the draft lacks."""
-        self.num_probes = 0
-        self.probe_steps = 0
-        """Steps that are left of the session's probe."""
         self.began_s: float | None = None
         """Seconds of service when its prompt had been computed."""
         self.has_begun = False
@@ -79,12 +58,12 @@ class ControlledSession:
         self.length = min(length, self.limit)
 
     def note_verdict(self, now: float, num_drafted: int, num_accepted: int, draft_lag: int) -> float | None:
-        """One verdict; returns when the judged round began, or None where it cannot be timed.
-
-        A round in which a session starts to draft may include prefill of its draft, so it is not timed.
+        """Take in one verdict; returns when the judged round began, or None where it cannot be timed: one in which a
+        session starts to draft may include prefill of its draft.
         """
         began = None if num_drafted and not self.has_drafted else self.round_began
         self.num_left -= num_accepted + 1
+        self.context += num_accepted + 1
         self.round_began, self.has_drafted, self.draft_lag = now, num_drafted > 0, draft_lag
         self.num_rounds += 1
         self.has_ever_drafted |= num_drafted > 0

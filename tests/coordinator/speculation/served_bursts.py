@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, ControlledSession, DraftLengthController
-from tests.coordinator.speculation.simulated_load import H200, FixedLength
+from tests.coordinator.speculation.simulated_load import H200, FixedLength, profile_of
 
 _COMPUTED = 128
 """Tokens of a prompt that the target computes: of a longer one it finds the others in its prefix cache."""
@@ -120,7 +120,9 @@ class Served:
         self.acceptance = acceptance
         self.is_chosen = length is None
         self._limit = 0 if length == 0 else _MOST_DRAFTED
-        self.controller = DraftLengthController(_MOST_DRAFTED) if length is None else FixedLength(length)
+        self.controller = (
+            DraftLengthController(_MOST_DRAFTED, profile_of(pair)) if length is None else FixedLength(length)
+        )
         self.rounds: list[tuple[int, float]] = []
         """Of the last burst: longest draft length and seconds of each round, those of prompts left out."""
         self._seed = seed
@@ -260,7 +262,7 @@ class Served:
         """Let the controller hear of a round, and take the lengths of the next one before it learns and chooses."""
         controller = self.controller
         if max(lengths):
-            controller.note_draft(max(lengths), sum(lengths), draft / 1e3)
+            controller.note_draft(sum(length > 0 for length in lengths), max(lengths), draft / 1e3)
         controller.begin(self.devices.now)
         verdicts = []
         for session, length in zip(sessions, lengths, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController
-from tests.coordinator.speculation.simulated_load import Load
+from tests.coordinator.speculation.simulated_load import Load, profile_of
 
 _PROMPT, _MOST_INLINE = 128, 16
 
@@ -15,7 +15,7 @@ class Crowd:
 
     def __init__(self, load: Load, num_coordinators: int, *, max_length: int = 8) -> None:
         self.load = load
-        self.controllers = [DraftLengthController(max_length) for _ in range(num_coordinators)]
+        self.controllers = [DraftLengthController(max_length, profile_of(load.pair)) for _ in range(num_coordinators)]
         self._sessions: list[list[ControlledSession]] = [[] for _ in self.controllers]
         self._max_length = max_length
         self._lags: dict[ControlledSession, int] = {}
@@ -69,8 +69,8 @@ class Crowd:
         for index, (controller, sessions) in enumerate(zip(self.controllers, self._sessions, strict=True)):
             own, (draft, target, rows, drafted) = lengths[index], forwards[index]
             if max(own):
-                share = sum(length > 0 for length in own) / (num_drafting if rows > len(own) else len(own))
-                controller.note_draft(max(own), sum(own), draft / 1e3, share=share)
+                drafting = num_drafting if rows > len(own) else sum(length > 0 for length in own)
+                controller.note_draft(drafting, max(own), draft / 1e3)
             controller.begin(now)
             for session, length in zip(sessions, own, strict=True):
                 self._lags[session] = 0 if length else self._lags[session] + 1
@@ -78,7 +78,10 @@ class Crowd:
                 (session, length, count, self._lags[session])
                 for session, length, count in zip(sessions, own, accepted[index], strict=True)
             )
-            controller.end(rows=rows, tokens=rows + drafted, seconds=target / 1e3)
+            others = len(list(chain.from_iterable(lengths))) - len(own), sum(map(sum, lengths)) - sum(own)
+            controller.end(
+                rows=rows, tokens=rows + drafted, seconds=target / 1e3, other_rows=others[0], other_drafts=others[1]
+            )
             controller.choose()
 
 

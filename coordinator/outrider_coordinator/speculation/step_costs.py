@@ -1,0 +1,241 @@
+"""Step costs of a target and its draft: the durations that services measured at start, and corrections to them.
+
+A table gives the duration of a forward or a proposal by batch size, length and context. What it cannot know is learned
+from traffic: a scale of the target's and of the draft's table, the ratio of plain rounds to their forward by batch
+size, and the time between the forwards of speculative rounds by batch size. Durations are in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from outrider.limits import MAX_DRAFT_LENGTH
+from outrider.types import StepCost
+
+_MAX_STEP = 0.15
+"""Largest logarithm, or share of a round, by which one sample may differ: a process's first rounds take several times
+as long as later ones."""
+_NEWEST = 0.1
+"""Weight of a sample once ten were seen; before that all count equally."""
+_OVERHEAD_S, _OVERHEAD_S_A_ROW = 0.5e-3, 0.05e-3
+"""Time between the forwards of a speculative round, and that of each session, until it was measured: of one GPU and a
+host of average speed."""
+_NOMINAL_TARGET_S, _NOMINAL_TARGET_S_A_TOKEN = 5e-3, 0.02e-3
+"""Durations of a target's forward, and of each token of it, where the service measured none: of an 8B model on a GPU.
+Traffic corrects the scale."""
+_NOMINAL_DRAFT_S = 1e-3
+"""Duration of one draft token where the service measured none: of a 1B model on a GPU."""
+
+
+class StepTable:
+    """Measured durations of one service, interpolated linearly between batch sizes and lengths."""
+
+    def __init__(self, costs: Iterable[StepCost]) -> None:
+        """``costs`` may not be empty."""
+        found = {(cost.num_rows, cost.num_tokens, cost.context_length): 1e-9 * cost.duration_ns for cost in costs}
+        self._context = min(context for _, _, context in found)
+        self._rows = sorted({rows for rows, _, context in found if context == self._context})
+        self._curves = np.stack([self._measured_curve(found, rows) for rows in self._rows])  # [R, L]
+        self._slopes = [self._measured_slope(found, rows) for rows in self._rows]
+        self._known: dict[int, np.ndarray] = {}
+
+    @classmethod
+    def nominal(cls, *, is_target: bool) -> StepTable:
+        """Table of a service that measured nothing."""
+        target = [(rows, length, _NOMINAL_TARGET_S + _NOMINAL_TARGET_S_A_TOKEN * rows * length)
+                  for rows in (1, 256) for length in (1, 9)]  # fmt: skip
+        draft = [(1, length, _NOMINAL_DRAFT_S * length) for length in (1, 9)]
+        points = target if is_target else draft
+        return cls(StepCost(rows, length, 0, round(1e9 * seconds)) for rows, length, seconds in points)
+
+    def seconds(self, rows: float, length: float, context: float = 0.0) -> float:
+        """Duration with so many sessions, tokens of each, and tokens in each one's KV cache."""
+        curve = self._curve(max(1, round(rows)))
+        whole = min(int(length), len(curve) - 2)
+        seconds = float(curve[whole] + (length - whole) * (curve[whole + 1] - curve[whole]))
+        if context > self._context:
+            seconds += (context - self._context) * float(np.interp(rows, self._rows, self._slopes))
+        return seconds
+
+    @property
+    def token_seconds(self) -> float:
+        """Duration of each further token of a large forward, as of a prompt."""
+        rows, length = self._rows[-1], self._curves.shape[1] - 1
+        before = self._rows[-2] if len(self._rows) > 1 else 1
+        more = float(self._curves[-1][length] - self._curve(before)[1])
+        return float(max(more, 0.0) / (rows * length - before))
+
+    def _curve(self, rows: int) -> np.ndarray:  # -> [L]
+        known = self._known.get(rows)
+        if known is None:
+            known = self._known[rows] = _interpolated(self._rows, self._curves, rows)
+        return known
+
+    def _measured_curve(self, found: dict[tuple[int, int, int], float], rows: int) -> np.ndarray:  # -> [L]
+        points = sorted(
+            (length, seconds)
+            for (own, length, context), seconds in found.items()
+            if own == rows and context == self._context
+        )
+        lengths, times = [length for length, _ in points], np.array([[seconds] for _, seconds in points])
+        return np.array([_interpolated(lengths, times, length)[0] for length in range(MAX_DRAFT_LENGTH + 2)])
+
+    def _measured_slope(self, found: dict[tuple[int, int, int], float], rows: int) -> float:
+        """Seconds that a token of each session's context takes."""
+        longer = [(context, length) for own, length, context in found if own == rows and context > self._context]
+        if not longer:
+            return 0.0
+        context, length = max(longer)
+        more = found[rows, length, context] - found.get((rows, length, self._context), math.inf)
+        return max(0.0, more / (context - self._context))
+
+
+def _interpolated(places: list[int], values: np.ndarray, place: float) -> np.ndarray:  # values [N, X] -> [X]
+    """Value between the places, and past the last by the slope before it; never below the nearest measured value."""
+    if len(places) == 1 or place <= places[0]:
+        return np.asarray(values[0])
+    last = min(int(np.searchsorted(places, place)), len(places) - 1)
+    share = (place - places[last - 1]) / (places[last] - places[last - 1])
+    slope = values[last] - values[last - 1]
+    return np.asarray(values[last - 1] + share * (np.maximum(slope, 0.0) if share > 1.0 else slope))
+
+
+class Average:
+    """Mean of samples, the newest with more weight; each sample counts as at most ``limit`` away from the mean."""
+
+    __slots__ = ("num_samples", "value")
+
+    def __init__(self, value: float = 0.0) -> None:
+        self.value = value
+        self.num_samples = 0
+
+    def note(self, sample: float, limit: float = math.inf) -> None:
+        """Take in one sample."""
+        self.num_samples += 1
+        step = min(max(sample - self.value, -limit), limit)
+        self.value += max(1.0 / self.num_samples, _NEWEST) * step
+
+
+class StepCosts:
+    """Expected durations of the rounds of one target's sessions."""
+
+    def __init__(self, target: Sequence[StepCost] = (), draft: Sequence[StepCost] = ()) -> None:
+        self._target, self._draft = StepTable.nominal(is_target=True), StepTable.nominal(is_target=False)
+        self._has_target = self._has_draft = False
+        self.provide(target, draft)
+        self._target_scale, self._draft_scale = Average(), Average()
+        """Logarithms of measured over tabulated durations."""
+        self._plain: dict[int, Average] = {}
+        """The same of plain rounds, by bucket of rows."""
+        self._overheads: dict[int, Average] = {}
+        """Seconds between the forwards of speculative rounds, by bucket of rows."""
+
+    def provide(self, target: Sequence[StepCost], draft: Sequence[StepCost]) -> None:
+        """Take the tables of services that have told theirs since."""
+        if target and not self._has_target:
+            self._target, self._has_target = StepTable(target), True
+        if draft and not self._has_draft:
+            self._draft, self._has_draft = StepTable(draft), True
+
+    # What was measured.
+
+    def note_draft(self, rows: int, length: int, context: float, seconds: float) -> None:
+        """A proposal took so long."""
+        _note_ratio(self._draft_scale, seconds, self._draft.seconds(rows, length, context))
+
+    def note_scoring(self, rows: int, length: float, context: float, seconds: float) -> None:
+        """A forward with so many tokens a session, more than one, took so long."""
+        _note_ratio(self._target_scale, seconds, self._target.seconds(rows, length, context))
+
+    def note_plain_round(self, rows: int, context: float, seconds: float) -> None:
+        """A round without draft tokens took so long."""
+        average = self._plain.setdefault(bucket_of(rows), Average(self._plain_scale(rows)))
+        _note_ratio(average, seconds, self._target.seconds(rows, 1, context))
+
+    def note_speculative_round(self, rows: int, drafted: float, longest: int, context: float, seconds: float) -> None:
+        """A round took so long in which each session drafted, ``drafted`` tokens in the mean."""
+        average = self._overheads.setdefault(bucket_of(rows), Average(self.overhead(rows)))
+        forwards = self._forwards(rows, drafted, longest, context)
+        average.note(seconds - forwards, _MAX_STEP * (forwards + average.value))
+
+    # What is expected.
+
+    @property
+    def has_profile(self) -> bool:
+        """Whether both services have told what they measured."""
+        return self._has_target and self._has_draft
+
+    def knows_speculation(self, rows: int) -> bool:
+        """Whether speculative rounds were measured with about so many rows."""
+        return bucket_of(rows) in self._overheads
+
+    def num_speculative_rounds(self, rows: int) -> int:
+        """Speculative rounds that were measured with about so many rows."""
+        average = self._overheads.get(bucket_of(rows))
+        return 0 if average is None else average.num_samples
+
+    @property
+    def scored_token_seconds(self) -> float:
+        """Duration of each token of text that the target computes again for a draft that reads its hidden states."""
+        return self._target.token_seconds
+
+    def plain(self, rows: int, context: float) -> float:
+        """Duration of a plain round."""
+        return math.exp(self._plain_scale(rows)) * self._target.seconds(rows, 1, context)
+
+    def speculative(self, rows: int, context: float, longest: int) -> Callable[[float], float]:
+        """Duration of a speculative round, as a function of the draft tokens of each session in the mean."""
+        fixed = math.exp(self._draft_scale.value) * self._draft.seconds(rows, longest, context) + self.overhead(rows)
+        scale = self._scoring_scale(rows)
+        return lambda drafted: fixed + scale * self._target.seconds(rows, 1.0 + drafted, context)
+
+    def overhead(self, rows: int) -> float:
+        """Time between the forwards of a speculative round."""
+        nearest = _nearest(self._overheads, rows)
+        if nearest is None:
+            return _usual_overhead(rows)
+        bucket, seconds = nearest
+        if bucket == bucket_of(rows) or seconds <= 0.0:
+            return seconds
+        return seconds * _usual_overhead(rows) / _usual_overhead(_middle(bucket))
+
+    def _forwards(self, rows: int, drafted: float, longest: int, context: float) -> float:
+        return self.speculative(rows, context, longest)(drafted) - self.overhead(rows)
+
+    def _plain_scale(self, rows: int) -> float:
+        nearest = _nearest(self._plain, rows)
+        return self._target_scale.value if nearest is None else nearest[1]
+
+    def _scoring_scale(self, rows: int) -> float:
+        """Before any forward with draft tokens was measured, plain rounds tell how far the table is off."""
+        return math.exp(self._target_scale.value if self._target_scale.num_samples else self._plain_scale(rows))
+
+
+def bucket_of(rows: int) -> int:
+    """Bucket of a number of rows: its power of two."""
+    return max(rows, 1).bit_length()
+
+
+def _middle(bucket: int) -> int:
+    return (3 << bucket) >> 2
+
+
+def _usual_overhead(rows: int) -> float:
+    return _OVERHEAD_S + _OVERHEAD_S_A_ROW * rows
+
+
+def _nearest(averages: dict[int, Average], rows: int) -> tuple[int, float] | None:
+    """Bucket and value of the average measured with the most similar number of rows."""
+    if not averages:
+        return None
+    own = bucket_of(rows)
+    bucket = min(averages, key=lambda known: (abs(known - own), known))
+    return bucket, averages[bucket].value
+
+
+def _note_ratio(average: Average, measured: float, expected: float) -> None:
+    if measured > 0.0 and expected > 0.0:
+        average.note(math.log(measured / expected), _MAX_STEP)
