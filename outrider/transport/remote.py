@@ -27,6 +27,8 @@ from outrider.transport.link.heartbeats import (
     MIN_INTERVALS,
 )
 from outrider.transport.link.remote_link import RemoteLink
+from outrider.transport.link.versions import METADATA as VERSION
+from outrider.transport.link.versions import check_service
 from outrider.transport.malformed import tolerant_of_link
 from outrider.transport.planes import CAPABILITY
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
@@ -119,7 +121,8 @@ class _RemotePort:
                 raise TlsError(trouble) from error
 
     def _link_metadata(self) -> list[tuple[str, str]]:
-        return [*(self._security.metadata() or ()), HEARTBEATS, COLUMNS, *([CAPABILITY] if self._shares_memory else [])]
+        told = [HEARTBEATS, COLUMNS, VERSION, *([CAPABILITY] if self._shares_memory else [])]
+        return [*(self._security.metadata() or ()), *told]
 
     def _silence_timeout_s(self) -> float:
         return max(self._link_timeout_s, MIN_INTERVALS * self._heartbeat_interval_s)
@@ -134,6 +137,7 @@ class _RemotePort:
                 message = await make_stub(channel).Describe(
                     pb.DescribeRequest(), timeout=self._connect_timeout_s, metadata=self._security.metadata()
                 )
+            check_service(self.address, message.version)
             description = description_from_proto(message)
             self._heartbeat_interval_s = description.heartbeat_interval_ms / 1000
             self._reads_columns = description.reads_command_columns

@@ -46,6 +46,7 @@ from outrider.transport.link.heartbeats import (
     with_heartbeats,
 )
 from outrider.transport.link.pump import LinkPump, reads_shared_memory, with_planes
+from outrider.transport.link.versions import check_coordinator
 from outrider.transport.long_requests import LongRequest, parsing
 from outrider.transport.security.tokens import TokenFile, bearer_token
 from outrider.transport.tokenizer_answers import TokenizerAnswers
@@ -110,6 +111,7 @@ class DraftServicer(DraftServiceServicer):
         self, request_iterator: AsyncIterator[link_pb2.DraftCommands], context: Context
     ) -> AsyncIterator[link_pb2.DraftEvents]:
         """Serve one link."""
+        check_coordinator(context.invocation_metadata())
         limits = _limits_of(await self._draft.describe())
         with self._links.entered(context.peer()):
             link = await self._draft.attach()
@@ -153,6 +155,7 @@ class TargetServicer(TargetServiceServicer):
         self, request_iterator: AsyncIterator[link_pb2.TargetCommands], context: Context
     ) -> AsyncIterator[link_pb2.TargetEvents]:
         """Serve one link."""
+        check_coordinator(context.invocation_metadata())
         limits = _limits_of(await self._target.describe())
         with self._links.entered(context.peer()):
             link = await self._target.attach()

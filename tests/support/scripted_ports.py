@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from outrider import __version__
 from outrider.columns import one_by_one
 from outrider.errors import UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, TargetCommand, TargetEvent
@@ -153,7 +154,7 @@ class _Shape:
             page_size=self.page_size,
             num_pages=self.num_pages,
             tokenizer_hash=self.tokenizer_hash,
-            version="0",
+            version=__version__,
         )
 
 

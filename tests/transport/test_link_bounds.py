@@ -311,3 +311,20 @@ async def test_a_command_past_a_bound_fails_its_session_and_the_link_goes_on(ser
     assert found[1].message == "logit_bias: has 1025 entries; at most 1024"
     assert list(found[2].token_ids) == [2, 1]
     assert (found[3].code, found[3].field) == ("InvalidRequestError", "draft_length")
+
+
+def test_delays_and_durations_of_a_peer_are_bounded() -> None:
+    """A delay of 49 days would stop admission for all."""
+    most = (1 << 32) - 1
+    for event in (
+        pb.TargetEvent(refused=pb.Refused(retry_after_ms=most)),
+        pb.TargetEvent(preempted=pb.Preempted(retry_after_ms=most)),
+    ):
+        (read,) = target_events_from_proto(pb.TargetEvents(events=[event])).events
+        assert isinstance(read, ports.Refused | ports.Preempted)
+        assert read.retry_after_ms == limits.LONGEST_RETRY_DELAY_MS
+    report = pb.ForwardReport(queue_ns=1 << 63, forward_ns=1 << 63, sample_ns=1 << 63, total_ns=1 << 63)
+    found = target_events_from_proto(pb.TargetEvents(report=report)).report
+    assert found is not None
+    stages = {found.queue_ns, found.forward_ns, found.sample_ns, found.total_ns}
+    assert stages == {limits.LONGEST_STAGE_NS}

@@ -25,6 +25,7 @@ from outrider.generation import (
     Timing,
     Usage,
 )
+from outrider.limits import LONGEST_RETRY_DELAY_MS, LONGEST_STAGE_NS
 from outrider.types import (
     AcceptanceMethod,
     CandidateLogprobs,
@@ -46,6 +47,7 @@ from outrider.types import (
 )
 
 u32 = st.integers(0, (1 << 31) - 1)
+delays, stages = st.integers(0, LONGEST_RETRY_DELAY_MS), st.integers(0, LONGEST_STAGE_NS)
 u64 = st.integers(0, (1 << 64) - 1)
 ids = st.lists(u32, max_size=5).map(tuple)
 text = st.text(max_size=12)
@@ -196,12 +198,12 @@ scores = st.builds(ports.Scores, u64, u64, u32, forms, positions, positions, st.
 chunks = st.builds(ports.HiddenStateChunk, u64, u64, hidden_states())
 common_events = st.one_of(
     st.builds(ports.Opened, u64, u64, u32),
-    st.builds(ports.Preempted, u64, u64, u32),
+    st.builds(ports.Preempted, u64, u64, delays),
     st.builds(ports.SessionLost, u64, u64, text),
     st.builds(ports.SessionFailed, u64, u64, text, text, text),
-    st.builds(ports.Refused, u64, u64, u32, text),
+    st.builds(ports.Refused, u64, u64, delays, text),
 )
-reports = st.builds(ports.ForwardReport, u64, u64, u64, u64, u32, u32, u32, u64, u32, u32)
+reports = st.builds(ports.ForwardReport, stages, stages, stages, stages, u32, u32, u32, u64, u32, u32)
 draft_commands = st.lists(st.one_of(opens, extends, releases), max_size=3).map(tuple)
 target_commands = st.lists(st.one_of(opens, scores_wanted, prepares, releases), max_size=3).map(tuple)
 
