@@ -30,10 +30,11 @@ from outrider.kernels.linear.skinny import _skinny_kernel
 from outrider.kernels.linear.split_k import _split_k_gate_kernel, _split_k_kernel, _sum_partials_kernel
 from outrider.kernels.linear.stream_k import _stream_k_kernel
 from outrider.kernels.paged_attention.chunks import _attend_chunks_kernel
+from outrider.kernels.paged_attention.invariant import _attend_segments_kernel
 from outrider.kernels.paged_attention.kernel import _attend_kernel
 from outrider.kernels.paged_attention.prompts import _join_kernel
 from outrider.kernels.paged_attention.schedule import _schedule_kernel
-from outrider.kernels.paged_attention.segments import _attend_segments_kernel, _segment_schedule_kernel
+from outrider.kernels.paged_attention.segment_schedule import _segment_schedule_kernel
 from outrider.kernels.rms_norm.kernel import _norm_kernel
 from outrider.kernels.rope_and_cache.kernel import _rope_and_cache_kernel
 from outrider.kernels.scoring.cutting import _cut_kernel

@@ -26,7 +26,8 @@ from outrider.kernels.paged_attention import (
 )
 from outrider.kernels.paged_attention import kernel as fast_attention
 from outrider.kernels.paged_attention.device_plan import Tiling
-from outrider.kernels.paged_attention.segments import SegmentTiling, attend_segments, scheduled_segments
+from outrider.kernels.paged_attention.invariant import attend_segments
+from outrider.kernels.paged_attention.segment_schedule import SegmentTiling, scheduled_segments
 from outrider.kernels.rms_norm.kernel import TritonNorm
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, unpack
 from outrider.model_executor.input_batch import ForwardRow

@@ -54,9 +54,9 @@ def prepare_plan(
     from outrider.kernels.paged_attention import kernel  # Triton is slow to import
 
     if plan.batch_invariant:
-        from outrider.kernels.paged_attention import segments
+        from outrider.kernels.paged_attention import segment_schedule
 
-        return segments.scheduled_segments(
+        return segment_schedule.scheduled_segments(
             plan, num_tokens=num_tokens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
         )
     max_queries, device = plan.rows.max_queries, plan.rows.context_lengths.device
@@ -80,10 +80,10 @@ def paged_attention(query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan |
     ** -0.5.
     """
     if isinstance(plan, DevicePlan):
-        from outrider.kernels.paged_attention import chunks, kernel, prompts, segments  # Triton is slow to import
+        from outrider.kernels.paged_attention import chunks, invariant, kernel, prompts  # Triton is slow to import
 
         if plan.batch_invariant:
-            return segments.attend_segments(query, kv, plan)
+            return invariant.attend_segments(query, kv, plan)
         if chunks.takes_chunks(query, plan.rows.max_queries):
             attend = prompts.attend_prompts if prompts.takes_prompts(query, plan) else chunks.attend_chunks
             return attend(query, kv, plan)

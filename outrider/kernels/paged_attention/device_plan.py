@@ -63,7 +63,7 @@ class DevicePlan:
     num_sinks: int = 0
     """First tokens of a context that are seen besides the window."""
     batch_invariant: bool = False
-    """Whether outputs must not depend on the batch: ``segments`` then computes all rows."""
+    """Whether outputs must not depend on the batch: ``invariant`` then computes all rows."""
     schedule: torch.Tensor | None = None  # [fields, P] int32
     """Of a decoding batch of several rows, or of any batch-invariant one, made in the forward: see ``prepare_plan``."""
 

@@ -1,0 +1,84 @@
+"""Where a model can be batch-invariant, and what a setting means there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.cli.facts import placement_text
+from outrider.config import DraftSettings, TargetSettings
+from outrider.errors import ConfigError, OutriderError
+from outrider.generation import ModelPlacement
+from outrider.kernels.invariance import obstacle
+from outrider.model_executor.loader.model import BatchInvariance, is_batch_invariant
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.models import read_model_config
+from tests.support.tiny_models import cached_tiny_model
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def capability(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of every GPU."""
+    found = [9, 0]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: tuple(found))
+    return found
+
+
+def test_hopper_in_16_bits_keeps_the_order_of_sums(capability: list[int]) -> None:
+    assert obstacle(GPU, torch.bfloat16) is None
+    assert obstacle(GPU, torch.float16, num_ranks=2) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "num_ranks", "named"),
+    [
+        (GPU, torch.float32, 1, "not float32"),
+        (GPU, torch.bfloat16, 4, "4 ranks"),
+        (torch.device("cpu"), torch.float32, 1, "needs a GPU"),
+    ],
+)
+def test_obstacles_are_named(
+    device: torch.device, dtype: torch.dtype, num_ranks: int, named: str, capability: list[int]
+) -> None:
+    assert named in str(obstacle(device, dtype, num_ranks=num_ranks))
+
+
+def test_other_gpus_are_refused(capability: list[int]) -> None:
+    capability[0] = 8
+    assert "capability 9.0" in str(obstacle(GPU, torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("setting", "num_ranks", "expected"),
+    [("auto", 1, True), ("auto", 2, False), ("on", 2, True), ("off", 1, False)],
+)
+def test_auto_is_on_where_it_costs_little(
+    setting: BatchInvariance, num_ranks: int, capability: list[int], *, expected: bool
+) -> None:
+    config = read_model_config(cached_tiny_model())
+    assert is_batch_invariant(setting, config, torch.bfloat16, GPU, num_ranks=num_ranks) is expected
+
+
+def test_a_model_on_a_cpu_is_loaded_without_or_refused() -> None:
+    folder = cached_tiny_model()
+    with pytest.raises(ConfigError, match="batch_invariant: cannot be on: it needs a GPU"):
+        ModelRunner.load(folder, device="cpu", num_pages=4, batch_invariant="on")
+    assert not ModelRunner.load(folder, device="cpu", num_pages=4, batch_invariant="auto").batch_invariant
+
+
+def test_yaml_writes_the_setting_as_a_boolean() -> None:
+    values: dict[str, object] = {"model": "folder", "batch_invariant": True}
+    assert TargetSettings.model_validate(values).batch_invariant == "on"
+    assert DraftSettings.model_validate(values | {"batch_invariant": False}).batch_invariant == "off"
+
+
+def test_drafts_without_a_model_of_their_own_have_no_such_mode() -> None:
+    with pytest.raises((ValueError, OutriderError), match="batch_invariant"):
+        DraftSettings.model_validate({"method": "ngram", "batch_invariant": "on"})
+
+
+def test_the_mode_is_shown_beside_the_type() -> None:
+    placement = ModelPlacement(device="cuda:0", dtype="bfloat16", batch_invariant=True)
+    assert "bfloat16, batch-invariant, KV cache" in placement_text(placement)
