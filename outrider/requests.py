@@ -55,6 +55,7 @@ def _check_grammar(request: GenerationRequest) -> None:
     if grammar is None:
         return
     _check_encodable(grammar.field, grammar.text)
+    _check_encodable("grammar_after", grammar.after)
     if not grammar.text:
         raise InvalidRequestError(grammar.field, "must not be empty")
     if request.ignore_eos:
@@ -77,6 +78,7 @@ def check_lengths(request: GenerationRequest) -> None:
     limits.BAD_WORDS_TOKENS.check("bad_words", sum(map(len, sampling.bad_words)))
     if sampling.grammar is not None:
         limits.GRAMMAR_CHARACTERS.check(sampling.grammar.field, len(sampling.grammar.text))
+        limits.GRAMMAR_AFTER.check("grammar_after", len(sampling.grammar.after))
     if request.resume is not None:
         limits.EMITTED_TOKEN_IDS.check(limits.EMITTED, len(request.resume.emitted_token_ids))
         limits.MODEL_NAME.check("resume.model", len(request.resume.model))

@@ -96,6 +96,9 @@ class Grammar:
     kind: GrammarKind
     text: str
     """A JSON schema, a regular expression, a JSON list of texts, or a grammar in Lark's or llama.cpp's form."""
+    after: str = ""
+    """The grammar holds after the token in which this text, such as the end of reasoning, is complete. Empty: from the
+    first token on."""
 
     @property
     def field(self) -> str:

@@ -22,10 +22,15 @@ def build_grammar(given: Mapping[str, Any]) -> Grammar | None:
     named = [name for name in _KINDS if name in given]
     if len(named) > 1:
         raise InvalidRequestError(named[1], f"cannot be set together with {named[0]}")
+    after = given.get("grammar_after", "")
+    if not isinstance(after, str):
+        raise InvalidRequestError("grammar_after", f"must be a text, not {type(after).__name__}")
     if not named:
+        if after:
+            raise InvalidRequestError("grammar_after", f"needs one of {', '.join(_KINDS)}")
         return None
     (name,) = named
-    return Grammar(_KINDS[name], _text(name, given[name]))
+    return Grammar(_KINDS[name], _text(name, given[name]), after)
 
 
 def _text(name: str, value: Any) -> str:  # noqa: ANN401 - what a caller gave

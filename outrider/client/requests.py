@@ -87,6 +87,9 @@ class GenerateOptions(TypedDict, total=False):
     ]
     regex: Annotated[str | None, Doc("Regular expression that the whole output matches.")]
     choice: Annotated[Sequence[str] | None, Doc("Texts, one of which is the output.")]
+    grammar_after: Annotated[
+        str | None, Doc("Text, such as the end of reasoning, after which the output has to match; None is at once.")
+    ]
     grammar: Annotated[str | None, Doc("Grammar in the form of Lark or llama.cpp that the output matches.")]
     seed: Annotated[
         int | None,

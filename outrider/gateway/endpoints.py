@@ -111,7 +111,12 @@ class Endpoints:
         grammar = asked.grammar
         form = self._message_form(model, asked, prompt, is_constrained=grammar is not None)
         wanted = self._wanted(wanted_tokens, asked.wanted_logprobs, asked.prompt_logprobs)
-        wanted = replace(wanted, grammar=grammar, needs_special_tokens=form.format.needs_special_tokens)
+        wanted = replace(
+            wanted,
+            grammar=grammar,
+            grammar_after=form.format.reasoning_end(prompt.end),
+            needs_special_tokens=form.format.needs_special_tokens,
+        )
         choices = make_choices(asked, [prompt], wanted, caller)
         answer, streams = ChatAnswer(asked, model, prompt, choices, caller.request_id, form=form), bool(asked.stream)
         _keep_prompts(request, [prompt])
@@ -196,10 +201,11 @@ class Endpoints:
         template = model.text.chat.template_of(asked.chat)
         names = self._parsers
         tool_call_parser = names.tool_call_parser if asked.parses_tools else NO_PARSER
-        # A grammar holds from the first token on, so there is no reasoning.
-        reasoning_parser = NO_PARSER if is_constrained else names.reasoning_parser
+        output_format = choose_format(template, tool_call_parser, names.reasoning_parser)
+        if is_constrained and not output_format.reasoning_end(prompt.end):
+            output_format = replace(output_format, reasoning_parser=None)  # there is none before what has to match
         return MessageForm(
-            choose_format(template, tool_call_parser, reasoning_parser),
+            output_format,
             tuple(asked.tools or ()),
             asked.enforced_call,
             prompt.end,

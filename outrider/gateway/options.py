@@ -43,6 +43,8 @@ class Wanted:
     prompt_logprobs: int | None
     resume_timeout: float
     grammar: GrammarField | None = None
+    grammar_after: str = ""
+    """Text after which the output has to match."""
     needs_special_tokens: bool = False
     """The text of special tokens is parsed."""
 
@@ -79,6 +81,7 @@ def _shared_options(request: GenerationFields, wanted: Wanted, caller: Caller) -
         }
     if wanted.grammar is not None:
         options[wanted.grammar.option] = wanted.grammar.value
+        options["grammar_after"] = wanted.grammar_after
     if wanted.needs_special_tokens:
         options["skip_special_tokens"] = False
     if wanted.resume_timeout > 0:

@@ -48,6 +48,7 @@ STOP_TEXT = Bound(4096, "characters in one text")
 BAD_WORDS = Bound(1024, "entries")
 BAD_WORD = Bound(4096, "characters in one word")
 GRAMMAR_CHARACTERS = Bound(1 << 18, "characters")
+GRAMMAR_AFTER = Bound(256, "characters")
 BAD_WORDS_CHARACTERS = Bound(16 * BAD_WORD.most, "characters in all")
 """Every id of a bad word costs each hand that it passes through: more of them hold up other requests."""
 BAD_WORDS_TOKENS = Bound(2 * BAD_WORDS_CHARACTERS.most, "token ids in all")

@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from outrider.errors import InvalidRequestError
+from outrider.structured_output.free_text import FreeText
 from outrider.structured_output.matcher import Matcher
 from outrider.structured_output.schemas import find_keyword, parse_schema, prepare_schema
 from outrider.types import Grammar, GrammarKind, ModelDescription
@@ -60,8 +61,19 @@ class GrammarCompiler:
         if engine is None:
             engine = self._compile(grammar)
             self._keep(grammar, engine)
-        hidden = self._eos
-        return Matcher(engine, vocab_size=self._vocab_size, end_token_ids=end_token_ids, hidden_token_ids=hidden)
+        return Matcher(
+            engine,
+            vocab_size=self._vocab_size,
+            end_token_ids=end_token_ids,
+            hidden_token_ids=self._eos,
+            free_text=FreeText(grammar.after.encode(), self._bytes_of) if grammar.after else None,
+        )
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if self._tokenizer is None or not 0 <= token_id < self._vocab_size:
+            return b""
+        found: bytes = self._tokenizer.decode_bytes([token_id])
+        return found
 
     def _keep(self, grammar: Grammar, engine: LLMatcher) -> None:
         with self._lock:

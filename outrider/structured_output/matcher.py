@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from outrider.errors import InvalidRequestError
+from outrider.structured_output.free_text import FreeText
 
 Words = NDArray[np.int32]
 
@@ -40,9 +41,11 @@ class Matcher:
         vocab_size: int,
         end_token_ids: Collection[int],
         hidden_token_ids: Collection[int] = (),
+        free_text: FreeText | None = None,
     ) -> None:
         """``engine``: at the beginning of an output. ``end_token_ids`` may come only where the output matches as a
-        whole, and end it. ``hidden_token_ids``: ends of sequence that the engine knows.
+        whole, and end it. ``hidden_token_ids``: ends of sequence that the engine knows. ``free_text`` comes before
+        what has to match.
         """
         self._origin, self._engine = engine, engine.deep_copy()
         self._vocab_size = vocab_size
@@ -50,10 +53,18 @@ class Matcher:
         self._special = np.array(sorted(self._ends.union(hidden_token_ids)), dtype=np.int64)
         self._end_order = np.array(sorted(self._ends), dtype=np.int64)
         self._consumed: list[int] = []
+        """Tokens after the free text."""
+        self._free_text, self._is_free = free_text, False
 
     def follow(self, token_ids: Sequence[int]) -> Outcome:
         """Go to the state after exactly these output tokens, up to the first that is refused."""
         tokens = list(token_ids)
+        if self._free_text is not None:
+            length = self._free_text.length(tokens)
+            self._is_free = length is None
+            if length is None:
+                return Outcome.REFUSED if self._ends.intersection(tokens) else Outcome.OPEN
+            tokens = tokens[length:]
         self._go_back(_common(self._consumed, tokens))
         for place in range(len(self._consumed), len(tokens)):
             token_id = tokens[place]
@@ -70,6 +81,10 @@ class Matcher:
         engine's bounds.
         """
         words = np.zeros((self._vocab_size + 31) // 32, dtype=np.int32)
+        if self._is_free:
+            words.fill(-1)
+            _set_bits(words, self._special, value=False)
+            return words
         self._engine.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._engine.is_error():
             reason = self._engine.stop_reason()

@@ -24,29 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/sampling.proto\x12\x0boutrider.v1\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"q\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12&\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x14.outrider.v1.ChoicesH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\xfb\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x08 \x01(\rH\x07\x88\x01\x01\x12*\n\nlogit_bias\x18\t \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12-\n\tbad_words\x18\n \x03(\x0b\x32\x1a.outrider.v1.TokenSequence\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12%\n\x07grammar\x18\x0c \x01(\x0b\x32\x14.outrider.v1.GrammarB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\r\n\x0b_min_tokens\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\"d\n\x10PositionLogprobs\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x19.outrider.v1.TokenLogprob\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob*\x94\x01\n\x10\x41\x63\x63\x65ptanceMethod\x12!\n\x1d\x41\x43\x43\x45PTANCE_METHOD_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_METHOD_REJECTION\x10\x01\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_METHOD_COUPLED\x10\x02\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_METHOD_TYPICAL\x10\x03*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x01\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/sampling.proto\x12\x0boutrider.v1\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\x80\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12&\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x14.outrider.v1.ChoicesH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\tB\x06\n\x04\x66orm\"\xfb\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x08 \x01(\rH\x07\x88\x01\x01\x12*\n\nlogit_bias\x18\t \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12-\n\tbad_words\x18\n \x03(\x0b\x32\x1a.outrider.v1.TokenSequence\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12%\n\x07grammar\x18\x0c \x01(\x0b\x32\x14.outrider.v1.GrammarB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\r\n\x0b_min_tokens\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\"d\n\x10PositionLogprobs\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x19.outrider.v1.TokenLogprob\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob*\x94\x01\n\x10\x41\x63\x63\x65ptanceMethod\x12!\n\x1d\x41\x43\x43\x45PTANCE_METHOD_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_METHOD_REJECTION\x10\x01\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_METHOD_COUPLED\x10\x02\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_METHOD_TYPICAL\x10\x03*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x01\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.sampling_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACCEPTANCEMETHOD']._serialized_start=943
-  _globals['_ACCEPTANCEMETHOD']._serialized_end=1091
-  _globals['_LOGPROBSMODE']._serialized_start=1093
-  _globals['_LOGPROBSMODE']._serialized_end=1190
+  _globals['_ACCEPTANCEMETHOD']._serialized_start=959
+  _globals['_ACCEPTANCEMETHOD']._serialized_end=1107
+  _globals['_LOGPROBSMODE']._serialized_start=1109
+  _globals['_LOGPROBSMODE']._serialized_end=1206
   _globals['_LOGITBIAS']._serialized_start=43
   _globals['_LOGITBIAS']._serialized_end=86
   _globals['_TOKENSEQUENCE']._serialized_start=88
   _globals['_TOKENSEQUENCE']._serialized_end=122
   _globals['_CHOICES']._serialized_start=124
   _globals['_CHOICES']._serialized_end=148
-  _globals['_GRAMMAR']._serialized_start=150
-  _globals['_GRAMMAR']._serialized_end=263
-  _globals['_SAMPLINGPARAMS']._serialized_start=266
-  _globals['_SAMPLINGPARAMS']._serialized_end=773
-  _globals['_TOKENLOGPROB']._serialized_start=775
-  _globals['_TOKENLOGPROB']._serialized_end=838
-  _globals['_POSITIONLOGPROBS']._serialized_start=840
-  _globals['_POSITIONLOGPROBS']._serialized_end=940
+  _globals['_GRAMMAR']._serialized_start=151
+  _globals['_GRAMMAR']._serialized_end=279
+  _globals['_SAMPLINGPARAMS']._serialized_start=282
+  _globals['_SAMPLINGPARAMS']._serialized_end=789
+  _globals['_TOKENLOGPROB']._serialized_start=791
+  _globals['_TOKENLOGPROB']._serialized_end=854
+  _globals['_POSITIONLOGPROBS']._serialized_start=856
+  _globals['_POSITIONLOGPROBS']._serialized_end=956
 # @@protoc_insertion_point(module_scope)

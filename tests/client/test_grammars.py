@@ -27,6 +27,7 @@ class Person(BaseModel):
         ({"regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
         ({"choice": ["ä", "b"]}, Grammar(GrammarKind.CHOICE, json.dumps(["ä", "b"]))),
         ({"grammar": "start: /a/"}, Grammar(GrammarKind.LARK, "start: /a/")),
+        ({"regex": "a", "grammar_after": "</think>"}, Grammar(GrammarKind.REGEX, "a", "</think>")),
     ),
 )
 def test_a_grammar_travels(options: dict[str, Any], expected: Grammar) -> None:
@@ -45,6 +46,8 @@ def test_a_grammar_travels(options: dict[str, Any], expected: Grammar) -> None:
         ({"choice": "ab"}, "choice"),
         ({"choice": [1]}, "choice"),
         ({"grammar": ["a"]}, "grammar"),
+        ({"grammar_after": "</think>"}, "grammar_after"),
+        ({"regex": "a", "grammar_after": "x" * 300}, "grammar_after"),
         ({"json_schema": {}, "regex": "a"}, "regex"),
     ),
 )

@@ -190,7 +190,7 @@ def test_the_options_are_the_documented_ones() -> None:
         " max_retries best_of use_beam_search trace_parent trace_state resume resume_timeout cache_salt messages tools"
         " documents"
         " chat_template chat_template_kwargs add_generation_prompt continue_final_message add_special_tokens"
-        " skip_special_tokens json_schema regex choice grammar"
+        " skip_special_tokens json_schema regex choice grammar grammar_after"
     )
     assert set(GenerateOptions.__annotations__) == set(documented.split())
     fields = {field.name for values in (GenerationRequest, SamplingParams) for field in dataclasses.fields(values)}

@@ -150,3 +150,19 @@ def test_langchain_binds_tools(gateway: Gateway) -> None:
     model = ChatOpenAI(model="scripted", base_url=f"{gateway.url}/v1", api_key=SecretStr("none"), max_retries=0)
     found = model.bind_tools([GetWeather]).invoke("Weather?")
     assert isinstance(found, AIMessage) and [call["args"] for call in found.tool_calls] == ARGUMENTS
+
+
+def test_a_grammar_holds_after_reasoning_that_the_prompt_opens(service: Service, client: OpenAI) -> None:
+    service.generator.texts = ["I see", "</think>", '{"city": ', '"Bern"}']
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    asked: Any = {"model": "scripted", "messages": MESSAGES, "tools": TOOLS, "tool_choice": named}
+    for thinks, after in ((True, "</think>"), (False, "")):
+        options = {"chat_template_kwargs": {"enable_thinking": thinks}}
+        if not thinks:
+            service.generator.texts = service.generator.texts[2:]
+        message = client.chat.completions.create(**asked, extra_body=options).choices[0].message
+        calls: Any = message.tool_calls
+        assert json.loads(calls[0].function.arguments) == {"city": "Bern"}
+        assert (message.model_extra or {}).get("reasoning") == ("I see" if thinks else None)
+        grammar = service.generator.requests[-1].sampling.grammar
+        assert grammar is not None and grammar.after == after

@@ -171,3 +171,18 @@ def test_a_schema_past_the_engines_bounds_is_refused() -> None:
 def test_forced_tokens() -> None:
     found = matcher("choice", ["only this"])
     assert found.forced_tokens() == tuple(ids("only this"))
+
+
+def test_a_grammar_may_hold_after_free_text() -> None:
+    found = compiler().compile(Grammar(GrammarKind.REGEX, "[0-9]+", "</think>"), (EOS,))
+    free, text = ids("I think </think>"), ids("12")
+    for length in range(len(free)):
+        assert found.follow(free[:length]) is Outcome.OPEN
+        assert EOS not in allowed(found) and len(allowed(found)) > VOCAB_SIZE - 5
+    assert found.follow([*free[:2], EOS]) is Outcome.REFUSED
+    assert found.follow([*free, *ids("x")]) is Outcome.REFUSED
+    assert found.follow([*free, *text]) is Outcome.OPEN and EOS in allowed(found)
+    assert found.follow([*free, *text, EOS]) is Outcome.ENDED
+    # Back into the free text, and on by another way.
+    assert found.follow([*free[:3]]) is Outcome.OPEN and EOS not in allowed(found)
+    assert found.follow([*ids("No.</think>"), *text, EOS]) is Outcome.ENDED

@@ -82,6 +82,8 @@ def serve_model(proposer: ModelProposer, description: ModelDescription) -> Serve
     """A proposer over a runner that is loaded."""
     runner = proposer.runner
     runner.sampler.grammars = GrammarCompiler.of(description)
+    if runner.sampler.grammars is not None:
+        runner.sampler.grammars.warm_up()
     pool = runner.sequences.pool
     room = pool.num_pages * pool.page_size
     window = proposer.sequences.window

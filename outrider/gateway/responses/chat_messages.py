@@ -9,10 +9,8 @@ from typing import Any
 
 from outrider.tokenization.output_parsing import (
     CallArguments,
-    CallListParser,
     CallStart,
     Event,
-    NamedCallParser,
     OutputFormat,
     OutputParser,
     Reasoning,
@@ -43,7 +41,7 @@ class MessageForm:
         """A parser for one output; None if nothing is parsed."""
         if self.enforced_call is None:
             return self.format.make_parser(self.tools, self.prompt_end)
-        return NamedCallParser(self.enforced_call) if self.enforced_call else CallListParser()
+        return self.format.enforced_parser(self.enforced_call, self.prompt_end)
 
 
 class MessageParser:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from outrider.tokenization.output_parsing.events import Content, Event, OutputParser, Reasoning, split_at
 
-_OPEN, _CLOSE = "<think>", "</think>"
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
 class ThinkParser:
@@ -21,9 +21,9 @@ class ThinkParser:
         prompt_end = prompt_end.rstrip()
         self._is_reasoning: bool | None = None
         """None: not known yet."""
-        if prompt_end.endswith(_OPEN):
+        if prompt_end.endswith(THINK_OPEN):
             self._is_reasoning = True
-        elif prompt_end.endswith(_CLOSE):
+        elif prompt_end.endswith(THINK_CLOSE):
             self._is_reasoning = False
         self._may_open = self._is_reasoning is not False
         """Whether ``<think>`` may come next."""
@@ -42,16 +42,16 @@ class ThinkParser:
         text, self._held = self._held + text, ""
         if self._may_open:
             begun = text.lstrip()
-            if len(begun) < len(_OPEN) and _OPEN.startswith(begun) and not is_final:
+            if len(begun) < len(THINK_OPEN) and THINK_OPEN.startswith(begun) and not is_final:
                 self._held = text
                 return
             self._may_open = False
-            opens = begun.startswith(_OPEN)
-            text = begun[len(_OPEN) :] if opens else text
+            opens = begun.startswith(THINK_OPEN)
+            text = begun[len(THINK_OPEN) :] if opens else text
             if self._is_reasoning is None:
                 self._is_reasoning = opens or self._is_assumed
         if self._is_reasoning:
-            reasoning, closing, text = split_at(text, (_CLOSE,), is_final=is_final)
+            reasoning, closing, text = split_at(text, (THINK_CLOSE,), is_final=is_final)
             if reasoning:
                 yield Reasoning(reasoning)
             if not closing:

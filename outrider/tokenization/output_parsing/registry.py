@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.tokenization.output_parsing.enforced import CallListParser, NamedCallParser
 from outrider.tokenization.output_parsing.events import OutputParser
 from outrider.tokenization.output_parsing.harmony import HarmonyParser
 from outrider.tokenization.output_parsing.hermes import HermesParser
@@ -13,7 +14,7 @@ from outrider.tokenization.output_parsing.llama3_json import Llama3JsonParser
 from outrider.tokenization.output_parsing.mistral import MistralParser
 from outrider.tokenization.output_parsing.pythonic import PythonicParser
 from outrider.tokenization.output_parsing.qwen3_coder import Qwen3CoderParser
-from outrider.tokenization.output_parsing.reasoning import ContentParser, ThinkParser
+from outrider.tokenization.output_parsing.reasoning import THINK_CLOSE, THINK_OPEN, ContentParser, ThinkParser
 from outrider.tokenization.output_parsing.schema_types import parameters_of
 from outrider.tokenization.output_parsing.trimming import TrimmingParser
 
@@ -48,6 +49,13 @@ class OutputFormat:
         """Length of ids of calls that the model's template requires; None for any."""
         return 9 if self.tool_call_parser == "mistral" else None
 
+    def reasoning_end(self, prompt_end: str) -> str:
+        """Text that ends the reasoning of an output that certainly begins with it; empty for any other."""
+        prompt_end = prompt_end.rstrip()
+        assumed = self.reasoning_parser == "deepseek_r1" and not prompt_end.endswith(THINK_CLOSE)
+        opened = self.reasoning_parser in ("deepseek_r1", "qwen3") and prompt_end.endswith(THINK_OPEN)
+        return THINK_CLOSE if assumed or opened else ""
+
     def make_parser(self, tools: object, prompt_end: str) -> OutputParser | None:
         """A parser for one output; None if nothing is parsed. ``tools``: those of the request, as JSON."""
         if self.tool_call_parser is None and self.reasoning_parser is None:
@@ -57,6 +65,13 @@ class OutputFormat:
         found = self._make_tool_parser(parameters_of(tools))
         if self.reasoning_parser is not None:
             found = ThinkParser(found, prompt_end, is_assumed=self.reasoning_parser == "deepseek_r1")
+        return TrimmingParser(found)
+
+    def enforced_parser(self, name: str, prompt_end: str) -> OutputParser:
+        """A parser for an output whose grammar enforces a call of the tool ``name``, or a list of calls without one."""
+        found: OutputParser = NamedCallParser(name) if name else CallListParser()
+        if self.reasoning_end(prompt_end):
+            found = ThinkParser(found, prompt_end, is_assumed=True)
         return TrimmingParser(found)
 
     def _make_tool_parser(self, parameters: Mapping[str, Mapping[str, Any]]) -> OutputParser:

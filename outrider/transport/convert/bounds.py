@@ -73,6 +73,7 @@ def check_sampling(message: sampling_pb2.SamplingParams, model: ModelLimits) -> 
     model.check_allowed(len(message.allowed_token_ids))
     limits.BAD_WORDS_TOKENS.check("bad_words", sum(len(word.token_ids) for word in message.bad_words))
     limits.GRAMMAR_CHARACTERS.check("grammar", message.grammar.ByteSize() if message.HasField("grammar") else 0)
+    limits.GRAMMAR_AFTER.check("grammar_after", len(message.grammar.after))
 
 
 def _check_texts(field: str, texts: Iterable[str], longest: limits.Bound) -> None:

@@ -104,8 +104,8 @@ def sampling_reading(message: pb.SamplingParams) -> Work[SamplingParams]:
 
 def _grammar_to_proto(grammar: Grammar) -> pb.Grammar:
     if grammar.kind is GrammarKind.CHOICE:
-        return pb.Grammar(choice=pb.Choices(texts=json.loads(grammar.text)))
-    message = pb.Grammar()
+        return pb.Grammar(choice=pb.Choices(texts=json.loads(grammar.text)), after=grammar.after)
+    message = pb.Grammar(after=grammar.after)
     setattr(message, grammar.kind.value, grammar.text)
     return message
 
@@ -115,8 +115,8 @@ def _grammar_from_proto(message: pb.Grammar) -> Grammar:
     if form is None:
         raise InvalidRequestError("grammar", "must have one of json_schema, regex, choice and lark")
     if form == "choice":
-        return Grammar(GrammarKind.CHOICE, json.dumps(list(message.choice.texts)))
-    return Grammar(GrammarKind(form), getattr(message, form))
+        return Grammar(GrammarKind.CHOICE, json.dumps(list(message.choice.texts)), message.after)
+    return Grammar(GrammarKind(form), getattr(message, form), message.after)
 
 
 def read_ids(field: Sequence[int]) -> Work[tuple[int, ...]]:
