@@ -16,6 +16,7 @@ import typer
 from outrider import __version__
 from outrider.cli.bench import app as bench
 from outrider.cli.chat import chat
+from outrider.cli.check import check
 from outrider.cli.compatibility import ServeCommand
 from outrider.cli.config import config
 from outrider.cli.demo import demo
@@ -42,7 +43,7 @@ app = typer.Typer(
     context_settings=HELP_NAMES,
 )
 app.command(cls=ServeCommand, context_settings=HELP_NAMES)(serve)
-for command in (generate, chat, demo, trace, info, config):
+for command in (generate, chat, demo, trace, info, check, config):
     app.command(cls=GroupedCommand, context_settings=HELP_NAMES)(command)
 for name, service in SERVICES.items():
     app.command(name, add_help_option=False, context_settings={"ignore_unknown_options": True})(service)

@@ -63,6 +63,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder: give a folder with config.json and *.safetensors")
     path = folder / "config.json"
+    _check_is_model(folder)
     raw = read_object(path)
     family = _family(folder, raw)
     architecture = family.architecture
@@ -78,6 +79,14 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise ModelError(f"{folder}: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ModelError(f"{path} does not describe a {architecture}: {one_line(error)}") from error
+
+
+def _check_is_model(folder: Path) -> None:
+    """Raise ``ModelError`` for the folder of an adapter (LoRA), which has no model of its own."""
+    adapter = folder / "adapter_config.json"
+    if is_there(adapter) and not is_there(folder / "config.json"):
+        base = shown(read_object(adapter).get("base_model_name_or_path")).strip("'")
+        raise ModelError(f"{folder} is an adapter of {base}, not a model: merge it into its base model and serve that")
 
 
 def config_of_fields(path: Path, fields: dict[str, Any], architecture: str) -> ModelConfig:

@@ -1,0 +1,77 @@
+"""``outrider check``: whether a model would load, by its configuration alone."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from outrider.cli.options import output
+from outrider.config import TargetSettings
+from outrider.errors import ConfigError, install_command
+from outrider.process.model_files import with_local_model
+
+if TYPE_CHECKING:
+    from outrider.model_executor.loader.estimate import ModelEstimate
+
+_GIB = 1 << 30
+
+
+def check(
+    model: Annotated[str, typer.Argument(help="Folder of a model, or its id on the Hugging Face Hub.")],
+    *,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub. Default main.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    quantization: Annotated[
+        str, typer.Option("--quantization", "-q", help="fp8: weights of 16 bits become FP8.")
+    ] = "none",
+    tensor_parallel_size: Annotated[
+        int, typer.Option("--tensor-parallel-size", "-tp", min=1, help="GPUs that share the model.")
+    ] = 1,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest sequence, in tokens.")] = None,
+) -> None:
+    """Say how a model would load and how much memory it takes, or why it would not.
+
+    Only its configuration is read; weights are neither read nor downloaded.
+    """
+    given: dict[str, Any] = {"model": model, "revision": revision, "load_format": "dummy", "dtype": dtype}
+    asked = {"quantization": quantization, "tensor_parallel_size": tensor_parallel_size}
+    settings = TargetSettings.model_validate({**given, **asked, "max_model_len": max_model_len})
+    found: ModelEstimate = _engine().estimate_model(
+        Path(with_local_model(settings).model),
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        max_model_len=settings.max_model_len,
+    )
+    output.print(_table(found, settings.tensor_parallel_size))
+
+
+def _engine() -> Any:  # noqa: ANN401 - a module
+    """The module that estimates; ``ConfigError`` where the engine is not installed."""
+    try:
+        return importlib.import_module("outrider.model_executor.loader.estimate")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "outrider":
+            raise
+        raise ConfigError("", f"check needs {missing}: {install_command('engine')}") from error
+
+
+def _table(found: ModelEstimate, num_ranks: int) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    each = "" if num_ranks == 1 else f" on each of {num_ranks} GPUs"
+    kv_gib = found.kv_bytes_per_token * found.max_model_len / _GIB
+    for name, value in {
+        "loads": "yes",
+        "path": f"native: {found.config.architecture}",
+        "weights": found.weights,
+        "weight memory": f"{found.weight_bytes / _GIB:.2f} GiB{each}",
+        "KV cache": f"{found.kv_bytes_per_token:,} bytes a token, {kv_gib:.2f} GiB for the longest sequence",
+        "longest sequence": f"{found.max_model_len:,} tokens",
+    }.items():
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,63 @@
+"""Estimate of a model from its configuration alone: how it would be loaded, and how much memory that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.model_executor.distributed.sharding import Shard
+from outrider.model_executor.layers.quantization import ONLINE
+from outrider.model_executor.loader.model import QuantizationName, choose_length
+from outrider.model_executor.models import ModelConfig, read_model_config
+from outrider.model_executor.models.weights import weight_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEstimate:
+    """How a model would be loaded."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    """Type of activations, KV cache and all weights that are not quantized."""
+    max_model_len: int
+    weight_bytes: int
+    """Of each rank on a GPU; norms and biases, which each holds whole, are counted as shared."""
+    kv_bytes_per_token: int
+    """Of all ranks."""
+
+    @property
+    def weights(self) -> str:
+        """Format of the weights."""
+        name = str(self.dtype).removeprefix("torch.")
+        return name if self.config.quantization is None else f"{name}, {self.config.quantization}"
+
+
+def estimate_model(
+    folder: Path,
+    *,
+    dtype: str = "auto",
+    quantization: QuantizationName = "none",
+    tensor_parallel_size: int = 1,
+    max_model_len: int | None = None,
+) -> ModelEstimate:
+    """Estimate of a model folder whose weights need not be there.
+
+    ``ModelError`` when a model of this configuration cannot be served, ``ConfigError`` when a setting does not fit it.
+    """
+    config = read_model_config(folder)
+    if quantization == "fp8" and config.quantization is None:
+        config = replace(config, quantization=ONLINE)
+    Shard(0, tensor_parallel_size).check(config)
+    chosen = config.dtype if dtype == "auto" else getattr(torch, dtype, None)
+    if not isinstance(chosen, torch.dtype):
+        raise ConfigError("dtype", f"{dtype!r} is not auto, float32, bfloat16 or float16")
+    return ModelEstimate(
+        config,
+        chosen,
+        choose_length(config, max_model_len),
+        weight_bytes(config, chosen, is_widened=False) // tensor_parallel_size,
+        config.kv_bytes_per_token(chosen),
+    )

@@ -1,0 +1,74 @@
+"""Table of what is served: families and weight formats, and what each was compared with. ``docs/models.md`` is made
+from it, and tests hold it against the registry of families and against the formats that they compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySupport:
+    """Models that are served by one architecture."""
+
+    architecture: str
+    models: str
+    """Published models, for readers."""
+    drafts: str
+    """Drafts that work beside the draft model of the same vocabulary, prompt lookup and suffix decoding."""
+    compared: str
+
+
+@dataclass(frozen=True, slots=True)
+class FormatSupport:
+    """Weights in one format."""
+
+    name: str
+    """As ``quant_method`` of config.json and its fields have it."""
+    weights: str
+    activations: str
+    kernels: str
+    """On GPUs."""
+    compared: Sequence[str]
+    """Names of the formats in the tests; none: not quantized."""
+
+
+_HEADS = "EAGLE, EAGLE-3, DFlash, Medusa, MLP speculator"
+_LOGITS = "transformers, float32: logits within 1e-4, in every shape of forward"
+
+FAMILIES = (
+    FamilySupport("LlamaForCausalLM", "Llama 2, 3, 3.1, 3.2 and 3.3", _HEADS, _LOGITS),
+    FamilySupport("MistralForCausalLM", "Mistral 7B and Nemo, text", _HEADS, _LOGITS),
+    FamilySupport("Qwen2ForCausalLM", "Qwen2, Qwen2.5 and QwQ, dense", _HEADS, _LOGITS),
+    FamilySupport("Qwen3ForCausalLM", "Qwen3, dense", _HEADS, _LOGITS),
+    FamilySupport(
+        "MiMoForCausalLM", "MiMo 7B", "its own MTP layers", "Qwen2's layers; MTP with a reference of its own"
+    ),
+)
+
+_FP8 = "FP8 matrix unit, compute capability 9.0"
+
+FORMATS = (
+    FormatSupport("none", "float32, bfloat16, float16", "the same", "own and cuBLAS, compute capability 8.0", ()),
+    FormatSupport(
+        "fp8 with weight_block_size", "FP8, a scale for each block", "FP8, a scale for each group of a token",
+        f"{_FP8}, blocks of 128 columns; others are widened", ("blocks", "wide blocks"),
+    ),
+    FormatSupport(
+        "fp8 without", "FP8, a scale for each tensor", "FP8, a scale for each token or tensor", _FP8,
+        ("tensor", "tensor, static"),
+    ),
+    FormatSupport(
+        "compressed-tensors, float-quantized", "FP8, a scale for each tensor, channel or block",
+        "unchanged, or FP8 with a scale for each token, group or tensor", _FP8,
+        ("channel", "channel and head", "weights alone", "compressed static", "compressed blocks"),
+    ),
+    FormatSupport(
+        "modelopt, FP8", "FP8, a scale for each tensor", "FP8, a scale for each tensor", _FP8, ("modelopt",)
+    ),
+    FormatSupport(
+        "--quantization fp8", "FP8, a scale for each channel, made while loading", "FP8, a scale for each token", _FP8,
+        ("channel",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""Makes docs/models.md from the table of what is served; with --check only says whether it is up to date."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from outrider.model_executor.models.quantization_reader import SUPPORTED
+from outrider.model_executor.models.support import FAMILIES, FORMATS
+
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+
+HEAD = """\
+# Models
+
+<!-- Made by scripts/generate_models.py from outrider/model_executor/models/support.py; change it there. -->
+
+`outrider check FOLDER_OR_ID` says from the configuration alone whether a model would load, how much memory it takes, or
+why it would not load. Draft and target are loaded in the same way, each in a format of its own.
+
+## Families
+
+| architecture | models | drafts that read hidden states | compared with |
+|---|---|---|---|
+"""
+
+FORMATS_HEAD = """
+## Weight formats
+
+Compared with transformers and the widened weights in float64, inputs rounded alike, for Llama, Mistral, Qwen2 and
+Qwen3. On a CPU, and on GPUs without the kernels, FP8 weights are widened to the type of the model.
+
+| `quant_method` | weights | activations | kernels |
+|---|---|---|---|
+"""
+
+REST = f"""
+Layers that a checkpoint ignores keep its 16 or 32 bits, as does the head unless the checkpoint quantizes it. Of other
+formats an error says: {SUPPORTED}. The KV cache has the type of the model; scales of a quantized one are not used.
+
+Activations are rounded as the format says and not by the number of rows, so a token's output does not depend on the
+load. With `--tensor-parallel-size` above 1 a scale for each token is that of a rank's part of the token where ranks
+share the inputs; groups and static scales are the same for any number of ranks.
+
+Adapters (LoRA) are not served: merge them. Models with experts, images, and weights of 4 bits are not served.
+"""
+
+
+def render() -> str:
+    """The page."""
+    families = [f"| `{one.architecture}` | {one.models} | {one.drafts} | {one.compared} |\n" for one in FAMILIES]
+    formats = [f"| {one.name} | {one.weights} | {one.activations} | {one.kernels} |\n" for one in FORMATS]
+    return HEAD + "".join(families) + FORMATS_HEAD + "".join(formats) + REST
+
+
+def main() -> int:
+    """Write the page, or compare with it."""
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(render(), encoding="utf-8")
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != render():
+        sys.stderr.write(f"{PAGE} is stale: run `make docs`\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
