@@ -37,7 +37,6 @@ app = typer.Typer(
     cls=CommandGroup,
     help="Speculative decoding as gRPC microservices.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=HELP_NAMES,

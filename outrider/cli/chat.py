@@ -18,9 +18,9 @@ from outrider.errors import DeadlineError, ModelError, OutriderError
 from outrider.generation import Delta, GenerationResult
 
 _PROMPT = "> "
-_FORGET, _LEAVE = "/clear", "/exit"
+_FORGET, _LEAVE, _SHOW_HELP = "/clear", "/exit", "/help"
 _IN_CONFIG = b'"chat_template"'
-_HELP = f"Ctrl-C stops an answer, {_FORGET} begins anew, {_LEAVE} or Ctrl-D leaves."
+_HELP = f"Ctrl-C stops an answer, {_FORGET} begins anew, {_LEAVE} or Ctrl-D leaves, {_SHOW_HELP} shows this."
 
 
 def _flag(panel: str, text: str, *names: str) -> Any:  # noqa: ANN401 - typer's own type
@@ -146,7 +146,9 @@ def _messages(first: str | None) -> Iterator[str]:
             continue
         if said == _LEAVE:
             return
-        if said:
+        if said == _SHOW_HELP:
+            progress.print(_HELP, style="dim", markup=False)
+        elif said:
             yield said
 
 

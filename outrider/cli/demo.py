@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ DRAFTS: Mapping[str, Path] = {
 }
 """The embedded draft of each method."""
 _SHOWN_PROMPTS = 3
+_BUSY_LOAD = 1.25
+"""Load for each processor above which other processes slow the measurement; its own services take at most one each."""
 _FLAGS = {
     ("target", "model"): "--target",
     ("target", "device"): "--device",
@@ -162,23 +165,38 @@ def _first_difference(ours: Sequence[int], alone: Sequence[int]) -> int:
 
 
 async def _show_figures(client: AsyncClient, options: DemoOptions) -> None:
+    num_runs = len(TEMPERATURES) * options.num_runs * 2
     with Progress(console=progress, transient=True) as bar:
-        task = bar.add_task("measuring", total=len(TEMPERATURES) * options.num_runs * 2)
+        task = bar.add_task("measuring", total=num_runs)
+
+        def on_run() -> None:
+            bar.advance(task)
+            if not progress.is_terminal:
+                progress.print(f"measuring: {round(bar.tasks[0].completed)} of {num_runs} runs", markup=False)
+
         comparisons = [
             await compare(
                 client,
                 Workload(PROMPTS[:_SHOWN_PROMPTS], temperature, options.max_tokens),
                 draft_length=options.draft_length,
                 num_runs=options.num_runs,
-                on_run=lambda: bar.advance(task),
+                on_run=on_run,
             )
             for temperature in TEMPERATURES
         ]
+    if busy := _busy():
+        output.print(f"\nnote: {busy}: the figures are noisy; run it on an idle machine", markup=False)
     _heading(
         f"{options.draft_length} draft tokens against none on the same server: "
         f"medians of {options.num_runs} interleaved runs of {_SHOWN_PROMPTS} x {options.max_tokens} tokens"
     )
     output.print(figures_table(comparisons))
+
+
+def _busy() -> str:
+    """Load of this machine, if other processes want its processors too; empty otherwise."""
+    load, num_processors = os.getloadavg()[0], os.cpu_count() or 1
+    return f"the load of {num_processors} processors is {load:.1f}" if load > _BUSY_LOAD * num_processors else ""
 
 
 def figures_table(comparisons: Sequence[Comparison]) -> Table:

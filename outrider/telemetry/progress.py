@@ -20,9 +20,8 @@ from rich.progress import (
 
 _log = logging.getLogger(__name__)
 
-_LOGGED_SHARE = 4
-"""Logged at every quarter, and when nothing was for ``_LONGEST_SILENCE_S``."""
 _LONGEST_SILENCE_S = 5.0
+"""Logged at the end, and when nothing was for this time."""
 
 
 class CountProgress:
@@ -32,7 +31,7 @@ class CountProgress:
         self._what = what
         self._bar = _bar(self._amounts()) if sys.stderr.isatty() else None
         self._task: TaskID | None = None
-        self._last_logged = 0
+        self._done = 0
         self._last_said, self._said_at = "", time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
@@ -57,13 +56,11 @@ class CountProgress:
             self._task = None
 
     def _log(self, done: int, total: int) -> None:
-        quarter = _LOGGED_SHARE * done // total if total else _LOGGED_SHARE
-        if quarter < self._last_logged:  # it began anew
-            self._last_logged, self._last_said = 0, ""
-        is_due = quarter > self._last_logged or time.monotonic() - self._said_at > _LONGEST_SILENCE_S
-        self._last_logged = quarter
-        said = self._say(done, total)
-        if is_due and said != self._last_said:
+        if done < self._done:  # it began anew
+            self._last_said = ""
+        self._done = done
+        is_due = done >= total or time.monotonic() - self._said_at > _LONGEST_SILENCE_S
+        if is_due and (said := self._say(done, total)) != self._last_said:
             self._last_said, self._said_at = said, time.monotonic()
             _log.info("%s: %s", self._what, said, extra={"fields": {"done": done, "total": total}})
 

@@ -45,6 +45,13 @@ def test_a_conversation_is_kept_until_it_is_begun_anew(service: Service) -> None
     assert service.generator.requests[0].max_tokens == 2 and "temperature" in service.generator.requests[0].defaulted
 
 
+def test_help_is_shown_and_not_sent(service: Service) -> None:
+    outcome = runner.invoke(app, ["chat", "-a", service.address, "--max-tokens", "1"], input="/help\none\n")
+    assert outcome.stdout == "<0>\n"
+    assert "/clear begins anew" in outcome.stderr
+    assert conversation(service, 0) == [("user", "one")]
+
+
 def test_the_first_message_may_be_an_argument(service: Service) -> None:
     outcome = runner.invoke(app, ["chat", "hello", "-a", service.address, "--max-tokens", "1", "-t", "0"], input="")
     assert outcome.stdout == "<0>\n"

@@ -40,6 +40,12 @@ def test_what_protects_the_coordinator_protects_the_gateway() -> None:
     assert settings_of(own.specs[0].argv).api_token_file == "/other"
 
 
+def test_the_port_of_http_is_not_taken_for_grpc() -> None:
+    port = hold_port()
+    with pytest.raises(ConfigError, match=rf"coordinator.port: is {port}, which is HTTP's: .* --http-port"):
+        plan(gateway__port=port, coordinator__port=port)
+
+
 def test_several_processes_share_a_port() -> None:
     made = plan(gateway__port=hold_port(), gateway__num_processes=2)
     assert [spec.name for spec in made.specs] == ["gateway-1", "gateway-2"]

@@ -41,6 +41,9 @@ def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayP
         if (gateway.name, "port") in explicit:
             raise problem
         return GatewayPlan(note=f"no HTTP: {problem}")
+    if (gateway.host, gateway.port) == (settings.coordinator.host, settings.coordinator.port):
+        told = f"is {gateway.port}, which is HTTP's: --port is gRPC's, and HTTP has --http-port"
+        raise ConfigError("coordinator.port", told)
     check_listening(
         gateway.host,
         gateway.port,

@@ -28,6 +28,7 @@ from outrider.telemetry.tracing.span import Span
 Collected = tuple[str, Sequence[Span]]
 """The request's trace, and spans among which its own are."""
 
+_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _POLL_S = 0.1
 _WARM_UP_TOKENS = 16
 
@@ -74,7 +75,7 @@ async def trace_files(
 ) -> Collected:
     """Make the request; its spans are those that services then add to these files."""
     followed = Followed(files)
-    return await _ask_and_collect(open_client, asked, followed.added, wait_s)
+    return await _ask_and_collect(open_client, asked, followed.added, wait_s, "these files as trace_file")
 
 
 async def trace_received(open_client: Callable[[], Client], asked: Asked, *, listen: str, wait_s: float) -> Collected:
@@ -87,14 +88,17 @@ async def trace_received(open_client: Callable[[], Client], asked: Asked, *, lis
     host, port = _host_and_port(listen)
     server = await serve_otlp(received.extend, host=host, port=port)
     try:
-        return await _ask_and_collect(open_client, asked, lambda: _take(received), wait_s)
+        return await _ask_and_collect(
+            open_client, asked, lambda: _take(received), wait_s, f"{_ENDPOINT}=http://{listen}"
+        )
     finally:
         await server.stop()
 
 
 async def _ask_and_collect(
-    open_client: Callable[[], Client], asked: Asked, take: Callable[[], Sequence[Span]], wait_s: float
+    open_client: Callable[[], Client], asked: Asked, take: Callable[[], Sequence[Span]], wait_s: float, where: str
 ) -> Collected:
+    """``where``: the setting by which services send their spans to where they are taken from."""
     context = _new_context(is_sampled=True)
 
     def ask() -> None:
@@ -113,8 +117,8 @@ async def _ask_and_collect(
             await asyncio.sleep(_POLL_S)
     if "coordinator" in missing:
         raise UnavailableError(
-            f"the coordinator's spans of trace {context.trace_id} did not come within {wait_s:g} s: "
-            "are they sent here, and does its sampler follow its callers?"
+            f"the coordinator's spans of trace {context.trace_id} did not come within {wait_s:g} s: restart"
+            f" `outrider serve` with {where}, and leave OTEL_TRACES_SAMPLER unset or parentbased_always_off"
         )
     return context.trace_id, spans
 

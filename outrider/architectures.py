@@ -1,0 +1,12 @@
+"""Architectures of models that are served, by name. Needs no torch: the command line checks folders with it."""
+
+from __future__ import annotations
+
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MiMoForCausalLM",
+)
+"""As ``architectures`` of config.json names them."""
