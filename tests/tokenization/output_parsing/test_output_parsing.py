@@ -94,3 +94,28 @@ def test_names_go_before_the_template() -> None:
     assert choose_format("", "hermes") == of("hermes")
     assert choose_format("<|start|>{{ role }}<|channel|>") == of("openai", "openai")
     assert of().make_parser(TOOLS, "") is None
+
+
+LIST = ' [ {"name": "get_weather", "parameters": {"city": "a]}, {"}} ,\n{"name": "now", "parameters": {}}]'
+
+
+@pytest.mark.parametrize("prompt_end", ("", "<think>"))
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    (
+        ("", LIST, [("get_weather", {"city": "a]}, {"}), ("now", {})]),
+        ("now", ' {"a": [1]}', [("now", {"a": [1]})]),
+    ),
+)
+def test_calls_that_are_enforced_cut_at_every_place(
+    name: str, text: str, expected: list[tuple[str, object]], prompt_end: str
+) -> None:
+    thinks = bool(prompt_end)
+    text = f"Hm.</think>{text}" if thinks else text
+    for cut in range(len(text) + 1):
+        parser = of("hermes", "qwen3").enforced_parser(name, prompt_end)
+        found = ParsedOutput()
+        for event in (*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.finish()):
+            found.add(event)
+        assert [(call.name, json.loads(call.arguments)) for call in found.calls] == expected
+        assert (found.content, found.reasoning) == ("", "Hm." if thinks else "")
