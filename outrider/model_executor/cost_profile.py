@@ -7,6 +7,7 @@ its values do not change the time. Every rank of a model takes part, as in any f
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from outrider.errors import OutriderError
 from outrider.kernels.device_stream import mark_reached
 from outrider.kv_cache import KVCacheManager, KVSequence
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
@@ -23,6 +25,8 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open
 from outrider.types import JudgingRule, SamplingParams, StepCost
+
+_log = logging.getLogger(__name__)
 
 SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
 """Tokens in each session's KV cache: of all points, and of one point a batch size that shows what a context costs."""
@@ -69,6 +73,12 @@ def measure(runner: StepRunner, grid: Grid, bound_s: float) -> tuple[StepCost, .
     which the KV cache has no room are left out.
     """
     found: list[StepCost] = []
+    with _surviving_failures():
+        _measure_into(found, runner, grid, bound_s)
+    return tuple(found)
+
+
+def _measure_into(found: list[StepCost], runner: StepRunner, grid: Grid, bound_s: float) -> None:
     deadline = time.perf_counter() + bound_s
     for rows in grid.rows:
         if time.perf_counter() >= deadline:
@@ -78,7 +88,15 @@ def measure(runner: StepRunner, grid: Grid, bound_s: float) -> tuple[StepCost, .
             with _filled(runner, rows, context, length) as sequences:
                 if sequences:
                     found.append(StepCost(rows, length, context, _shortest_ns(runner, sequences, length)))
-    return tuple(found)
+
+
+@contextlib.contextmanager
+def _surviving_failures() -> Iterator[None]:
+    """A point that fails, as for lack of memory, ends the measurement and not the service: others are kept."""
+    try:
+        yield
+    except (OutriderError, RuntimeError, ValueError) as error:
+        _log.warning("the measurement of step costs ended early: %s: %s", type(error).__name__, error)
 
 
 @contextlib.contextmanager

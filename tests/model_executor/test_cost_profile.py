@@ -67,6 +67,19 @@ def test_a_bound_leaves_out_batch_sizes() -> None:
     assert points(Steps(num_pages=1000), bound_s=0.0) == []
 
 
+def test_a_point_that_fails_ends_the_measurement_and_not_the_service(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Steps):
+        def step(self, sequences: Sequence[KVSequence], length: int) -> Callable[[], object]:
+            if len(sequences) > 1:
+                raise RuntimeError("out of memory")
+            return super().step(sequences, length)
+
+    steps = Failing(num_pages=1000)
+    assert {rows for rows, _, _ in points(steps)} == {1}
+    assert steps.sequences.pool.num_free == 1000
+    assert "ended early: RuntimeError: out of memory" in caplog.text
+
+
 @pytest.mark.parametrize(("is_gpu", "rows"), [(True, {1, 4, 16, 64}), (False, {1, 8})])
 def test_a_grid_keeps_to_the_limits(is_gpu: bool, rows: set[int]) -> None:
     grid = Grid.of(is_gpu=is_gpu, max_rows=100, max_length=5)

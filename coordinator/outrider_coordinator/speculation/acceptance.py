@@ -5,6 +5,8 @@ Counts are of judged tokens: those after a step's first rejection are not judged
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 PRIOR = 0.7
@@ -48,40 +50,41 @@ class Acceptance:
 
     def __init__(self, max_length: int) -> None:
         self._accepted, self._judged = np.zeros(max_length), np.zeros(max_length)
-        self._new_accepted, self._new_judged = np.zeros(max_length), np.zeros(max_length)
+        self._new: Counter[tuple[int, int]] = Counter()
+        """Steps of the message under way, by drafted and accepted tokens."""
+        self.mean = PRIOR
+        """Accepted of judged tokens over all positions."""
 
     def note(self, num_drafted: int, num_accepted: int) -> int:
         """Take in one step with the next ``fold``; returns the number of judged tokens."""
-        num_judged = num_accepted + (num_accepted < num_drafted)
-        self._new_accepted[:num_accepted] += 1.0
-        self._new_judged[:num_judged] += 1.0
-        return num_judged
+        self._new[num_drafted, num_accepted] += 1
+        return num_accepted + (num_accepted < num_drafted)
 
     def fold(self) -> None:
         """Count the steps of one message."""
-        judged = float(self._new_judged.sum())
-        if not judged:
+        if not self._new:
             return
-        keep = float(np.exp(-judged / max(_MEMORY, _MEMORY_ROUNDS * judged)))
-        self._accepted = keep * self._accepted + self._new_accepted
-        self._judged = keep * self._judged + self._new_judged
-        self._new_accepted[:] = 0.0
-        self._new_judged[:] = 0.0
+        accepted, judged = np.zeros_like(self._accepted), np.zeros_like(self._judged)
+        for (num_drafted, num_accepted), count in self._new.items():
+            accepted[:num_accepted] += count
+            judged[: num_accepted + (num_accepted < num_drafted)] += count
+        self._new.clear()
+        total = float(judged.sum())
+        keep = float(np.exp(-total / max(_MEMORY, _MEMORY_ROUNDS * total)))
+        self._set(keep * self._accepted + accepted, keep * self._judged + judged)
 
     def lighten(self) -> None:
         """Halve the weight of what was judged: decoding becomes plain, and few tokens are judged from now on."""
-        self._accepted *= 0.5
-        self._judged *= 0.5
+        self._set(0.5 * self._accepted, 0.5 * self._judged)
+
+    def _set(self, accepted: np.ndarray, judged: np.ndarray) -> None:  # [K] each
+        self._accepted, self._judged = accepted, judged
+        self.mean = float((accepted.sum() + PRIOR * _PRIOR_TOKENS) / (judged.sum() + _PRIOR_TOKENS))
 
     @property
     def num_judged(self) -> float:
         """Judged tokens, older ones discounted."""
         return float(self._judged.sum())
-
-    @property
-    def mean(self) -> float:
-        """Accepted of judged tokens over all positions."""
-        return float((self._accepted.sum() + PRIOR * _PRIOR_TOKENS) / (self._judged.sum() + _PRIOR_TOKENS))
 
     @property
     def error(self) -> float:

@@ -430,7 +430,8 @@ class DraftLengthController:
             np.array([session.limit for session in sessions]),
         )
         together = max(1, round(self._share.value * rows))
-        choice = best_choice(useful, lambda longest: self.costs.speculative(together, context, longest))
+        near = self.expected_length
+        choice = best_choice(useful, lambda longest: self.costs.speculative(together, context, longest), near)
         self.expected[Mode.PLAIN] = len(sessions), plain_s
         self.rates[Mode.PLAIN] = len(sessions) / plain_s
         if choice is not None:

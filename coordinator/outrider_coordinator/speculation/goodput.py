@@ -21,6 +21,9 @@ from outrider_coordinator.speculation.acceptance import HIGHEST
 _THRESHOLD_ROUNDS = 2
 """Iterations in which threshold and rate settle."""
 
+_MOST_WORSE = 2
+"""Lengths in a row that are worse, after which no longer or shorter one is better."""
+
 RoundSeconds = Callable[[int], Callable[[float], float]]
 """Seconds of a round by its longest draft length, then by the mean of all."""
 
@@ -55,11 +58,24 @@ def usefulness(
     return np.asarray(useful * (np.arange(len(by_position))[None, :] < limits[:, None]))
 
 
-def best_choice(useful: np.ndarray, seconds: RoundSeconds) -> Choice | None:  # useful [B, K]
-    """The lengths with the highest rate that are not all 0; None where no session may draft."""
+def best_choice(useful: np.ndarray, seconds: RoundSeconds, near: int = 1) -> Choice | None:  # useful [B, K]
+    """The lengths with the highest rate that are not all 0; None where no session may draft.
+
+    ``near``: a longest length from which better ones are looked for in both directions, until two are worse.
+    """
     longest = int((useful > 0.0).any(axis=0).sum())
-    choices = [choice_of(useful, length, seconds(length)) for length in range(1, longest + 1)]
-    return max(choices, key=lambda choice: choice.rate, default=None)
+    if not longest:
+        return None
+    start = min(max(near, 1), longest)
+    best = choice_of(useful, start, seconds(start))
+    for lengths in (range(start + 1, longest + 1), range(start - 1, 0, -1)):
+        num_worse = 0
+        for length in lengths:
+            found = choice_of(useful, length, seconds(length))
+            best, num_worse = (found, 0) if found.rate > best.rate else (best, num_worse + 1)
+            if num_worse == _MOST_WORSE:
+                break
+    return best
 
 
 def choice_of(useful: np.ndarray, longest: int, seconds: Callable[[float], float]) -> Choice:  # useful [B, K]
