@@ -10,6 +10,7 @@ a length and a text: the prompt, or the field at fault and what is wrong with it
 
 from __future__ import annotations
 
+import os
 import pickle
 import resource
 import signal
@@ -23,7 +24,9 @@ from outrider.tokenization.chat.renderer import ChatRenderer
 
 PROCESSOR_S = 2.0
 """Processor time of one chat; the longest chats that are taken need a few tenths of it."""
-MEMORY_BYTES = 1 << 30
+MEMORY_BYTES = 512 << 20
+NICENESS = 10
+"""Chats that take long leave the processors to what serves other users."""
 LENGTH = struct.Struct("!I")
 ANSWER = struct.Struct("!cI")
 PROMPT, INVALID = b"P", b"I"
@@ -31,6 +34,7 @@ PROMPT, INVALID = b"P", b"I"
 
 def main() -> None:
     """Render until the input ends."""
+    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     source, sink = sys.stdin.buffer, sys.stdout.buffer

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import math
 import random
 import sys
 import time
@@ -119,13 +120,16 @@ async def references(rows: Rows) -> dict[GenerationRequest, list[int]]:
 class Run:
     """One run: a coordinator, an honest target, and beside it a lying draft, or a lying target and an honest draft."""
 
-    def __init__(self, role: str, plane: str, seed: int, num_answers: int, *, drops: bool = False) -> None:
+    def __init__(
+        self, role: str, plane: str, seed: int, num_answers: int, *, drops: bool = False, max_s: float = math.inf
+    ) -> None:
         self.outcome = Outcome()
         self._role, self._num_answers, self._seed = role, num_answers, seed
         self._shares_memory = plane == "shared_memory"
         self._rows = few_rows(seed=1)
         self._liar = Liar(role, seed, share=SHARE, drops=drops)
         self._number = 0
+        self._until = time.monotonic() + max_s
 
     async def run(self) -> Outcome:
         """Until the liar has sent so many answers."""
@@ -176,7 +180,7 @@ class Run:
         self, coordinator: Coordinator, expected: dict[GenerationRequest, list[int]], rng: random.Random
     ) -> None:
         choices = requests()
-        while self._liar.num_answers < self._num_answers:
+        while self._liar.num_answers < self._num_answers and time.monotonic() < self._until:
             await self._ask(coordinator, rng.choice(choices), expected)
 
     def _count(self, ending: str) -> None:
@@ -211,9 +215,10 @@ def main() -> None:
     parser.add_argument("--plane", choices=PLANES, default="inline")
     parser.add_argument("--answers", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after so long, however many answers")
     parser.add_argument("--drops", action="store_true", help="some answers never come")
     options = parser.parse_args()
-    run = Run(options.role, options.plane, options.seed, options.answers, drops=options.drops)
+    run = Run(options.role, options.plane, options.seed, options.answers, drops=options.drops, max_s=options.seconds)
     sys.stdout.write(json.dumps(asdict(asyncio.run(run.run()))) + "\n")
 
 
