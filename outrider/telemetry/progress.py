@@ -32,7 +32,9 @@ class CountProgress:
         self._bar = _bar(self._amounts()) if sys.stderr.isatty() else None
         self._task: TaskID | None = None
         self._done = 0
-        self._last_said, self._said_at = "", time.monotonic()
+        self._last_said = ""
+        self._said_at: float | None = None
+        """Time of the last line, or of the first call."""
 
     def __call__(self, done: int, total: int) -> None:
         """Show it."""
@@ -59,6 +61,7 @@ class CountProgress:
         if done < self._done:  # it began anew
             self._last_said = ""
         self._done = done
+        self._said_at = time.monotonic() if self._said_at is None else self._said_at
         is_due = done >= total or time.monotonic() - self._said_at > _LONGEST_SILENCE_S
         if is_due and (said := self._say(done, total)) != self._last_said:
             self._last_said, self._said_at = said, time.monotonic()

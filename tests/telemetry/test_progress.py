@@ -18,7 +18,7 @@ def test_the_end_is_logged_and_what_lasts(caplog: pytest.LogCaptureFixture, monk
     for done in range(1, 29):
         now += 0.5
         progress(done, 28)
-    assert caplog.messages == [f"capturing: {done} of 28" for done in (11, 22, 28)]
+    assert caplog.messages == [f"capturing: {done} of 28" for done in (12, 23, 28)]
 
 
 def test_bytes_are_told_in_mebibytes(caplog: pytest.LogCaptureFixture) -> None:
