@@ -23,6 +23,7 @@ from outrider.kernels.paged_attention.segment_schedule import (
     Division,
     SegmentTiling,
     choose_segment_tiling,
+    rows_of_slot,
     scheduled_segments,
 )
 from outrider.kernels.paged_attention.segments import (
@@ -202,7 +203,7 @@ def attend_segments(
         return out
     division = Division.of(plan, tiling, num_tokens, group, num_kv_heads)
     block_d = max(16, triton.next_power_of_2(head_dim))
-    slot_m = min(tiling.block_m, triton.next_power_of_2(plan.rows.max_queries * group))
+    slot_m = rows_of_slot(plan.rows.max_queries, group, tiling)
     slots = num_kv_heads * division.slots * slot_m
     sums = torch.empty(slots * block_d, dtype=torch.float32, device=query.device)
     stats = torch.empty(2 * slots, dtype=torch.float32, device=query.device)

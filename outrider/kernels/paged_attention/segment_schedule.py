@@ -25,6 +25,8 @@ _SCHEDULED = 32
 """Parts that one program of the schedule works out."""
 _FEWEST_ROWS = 32
 """Looked through at once."""
+_FEW_QUERIES = 8
+"""Of a row, as most drafts are scored."""
 
 
 @triton.jit
@@ -139,6 +141,12 @@ _SMALL = SegmentTiling(64, 64, 4, 3)
 _ALONE = replace(_SMALL, per_processor=4)
 _LARGE = SegmentTiling(128, 64, 8, 3, per_processor=1, slots_per_part=2)
 _WIDE = SegmentTiling(64, 64, 8, 2)
+
+
+def rows_of_slot(max_queries: int, group: int, tiling: SegmentTiling) -> int:
+    """Rows of a tile for which a segment's results have memory: of few values, since each takes a kernel of its own."""
+    queries = 1 if max_queries == 1 else max(max_queries, _FEW_QUERIES)
+    return min(tiling.block_m, triton.next_power_of_2(queries * group))
 
 
 @dataclass(frozen=True, slots=True)
