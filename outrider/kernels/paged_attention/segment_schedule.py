@@ -146,7 +146,7 @@ _WIDE = SegmentTiling(64, 64, 8, 2)
 def rows_of_slot(max_queries: int, group: int, tiling: SegmentTiling) -> int:
     """Rows of a tile for which a segment's results have memory: of few values, since each takes a kernel of its own."""
     queries = 1 if max_queries == 1 else max(max_queries, _FEW_QUERIES)
-    return min(tiling.block_m, triton.next_power_of_2(queries * group))
+    return min(tiling.block_m, int(triton.next_power_of_2(queries * group)))
 
 
 @dataclass(frozen=True, slots=True)
