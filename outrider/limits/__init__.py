@@ -93,7 +93,7 @@ LINK_HIDDEN_STATE_BYTES = Bound(192 << 20, "bytes")
 """Of one session in one message; longer texts' states go in several."""
 LINK_STATE_REFERENCES = Bound(4096, "references")
 """To parts of one session's hidden states in one message."""
-LONGEST_RETRY_DELAY_MS = 5_000
+LONGEST_RETRY_DELAY_MS = 1_000
 """Of a peer that has no room: a longer one counts as this. It may be a mistake, and no request starts until it ends."""
 LONGEST_STAGE_NS = 3_600_000_000_000
 """Of a forward, or of a wait for one, as a peer reports it: an hour."""
