@@ -61,7 +61,6 @@ check: install  ## format, lint, types, import contracts, generated code, genera
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check_generated.sh
 	$(BIN)/python scripts/generate_configuration.py --check
 	$(BIN)/python scripts/generate_metrics.py --check
-	$(BIN)/python scripts/generate_dashboard.py --check
 	$(BIN)/python scripts/generate_models.py --check
 
 format: install  ## formats the code
@@ -71,10 +70,9 @@ format: install  ## formats the code
 proto: install  ## generates outrider/v1 from proto/
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/generate_protos.sh
 
-docs: install  ## generates docs/configuration.md, docs/metrics.md, docs/models.md and the dashboard
+docs: install  ## generates docs/configuration.md, docs/metrics.md and docs/models.md
 	$(BIN)/python scripts/generate_configuration.py
 	$(BIN)/python scripts/generate_metrics.py
-	$(BIN)/python scripts/generate_dashboard.py
 	$(BIN)/python scripts/generate_models.py
 
 golden: install  ## renders the chart's examples anew into tests/k8s/golden
