@@ -320,7 +320,8 @@ class ForwardReport:
     ended_ns: int = 0
     """End of the last forward: messages with the same one have answers of the same forward. 0: not told."""
     num_other_rows: int = 0
-    """Rows of other links in the forward, whose sessions belong to other coordinators."""
+    """Rows of other links, whose sessions belong to other coordinators, in the forwards since the link's last report:
+    of each of them those in the forward with most of its rows."""
     num_other_drafts: int = 0
     """Draft tokens of those rows."""
 

@@ -28,13 +28,6 @@ class ForwardRecord:
     trace_id: str = ""
     span_id: str = ""
     """Both are set by the code that makes spans."""
-    loads: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Rows and draft tokens by link; empty where all are one link's."""
-
-    def others_of(self, link_id: int) -> tuple[int, int]:
-        """Rows and draft tokens of all other links."""
-        others = [load for link, load in self.loads.items() if link != link_id]
-        return sum([rows for rows, _ in others]), sum([drafts for _, drafts in others])
 
 
 @dataclass(slots=True)

@@ -179,6 +179,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         if finished is None:
             return []
         batch, output = finished.batch, finished.output
+        self._outputs.note_forward(batch)
         if batch.steady is not None and output.columns is not None:
             return self._steady.answer(batch, batch.steady, output, finished.ended_ns)
         if batch.steady is not None:

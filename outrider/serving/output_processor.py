@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,7 +27,8 @@ from outrider.ports import (
 )
 from outrider.recording import ForwardRecord, ItemRecord, Recorder
 from outrider.serving.executor import Item
-from outrider.serving.request import AnyRequest
+from outrider.serving.link_loads import LinkLoads
+from outrider.serving.request import AnyRequest, Batch
 from outrider.serving.stats import ServiceStats
 from outrider.serving.steady.plain_steps import PlainAnswers
 from outrider.serving.steady.step import SteadyStep
@@ -56,12 +56,17 @@ class OutputProcessor:
         """Leave with the next message of their link, which answers the items that they came with."""
         self._finished: list[AnyRequest] = []
         self._plain: list[PlainAnswers] = []
+        self._loads = LinkLoads()
         self._warnings = RateLimit(_WARNING_INTERVAL_S, burst=MAX_WARNINGS)
 
     @property
     def is_ready(self) -> bool:
         """Whether ``take`` would give anything."""
         return bool(self._ready or self._finished or self._plain)
+
+    def note_forward(self, batch: Batch) -> None:
+        """A forward has ended, of which reports tell."""
+        self._loads.note_forward(batch.rows_by_link, lambda: batch.drafts_by_link)
 
     def put(self, link_id: int, event: Any, opening: Open | None = None, *, trace_parent: str = "") -> None:  # noqa: ANN401
         """Queue an event that is no forward's result: an answer without a forward, or a push."""
@@ -94,6 +99,7 @@ class OutputProcessor:
         """Forget what would go to a link that is gone."""
         self._ready.pop(link_id, None)
         self._opened.pop(link_id, None)
+        self._loads.drop_link(link_id)
         gone = [request for request in self._finished if request.session.link_id == link_id]
         self._finished = [request for request in self._finished if request.session.link_id != link_id]
         for request in gone:
@@ -127,7 +133,7 @@ class OutputProcessor:
             queue_ns, forward_ns, sample_ns, total_ns,
             max([forward.batch_size for forward in forwards]), max([forward.num_tokens for forward in forwards]),
             self._num_pages_free(), max([forward.ended_ns for forward in forwards]),
-            *max([forward.others_of(link_id) for forward in forwards]),
+            *self._loads.others_of(link_id),
         )  # fmt: skip
         if not finished:
             return EventBatch((), report, (), tuple(columns))
@@ -142,8 +148,9 @@ class OutputProcessor:
         stages = started - arrived, computed - started, forward.ended_ns - computed
         timing = (*stages, now - forward.ended_ns, now - arrived)
         report = ForwardReport(
-            *stages, now - arrived, forward.batch_size, forward.num_tokens, self._num_pages_free(), forward.ended_ns
-        )
+            *stages, now - arrived, forward.batch_size, forward.num_tokens, self._num_pages_free(), forward.ended_ns,
+            *self._loads.others_of(step.link_id),
+        )  # fmt: skip
         columns = AnswerColumns(
             answers.sessions, answers.generations, answers.base_lengths, answers.counts, answers.token_ids,
             timing * len(step), answers.make, answers.outside_masses, answers.states, answers.supports,
@@ -194,17 +201,12 @@ class OutputProcessor:
                 request.record.timing = timing
                 self._end(request.record, now, type(event).__name__)
         report = ForwardReport(
-            queue_ns=max([timing.queue_ns for timing in timings]),
-            forward_ns=max([timing.forward_ns for timing in timings]),
-            sample_ns=max([timing.sample_ns for timing in timings]),
-            total_ns=max([timing.total_ns for timing in timings]),
-            batch_size=max([request.batch_size for request in finished]),
-            num_tokens=max([request.num_tokens for request in finished]),
-            num_pages_free=self._num_pages_free(),
-            ended_ns=max([request.forward_ended_ns for request in finished]),
-        )
-        if any(others := max([request.others for request in finished])):
-            report = replace(report, num_other_rows=others[0], num_other_drafts=others[1])
+            max([timing.queue_ns for timing in timings]), max([timing.forward_ns for timing in timings]),
+            max([timing.sample_ns for timing in timings]), max([timing.total_ns for timing in timings]),
+            max([request.batch_size for request in finished]), max([request.num_tokens for request in finished]),
+            self._num_pages_free(), max([request.forward_ended_ns for request in finished]),
+            *self._loads.others_of(finished[0].session.link_id),
+        )  # fmt: skip
         if channel := _channel_of(finished):
             proposals = [event for event in events if isinstance(event, Proposal)]
             columns = proposal_columns(proposals, timings, channel)

@@ -87,8 +87,6 @@ class Request(Generic[ItemT, JobT, EventT]):
     """Of the last forward that served it."""
     forward_ended_ns: int = 0
     """Of the last forward that served it, whenever its item came."""
-    others: tuple[int, int] = (0, 0)
-    """Rows and draft tokens of other links in the last forward that served it."""
 
     def __post_init__(self) -> None:
         self.touched_ns = self.arrived_ns
@@ -133,7 +131,6 @@ class Request(Generic[ItemT, JobT, EventT]):
         self.sample_ns += done.ended_ns - computed
         self.touched_ns = self.forward_ended_ns = done.ended_ns
         self.batch_size, self.num_tokens = done.batch_size, done.num_tokens
-        self.others = done.others_of(self.session.link_id) if done.loads else (0, 0)
         if self.record is not None:
             _record_forward(self.record, done, started, computed)
 
@@ -306,19 +303,28 @@ class Batch:
         return len(self.scheduled) + self._num_others
 
     @property
-    def loads(self) -> dict[int, tuple[int, int]]:
-        """Rows and draft tokens by link; empty where all are one link's."""
-        links = {request.session.link_id for request, _ in self.scheduled}
-        plain = None if self.plain is None else self.plain.own.link_ids
-        if len(links) < 2 and (plain is None or (plain == next(iter(links), plain[0])).all()):
-            return {}
-        rows = Counter([request.session.link_id for request, _ in self.scheduled])
+    def rows_by_link(self) -> Counter[int]:
+        """Sessions that share it, by link; those that have ended are left out."""
+        if self.steady is not None:
+            return Counter({self.steady.link_id: len(self.steady)})
+        rows = Counter([request.session.link_id for request in self._live])
         if self.plain is not None:
             rows.update(self.plain.own.link_ids[self.plain.is_here].tolist())
+        return rows
+
+    @property
+    def drafts_by_link(self) -> Counter[int]:
+        """Draft tokens of those sessions."""
+        if self.steady is not None:
+            return Counter({self.steady.link_id: sum(self.steady.draft_lengths.tolist())})
         drafts = Counter[int]()
-        for request, _ in self.scheduled:
+        for request in self._live:
             drafts[request.session.link_id] += _num_drafts(request.item)
-        return {link_id: (num_rows, drafts[link_id]) for link_id, num_rows in rows.items()}
+        return drafts
+
+    @property
+    def _live(self) -> list[AnyRequest]:
+        return [request for request, _ in self.scheduled if request.status is not RequestStatus.ABORTED]
 
     @property
     def _num_others(self) -> int:

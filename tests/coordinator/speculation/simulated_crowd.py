@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain
 
+from outrider.serving.link_loads import LinkLoads
+from outrider.serving.link_loads import Load as LinkLoad
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController
 from tests.coordinator.speculation.simulated_load import Load, profile_of
 
 _PROMPT, _MOST_INLINE = 128, 16
+
+
+@dataclass
+class Forward:
+    """What a coordinator hears of the forward of its sessions; times in milliseconds."""
+
+    draft: float
+    target: float
+    rows: int
+    drafted: int
+    others: LinkLoad
 
 
 class Crowd:
@@ -19,6 +33,7 @@ class Crowd:
         self._sessions: list[list[ControlledSession]] = [[] for _ in self.controllers]
         self._max_length = max_length
         self._lags: dict[ControlledSession, int] = {}
+        self._loads = LinkLoads()
 
     def run(self, num_users: int, seconds: float) -> Load:
         """So many users, divided evenly."""
@@ -41,7 +56,16 @@ class Crowd:
         whole = list(chain.from_iterable(lengths))
         draft, target, round_ms = self.load.round_ms(len(whole), whole)
         round_ms += self._bring_text(lengths)
-        self._tell(lengths, [(draft, target, len(whole), sum(whole))] * len(lengths), round_ms)
+        self._note_forward(dict(enumerate(lengths)))
+        forwards = [
+            Forward(draft, target, len(whole), sum(whole), self._loads.others_of(link)) for link in range(len(lengths))
+        ]
+        self._tell(lengths, forwards, round_ms)
+
+    def _note_forward(self, lengths: dict[int, list[int]]) -> None:
+        """A forward of these links' sessions has ended."""
+        rows, drafts = ({link: count(own) for link, own in lengths.items()} for count in (len, sum))
+        self._loads.note_forward(rows, lambda: drafts)
 
     def _lengths(self) -> list[list[int]]:
         pairs = zip(self.controllers, self._sessions, strict=True)
@@ -59,18 +83,18 @@ class Crowd:
                     num_tokens += self._lags[session]
         return self.load.pair.prefill(num_tokens)
 
-    def _tell(self, lengths: list[list[int]], forwards: list[tuple[float, float, int, int]], round_ms: float) -> None:
-        """``forwards``: of each coordinator's sessions: milliseconds of draft and target, rows, and draft tokens."""
+    def _tell(self, lengths: list[list[int]], forwards: list[Forward], round_ms: float) -> None:
+        """``forwards``: of each coordinator's sessions."""
         load, now = self.load, self.load.now + round_ms / 1e3
         accepted = [[load.accepted(number, length) for number, length in enumerate(own)] for own in lengths]
         num_tokens = sum(map(sum, accepted)) + sum(map(len, lengths))
         num_drafting = sum(length > 0 for length in chain.from_iterable(lengths))
         load.note(round_ms, num_tokens, max(chain.from_iterable(lengths)))
         for index, (controller, sessions) in enumerate(zip(self.controllers, self._sessions, strict=True)):
-            own, (draft, target, rows, drafted) = lengths[index], forwards[index]
+            own, forward = lengths[index], forwards[index]
             if max(own):
-                drafting = num_drafting if rows > len(own) else sum(length > 0 for length in own)
-                controller.note_draft(drafting, max(own), draft / 1e3)
+                drafting = num_drafting if forward.rows > len(own) else sum(length > 0 for length in own)
+                controller.note_draft(drafting, max(own), forward.draft / 1e3)
             controller.begin(now)
             for session, length in zip(sessions, own, strict=True):
                 self._lags[session] = 0 if length else self._lags[session] + 1
@@ -78,9 +102,12 @@ class Crowd:
                 (session, length, count, self._lags[session])
                 for session, length, count in zip(sessions, own, accepted[index], strict=True)
             )
-            others = len(list(chain.from_iterable(lengths))) - len(own), sum(map(sum, lengths)) - sum(own)
             controller.end(
-                rows=rows, tokens=rows + drafted, seconds=target / 1e3, other_rows=others[0], other_drafts=others[1]
+                rows=forward.rows,
+                tokens=forward.rows + forward.drafted,
+                seconds=forward.target / 1e3,
+                other_rows=forward.others[0],
+                other_drafts=forward.others[1],
             )
             controller.choose()
 
@@ -95,8 +122,9 @@ class TakingTurns(Crowd):
             super().round()
             return
         forwards, round_ms = [], self._bring_text(lengths)
-        for own in lengths:
+        for link, own in enumerate(lengths):
             draft, target, whole = self.load.round_ms(len(own), own)
-            forwards.append((draft, target, len(own), sum(own)))
+            self._note_forward({link: own})
+            forwards.append(Forward(draft, target, len(own), sum(own), self._loads.others_of(link)))
             round_ms += whole
         self._tell(lengths, forwards, round_ms)

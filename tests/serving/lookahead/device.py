@@ -49,7 +49,7 @@ class Runner:
         self.sequences = KVCacheManager(PagePool(num_pages, PAGE_SIZE))
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE, num_layers=0)
         self.sampler = SimpleNamespace(
-            begin_scoring=begin_drawing, begin_plain=PlainDrawing, begin_columns=ColumnsScoring
+            grammars=None, begin_scoring=begin_drawing, begin_plain=PlainDrawing, begin_columns=ColumnsScoring
         )
         self._slots = [-1] * (num_pages * PAGE_SIZE)
 
