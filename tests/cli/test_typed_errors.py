@@ -81,6 +81,7 @@ def told(*words: str, env: dict[str, str] | None = None) -> str:
         ("--num-coordinators 1000", "--num-coordinators: should be less than or equal to 64, not 1000"),
         ("--set gateway.num_processes=65", "--set gateway.num_processes: should be less than or equal to 64, not"),
         ("--optimize latency --device cpu", "--optimize: chooses where the models run, and --device is set"),
+        ("--port 8000", "--port: is 8000, which is HTTP's: --port is gRPC's, and HTTP has --http-port"),
         ("--set draft.port=50050 --method ngram", "--set draft.port: is 50050, as --port is"),
         ("--set target.port=PORT", "--set target.port: 127.0.0.1:PORT is in use"),
         (f"--set target.host={NOT_HERE}", f"--set target.host: {NOT_HERE} cannot be listened on"),

@@ -360,9 +360,9 @@ def test_bad_options_never_reach_the_server(service: Service, either: Either) ->
 
 def test_streams_refuse_bad_options_when_they_are_made(service: Service) -> None:
     with Client(service.address) as client, pytest.raises(InvalidRequestError):
-        client.stream(prompt="")
+        client.stream(prompt="x", max_tokens=0)
     with pytest.raises(InvalidRequestError):
-        AsyncClient(service.address).stream(prompt="")
+        AsyncClient(service.address).stream(prompt="x", max_tokens=0)
 
 
 def test_leaving_a_blocking_stream_early_cancels_it(service: Service) -> None:

@@ -124,10 +124,10 @@ def test_what_cannot_be_served_is_said(tmp_path: Path, folder: Path) -> None:
             TargetService.load(settings(folder, device="cuda"))
 
 
-def test_a_tokenizer_that_is_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     folder = build_tiny_model(tmp_path / "model")
     content = json.loads((folder / "tokenizer.json").read_text())
-    content["added_tokens"].append({"id": 272, "content": "<extra>", "special": True})
+    content["model"]["vocab"]["<extra>"] = 272
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ModelError, match="272"):
         TargetService.load(settings(folder))

@@ -41,7 +41,8 @@ def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayP
         if (gateway.name, "port") in explicit:
             raise problem
         return GatewayPlan(note=f"no HTTP: {problem}")
-    if (gateway.host, gateway.port) == (settings.coordinator.host, settings.coordinator.port):
+    is_shared = (gateway.host, gateway.port) == (settings.coordinator.host, settings.coordinator.port)
+    if is_shared and (gateway.name, "port") not in explicit:
         told = f"is {gateway.port}, which is HTTP's: --port is gRPC's, and HTTP has --http-port"
         raise ConfigError("coordinator.port", told)
     check_listening(
