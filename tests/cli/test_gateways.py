@@ -41,9 +41,9 @@ def test_what_protects_the_coordinator_protects_the_gateway() -> None:
 
 
 def test_the_port_of_http_is_not_taken_for_grpc() -> None:
-    port = hold_port()
+    port = GatewaySettings().port
     with pytest.raises(ConfigError, match=rf"coordinator.port: is {port}, which is HTTP's: .* --http-port"):
-        plan(gateway__port=port, coordinator__port=port)
+        plan(coordinator__port=port)
 
 
 def test_several_processes_share_a_port() -> None:
