@@ -41,7 +41,7 @@ def test_what_protects_the_coordinator_protects_the_gateway() -> None:
 
 
 def test_the_port_of_http_is_not_taken_for_grpc() -> None:
-    port = GatewaySettings().port
+    port = GatewaySettings.model_fields["port"].default
     with pytest.raises(ConfigError, match=rf"coordinator.port: is {port}, which is HTTP's: .* --http-port"):
         plan(coordinator__port=port)
 
