@@ -108,7 +108,7 @@ def _contents(root: Path) -> Iterable[tuple[Path, str]]:
     if drawing:
         yield root / RESULTS / _PLOT, drawing
     serving = [result for result in results if result.kind == "serve"]
-    parts = [_link(_PLOT, drawing), _when(serving), user_tables(serving), render(results), runs_table(results)]
+    parts = [_link(drawing), _when(serving), user_tables(serving), render(results), runs_table(results)]
     yield root / RESULTS / "README.md", _HEAD + "\n".join(filter(None, parts))
     readme = root / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
@@ -116,12 +116,12 @@ def _contents(root: Path) -> Iterable[tuple[Path, str]]:
         yield readme, _between_marks(text, comparison_table(results))
 
 
-def _link(path: str, drawing: str) -> str:
+def _link(drawing: str) -> str:
     """The plot in Markdown, with what it shows; empty without one."""
     if not drawing:
         return ""
     words = "Tokens per second of one user against tokens per second of one GPU; the labels are numbers of users"
-    return f"![{words}]({path})\n\n{words}. Dashed: the target alone.\n"
+    return f"![{words}]({_PLOT})\n\n{words}. Dashed: the target alone.\n"
 
 
 def _when(results: Sequence[Result]) -> str:

@@ -15,6 +15,7 @@ from outrider.benchmarks.tables.peers import measurements
 from outrider.benchmarks.tables.serving import tokens_per_gpu, tokens_per_user
 
 _USERS_OF_TABLE = (1, 8, 32, 128)
+_OWN_ENGINE = "Outrider"
 _OUTRIDER = "h100-slow-host-8b-1b"
 """Family of Outrider's results."""
 _VLLM = ("h100-vllm-8b-1b-plain", "h100-vllm-8b-1b-k3")
@@ -58,7 +59,7 @@ def _own_system(results: Sequence[Result], arm: str) -> System:
         per_gpu, per_user = tokens_per_gpu(result, arm), tokens_per_user(result, arm)
         if milliseconds and per_gpu and per_user:
             points[int(result.configuration["traffic"]["max_concurrency"])] = Point(per_gpu, per_user, milliseconds)
-    return System(_named("Outrider", is_plain=arm == "baseline"), arm == "baseline", dict(sorted(points.items())))
+    return System(_named(_OWN_ENGINE, is_plain=arm == "baseline"), arm == "baseline", dict(sorted(points.items())))
 
 
 def _peer_system(result: Result) -> System:
@@ -93,10 +94,8 @@ def _row(users: int, systems: Sequence[System]) -> Row:
 
 
 def _gain(users: int, systems: Sequence[System]) -> float | None:
-    plain, drafted = (
-        next((s.points[users].ms_per_token for s in systems if s.is_plain is is_plain and users in s.points), None)
-        for is_plain in (True, False)
-    )
+    times = {system.name: system.points[users].ms_per_token for system in systems if users in system.points}
+    plain, drafted = (times.get(_named(_OWN_ENGINE, is_plain=is_plain)) for is_plain in (True, False))
     return ratio(plain, drafted)
 
 

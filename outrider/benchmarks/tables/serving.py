@@ -140,8 +140,8 @@ def serve_tables(results: Sequence[Result]) -> str:
     return "\n".join(filter(None, [_serve_table(results), _steps_table(results)])) if results else ""
 
 
-def interference_table(results: Sequence[Result], *, explains_marks: bool = True) -> str:
-    """Gaps of running requests, alone and beside a prefill. ``explains_marks``: with a note for each mark."""
+def interference_table(results: Sequence[Result]) -> str:
+    """Gaps of running requests, alone and beside a prefill."""
     heads = ["run", "device", "pair", "K", "running", "prefill tokens", "p99 without, ms", "p99 with, ms", "ratio"]
     rows = []
     for result in results:
@@ -159,4 +159,4 @@ def interference_table(results: Sequence[Result], *, explains_marks: bool = True
             ]
         )
     title = "Gaps between messages of running requests while a long prompt is prefilled"
-    return table(title, heads, rows, notes(results) if explains_marks else []) if rows else ""
+    return table(title, heads, rows, notes(results)) if rows else ""
