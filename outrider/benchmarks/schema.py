@@ -2,8 +2,7 @@
 
 Owns one schema: what was run (name, configuration), where (commit, device, versions), what was measured (samples) and
 what follows from it (statistics, figures). Loading computes the statistics again and refuses a file whose samples give
-others. A published result is a summary (`summarized`): statistics of all samples and a few quantiles, which
-loading holds against each other.
+others. A published result is a summary (`summarized`): of each series that a table reads, one line of statistics.
 """
 
 from __future__ import annotations
@@ -11,24 +10,37 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.benchmarks.samples import Statistics, statistics_of, thinned
+from outrider.benchmarks.samples import Statistics, statistics_of
 from outrider.errors import ConfigError
 
 SCHEMA_VERSION = 1
 RESULTS = Path("benchmarks/results")
 """Under the folder that the command runs in: a checkout."""
 
-NUM_QUANTILES = 5
-"""Samples that a summary keeps of a series, from the smallest to the largest."""
-_SUMMARIZED = ("serve", "interference", "engine", "kernels")
-"""Kinds of result whose series are independent of each other; the others compare samples by their order."""
-_DERIVED = ("mean_", "median_", "std_", "p90_", "p99_")
-"""Prefixes of figures that repeat the statistics of a series."""
+_STAGES = ("draft", "target", "accept", "wire", "total")
+_TIMES = frozenset(("ttft", "tpot", "until_all_finished", "after_first_tokens"))
+_PUBLISHED_SERIES: dict[str, frozenset[str] | None] = {
+    "serve": _TIMES | {"output_throughput", "speedup", *(f"decode_{stage}" for stage in _STAGES)},
+    "interference": frozenset(("itl",)),
+    "engine": None,
+    "kernels": None,
+    "peers": _TIMES,
+}
+"""Series that a published result keeps, by kind; None: all. Results of other kinds are published whole, since their
+tables compare samples by their order.
+"""
+_FIXED_LENGTH = "K="
+"""Beginning of the names of arms with a fixed draft length, of which a published result keeps the throughput alone."""
+_PUBLISHED_FIGURES = frozenset(("completed", "spec_decode_acceptance_rate", "outrider_acceptance"))
+"""Figures of an arm that a published result keeps."""
+_PUBLISHED_VERSIONS = frozenset(("python", "outrider", "torch", "triton", "grpcio"))
+_SUMMARY = ("count", "mean", "median", "p99")
+"""Statistics in the line of a published series, after its name, unit and labels."""
 
 Label = str | int | float | bool
 
@@ -57,10 +69,10 @@ class Series:
     name: str
     unit: str
     samples: tuple[float, ...]
-    """All of them in their order, or with ``summary`` quantiles."""
+    """All of them in their order; empty with ``summary``."""
     labels: dict[str, Label] = field(default_factory=dict)
     summary: Statistics | None = None
-    """Statistics of all samples, of which ``samples`` are quantiles."""
+    """Statistics of all samples, which a published result has instead of the samples."""
 
     @property
     def statistics(self) -> Statistics | None:
@@ -95,34 +107,56 @@ class Result:
 
 
 def summarized(result: Result) -> Result:
-    """The result as it is published: long series as statistics and quantiles, without figures that repeat them."""
-    if result.kind not in _SUMMARIZED:
+    """The result as it is published: statistics of the series and the figures that tables read."""
+    if result.kind not in _PUBLISHED_SERIES:
         return result
-    figures = {name: _without_derived(value) for name, value in result.figures.items()}
-    return dataclasses.replace(result, series=tuple(map(_summary_of, result.series)), figures=figures)
+    kept = _PUBLISHED_SERIES[result.kind]
+    series = tuple(_summary_of(series) for series in result.series if kept is None or _is_published(series, kept))
+    versions = {name: version for name, version in result.environment.versions.items() if name in _PUBLISHED_VERSIONS}
+    return dataclasses.replace(
+        result,
+        environment=dataclasses.replace(result.environment, versions=versions),
+        series=series,
+        figures={
+            name: _published_figure(value)
+            for name, value in result.figures.items()
+            if not name.startswith(_FIXED_LENGTH)
+        },
+    )
+
+
+def _is_published(series: Series, kept: frozenset[str]) -> bool:
+    if str(series.labels.get("arm", "")).startswith(_FIXED_LENGTH):
+        return series.name == "output_throughput"
+    return series.name in kept
 
 
 def _summary_of(series: Series) -> Series:
-    if series.summary is not None or len(series.samples) <= NUM_QUANTILES:
+    found = series.statistics
+    if found is None:
         return series
-    quantiles = tuple(_rounded(value) for value in thinned(series.samples, NUM_QUANTILES))
-    statistics = series.statistics
-    if statistics is None:
-        return series
-    values = dataclasses.asdict(statistics)
-    rounded: dict[str, Any] = {name: _rounded(value) for name, value in values.items() if name != "count"}
-    summary = dataclasses.replace(statistics, **rounded)
-    return dataclasses.replace(series, samples=quantiles, summary=summary)
+    rounded = {name: _rounded(getattr(found, name)) for name in _SUMMARY if name != "count"}
+    return dataclasses.replace(series, samples=(), summary=_statistics_from(found.count, **rounded))
 
 
-def _without_derived(figure: Any) -> Any:  # noqa: ANN401 - any JSON value
+def _statistics_from(count: int, mean: float, median: float, p99: float) -> Statistics:
+    """Statistics of a published series: those that it does not keep are not numbers."""
+    unknown = dict.fromkeys(("std", "p90", "minimum", "maximum"), math.nan)
+    return Statistics(count=count, mean=mean, median=median, p99=p99, **unknown)
+
+
+def _published_figure(figure: Any) -> Any:  # noqa: ANN401 - any JSON value
     if not isinstance(figure, Mapping):
         return figure
-    return {key: value for key, value in figure.items() if not key.startswith(_DERIVED)}
+    return {
+        key: _rounded(value) if isinstance(value, float) else value
+        for key, value in figure.items()
+        if key in _PUBLISHED_FIGURES
+    }
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.8g}")
+    return float(f"{value:.6g}")
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -180,7 +214,9 @@ def load(path: Path) -> Result:
     return result
 
 
-def _series_to_json(series: Series) -> dict[str, Any]:
+def _series_to_json(series: Series) -> dict[str, Any] | list[Any]:
+    if series.summary is not None:
+        return [series.name, series.unit, series.labels, *(getattr(series.summary, name) for name in _SUMMARY)]
     found = series.statistics
     return {
         "name": series.name,
@@ -191,38 +227,17 @@ def _series_to_json(series: Series) -> dict[str, Any]:
     }
 
 
-def _series_from_json(content: Mapping[str, Any]) -> Series:
+def _series_from_json(content: Mapping[str, Any] | Sequence[Any]) -> Series:
+    if not isinstance(content, Mapping):
+        name, unit, labels, *summary = content
+        return Series(name, unit, (), dict(labels), _statistics_from(*summary))
     series = Series(content["name"], content["unit"], tuple(content["samples"]), dict(content["labels"]))
     computed, stored = series.statistics, content["statistics"]
     if (computed is None) != (stored is None):
         raise ConfigError(series.name, "has statistics without samples, or samples without statistics")
-    if computed is None:
-        return series
-    if stored["count"] > computed.count:
-        summary = Statistics(**stored)
-        _check_summary(series, summary)
-        return dataclasses.replace(series, summary=summary)
-    _check_same(series.name, dataclasses.asdict(computed), stored)
+    if computed is not None:
+        _check_same(series.name, dataclasses.asdict(computed), stored)
     return series
-
-
-def _check_summary(series: Series, summary: Statistics) -> None:
-    """Hold statistics of all samples against the quantiles that a summary keeps."""
-    lowest, *_, highest = series.samples
-    if len(series.samples) != NUM_QUANTILES or list(series.samples) != sorted(series.samples):
-        raise ConfigError(
-            series.name, f"says count {summary.count}, of which a summary keeps {NUM_QUANTILES} quantiles"
-        )
-    _check_same(series.name, {"minimum": lowest, "maximum": highest}, dataclasses.asdict(summary))
-    below, above = series.samples[NUM_QUANTILES // 2 - 1], series.samples[NUM_QUANTILES // 2 + 1]
-    for key, low, high in (
-        ("median", below, above),
-        ("p90", series.samples[-2], highest),
-        ("p99", summary.p90, highest),
-        ("mean", lowest, highest),
-    ):
-        if not low <= getattr(summary, key) <= high:
-            raise ConfigError(series.name, f"says {key} {getattr(summary, key)}, which its quantiles exclude")
 
 
 def _check_same(name: str, computed: Mapping[str, float], stored: Mapping[str, float]) -> None:

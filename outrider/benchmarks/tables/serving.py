@@ -10,7 +10,6 @@ from outrider.benchmarks.samples import ratio
 from outrider.benchmarks.schema import Result
 from outrider.benchmarks.tables.cells import (
     Row,
-    acceptance_rate,
     best_fixed,
     device,
     mean_of,
@@ -26,40 +25,26 @@ _OTHER_SAMPLING = re.compile(r"T=(\S+) p=(\S+) k=(\d+)")
 
 
 def _serve_table(results: Sequence[Result]) -> str:
-    heads = ["run", "device", "pair", "T", "tokens in", "K", "users", "GPUs", "tok/s per user", "tok/s per GPU",
-             "speedup", "acceptance rate", "TTFT ms", "TPOT ms", "until all finished, ms"]  # fmt: skip
+    """Times of a token beside the tables of ``users``, which have the rates."""
+    heads = ["run", "T", "K", "TPOT ms", "until all finished, ms", "best fixed K: tok/s per GPU"]
     explained = [
         "Figures of the form a / b: with speculation / without. K: draft tokens per step; with ≤ the controller "
         "chooses up to so many. TPOT: mean over streams of (last - first) / (tokens - 1), from which tok/s per user "
         "follows. Until all finished: the time of the whole load by the tokens of one user, prefill included; in "
         "brackets without the time of the same requests with one token each, by the tokens after the first.",
     ]
-    rows = [_serve_row(result) for result in results]
-    if any(map(best_fixed, results)):
-        heads.append("best fixed K: tok/s per GPU")
-        rows = [[*row, _best_fixed_of(result)] for row, result in zip(rows, results, strict=True)]
-    return table("Serving, three processes", heads, rows, [*explained, *notes(results)])
+    return table("Milliseconds per token", heads, [_serve_row(result) for result in results], explained)
 
 
 def _serve_row(result: Result) -> Row:
-    configuration, figures = result.configuration, result.figures["speculation"]
-    users, decoding = configuration["traffic"]["max_concurrency"], configuration["decoding"]
+    configuration = result.configuration
     return [
         f"`{result.name}`",
-        device(result),
-        pair(configuration),
-        sampling(decoding),
-        ", ".join(map(str, configuration["input_lens"])),
+        sampling(configuration["decoding"]),
         f"{'' if configuration.get('draft_length') != 'auto' else '≤ '}{configuration['num_speculative_tokens']}",
-        "all" if users is None else str(users),
-        str(num_gpus(result) or ""),
-        pair_of(result, tokens_per_user, 1),
-        pair_of(result, tokens_per_gpu, 1),
-        number(median_of(result, "speedup"), 2),
-        number(acceptance_rate(figures), 2),
-        pair_of(result, lambda one, arm: median_of(one, "ttft", arm=arm), 1),
         pair_of(result, lambda one, arm: mean_of(one, "tpot", {"arm": arm}), 2),
         _until_all_finished(result),
+        _best_fixed_of(result),
     ]
 
 
@@ -116,23 +101,17 @@ def pair_of(result: Result, figure: Callable[[Result, str], float | None], digit
 
 
 def _steps_table(results: Sequence[Result]) -> str:
-    """Decode steps and prefill apart; results that do not tell them apart are left out."""
-    stages = ("draft", "target", "accept", "wire", "total")
+    """Decode steps by stage; results without such times are left out."""
     rows = [
-        [
-            f"`{r.name}`",
-            arm,
-            *(number(median_of(r, f"{part}_{stage}", arm=arm), 2) for part in _PARTS for stage in stages),
-        ]
+        [f"`{r.name}`", arm, *(number(median_of(r, f"decode_{stage}", arm=arm), 2) for stage in _STAGES)]
         for r in results
         for arm in ("speculation", *other_samplings(r), "baseline")
         if median_of(r, "decode_total", arm=arm) is not None
     ]
-    heads = ["run", "arm", *(f"{part}: {stage}" if stage == "draft" else stage for part in _PARTS for stage in stages)]
-    return table("Time of a decode step and of the prefill by stage, ms", heads, rows, []) if rows else ""
+    return table("Time of a decode step by stage, ms", ["run", "arm", *_STAGES], rows, []) if rows else ""
 
 
-_PARTS = ("decode", "prefill")
+_STAGES = ("draft", "target", "accept", "wire", "total")
 
 
 def serve_tables(results: Sequence[Result]) -> str:
