@@ -16,6 +16,7 @@ from outrider import __version__
 from outrider.cooperative import run_in_slices
 from outrider.errors import InvalidRequestError, OutriderError, UnauthenticatedError
 from outrider.gateway.bodies import held_bytes, read_json
+from outrider.gateway.chats import ChatGeneration, plan_chat
 from outrider.gateway.disconnects import until_disconnect
 from outrider.gateway.generations import Choice, GenerationClient, generate_all, stream_all
 from outrider.gateway.middleware import CACHE_SALT, request_name
@@ -24,20 +25,21 @@ from outrider.gateway.prompts import PreparedPrompt, check_length, prepare_chat,
 from outrider.gateway.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
+    Conversation,
     DetokenizeRequest,
+    ResponsesRequest,
     TokenizeRequest,
     parsing,
 )
 from outrider.gateway.responses.answers import Answer, encode_json, event_stream
-from outrider.gateway.responses.chat_messages import MessageForm
 from outrider.gateway.responses.chats import ChatAnswer
 from outrider.gateway.responses.completions import CompletionAnswer
+from outrider.gateway.responses.response_objects import ResponseAnswer
 from outrider.gateway.served_model import ModelSource, ModelWatch, ServedModel
 from outrider.gateway.watching import TRACE
-from outrider.generation import TO_THE_END
 from outrider.open_requests import DEFAULT_MAX_BYTES, OpenRequests
 from outrider.telemetry.tracing.context import TraceContext
-from outrider.tokenization.output_parsing import NO_PARSER, UNNAMED, OutputFormat, choose_format
+from outrider.tokenization.output_parsing import UNNAMED, OutputFormat
 
 Json = dict[str, Any]
 _BYTES_OF_ID = 4
@@ -89,7 +91,7 @@ class Endpoints:
         model = await self._watch.current()
         model.check_name(asked.model)
         prompts = await until_disconnect(request, _prepare_prompts(model, asked))
-        caller = _caller(request, "cmpl", asked.request_id)
+        caller = _caller(request, "cmpl-", asked.request_id)
         # A prompt that is only echoed is computed by generating one token, which is not returned.
         wanted_tokens = 1 if asked.is_echo_alone else asked.wanted_tokens
         wanted = self._wanted(wanted_tokens, asked.logprobs, asked.wanted_prompt_logprobs)
@@ -104,24 +106,33 @@ class Endpoints:
         asked = await run_in_slices(parsing(ChatCompletionRequest, await self._body(request)))
         model = await self._watch.current()
         model.check_name(asked.model)
-        prompt = await until_disconnect(request, prepare_chat(model, asked, asked.chat))
-        check_length(model, prompt, asked.wanted_tokens, prompt_field="messages", tokens_field=asked.tokens_field)
-        caller = _caller(request, "chatcmpl", asked.request_id)
-        wanted_tokens = TO_THE_END if asked.wanted_tokens is None else asked.wanted_tokens
-        grammar = asked.grammar
-        form = self._message_form(model, asked, prompt, is_constrained=grammar is not None)
-        wanted = self._wanted(wanted_tokens, asked.wanted_logprobs, asked.prompt_logprobs)
-        wanted = replace(
-            wanted,
-            grammar=grammar,
-            grammar_after=form.format.reasoning_end(prompt.end),
-            needs_special_tokens=form.format.needs_special_tokens,
-        )
-        choices = make_choices(asked, [prompt], wanted, caller)
-        answer, streams = ChatAnswer(asked, model, prompt, choices, caller.request_id, form=form), bool(asked.stream)
-        _keep_prompts(request, [prompt])
+        chat = await self._plan_chat(request, model, asked, "chatcmpl-")
+        answer, streams = ChatAnswer(asked, model, chat), bool(asked.stream)
         del asked  # a chat is megabytes, and its answer takes minutes
-        return await self._answer(request, answer, choices, streams=streams)
+        return await self._answer(request, answer, chat.choices, streams=streams)
+
+    async def responses(self, request: Request) -> Response:
+        """``POST /v1/responses``."""
+        asked = await run_in_slices(parsing(ResponsesRequest, await self._body(request)))
+        model = await self._watch.current()
+        model.check_name(asked.model)
+        conversation = Conversation("" if asked.input is None else asked.input, asked.instructions)
+        try:
+            as_chat = asked.as_chat(conversation)
+            as_chat.check()
+            chat = await self._plan_chat(request, model, as_chat, "resp_")
+        except OutriderError as error:
+            raise conversation.translated(error) from error
+        conversation.messages.clear()
+        answer, streams = ResponseAnswer(asked, model, chat, conversation), bool(asked.stream)
+        del asked, as_chat
+        return await self._answer(request, answer, chat.choices, streams=streams)
+
+    async def stored_response(self, request: Request) -> Response:
+        """``/v1/responses/{id}``: 404, since nothing is stored."""
+        raise HTTPException(
+            HTTPStatus.NOT_FOUND, "responses are not stored: send the whole conversation as input each time"
+        )
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``."""
@@ -195,23 +206,14 @@ class Endpoints:
     def _wanted(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> Wanted:
         return Wanted(max_tokens, logprobs, prompt_logprobs, self._limits.resume_timeout_s)
 
-    def _message_form(
-        self, model: ServedModel, asked: ChatCompletionRequest, prompt: PreparedPrompt, *, is_constrained: bool
-    ) -> MessageForm:
-        template = model.text.chat.template_of(asked.chat)
-        names = self._parsers
-        tool_call_parser = names.tool_call_parser if asked.parses_tools else NO_PARSER
-        output_format = choose_format(template, tool_call_parser, names.reasoning_parser)
-        if is_constrained and not output_format.reasoning_end(prompt.end):
-            output_format = replace(output_format, reasoning_parser=None)  # there is none before what has to match
-        return MessageForm(
-            output_format,
-            tuple(asked.tools or ()),
-            asked.enforced_call,
-            prompt.end,
-            includes_reasoning=asked.include_reasoning is not False,
-            max_calls=1 if asked.parallel_tool_calls is False else None,
-        )
+    async def _plan_chat(
+        self, request: Request, model: ServedModel, asked: ChatCompletionRequest, prefix: str
+    ) -> ChatGeneration:
+        prompt = await until_disconnect(request, prepare_chat(model, asked, asked.chat))
+        caller = _caller(request, prefix, asked.request_id)
+        _keep_prompts(request, [prompt])
+        timeout = self._limits.resume_timeout_s
+        return plan_chat(model, asked, prompt, caller, parsers=self._parsers, resume_timeout=timeout)
 
     async def _answer(self, request: Request, answer: Answer, choices: Sequence[Choice], *, streams: bool) -> Response:
         try:
@@ -261,11 +263,11 @@ def _caller(request: Request, prefix: str, wanted_id: str | None) -> Caller:
     salt: str = getattr(request.state, CACHE_SALT, "")
     own: TraceContext | None = getattr(request.state, TRACE, None)
     if own is not None:
-        return Caller(f"{prefix}-{name}", own.trace_parent, own.state or None, salt)
+        return Caller(f"{prefix}{name}", own.trace_parent, own.state or None, salt)
     trace_parent = request.headers.get("traceparent")
     if trace_parent is None or TraceContext.parse(trace_parent) is None:
-        return Caller(f"{prefix}-{name}", cache_salt=salt)
-    return Caller(f"{prefix}-{name}", trace_parent, request.headers.get("tracestate"), salt)
+        return Caller(f"{prefix}{name}", cache_salt=salt)
+    return Caller(f"{prefix}{name}", trace_parent, request.headers.get("tracestate"), salt)
 
 
 def _card(model: ServedModel, name: str) -> Json:

@@ -25,6 +25,7 @@ _PATHS = frozenset(
     {
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/responses",
         "/v1/models",
         "/tokenize",
         "/detokenize",
@@ -33,7 +34,7 @@ _PATHS = frozenset(
         "/version",
     }
 )
-_GENERATIONS = frozenset({"/v1/completions", "/v1/chat/completions"})
+_GENERATIONS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 _PROBED = frozenset({"/health", "/ping", "/version"})
 """Asked for every few seconds by probes: counted, and no span each."""
 _CLIENT_GONE = 499

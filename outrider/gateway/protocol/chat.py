@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -13,6 +13,8 @@ from outrider.gateway.protocol.grammars import GrammarField
 from outrider.gateway.protocol.tool_grammars import arguments_schema, calls_schema, chosen_tool
 
 JsonObject = dict[str, Any]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS: tuple[str, ...] = get_args(Effort)
 
 
 class ChatFields(GenerationFields):
@@ -25,7 +27,7 @@ class ChatFields(GenerationFields):
     documents: list[JsonObject] | None = None
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     add_generation_prompt: bool | None = None
     """True, unless the last message is continued."""
     continue_final_message: bool | None = None

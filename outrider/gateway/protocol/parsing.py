@@ -15,6 +15,7 @@ from outrider.gateway.protocol.chat import ChatCompletionRequest
 from outrider.gateway.protocol.completion import CompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
 from outrider.gateway.protocol.long_ids import Ids, parse_body_json
+from outrider.gateway.protocol.responses import ResponsesRequest
 from outrider.gateway.protocol.unsupported import refuse_unsupported
 from outrider.gateway.responses.error_responses import shortened
 from outrider.limits import (
@@ -35,6 +36,7 @@ _LENGTHS = {
     "allowed_token_ids": ALLOWED_TOKEN_IDS,
     "bad_words": BAD_WORDS,
     "documents": MAX_DOCUMENTS,
+    "input": MAX_MESSAGES,
     "logit_bias": LOGIT_BIAS,
     "messages": MAX_MESSAGES,
     "prompt": PROMPT_TOKENS,
@@ -48,6 +50,7 @@ _LENGTHS = {
 _NEEDED: dict[type[BaseModel], tuple[str, str, str]] = {
     ChatCompletionRequest: ("messages", "prompt", "/v1/completions"),
     CompletionRequest: ("prompt", "messages", "/v1/chat/completions"),
+    ResponsesRequest: ("input", "messages", "/v1/chat/completions"),
 }
 """Kind of a request: what it needs, and where to send what was given instead."""
 _FORMS = {
@@ -120,7 +123,9 @@ def _check(request: GenerationFields, given: dict[str, Any]) -> None:
         raise InvalidRequestError(needed, f"must be given; {other} is a field of {path}")
     if given.get("cache_salt") == "":
         raise InvalidRequestError("cache_salt", "must be a text that is not empty, or be left out")
-    if isinstance(request, ChatCompletionRequest | CompletionRequest):
+    if isinstance(request, ResponsesRequest):
+        request.check()
+    elif isinstance(request, ChatCompletionRequest | CompletionRequest):
         request.check()
         _ = request.grammar  # for its errors
 

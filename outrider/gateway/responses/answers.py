@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from outrider.errors import OutriderError
 from outrider.gateway.generations import Choice
@@ -14,7 +15,6 @@ from outrider.gateway.responses.error_responses import error_body
 from outrider.generation import Delta, GenerationResult
 
 _log = logging.getLogger(__name__)
-_DONE = b"data: [DONE]\n\n"
 
 # Made once: ``json.dumps`` with options makes an encoder for each call.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -23,20 +23,35 @@ _encode_ascii = json.JSONEncoder(separators=(",", ":")).encode
 Json = dict[str, Any]
 
 
-class Answer(Protocol):
+class Answer(ABC):
     """A response in progress."""
 
+    ending = b"data: [DONE]\n\n"
+    """What ends a stream."""
+
+    @abstractmethod
     def whole(self, results: Sequence[GenerationResult]) -> Json:
         """The whole response."""
 
+    @abstractmethod
     def events(self, choice: Choice, delta: Delta) -> Iterable[Json]:
         """The events of a delta; may be empty."""
 
+    @abstractmethod
     def last_events(self) -> Iterable[Json]:
         """The events after the last delta."""
 
+    @abstractmethod
     def translated(self, error: OutriderError) -> OutriderError:
         """An error with the field names of the request."""
+
+    def failure(self, error: Exception) -> Json:
+        """The event of an error."""
+        return error_body(self.translated(error) if isinstance(error, OutriderError) else error)
+
+    def encode(self, events: Iterable[Json]) -> bytes:
+        """Server-sent events. JSON contains no line breaks, so each event is one ``data`` line."""
+        return b"".join(b"data: " + encode_json(event) + b"\n\n" for event in events)
 
 
 async def event_stream(
@@ -46,23 +61,18 @@ async def event_stream(
     try:
         async with contextlib.aclosing(deltas):
             if first is not None:
-                yield encode_events(answer.events(*first))
+                yield answer.encode(answer.events(*first))
             async for choice, delta in deltas:
-                if events := encode_events(answer.events(choice, delta)):
+                if events := answer.encode(answer.events(choice, delta)):
                     yield events
-        yield encode_events(answer.last_events())
+        yield answer.encode(answer.last_events())
     except OutriderError as error:
         _log.warning("a stream ended early: %s", error)
-        yield encode_events([error_body(answer.translated(error))])
+        yield answer.encode([answer.failure(error)])
     except Exception as error:
         _log.exception("a stream ended early")
-        yield encode_events([error_body(error)])
-    yield _DONE
-
-
-def encode_events(events: Iterable[Json]) -> bytes:
-    """Encode events. JSON contains no line breaks, so each event is one ``data`` line."""
-    return b"".join(b"data: " + encode_json(event) + b"\n\n" for event in events)
+        yield answer.encode([answer.failure(error)])
+    yield answer.ending
 
 
 def encode_json(value: object) -> bytes:

@@ -43,6 +43,12 @@ class MessageForm:
             return self.format.make_parser(self.tools, self.prompt_end)
         return self.format.enforced_parser(self.enforced_call, self.prompt_end)
 
+    def make_call_id(self) -> str:
+        """An id for a call, as the model's template takes it."""
+        length = self.format.call_id_length
+        prefix = "call_" if length is None else ""
+        return prefix + "".join(secrets.choice(_LETTERS) for _ in range(length or _CALL_ID_LENGTH))
+
 
 class MessageParser:
     """The message of one choice."""
@@ -96,13 +102,8 @@ class MessageParser:
         calls = delta.setdefault("tool_calls", [])
         if isinstance(event, CallStart):
             function = {"name": event.name, "arguments": ""}
-            calls.append({"index": index, "id": self._make_id(), "type": "function", "function": function})
+            calls.append({"index": index, "id": self._form.make_call_id(), "type": "function", "function": function})
         elif calls and calls[-1]["index"] == index:
             calls[-1]["function"]["arguments"] += event.text
         else:
             calls.append({"index": index, "function": {"arguments": event.text}})
-
-    def _make_id(self) -> str:
-        length = self._form.format.call_id_length
-        prefix = "call_" if length is None else ""
-        return prefix + "".join(secrets.choice(_LETTERS) for _ in range(length or _CALL_ID_LENGTH))

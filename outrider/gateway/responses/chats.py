@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from outrider.errors import OutriderError
+from outrider.gateway.chats import ChatGeneration
 from outrider.gateway.generations import Choice
-from outrider.gateway.prompts import PreparedPrompt
 from outrider.gateway.protocol.chat import ChatCompletionRequest
-from outrider.gateway.responses.answers import Json
-from outrider.gateway.responses.chat_messages import MessageForm, MessageParser
+from outrider.gateway.responses.answers import Answer, Json
+from outrider.gateway.responses.chat_messages import MessageParser
 from outrider.gateway.responses.choice_state import ChoiceStates
 from outrider.gateway.responses.error_responses import in_words_of_chats
 from outrider.gateway.responses.logprobs import LogprobWriter
@@ -20,27 +20,18 @@ from outrider.generation import Delta, GenerationResult
 from outrider.types import FinishReason, TokenLogprob
 
 
-class ChatAnswer:
+class ChatAnswer(Answer):
     """The response to one request."""
 
-    def __init__(
-        self,
-        request: ChatCompletionRequest,
-        model: ServedModel,
-        prompt: PreparedPrompt,
-        choices: Sequence[Choice],
-        answer_id: str,
-        *,
-        form: MessageForm,
-    ) -> None:
-        self._request, self._prompt, self._choices = request.without_input(), prompt, choices
-        self._states = ChoiceStates(choices, [len(prompt.token_ids)], model)
+    def __init__(self, request: ChatCompletionRequest, model: ServedModel, chat: ChatGeneration) -> None:
+        self._request, self._prompt, self._choices = request.without_input(), chat.prompt, chat.choices
+        self._states = ChoiceStates(chat.choices, [len(chat.prompt.token_ids)], model)
         self._logprobs = LogprobWriter(model, writes_ids=bool(request.return_tokens_as_token_ids))
-        self._messages = [MessageParser(form) for _ in choices]
-        self._grammar = request.grammar
+        self._messages = [MessageParser(chat.form) for _ in chat.choices]
+        self._grammar = chat.grammar
         self._role, self._echoed = request.role, request.echoed
         self._head = {
-            "id": answer_id,
+            "id": chat.request_id,
             "object": "chat.completion.chunk" if request.stream else "chat.completion",
             "created": int(time.time()),
             "model": model.check_name(request.model),
