@@ -61,7 +61,7 @@ def make_app(
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
             Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
             Route("/v1/responses", endpoints.responses, methods=["POST"]),
-            Route("/v1/responses/{id:path}", endpoints.stored_response, methods=["GET", "POST", "DELETE"]),
+            Route("/v1/responses/{name:path}", endpoints.stored_response, methods=["GET", "POST", "DELETE"]),
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/tokenize", endpoints.tokenize, methods=["POST"]),
