@@ -105,6 +105,13 @@ def test_what_cannot_be_measured_is_one_clear_line(runner: CliRunner, arguments:
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_the_wheel_says_where_the_benchmarks_are(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = runner.invoke(app, ["rpc"])
+    assert result.exit_code == 1
+    assert "benchmarks are not in the wheel" in result.stderr
+
+
 @pytest.mark.slow
 def test_serve_measures_three_real_processes(runner: CliRunner, tmp_path: Path) -> None:
     target = cached_tiny_model("llama", seed=1)

@@ -81,6 +81,7 @@ def test_the_wheel_holds_the_packages_and_no_models(wheel: Path) -> None:
     files = {str(path.relative_to(wheel)) for path in wheel.rglob("*") if path.is_file()}
     assert {"outrider/py.typed", "outrider/cli/trace/page.html", "outrider_target/py.typed"} <= files
     assert not [name for name in files if name.endswith((".safetensors", "tokenizer.json"))]
+    assert not [name for name in files if name.startswith("outrider/benchmarks/")]
     assert sum(path.stat().st_size for path in wheel.rglob("*.py")) < 8_000_000
 
 
@@ -104,6 +105,7 @@ def test_the_sdist_holds_tests_documents_and_the_chart(dist: Path) -> None:
     ).stdout.splitlines()
     kept = (
         "outrider/",
+        "benchmarks/",
         "coordinator/",
         "draft_service/",
         "target_service/",

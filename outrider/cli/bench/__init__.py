@@ -1,14 +1,17 @@
 """``outrider bench``: the benchmarks of the package ``benchmarks``, as commands.
 
 Owns flags, progress and printing, and starts the services that ``bench serve`` measures. That package is imported
-when a command runs: no other command needs it, and ``bench engine`` needs torch.
+when a command runs: no other command needs it, the wheel does not have it, and ``bench engine`` needs torch.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from outrider.cli.bench.engine import engine
+from outrider.cli.bench.harness import require_benchmarks
 from outrider.cli.bench.interference import interference
 from outrider.cli.bench.invariance import invariance
 from outrider.cli.bench.kernels import kernels
@@ -19,7 +22,17 @@ from outrider.cli.bench.step import step
 from outrider.cli.bench.tracing import tracing
 from outrider.cli.bench.turn import turn
 from outrider.cli.help import CommandGroup, GroupedCommand
-from outrider.cli.options import HELP_NAMES
+from outrider.cli.options import HELP_NAMES, errors_as_lines
+
+
+class _BenchmarkCommand(GroupedCommand):
+    """A command of the package ``benchmarks``."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - of a library typer brings itself
+        with errors_as_lines():
+            require_benchmarks()
+        return super().invoke(ctx)
+
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -29,4 +42,4 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (serve, interference, invariance, engine, kernels, rpc, step, turn, tracing, peers):
-    app.command(cls=GroupedCommand, context_settings=HELP_NAMES)(command)
+    app.command(cls=_BenchmarkCommand, context_settings=HELP_NAMES)(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,14 @@ from rich.table import Table
 from outrider.cli.options import output, progress
 from outrider.demo import DRAFT, TARGET
 from outrider.errors import ConfigError, install_command
+
+
+def require_benchmarks() -> None:
+    """Raise a ``ConfigError`` where Outrider was installed from a wheel, which has no benchmarks."""
+    if importlib.util.find_spec("outrider.benchmarks") is None:
+        raise ConfigError(
+            "", "benchmarks are not in the wheel: run pip install -e . in a clone of Outrider, and outrider bench there"
+        )
 
 
 def benchmark(name: str) -> Any:  # noqa: ANN401 - a module
