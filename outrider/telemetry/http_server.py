@@ -1,7 +1,7 @@
-"""HTTP/1 server for probes and scrapes, with a limited number and lifetime of connections.
+"""HTTP server of probes and scrapes: uvicorn's parser, with a limited number and lifetime of connections.
 
-One request per connection, without a body. When there are too many connections, the oldest is closed, so that idle
-clients do not block others. The handler is a parameter.
+One request per connection. When there are too many connections, the oldest is closed, so that idle clients do not block
+others. Starts no ``uvicorn.Server``, whose loop would wake the service's own ten times a second.
 """
 
 from __future__ import annotations
@@ -9,130 +9,121 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 _log = logging.getLogger(__name__)
+_CONNECTIONS_LOG = logging.getLogger(f"{__name__}.connections")
+_CONNECTIONS_LOG.setLevel(logging.ERROR)  # anyone may send what is no HTTP
 
 MAX_CONNECTIONS = 64
-WITHIN_S = 5.0
-"""How long a request may take to arrive, and as long its response to leave."""
-_LINE_LIMIT_BYTES = 8 << 10
-_MAX_HEADERS = 100
+LIFETIME_S = 10.0
+"""Time in which a request has to arrive and its response to leave, in seconds."""
+MAX_HEADER_BYTES = 8 << 10
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request."""
-
-    method: str
-    path: str
-    query: str
-    headers: tuple[tuple[str, str], ...]
-    """Names in lower case."""
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A response."""
-
-    status: int
-    headers: tuple[tuple[str, str], ...]
-    body: bytes
-
-
-Answer = Callable[[Request], Awaitable[Response]]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+"""ASGI application."""
 
 
 class HttpServer:
-    """Server on the running event loop."""
+    """Server of one ASGI application on the running event loop."""
 
-    def __init__(self, answer: Answer, *, max_connections: int = MAX_CONNECTIONS, within_s: float = WITHIN_S) -> None:
-        self._answer = answer
-        self._max_connections, self._within_s = max_connections, within_s
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+    def __init__(self, app: App, *, max_connections: int = MAX_CONNECTIONS, lifetime_s: float = LIFETIME_S) -> None:
+        self._config = uvicorn.Config(
+            _one_line_on_failure(app),
+            http=_Connection,
+            ws="none",
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            headers=[("Connection", "close")],
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._state.default_headers = self._config.encoded_headers
+        self._max_connections, self._lifetime_s = max_connections, lifetime_s
+        self._connections: dict[_Connection, None] = {}
         self._server: asyncio.Server | None = None
         self.port = 0
-        """Address on which it listens, with the port that was chosen for port 0."""
+        """Port on which it listens."""
 
-    async def start(
-        self, host: str | None = None, port: int | None = None, *, sock: socket.socket | None = None
-    ) -> None:
-        """Listen at an address or on a bound socket; ``OSError`` if that fails."""
-        self._server = await asyncio.start_server(self._accept, host, port, sock=sock, limit=_LINE_LIMIT_BYTES)
+    async def start(self, listener: socket.socket) -> None:
+        """Listen on a bound socket."""
+        self._server = await asyncio.get_running_loop().create_server(self._connect, sock=listener)
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open."""
+        """Open connections."""
         return len(self._connections)
 
     def close(self) -> None:
         """Stop listening and close all connections."""
         if self._server is not None:
             self._server.close()
-        for task in tuple(self._connections):
-            self._end(task)
+        for connection in tuple(self._connections):
+            self._end(connection)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _connect(self) -> asyncio.Protocol:
         while len(self._connections) >= self._max_connections:
             self._end(next(iter(self._connections)))
-        task = asyncio.ensure_future(self._serve(reader, writer))
-        self._connections[task] = writer
-        task.add_done_callback(lambda done: self._connections.pop(done, None))
+        connection = _Connection(self._config, self._state, {}, asyncio.get_running_loop())
+        connection.limit(self._lifetime_s, on_lost=lambda: self._connections.pop(connection, None))
+        self._connections[connection] = None
+        return connection
 
-    def _end(self, task: asyncio.Task[None]) -> None:
-        writer = self._connections.pop(task)
-        task.cancel()
-        writer.transport.abort()
+    def _end(self, connection: _Connection) -> None:
+        del self._connections[connection]
+        connection.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+class _Connection(H11Protocol):
+    """Connection that is aborted when its time is over."""
+
+    def limit(self, lifetime_s: float, *, on_lost: Callable[[], object]) -> None:
+        """Set the time of the connection; ``on_lost`` is called when it has ended."""
+        self.logger = _CONNECTIONS_LOG
+        self._on_lost = on_lost
+        self._expiry = self.loop.call_later(lifetime_s, self.abort)
+
+    def abort(self) -> None:
+        """Close without waiting for what is still to be sent."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._expiry.cancel()
+        self._on_lost()
+        super().connection_lost(exc)
+
+
+def _one_line_on_failure(app: App) -> App:
+    """The application, whose exceptions are one line in the log and status 500."""
+
+    async def answer(scope: Message, receive: Receive, send: Send) -> None:
         try:
-            async with asyncio.timeout(self._within_s):
-                request = await _read_request(reader)
-            response = await self._answered(request)
-            async with asyncio.timeout(self._within_s):
-                writer.write(_encode(request.method, response))
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
-        except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            _log.debug("a request over HTTP was not understood: %s", error)
-            writer.transport.abort()
-
-    async def _answered(self, request: Request) -> Response:
-        try:
-            return await self._answer(request)
+            await app(scope, receive, send)
         except Exception as error:
-            _log.warning("a request for %s failed: %s: %s", request.path, type(error).__name__, error)
-            return text_response(HTTPStatus.INTERNAL_SERVER_ERROR, "failed")
+            _log.warning("a request for %s failed: %s: %s", scope["path"], type(error).__name__, error)
+            await send_text(send, HTTPStatus.INTERNAL_SERVER_ERROR, "failed")
+
+    return answer
 
 
-def text_response(status: HTTPStatus, text: str) -> Response:
-    """A response with one line of text."""
-    headers = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"))
-    return Response(status.value, headers, f"{text}\n".encode())
-
-
-async def _read_request(reader: asyncio.StreamReader) -> Request:
-    """A request's line and headers; ``ValueError`` for what is no HTTP request."""
-    words = (await reader.readuntil(b"\r\n")).decode("latin-1").split()
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        raise ValueError("no request of HTTP/1")
-    path, _, query = words[1].partition("?")
-    headers: list[tuple[str, str]] = []
-    while (line := await reader.readuntil(b"\r\n")) != b"\r\n":
-        if len(headers) == _MAX_HEADERS:
-            raise ValueError("too many headers")
-        name, _, value = line.decode("latin-1").partition(":")
-        headers.append((name.strip().lower(), value.strip()))
-    return Request(words[0], path, query, tuple(headers))
-
-
-def _encode(method: str, response: Response) -> bytes:
-    fixed = (("Content-Length", str(len(response.body))), ("Connection", "close"))
-    lines = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}"]
-    lines += [f"{name}: {value}" for name, value in (*response.headers, *fixed)]
-    head = "\r\n".join([*lines, "", ""]).encode("latin-1")
-    return head if method == "HEAD" else head + response.body
+async def send_text(send: Send, status: HTTPStatus, text: str) -> None:
+    """Send a response with one line of text."""
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": status.value, "headers": headers})
+    await send({"type": "http.response.body", "body": f"{text}\n".encode()})

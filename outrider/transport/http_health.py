@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from outrider.addresses import listening_error, listening_socket
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
-from outrider.telemetry.http_server import HttpServer, Request, Response, text_response
+from outrider.errors import ConfigError, install_command
+
+if TYPE_CHECKING:
+    from outrider.telemetry.http_server import HttpServer, Message, Receive, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +41,26 @@ class HttpHealth:
     def __init__(self) -> None:
         self._is_serving = self._has_served = False
         self._is_alive = True
-        self._server = HttpServer(self._respond)
+        self._server: HttpServer | None = None
 
     @property
     def port(self) -> int:
         """The port on which it listens, also if 0 was requested; 0: it does not listen."""
-        return self._server.port
+        return 0 if self._server is None else self._server.port
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; ``ConfigError`` if the port is in use or the host is not local."""
+        """Listen; ``ConfigError`` if the port is in use, the host is not local or uvicorn is not installed."""
         try:
-            await self._server.start(sock=listening_socket(host, port))
+            from outrider.telemetry.http_server import HttpServer
+        except ImportError as error:
+            needed = f"needs {error.name}, which is not installed: {install_command('coordinator')}"
+            raise ConfigError("health_port", needed) from error
+        try:
+            listener = listening_socket(host, port)
         except OSError as error:
             raise listening_error(host, port, error, port_setting="health_port", host_setting="health_host") from error
+        self._server = HttpServer(self._respond)
+        await self._server.start(listener)
 
     def set_serving(self, serving: bool) -> None:
         """Set the state of ``/readyz``."""
@@ -62,15 +73,18 @@ class HttpHealth:
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
 
-    async def _respond(self, request: Request) -> Response:
-        return text_response(*self._answer(request.method, request.path))
+    async def _respond(self, scope: Message, receive: Receive, send: Send) -> None:
+        from outrider.telemetry.http_server import send_text
+
+        await send_text(send, *self._answer(scope["method"], scope["path"]))
 
     def _answer(self, method: str, path: str) -> tuple[HTTPStatus, str]:
         states = {"/livez": self._is_alive, "/readyz": self._is_serving, "/startupz": self._has_served}
         if path not in states:
-            return HTTPStatus.NOT_FOUND, f"there are {', '.join(states)}"
+            return HTTPStatus.NOT_FOUND, f"unknown path; known: {', '.join(states)}"
         if method not in ("GET", "HEAD"):
             return HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD"
-        return (HTTPStatus.OK, "ok") if states[path] else (HTTPStatus.SERVICE_UNAVAILABLE, "not yet or no more")
+        return (HTTPStatus.OK, "ok") if states[path] else (HTTPStatus.SERVICE_UNAVAILABLE, "not serving")

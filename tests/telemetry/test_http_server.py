@@ -12,29 +12,38 @@ from http import HTTPStatus
 
 import pytest
 
-from outrider.telemetry.http_server import MAX_CONNECTIONS, HttpServer, Request, Response, text_response
+from outrider.addresses import listening_socket
+from outrider.telemetry.http_server import MAX_CONNECTIONS, App, HttpServer, Message, Receive, Send, send_text
 from outrider.telemetry.metrics.endpoint import MetricsEndpoint
 
 DEADLINE_S = 30.0
 
 
-async def answer(request: Request) -> Response:
-    if request.path == "/bug":
+async def answer(scope: Message, receive: Receive, send: Send) -> None:
+    if scope["path"] == "/bug":
         raise RuntimeError("a bug")
-    return text_response(HTTPStatus.OK, f"{request.method} {request.path} {request.query}")
+    await send_text(send, HTTPStatus.OK, f"{scope['method']} {scope['path']} {scope['query_string'].decode()}")
+
+
+async def answer_much(scope: Message, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(1024):
+        await send({"type": "http.response.body", "body": b"x" * (1 << 20), "more_body": True})
 
 
 @contextlib.asynccontextmanager
-async def serving(*, max_connections: int = 4, within_s: float = DEADLINE_S) -> AsyncIterator[HttpServer]:
-    server = HttpServer(answer, max_connections=max_connections, within_s=within_s)
-    await server.start("127.0.0.1", 0)
+async def serving(
+    app: App = answer, *, max_connections: int = 4, lifetime_s: float = DEADLINE_S
+) -> AsyncIterator[HttpServer]:
+    server = HttpServer(app, max_connections=max_connections, lifetime_s=lifetime_s)
+    await server.start(listening_socket("127.0.0.1", 0))
     try:
         yield server
     finally:
         server.close()
 
 
-async def ask(server: HttpServer, request: bytes = b"GET /a?b HTTP/1.1\r\n\r\n") -> bytes:
+async def ask(server: HttpServer, request: bytes = b"GET /a?b HTTP/1.1\r\nHost: x\r\n\r\n") -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(request)
     found = await asyncio.wait_for(reader.read(), DEADLINE_S)
@@ -46,12 +55,16 @@ async def test_one_request_is_answered() -> None:
     async with serving() as server:
         found = await ask(server)
         assert found.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert found.endswith(b"\r\n\r\nGET /a b\n")
-        assert (await ask(server, b"HEAD /a HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
-        assert b" 500 " in await ask(server, b"GET /bug HTTP/1.1\r\n\r\n")
-        assert await ask(server, b"nonsense\r\n\r\n") == b""
-        assert await ask(server, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200) == b""
-        assert await ask(server, b"x" * 100_000) == b""
+        assert b"GET /a b\n" in found
+        assert b"connection: close" in found.lower()
+        assert (await ask(server, b"HEAD /a HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"\r\n\r\n")
+        assert b" 500 " in await ask(server, b"GET /bug HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+@pytest.mark.parametrize("request_", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 100_000])
+async def test_what_is_no_request_is_refused(request_: bytes) -> None:
+    async with serving() as server:
+        assert (await ask(server, request_)).startswith(b"HTTP/1.1 400 ")
 
 
 async def test_the_oldest_connection_gives_way() -> None:
@@ -67,7 +80,7 @@ async def test_the_oldest_connection_gives_way() -> None:
 
 
 async def test_a_request_that_does_not_come_ends_its_connection() -> None:
-    async with serving(within_s=0.05) as server:
+    async with serving(lifetime_s=0.05) as server:
         for first in (b"", b"GET / HTTP/1.1\r\nHost:"):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(first)
@@ -77,20 +90,15 @@ async def test_a_request_that_does_not_come_ends_its_connection() -> None:
 
 
 async def test_a_response_that_is_not_read_ends_its_connection() -> None:
-    async def answer_much(_: Request) -> Response:
-        return Response(200, (), b"x" * (64 << 20))
-
-    server = HttpServer(answer_much, within_s=0.2)
-    await server.start("127.0.0.1", 0)
-    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"GET / HTTP/1.1\r\n\r\n")
-    async with asyncio.timeout(DEADLINE_S):
-        while not server.num_connections:
-            await asyncio.sleep(0.001)
-        while server.num_connections:
-            await asyncio.sleep(0.001)
-    writer.close()
-    server.close()
+    async with serving(answer_much, lifetime_s=0.2) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            while not server.num_connections:
+                await asyncio.sleep(0.001)
+            while server.num_connections:
+                await asyncio.sleep(0.001)
+        writer.close()
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /metrics HTTP/1.1\r\nHost:"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -80,9 +81,9 @@ async def test_what_is_no_probe_gets_an_answer_or_none_and_harms_nobody() -> Non
         assert await get(port, "/") == 404
         assert await get(port, "/livez?verbose") == 200
         assert await get(port, "/livez", "POST") == 405
-        assert (await send(port, b"HEAD /livez HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
-        assert await send(port, b"\x16\x03\x01 no http\r\n") == b""
-        assert await send(port, b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n") == b""
+        assert (await send(port, b"HEAD /livez HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"\r\n\r\n")
+        assert b" 400 " in await send(port, b"\x16\x03\x01 no http\r\n\r\n")
+        assert b" 400 " in await send(port, b"GET /" + b"x" * 20_000)
         assert await get(port, "/livez") == 200
 
 
@@ -94,6 +95,13 @@ async def test_a_port_in_use_is_a_clear_error() -> None:
             await second.start("127.0.0.1", first.port)
     finally:
         first.close()
+
+
+async def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "outrider.telemetry.http_server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ConfigError, match=r"health_port: needs uvicorn, which is not installed: .*\[coordinator\]"):
+        await HttpHealth().start("127.0.0.1", 0)
 
 
 def test_where_it_listens() -> None:

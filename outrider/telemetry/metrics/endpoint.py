@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate, groupby
-from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -19,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from outrider.addresses import listening_error, listening_socket
 from outrider.readings import HistogramReading, Reading
-from outrider.telemetry.http_server import HttpServer, Request, Response
+from outrider.telemetry.http_server import HttpServer
 from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, Label, MetricSpec, find
 from outrider.telemetry.metrics.vllm_names import vllm_readings
 
@@ -62,35 +61,14 @@ class MetricsEndpoint:
         self._socket.close()
 
     def _run(self) -> None:
-        server = HttpServer(self._answer)
+        server = HttpServer(self._app)
         try:
-            self._loop.run_until_complete(server.start(sock=self._socket))
+            self._loop.run_until_complete(server.start(self._socket))
             self._loop.run_forever()
             server.close()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
-
-    async def _answer(self, request: Request) -> Response:
-        """What prometheus_client's own application answers: it knows the formats that a scraper may ask for."""
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b""}
-
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "method": request.method,
-            "path": request.path,
-            "query_string": request.query.encode(),
-            "headers": [(name.encode(), value.encode()) for name, value in request.headers],
-        }
-        await self._app(scope, receive, send)
-        headers = tuple((name.decode(), value.decode()) for name, value in sent[0]["headers"])
-        return Response(sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]))
 
 
 class ReadingsCollector(Collector):

@@ -35,7 +35,8 @@ def metrics_served(
         from outrider.telemetry.metrics.endpoint import MetricsEndpoint
     except ImportError as error:
         raise ConfigError(
-            "metrics_port", f"needs prometheus-client, which is not installed: {install_command('telemetry')}"
+            "metrics_port",
+            f"needs prometheus-client and uvicorn, {error.name} is not installed: {install_command('telemetry')}",
         ) from error
     plain_host = "127.0.0.1" if settings.host.startswith("unix:") else settings.host
     endpoint = MetricsEndpoint(
