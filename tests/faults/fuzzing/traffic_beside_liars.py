@@ -24,7 +24,7 @@ from outrider.config import CoordinatorSettings
 from outrider.errors import OutriderError
 from outrider.generation import GenerationRequest
 from outrider.transport.planes import writer
-from outrider.transport.server import serve_draft, serve_target
+from outrider.transport.server import Server, serve_draft, serve_target
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_coordinator.__main__ import _coordinator
 from outrider_coordinator.service import Coordinator
@@ -65,10 +65,13 @@ class Outcome:
     num_checked: int = 0
     """Greedy and coupled requests that no lying target took part in."""
     num_wrong: int = 0
+    """Of these; a lying draft is no excuse."""
     num_failed: int = 0
-    """Of the requests of honest targets."""
+    """Requests without a lying target that failed."""
     longest_gap_s: float = 0.0
-    """Between tokens of these."""
+    """Between tokens of requests that no liar took part in."""
+    longest_gap_with_lying_draft_s: float = 0.0
+    """Of requests that waited for a lying draft: up to ``draft_timeout_ms``."""
     endings: dict[str, int] = field(default_factory=dict)
 
 
@@ -118,7 +121,7 @@ async def references(rows: Rows) -> dict[GenerationRequest, list[int]]:
 
 
 class Run:
-    """One run: a coordinator, an honest target, and beside it a lying draft, or a lying target and an honest draft."""
+    """One run: a coordinator with an honest target and an honest draft, and a lying draft or target beside them."""
 
     def __init__(
         self, role: str, plane: str, seed: int, num_answers: int, *, drops: bool = False, max_s: float = math.inf
@@ -148,24 +151,20 @@ class Run:
 
     @contextlib.asynccontextmanager
     async def _coordinator(self) -> AsyncIterator[Coordinator]:
-        target, draft = ToyTarget(self._rows, VOCAB_SIZE), ToyDraft(self._rows, VOCAB_SIZE)
-        second = ToyTarget(self._rows, VOCAB_SIZE)
+        honest_target, honest_draft = ToyTarget(self._rows, VOCAB_SIZE), ToyDraft(self._rows, VOCAB_SIZE)
         servers = [
-            await serve_target(target, host="127.0.0.1", port=0),
-            await serve_draft(draft, host="127.0.0.1", port=0),
-            await serve_target(second, host="127.0.0.1", port=0),
+            await serve_target(honest_target, host="127.0.0.1", port=0),
+            await serve_draft(honest_draft, host="127.0.0.1", port=0),
+            await self._serve_second(),
         ]
         for server in servers:
             await server.set_serving(True)
         addresses = [server.address for server in servers]
         try:
-            async with LyingProxy(addresses[2 if self._role == "target" else 1], self._liar).running() as proxy:
-                targets = [addresses[0], *([proxy.address] if self._role == "target" else [])]
-                named = {
-                    "target_address": ",".join(targets),
-                    "draft_address": proxy.address if self._role == "draft" else addresses[1],
-                    "draft_length": "fixed",
-                }
+            async with LyingProxy(addresses[2], self._liar).running() as proxy:
+                both = {"target": addresses[0], "draft": addresses[1]}
+                both[self._role] += f",{proxy.address}"
+                named = {"target_address": both["target"], "draft_address": both["draft"], "draft_length": "fixed"}
                 coordinator = _coordinator(CoordinatorSettings.model_validate(named), lambda is_up: None, None)
                 await coordinator.start()
                 try:
@@ -175,6 +174,12 @@ class Run:
         finally:
             for server in servers:
                 await server.stop()
+
+    async def _serve_second(self) -> Server:
+        """The service that lies, before its answers are changed."""
+        if self._role == "target":
+            return await serve_target(ToyTarget(self._rows, VOCAB_SIZE), host="127.0.0.1", port=0)
+        return await serve_draft(ToyDraft(self._rows, VOCAB_SIZE), host="127.0.0.1", port=0)
 
     async def _client(
         self, coordinator: Coordinator, expected: dict[GenerationRequest, list[int]], rng: random.Random
@@ -197,12 +202,15 @@ class Run:
                 found = await read(coordinator, named, gaps)
         except (OutriderError, TimeoutError) as error:
             ending = type(error).__name__
-        if self._role == "target" and name in self._liar.seen_requests:
-            self._count(f"lying target: {ending}")
+        is_lied_to = name in self._liar.seen_requests
+        self._count(f"lying {self._role}: {ending}" if is_lied_to else ending)
+        if is_lied_to and self._role == "target":
             return
-        self._count(ending)
         self.outcome.num_failed += ending != "ended"
-        self.outcome.longest_gap_s = max(self.outcome.longest_gap_s, *gaps, 0.0)
+        if is_lied_to:
+            self.outcome.longest_gap_with_lying_draft_s = max(self.outcome.longest_gap_with_lying_draft_s, *gaps, 0.0)
+        else:
+            self.outcome.longest_gap_s = max(self.outcome.longest_gap_s, *gaps, 0.0)
         if is_checked(request):
             self.outcome.num_checked += 1
             self.outcome.num_wrong += ending == "ended" and found != expected[request]
