@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +106,40 @@ def test_sliding_windows_are_read_layer_by_layer(tmp_path: Path) -> None:
     assert (used.sliding_windows, used.sliding_window) == ((None, 5, 5), 5)
     mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 6}
     assert read_model_config(write_config(tmp_path, **mistral)).sliding_windows == (6, 6, 6)
+    layer_types = ["full_attention", "sliding_attention", "full_attention"]
+    named = read_model_config(write_config(tmp_path, **mistral, layer_types=layer_types))
+    assert named.sliding_windows == (None, 6, None), "as transformers' Ministral has it"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"architectures": []},
+        {"architectures": None},
+        {"architectures": "LlamaForCausalLM"},
+        {"architectures": ["LLaMAForCausalLM"]},
+        {"architectures": ["LlamaForCausalLM", "Other"]},
+        {"model_type": None},
+        {"hidden_act": "swish"},
+        {"torch_dtype": "torch.bfloat16"},
+        {"torch_dtype": "bf16"},
+        {"torch_dtype": "auto", "dtype": "bfloat16"},
+        {"auto_map": {"AutoConfig": "configuration.Config"}},
+    ],
+    ids=str,
+)
+def test_other_spellings_of_published_files_mean_the_same(tmp_path: Path, fields: dict[str, Any]) -> None:
+    expected = read_model_config(write_config(tmp_path))
+    assert expected.dtype == torch.bfloat16
+    assert read_model_config(write_config(tmp_path, **fields)) == expected
+
+
+def test_lists_of_ids_in_generation_config_are_taken(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    (tmp_path / "generation_config.json").write_text(
+        '{"bos_token_id": [1], "pad_token_id": [0, 1], "eos_token_id": [7]}'
+    )
+    assert read_model_config(tmp_path).eos_token_ids == (7,)
 
 
 def test_biases_are_where_each_architecture_has_them(tmp_path: Path) -> None:

@@ -48,6 +48,21 @@ def store_only_the_head(folder: Path) -> None:
     change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
 
 
+def keep_old_copies(folder: Path) -> None:
+    """Tensors that the index finds in one file have another value in the other."""
+    shard(folder)
+    weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+    for name, file in list(weight_map.items())[:4]:
+        other = folder / ("part-1.safetensors" if file == "part-0.safetensors" else "part-0.safetensors")
+        tensors = load_file(other)
+        save_file({**tensors, name: torch.zeros_like(load_file(folder / file)[name])}, other)
+
+
+def add_unknown_types(folder: Path) -> None:
+    unknown = {"x.scale": torch.ones(4).to(torch.float8_e8m0fnu), "x.freqs": torch.ones(4, dtype=torch.complex64)}
+    change_tensors(folder, lambda tensors: tensors.update(unknown))
+
+
 def drop_a_layer(folder: Path) -> None:
     change_json(folder / "config.json", num_hidden_layers=1)
 
@@ -59,6 +74,8 @@ UNTIED: list[tuple[Callable[[Path], None], str | None]] = [
     (add_tensors("v_head.summary.weight"), "tensor v_head.summary.weight is not used"),
     (add_tensors("v_head.summary.weight", "score.weight"), "and 1 more are not used"),
     (add_tensors("model.layers.0.self_attn.q_proj.bias"), "q_proj.bias is not used"),
+    (keep_old_copies, None),
+    (add_unknown_types, "and 1 more are not used"),
     (drop_a_layer, "and 8 more are not used"),
 ]
 TIED: list[tuple[Callable[[Path], None], str | None]] = [

@@ -50,11 +50,14 @@ def test_a_real_folder(tmp_path: Path) -> None:
     assert len(facts.sha256) == 64
 
 
-def test_ids_count_added_tokens_and_must_fit_the_model(tmp_path: Path) -> None:
-    write(tmp_path, TOKENIZER)
+def test_ids_count_added_tokens_and_those_without_a_row_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, TOKENIZER) / "tokenizer.json"
     assert read_tokenizer(tmp_path, vocab_size=6).num_token_ids == 6
-    with pytest.raises(ModelError, match="token id 2; the model has only 2 rows"):
-        read_tokenizer(tmp_path, vocab_size=2)
+    assert caplog.messages == []
+    assert read_tokenizer(tmp_path, vocab_size=2).num_token_ids == 2
+    assert caplog.messages == [f"{path}: token 'ab' and 2 more not used: the model has only 2 rows"]
 
 
 @pytest.mark.parametrize("is_in_vocabulary", [False, True])

@@ -108,10 +108,18 @@ def _read_folder(folder: Path) -> _Stored:
         files = _find_files(folder)
     for file in filter(is_there, files):
         for tensor in _read_header(file):
-            if tensor.name in tensors:
-                raise ModelError(f"{file} has tensor {tensor.name}, and {tensors[tensor.name].file.name} has it too")
-            tensors[tensor.name] = tensor
+            tensors[tensor.name] = _one_of(tensor, tensors.get(tensor.name, tensor), weight_map)
     return _Stored(tensors, _unmet(index, weight_map, tensors))
+
+
+def _one_of(tensor: StoredTensor, other: StoredTensor, weight_map: dict[str, str]) -> StoredTensor:
+    """The copy of a tensor that the index names; ``ModelError`` for two copies of which it names none."""
+    if other is tensor:
+        return tensor
+    for copy in (tensor, other):
+        if weight_map.get(tensor.name) == copy.file.name:
+            return copy
+    raise ModelError(f"{tensor.file} has tensor {tensor.name}, and {other.file.name} has it too")
 
 
 def _find_files(folder: Path) -> list[Path]:
@@ -202,7 +210,7 @@ def _check_entry(file: Path, name: str, entry: _Entry, *, start: int) -> int:
             f" data_offsets are {entry.data_offsets}"
         )
     if entry.dtype not in _BITS:
-        raise ModelError(f"{file}: tensor {name[:100]} is of type {entry.dtype[:20]!r}, which is not known")
+        return end  # refused if the model needs it
     needed = math.prod(entry.shape) * _BITS[entry.dtype] // 8
     if end - begin != needed:
         raise ModelError(

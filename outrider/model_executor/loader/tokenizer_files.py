@@ -58,7 +58,6 @@ def read_tokenizer(folder: Path, *, vocab_size: int) -> TokenizerFacts:
         ids = _ids_by_token(tokenizer)
         path = folder / "tokenizer.json"
         _check_ids(path, ids.items())
-        _check_rows(path, _spoken(tokenizer, ids).items(), vocab_size)
         added = list(_post_processor_ids(tokenizer.get("post_processor") or {}))
         _check_ids(path, added, " in its post_processor")
         _check_rows(path, added, vocab_size, " in its post_processor")
@@ -77,12 +76,12 @@ def read_tokenizer(folder: Path, *, vocab_size: int) -> TokenizerFacts:
         raise ModelError(
             f"{folder / 'tokenizer.json'} puts id {facts.bos_token_id} first; the model has only {vocab_size} rows"
         )
-    _warn_of_added(path, ids, vocab_size)
+    _warn_of_unused(path, ids, vocab_size)
     return facts
 
 
-def _warn_of_added(path: Path, ids: Mapping[str, int], vocab_size: int) -> None:
-    """Log the added tokens, such as a pad, that the model has no row for. A prompt that has one is refused."""
+def _warn_of_unused(path: Path, ids: Mapping[str, int], vocab_size: int) -> None:
+    """Log the tokens, such as a pad, that the model has no row for. A prompt that has one is refused."""
     without_row = [token for token, token_id in ids.items() if token_id >= vocab_size]
     if without_row:
         rest = f" and {len(without_row) - 1} more" if len(without_row) > 1 else ""
@@ -129,12 +128,6 @@ def tokenizer_hash(tokenizer: Json) -> str:
         ),
     }
     return hashlib.sha256(json.dumps(deciding, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _spoken(tokenizer: Json, ids: Mapping[str, int]) -> dict[str, int]:
-    """Tokens of the vocabulary proper, which any text may have, and their ids."""
-    added = {token["content"] for token in tokenizer.get("added_tokens") or []}
-    return {token: token_id for token, token_id in ids.items() if token not in added}
 
 
 def _ids_by_token(tokenizer: Json) -> dict[str, int]:

@@ -30,8 +30,16 @@ from outrider.model_executor.models.quantization_reader import read_quantization
 
 _log = logging.getLogger(__name__)
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
+_DTYPE_NAMES = {"auto": "float32", "float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16"} | {
+    "bf16": "bfloat16",
+    "double": "float64",
+}
+"""Other names of these types in published files; "auto" is as good as none."""
+_ACTIVATIONS = ("silu", "swish")
+"""Two names of one function."""
 _MAX_FIELDS_TRIED = 200
 """Models have some fifty."""
+_LOOKED_UP = ("architectures", "auto_map", "dtype", "torch_dtype")
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -121,9 +129,9 @@ def _read_fields(folder: Path, raw: dict[str, Any], family: ModelFamily) -> dict
     """The fields as transformers has them, with the defaults of the architecture."""
     try:
         with _without_warnings():
-            if family.reads_as is not None:
-                return _fields_of(AutoConfig.for_model(**{**_without_code(raw), "model_type": family.reads_as}))
-            return _fields_of(AutoConfig.from_pretrained(folder, local_files_only=True))
+            model_type = family.reads_as or raw.get("model_type") or family.model_type
+            fields = _fields_of(AutoConfig.for_model(**{**_without_code(raw), "model_type": model_type}))
+            return {**fields, "dtype": raw.get("dtype") or raw.get("torch_dtype")}
     except Exception as error:  # transformers raises whatever its validators raise
         path = folder / "config.json"
         field = _field_at_fault(raw, family)
@@ -140,7 +148,7 @@ def _fields_of(config: PreTrainedConfig) -> dict[str, Any]:
 
 def _field_at_fault(raw: dict[str, Any], family: ModelFamily) -> str:
     """The field without which transformers reads the others, as the beginning of an error; empty if there is none."""
-    model_type = family.reads_as or str(raw.get("model_type"))
+    model_type = family.reads_as or str(raw.get("model_type") or family.model_type)
     for name in list(raw)[:_MAX_FIELDS_TRIED]:
         others = {key: value for key, value in _without_code(raw).items() if key not in (name, "model_type")}
         try:
@@ -164,7 +172,8 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _without_code(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if key not in ("architectures", "auto_map")}
+    """Without what transformers looks up by name: classes, and types by names that torch may not have."""
+    return {key: value for key, value in fields.items() if key not in _LOOKED_UP}
 
 
 def _family(folder: Path, raw: dict[str, Any]) -> ModelFamily:
@@ -179,7 +188,7 @@ def _family(folder: Path, raw: dict[str, Any]) -> ModelFamily:
 def _convert(
     fields: dict[str, Any], family: ModelFamily, quantization: Quantization | None, eos_token_ids: tuple[int, ...]
 ) -> ModelConfig:
-    if fields["hidden_act"] != "silu":
+    if fields["hidden_act"] not in _ACTIVATIONS:
         raise ModelError(f"hidden_act {fields['hidden_act']!r} is not supported; supported is 'silu'")
     traits, rope = family.traits(fields), _read_rope(fields)
     return ModelConfig(
@@ -208,7 +217,8 @@ def _convert(
 
 
 def _dtype(name: object) -> torch.dtype:
-    named = str(name or "float32").removeprefix("torch.")
+    named = str(name or "auto").removeprefix("torch.")
+    named = _DTYPE_NAMES.get(named, named)
     if named not in SUPPORTED_DTYPES:
         raise ModelError(f"torch_dtype {named[:60]!r} is not supported; supported are {', '.join(SUPPORTED_DTYPES)}")
     found: torch.dtype = getattr(torch, named)

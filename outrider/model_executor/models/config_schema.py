@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from outrider.limits import STOP_TOKEN_IDS
 
@@ -66,6 +66,13 @@ class SpecialTokens(BaseModel):
     bos_token_id: TokenId | None = None
     pad_token_id: TokenId | None = None
 
+    @field_validator("bos_token_id", "pad_token_id", mode="before")
+    @classmethod
+    def _is_first(cls, content: object) -> object:
+        """Some generation_config.json have lists of them, of which nothing is used."""
+        is_ids = isinstance(content, list) and content and all(isinstance(entry, int) for entry in content)
+        return content[0] if is_ids and cls is SpecialTokens else content
+
     @model_validator(mode="after")
     def _are_not_too_many(self) -> Self:
         if isinstance(self.eos_token_id, list) and len(self.eos_token_id) > STOP_TOKEN_IDS.most:
@@ -83,7 +90,7 @@ class SpecialTokens(BaseModel):
 class ConfigFile(SpecialTokens):
     """``config.json``; what is missing has the default of its architecture."""
 
-    architectures: Annotated[list[str], Field(min_length=1)] | None = None
+    architectures: list[str] | str | None = None
     model_type: str | None = None
     vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
     hidden_size: Annotated[Count, Field(le=1 << 20)] | None = None

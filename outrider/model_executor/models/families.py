@@ -56,7 +56,9 @@ def _llama(fields: Fields) -> FamilyTraits:
 
 def _mistral(fields: Fields) -> FamilyTraits:
     bias = _attention_bias(fields)
-    windows = _same_window(fields, fields.get("sliding_window"))
+    # transformers computes a Mistral that names its layers' types as a Ministral.
+    has_types = fields.get("layer_types") is not None
+    windows = _windows_by_layer(fields) if has_types else _same_window(fields, fields.get("sliding_window"))
     return FamilyTraits(qkv_bias=bias, output_bias=bias, sliding_windows=windows)
 
 
@@ -102,11 +104,13 @@ FAMILIES = _by_architecture(
     )
 )
 """By the name of the architecture."""
+_OTHER_NAMES = {"LLaMAForCausalLM": "LlamaForCausalLM"}
+"""Of the first conversions."""
 
 
 def family_of(architecture: str) -> ModelFamily:
     """The family of an architecture; ``ModelError`` names the supported ones."""
-    family = FAMILIES.get(architecture)
+    family = FAMILIES.get(_OTHER_NAMES.get(architecture, architecture))
     if family is None:
         raise ModelError(f"{architecture[:60]} is not supported; supported are {', '.join(FAMILIES)}")
     return family

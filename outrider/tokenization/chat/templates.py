@@ -78,8 +78,8 @@ def _is_named(entry: Mapping[str, Any]) -> bool:
 
 def special_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
     """Name -> text of each special token that the files of a model folder name."""
-    config = {**_object(files, "special_tokens_map.json"), **_object(files, "tokenizer_config.json")}
-    found = {name: _content(config.get(name)) for name in _SPECIAL_TOKENS}
+    config, others = _object(files, "tokenizer_config.json"), _object(files, "special_tokens_map.json")
+    found = {name: _content(config.get(name)) or _content(others.get(name)) for name in _SPECIAL_TOKENS}
     return {name: content for name, content in found.items() if content is not None}
 
 
