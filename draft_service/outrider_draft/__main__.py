@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from outrider.config import DraftSettings
 from outrider.model_executor.distributed.follower import follow
-from outrider.process.hosting import LoadProgress, OnFailure, host_service, run_process
+from outrider.process.hosting import OnFailure, host_service, run_process
+from outrider.process.loading import LoadProgress
 from outrider.process.model_files import with_local_model
 from outrider.transport.http_health import Probes
 from outrider.transport.security import service_security
@@ -53,6 +54,7 @@ def load_model(settings: DraftSettings, progress: LoadProgress, on_failure: OnFa
 
     found = with_local_model(settings)
     check_settings(found)  # the folder may have named another method
+    progress.on_files()
     return DraftService.load(
         found, progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
     )

@@ -16,13 +16,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, TargetSettings, load_named
 from outrider.errors import LoadingError, RequestCancelledError, UnavailableError
 from outrider.ports import Link
 from outrider.process.cpu_affinity.keeper import processors_awake
+from outrider.process.loading import LoadingWatch, LoadProgress
 from outrider.process.tuning import settle_process
 from outrider.process.watchdog import LoopPing, Watchdog
 from outrider.readings import Reading
@@ -34,7 +34,7 @@ from outrider.telemetry.progress import ByteProgress, CountProgress
 from outrider.telemetry.stats_logger import log_stats, service_fields
 from outrider.telemetry.tracing import traced
 from outrider.telemetry.tracing.service_spans import ServiceRecorder
-from outrider.transport.ending import Ending, Progress
+from outrider.transport.ending import Ending
 from outrider.transport.server import Server
 from outrider.types import ModelDescription
 
@@ -50,16 +50,6 @@ EventT_co = TypeVar("EventT_co", covariant=True)
 SettingsT = TypeVar("SettingsT", TargetSettings, DraftSettings, CoordinatorSettings, GatewaySettings)
 
 OnFailure = Callable[[BaseException], None]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """Progress of loading; each function is called with (done, total)."""
-
-    weights: Progress
-    """In bytes."""
-    captures: Progress
-    """In CUDA graphs."""
 
 
 class Service(Protocol[CommandT_contra, EventT_co]):
@@ -164,25 +154,27 @@ async def host_service(
     """
     ending = Ending(asyncio.get_running_loop())
     pending: PendingService[CommandT, EventT] = PendingService()
+    loading = LoadingWatch(asyncio.get_running_loop(), settings.hang_timeout_s)
     server = await serve(pending)
     _log.info("listening on %s", server.address)
     try:
         async with traced(settings.name, trace_file=settings.trace_file) as tracing:
             with metrics_served(settings, pending.readings):
                 began = time.perf_counter()
-                service = await _load(load_model, settings.name, ending)
+                loading.start()
+                service = await _load(load_model, settings.name, ending, loading)
                 if service is not None:
                     if tracing is not None:
                         service.record_to(ServiceRecorder(tracing, settings.name))
                     pending.loaded = service
-                    await _run(
-                        server,
-                        service,
-                        ending,
-                        settings,
-                        on_warm=lambda description: pending.note_warm(description, time.perf_counter() - began),
-                    )
+
+                    def on_warm(description: ModelDescription) -> None:
+                        loading.stop()
+                        pending.note_warm(description, time.perf_counter() - began)
+
+                    await _run(server, service, ending, settings, on_warm=on_warm)
     finally:
+        loading.stop()
         await server.stop()
         ending.stop_listening()
     _log.info("stopped")
@@ -199,13 +191,22 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def _load(
-    load_model: Callable[[LoadProgress, OnFailure], Service[CommandT, EventT]], name: str, ending: Ending
+    load_model: Callable[[LoadProgress, OnFailure], Service[CommandT, EventT]],
+    name: str,
+    ending: Ending,
+    loading: LoadingWatch,
 ) -> Service[CommandT, EventT] | None:
     """The service, or None when a signal came first."""
     weights, captures = ByteProgress(f"loading the {name}"), CountProgress(f"capturing the {name}'s CUDA graphs")
-    progress = LoadProgress(ending.watched(weights), ending.watched(captures))
+    progress = LoadProgress(
+        weights=loading.watched(ending.watched(weights)),
+        captures=loading.watched(ending.watched(captures)),
+        on_files=loading.note,
+    )
     try:
-        return await asyncio.to_thread(load_model, progress, ending.fail)
+        service = await asyncio.to_thread(load_model, progress, ending.fail)
+        loading.note()
+        return service
     except RequestCancelledError:
         return None
     finally:

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 from outrider.config import TargetSettings
 from outrider.model_executor.distributed.follower import follow
 from outrider.model_executor.loader.model_folder import require_model_folder
-from outrider.process.hosting import LoadProgress, OnFailure, host_service, run_process
+from outrider.process.hosting import OnFailure, host_service, run_process
+from outrider.process.loading import LoadProgress
 from outrider.process.model_files import is_hub_id, with_local_model
 from outrider.transport.http_health import Probes
 from outrider.transport.security import service_security
@@ -52,8 +53,10 @@ def load_model(settings: TargetSettings, progress: LoadProgress, on_failure: OnF
     """The service that the settings ask for, its model downloaded where need be; imports torch."""
     from outrider_target.service import TargetService
 
+    found = with_local_model(settings)
+    progress.on_files()
     return TargetService.load(
-        with_local_model(settings), progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
+        found, progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
     )
 
 

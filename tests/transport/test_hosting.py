@@ -21,7 +21,8 @@ from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, Opened, Proposal, Refused, Release
 from outrider.process import hosting
-from outrider.process.hosting import LoadProgress, OnFailure, PendingService, host_service
+from outrider.process.hosting import OnFailure, PendingService, host_service
+from outrider.process.loading import LoadProgress
 from outrider.process.watchdog import Watchdog
 from outrider.transport.remote import RemoteDraft
 from outrider.transport.server import Server, serve_draft

@@ -44,7 +44,8 @@ DRAIN_DELAY_S: Seconds = Field(
 HANG_TIMEOUT_S: Seconds = Field(
     DEFAULT_HANG_TIMEOUT_S,
     description="Time without progress although there is work, after which the process writes the stacks of its threads"
-    " and ends, to be started again; longer while forwards are known to take long. 0: never.",
+    " and ends, to be started again; longer while forwards are known to take long, and 30 times as long while a model"
+    " loads and warms up. 0: never.",
 )
 DRAIN_GRACE_S: Seconds = Field(30.0, description="Time after that in which running streams may finish.")
 METRICS_PORT: Port | None = Field(

@@ -70,8 +70,9 @@ class SpecialTokens(BaseModel):
     @classmethod
     def _is_first(cls, content: object) -> object:
         """Some generation_config.json have lists of them, of which nothing is used."""
-        is_ids = isinstance(content, list) and content and all(isinstance(entry, int) for entry in content)
-        return content[0] if is_ids and cls is SpecialTokens else content
+        if cls is SpecialTokens and isinstance(content, list) and all(isinstance(entry, int) for entry in content):
+            return next(iter(content), None)
+        return content
 
     @model_validator(mode="after")
     def _are_not_too_many(self) -> Self:
