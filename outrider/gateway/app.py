@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -22,7 +23,8 @@ from outrider.gateway.bodies import CountedBodies
 from outrider.gateway.callers import CallerKeys
 from outrider.gateway.disconnects import ClientGoneError
 from outrider.gateway.endpoints import Endpoints
-from outrider.gateway.middleware import REQUEST_ID, ApiKeys, RequestHeaders, RequestIds, RootPath
+from outrider.gateway.metrics_page import MetricsPage
+from outrider.gateway.middleware import MISSPELLED, REQUEST_ID, ApiKeys, RequestHeaders, RequestIds, RootPath
 from outrider.gateway.responses.error_responses import (
     error_body,
     error_headers,
@@ -30,8 +32,10 @@ from outrider.gateway.responses.error_responses import (
     make_error_body,
     shortened,
 )
+from outrider.gateway.unserved import unserved_path
 from outrider.gateway.watching import HttpWatch, Watched
 from outrider.limits.rate_limit import RateLimit
+from outrider.readings import Reading
 from outrider.transport.security import TokenFile
 
 _log = logging.getLogger(__name__)
@@ -45,10 +49,12 @@ def make_app(
     *,
     tokens: TokenFile | None = None,
     watch: HttpWatch | None = None,
+    metrics: Callable[[], Iterable[Reading]] = tuple,
     settings: GatewaySettings | None = None,
 ) -> Starlette:
     """Build the application. ``tokens``: API keys, one of which each request must have; None requires none. ``watch``
-    counts and traces each request. ``settings``: root path and origins of browsers' pages; None has neither.
+    counts and traces each request. ``metrics``: readings for ``GET /metrics``. ``settings``: root path and origins of
+    browsers' pages; None has neither.
     """
     before_keys = [Middleware(Watched, watch=watch)] if watch is not None else []
     before_keys += [Middleware(RequestIds), Middleware(RequestHeaders)]
@@ -68,7 +74,7 @@ def make_app(
             Route("/detokenize", endpoints.detokenize, methods=["POST"]),
             Route("/health", endpoints.health, methods=["GET"]),
             Route("/ping", endpoints.health, methods=["GET", "POST"]),
-            Route("/metrics", endpoints.metrics, methods=["GET"]),
+            Route("/metrics", MetricsPage(metrics), methods=["GET"]),
             Route("/version", endpoints.version, methods=["GET"]),
         ],
         middleware=[*before_keys, *keys, *inner],
@@ -100,7 +106,7 @@ def _cross_origin(settings: GatewaySettings) -> list[Middleware]:
             allow_methods=methods,
             allow_headers=headers,
             allow_credentials=settings.allow_credentials,
-            expose_headers=[REQUEST_ID],
+            expose_headers=[REQUEST_ID, MISSPELLED],
         )
     ]
 
@@ -136,6 +142,8 @@ def _instead(request: Request, error: Any) -> str:  # noqa: ANN401
     """The method, or the path, that was probably meant."""
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return f"; the method is {(error.headers or {}).get('Allow', '')}".rstrip()
+    if (unserved := unserved_path(request.url.path)) is not None:
+        return f"; {unserved}"
     paths = [route.path for route in request.app.routes if "{" not in route.path]
     near = difflib.get_close_matches(shortened(request.url.path), paths, n=1, cutoff=0.75)
     if f"/v1{request.url.path}" in paths:

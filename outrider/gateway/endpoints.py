@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -19,7 +20,7 @@ from outrider.gateway.bodies import held_bytes, read_json
 from outrider.gateway.chats import ChatGeneration, plan_chat
 from outrider.gateway.disconnects import until_disconnect
 from outrider.gateway.generations import Choice, GenerationClient, generate_all, stream_all
-from outrider.gateway.middleware import CACHE_SALT, request_name
+from outrider.gateway.middleware import CACHE_SALT, note_misspelled, request_name
 from outrider.gateway.options import Caller, Wanted, make_choices
 from outrider.gateway.prompts import PreparedPrompt, check_length, prepare_chat, prepare_prompt
 from outrider.gateway.protocol import (
@@ -31,16 +32,21 @@ from outrider.gateway.protocol import (
     TokenizeRequest,
     parsing,
 )
+from outrider.gateway.protocol.fields import GenerationFields
+from outrider.gateway.protocol.parsing import RequestT
 from outrider.gateway.responses.answers import Answer, encode_json, event_stream
 from outrider.gateway.responses.chats import ChatAnswer
 from outrider.gateway.responses.completions import CompletionAnswer
 from outrider.gateway.responses.response_objects import ResponseAnswer
 from outrider.gateway.served_model import ModelSource, ModelWatch, ServedModel
 from outrider.gateway.watching import TRACE
+from outrider.limits.rate_limit import RateLimit
 from outrider.open_requests import DEFAULT_MAX_BYTES, OpenRequests
 from outrider.telemetry.tracing.context import TraceContext
 from outrider.tokenization.output_parsing import UNNAMED, OutputFormat
 
+_log = logging.getLogger(__name__)
+_LINE_INTERVAL_S = 10.0
 Json = dict[str, Any]
 _BYTES_OF_ID = 4
 """What an id of a prompt counts for: its bytes in a message of the largest vocabularies."""
@@ -82,12 +88,13 @@ class Endpoints:
         """``parsers``: names that go before the ones that the chat template suggests."""
         self._client, self._watch, self._limits, self._parsers = client, watch, limits, parsers
         self.open_requests = OpenRequests(limits.max_open_request_bytes)
+        self._misspelled_lines = RateLimit(_LINE_INTERVAL_S)
         self.is_draining = False
         """Health says no then, so that load balancers send nothing more."""
 
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
-        asked = await run_in_slices(parsing(CompletionRequest, await self._body(request)))
+        asked = await self._parsed(request, CompletionRequest)
         model = await self._watch.current()
         model.check_name(asked.model)
         prompts = await until_disconnect(request, _prepare_prompts(model, asked))
@@ -103,7 +110,7 @@ class Endpoints:
 
     async def chat_completions(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
-        asked = await run_in_slices(parsing(ChatCompletionRequest, await self._body(request)))
+        asked = await self._parsed(request, ChatCompletionRequest)
         model = await self._watch.current()
         model.check_name(asked.model)
         chat = await self._plan_chat(request, model, asked, "chatcmpl-")
@@ -113,7 +120,7 @@ class Endpoints:
 
     async def responses(self, request: Request) -> Response:
         """``POST /v1/responses``."""
-        asked = await run_in_slices(parsing(ResponsesRequest, await self._body(request)))
+        asked = await self._parsed(request, ResponsesRequest)
         model = await self._watch.current()
         model.check_name(asked.model)
         conversation = Conversation("" if asked.input is None else asked.input, asked.instructions)
@@ -148,7 +155,7 @@ class Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``: the ids of a text, or of messages."""
-        asked = await run_in_slices(parsing(TokenizeRequest, await self._body(request)))
+        asked = await self._parsed(request, TokenizeRequest)
         model = await self._watch.current()
         model.check_name(asked.model)
         if asked.is_chat:
@@ -169,7 +176,7 @@ class Endpoints:
 
     async def detokenize(self, request: Request) -> Response:
         """``POST /detokenize``: the text of ids, special tokens included."""
-        asked = await run_in_slices(parsing(DetokenizeRequest, await self._body(request)))
+        asked = await self._parsed(request, DetokenizeRequest)
         model = await self._watch.current()
         model.check_name(asked.model)
         tokenizer = model.require_tokenizer("tokens")
@@ -188,20 +195,18 @@ class Endpoints:
             return Response(status_code=503)
         return Response(status_code=200)
 
-    async def metrics(self, request: Request) -> Response:
-        """``GET /metrics``: 404 with the place of the metrics, which other servers have on this port."""
-        raise HTTPException(
-            HTTPStatus.NOT_FOUND,
-            "metrics have ports of their own: gateway.metrics_port and coordinator.metrics_port, or the option"
-            " --metrics-port of outrider serve; see docs/metrics.md",
-        )
-
     async def version(self, request: Request) -> Response:
         """``GET /version``."""
         return JsonAnswer({"version": __version__})
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_json(request, max_bytes=self._limits.max_body_bytes)
+    async def _parsed(self, request: Request, kind: type[RequestT]) -> RequestT:
+        body = await read_json(request, max_bytes=self._limits.max_body_bytes)
+        asked = await run_in_slices(parsing(kind, body))
+        if isinstance(asked, GenerationFields) and asked.misspelled:
+            told = note_misspelled(request.state, asked.misspelled)
+            if self._misspelled_lines.take() is not None:
+                _log.warning("a request has fields that are ignored: %s", told)
+        return asked
 
     def _wanted(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> Wanted:
         return Wanted(max_tokens, logprobs, prompt_logprobs, self._limits.resume_timeout_s)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +21,8 @@ from outrider.gateway.responses.error_responses import API_KEY, error_body, erro
 from outrider.transport.security import TokenFile
 
 REQUEST_ID = "x-request-id"
+MISSPELLED = "x-outrider-misspelled-fields"
+"""Header with unknown fields of a request that nearly have the name of a known one."""
 CACHE_SALT = "cache_salt"
 """Key of the request's state: the cache salt of its API key."""
 _MAX_ID_CHARACTERS = 128
@@ -93,7 +96,10 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id or scope["state"].get("made_id") or _new_id()
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id or scope["state"].get("made_id") or _new_id()
+                if (misspelled := scope["state"].get(MISSPELLED)) is not None:
+                    headers[MISSPELLED] = misspelled
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -127,6 +133,13 @@ def request_name(state: Any, wanted: str | None) -> str:  # noqa: ANN401 - starl
     name: str = state.request_id or _valid_id(wanted or "") or _new_id()
     state.made_id = name
     return name
+
+
+def note_misspelled(state: Any, fields: Mapping[str, str]) -> str:  # noqa: ANN401 - starlette's State
+    """Name unknown fields of the request and the known ones that they resemble in a header, whose value is returned."""
+    told = ", ".join(f"{ascii(given)[1:-1]} (did you mean {known}?)" for given, known in fields.items())
+    setattr(state, MISSPELLED, told)
+    return told
 
 
 def _new_id() -> str:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
@@ -23,6 +23,7 @@ from outrider.gateway.timed_protocol import TimedProtocol
 from outrider.gateway.watching import HttpWatch
 from outrider.process.tuning import settle_process
 from outrider.process.watchdog import loop_watched
+from outrider.readings import Reading
 from outrider.telemetry.metrics.serving import build_info, metrics_served, read_on
 from outrider.telemetry.tracing import traced
 from outrider.tokenization.output_parsing import OutputFormat
@@ -45,10 +46,11 @@ async def serve(settings: GatewaySettings) -> None:
     listener = _listen(settings)
     tokens = None if settings.api_token_file is None else TokenFile("api_token_file", settings.api_token_file)
     async with contextlib.AsyncExitStack() as running:
-        watch = await _watch(settings, running)
+        watch, metrics = await _watch(settings, running)
         client = await running.enter_async_context(make_client(settings))
         endpoints = Endpoints(client, ModelWatch(client, names=_names(settings)), _limits(settings), _parsers(settings))
-        server = _Server(_config(settings, make_app(endpoints, tokens=tokens, watch=watch, settings=settings)))
+        app = make_app(endpoints, tokens=tokens, watch=watch, metrics=metrics, settings=settings)
+        server = _Server(_config(settings, app))
         scheme = "http" if settings.tls_cert_file is None else "https"
         host, port = listener.getsockname()[:2]
         _log.info("listening on %s://%s:%s", scheme, host, port)
@@ -64,15 +66,18 @@ async def serve(settings: GatewaySettings) -> None:
     _log.info("stopped")
 
 
-async def _watch(settings: GatewaySettings, running: contextlib.AsyncExitStack) -> HttpWatch | None:
-    """What counts and traces requests; None where neither is asked for."""
+async def _watch(
+    settings: GatewaySettings, running: contextlib.AsyncExitStack
+) -> tuple[HttpWatch, Callable[[], list[Reading]]]:
+    """What counts and traces requests, and the readings of the gateway."""
     tracing = await running.enter_async_context(traced(settings.name, trace_file=settings.trace_file))
-    if tracing is None and settings.metrics_port is None:
-        return None
     watch, build = HttpWatch(tracing), build_info(next(iter(_names(settings)), ""), __version__)
-    read = read_on(asyncio.get_running_loop(), lambda: [*watch.readings(), build])
-    running.enter_context(metrics_served(settings, read))
-    return watch
+
+    def read() -> list[Reading]:
+        return [*watch.readings(), build]
+
+    running.enter_context(metrics_served(settings, read_on(asyncio.get_running_loop(), read)))
+    return watch, read
 
 
 def make_client(settings: GatewaySettings) -> AsyncClient:

@@ -45,6 +45,7 @@ class Gateway:
         tokens: TokenFile | None = None,
         token: Any = None,
         watch: HttpWatch | None = None,
+        metrics: Any = tuple,
         **limits: Any,
     ) -> None:
         self._loop = asyncio.new_event_loop()
@@ -55,7 +56,7 @@ class Gateway:
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(
             uvicorn.Config(
-                make_app(endpoints, tokens=tokens, watch=watch),
+                make_app(endpoints, tokens=tokens, watch=watch, metrics=metrics),
                 http=TimedProtocol,
                 lifespan="off",
                 log_config=None,

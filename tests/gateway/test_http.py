@@ -19,6 +19,7 @@ from outrider.gateway.generations import MAX_AT_ONCE, Choice, generate_all, stre
 from outrider.gateway.protocol.completion import CompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
 from outrider.tokenization import TextTokenizer
+from outrider.gateway.watching import HttpWatch
 from outrider.transport.security import ServerSecurity, TokenFile
 from outrider.types import AcceptanceMethod
 from tests.client.conftest import Service
@@ -395,7 +396,9 @@ def test_messages_say_once_and_in_words_of_json_what_is_wrong(
     [
         ("POST", "/completions", 404, "Not Found: POST /completions; did you mean /v1/completions?"),
         ("POST", "/v1/chat/completion", 404, "did you mean /v1/chat/completions?"),
-        ("POST", "/v1/embeddings", 404, "; docs/http.md lists what is served"),
+        ("POST", "/v1/embeddings", 404, "; only text is generated; embeddings, scores and classes are not computed"),
+        ("POST", "/v1/audio/speech", 404, "; only text is read and written"),
+        ("POST", "/v1/other", 404, "; docs/http.md lists what is served"),
         ("GET", "/v1/completions", 405, "Method Not Allowed: GET /v1/completions; the method is POST"),
     ],
 )
@@ -414,14 +417,46 @@ def test_degrees_of_reasoning_are_those_of_vllm(gateway: Gateway) -> None:
     assert answer.json["error"]["message"].endswith("'xhigh' or 'max', not 'huge'")
 
 
-def test_probes_of_other_servers_find_health_and_are_told_of_the_metrics(service: Service, tmp_path: Path) -> None:
+def test_a_role_that_neither_the_api_nor_the_template_knows_is_refused(gateway: Gateway) -> None:
+    for role in ("system", "developer", "user", "assistant", "tool", "function"):
+        assert chat(gateway, messages=[{"role": role, "content": "a"}]).status == 200
+    answer = chat(gateway, messages=[{"role": "user", "content": "a"}, {"role": "usr", "content": "a"}])
+    assert (answer.status, answer.json["error"]["param"]) == (400, "messages[1].role")
+    assert "system, developer, user" in answer.json["error"]["message"]
+
+
+def test_a_misspelled_field_is_named_with_the_one_it_resembles(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = complete(gateway, temprature=0.5, store=True, metadata={}, something_else=1)
+    assert answer.status == 200
+    assert answer.headers["x-outrider-misspelled-fields"] == "temprature (did you mean temperature?)"
+    assert "temprature (did you mean temperature?)" in caplog.text
+    assert "x-outrider-misspelled-fields" not in complete(gateway, user="a", session_id="b").headers
+    odd = chat(gateway, **{"top_\u2028p": 1, "max_tokens\r\nx": 1})
+    assert odd.status == 200 and "\\r\\nx" in odd.headers["x-outrider-misspelled-fields"]
+
+
+def test_metrics_are_on_the_port_of_http(service: Service) -> None:
+    watch = HttpWatch()
+    gateway = Gateway(service.address, watch=watch, metrics=watch.readings)
+    try:
+        complete(gateway)
+        answer = ask(gateway, "/metrics")
+        assert answer.status == 200 and answer.headers["content-type"].startswith("text/plain")
+        line = 'outrider_http_requests_total{path="/v1/completions",status="200"} 1.0'
+        assert line in answer.body.decode()
+    finally:
+        gateway.close()
+
+
+def test_probes_of_other_servers_find_health_and_metrics_without_a_key(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("key\n")
     gateway = Gateway(service.address, tokens=TokenFile("api_token_file", str(path)))
     try:
         assert ask(gateway, "/ping").status == ask(gateway, "/ping", {}).status == 200
-        metrics = ask(gateway, "/metrics")
-        assert metrics.status == 404 and "gateway.metrics_port" in metrics.json["error"]["message"]
+        assert ask(gateway, "/metrics").status == 200
         service.stop()
         assert ask(gateway, "/ping").status == 503
     finally:

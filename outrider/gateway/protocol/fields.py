@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from outrider.gateway.protocol.grammars import GrammarField, grammar_of
+from outrider.gateway.protocol.unsupported import find_misspelled
 
 _INT64 = 1 << 63
 MAX_CHOICES = 128
@@ -89,8 +91,19 @@ class GenerationFields(BaseModel):
     cache_salt: str | None = None
     request_id: str | None = None
 
+    _misspelled: dict[str, str] = PrivateAttr(default_factory=dict)
+
     num_speculative_tokens: int | None = None
     acceptance_method: str | None = None
+
+    @property
+    def misspelled(self) -> Mapping[str, str]:
+        """Unknown fields, and the known ones that they resemble."""
+        return self._misspelled
+
+    def note_unknown(self, names: Iterable[str]) -> None:
+        """Keep the unknown ones of the request's fields that resemble known ones."""
+        self._misspelled.update(find_misspelled(names, type(self).model_fields))
 
     @property
     def grammar(self) -> GrammarField | None:

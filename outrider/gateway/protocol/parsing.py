@@ -81,6 +81,7 @@ def parsing(kind: type[RequestT], body: bytes) -> Work[RequestT]:
         )
     if isinstance(request, GenerationFields):
         refuse_unsupported(given)
+        request.note_unknown(given)
         _check(request, given)
     return request
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from outrider.errors import InvalidRequestError
@@ -35,6 +36,30 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "watermarking": ((False,), "is not supported: tokens are drawn without a watermark"),
 }
 """Field -> (values that ask for nothing besides null, why any other is refused)."""
+
+
+IGNORED = frozenset(
+    (
+        *("stream_interval", "session_id", "mm_payload", "return_mm_kwargs", "routed_experts_prompt_start", "user"),
+        *("return_prompt_text", "return_token_offsets", "vllm_xargs", "metadata", "store", "service_tier"),
+        *("prediction", "max_completion_tokens", "best_of", "safety_identifier", "prompt_cache_key", "verbosity"),
+        *("prompt_cache_retention", "max_tool_calls"),
+    )
+)
+"""Fields of clients that have no effect."""
+_LIKENESS = 0.8
+_MOST_COMPARED, _MOST_CHARACTERS = 8, 40
+
+
+def find_misspelled(names: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """Unknown names, and the known one that each resembles; names without such a one are left out."""
+    unknown = [name for name in names if name not in known and name not in REFUSED and name not in IGNORED]
+    near = {
+        name: difflib.get_close_matches(name.lower(), known, n=1, cutoff=_LIKENESS)
+        for name in unknown[:_MOST_COMPARED]
+        if len(name) <= _MOST_CHARACTERS
+    }
+    return {name: found[0] for name, found in near.items() if found}
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:

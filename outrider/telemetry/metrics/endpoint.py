@@ -25,6 +25,16 @@ from outrider.telemetry.metrics.vllm_names import vllm_readings
 Read = Callable[[], Iterable[Reading]]
 
 
+def make_metrics_app(read: Read, *, role: str, vllm_names: bool = False) -> Any:  # noqa: ANN401 - of prometheus_client
+    """ASGI application that answers a scrape with the readings of ``read`` and of the process."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ReadingsCollector(read, role, vllm_names=vllm_names))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return make_asgi_app(registry)
+
+
 class MetricsEndpoint:
     """Serves ``/metrics`` until it is closed."""
 
@@ -33,12 +43,7 @@ class MetricsEndpoint:
 
         ``vllm_names`` gives metrics under vLLM's names besides. ``ConfigError`` when the port is taken.
         """
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(ReadingsCollector(read, role, vllm_names=vllm_names))
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        GCCollector(registry=registry)
-        self._app = make_asgi_app(registry)
+        self._app = make_metrics_app(read, role=role, vllm_names=vllm_names)
         try:
             self._socket = listening_socket(host, port)
         except OSError as error:

@@ -22,6 +22,8 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Two names of the same field; templates use either."""
 _FORM_TESTS = ("string", "mapping")
 _TEXT_FILTERS = ("string", "trim", "safe", "e", "escape", "replace", "indent")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_SHOWN_CHARACTERS = 80
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
@@ -29,6 +31,8 @@ def prepare_messages(messages: Sequence[Mapping[str, Any]], template: str) -> li
     """Copies of the messages in the form of the template; ``InvalidRequestError`` names an unsupported part."""
     takes_parts, no_content = loops_over_content(template), None if tests_content_for_none(template) else ""
     joins_arguments = wants_text_arguments(template)
+    for index, message in enumerate(messages):
+        _check_role(f"messages[{index}].role", message.get("role"), template)
     found = [
         _prepare(f"messages[{index}]", message, takes_parts=takes_parts, joins_arguments=joins_arguments)
         for index, message in enumerate(messages)
@@ -121,6 +125,13 @@ def _prepare(field: str, message: Mapping[str, Any], *, takes_parts: bool, joins
         kept["tool_calls"] = [_tool_call(call, form) for call in kept["tool_calls"]]
     reasoning = next((kept[name] for name in _REASONING_FIELDS if name in kept), None)
     return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+
+
+def _check_role(field: str, role: object, template: str) -> None:
+    """Raise ``InvalidRequestError`` for a role that neither the API nor the template knows."""
+    if role not in _ROLES and not (isinstance(role, str) and f"'{role}'" in template.replace('"', "'")):
+        known = f"{', '.join(_ROLES)}, or one that the template names"
+        raise InvalidRequestError(field, f"must be one of {known}, not {str(role)[:_SHOWN_CHARACTERS]!r}")
 
 
 def _text_part(field: str, part: object) -> dict[str, Any]:
