@@ -18,8 +18,8 @@ from outrider.gateway.callers import caller_key
 from outrider.gateway.generations import MAX_AT_ONCE, Choice, generate_all, stream_all
 from outrider.gateway.protocol.completion import CompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
-from outrider.tokenization import TextTokenizer
 from outrider.gateway.watching import HttpWatch
+from outrider.tokenization import TextTokenizer
 from outrider.transport.security import ServerSecurity, TokenFile
 from outrider.types import AcceptanceMethod
 from tests.client.conftest import Service

@@ -25,7 +25,7 @@ from outrider.telemetry.metrics.vllm_names import vllm_readings
 Read = Callable[[], Iterable[Reading]]
 
 
-def make_metrics_app(read: Read, *, role: str, vllm_names: bool = False) -> Any:  # noqa: ANN401 - of prometheus_client
+def make_metrics_app(read: Read, *, role: str, vllm_names: bool = False) -> Any:
     """ASGI application that answers a scrape with the readings of ``read`` and of the process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ReadingsCollector(read, role, vllm_names=vllm_names))
