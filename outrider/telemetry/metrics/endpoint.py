@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate, groupby
+from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -25,7 +26,7 @@ from outrider.telemetry.metrics.vllm_names import vllm_readings
 Read = Callable[[], Iterable[Reading]]
 
 
-def make_metrics_app(read: Read, *, role: str, vllm_names: bool = False) -> Any:
+def make_metrics_app(read: Read, *, role: str, vllm_names: bool = False) -> Any:  # noqa: ANN401 - of prometheus_client
     """ASGI application that answers a scrape with the readings of ``read`` and of the process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ReadingsCollector(read, role, vllm_names=vllm_names))
