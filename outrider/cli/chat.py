@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import SEED_HELP, progress
-from outrider.cli.server_flags import ServerFlags, with_server_flags
+from outrider.cli.server_flags import ServerFlags
 from outrider.cli.statistics import print_statistics
 from outrider.client import Client
 from outrider.errors import DeadlineError, ModelError, OutriderError
@@ -32,7 +33,7 @@ _conversation, _sampling, _speculation = (
 )
 
 
-@with_server_flags
+@with_flag_groups
 def chat(
     message: Annotated[str | None, typer.Argument(help="The first message.", show_default=False)] = None,
     *,

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
+from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import SEED_HELP, progress
-from outrider.cli.server_flags import ServerFlags, with_server_flags
+from outrider.cli.server_flags import ServerFlags
 from outrider.cli.statistics import acceptance_rate, print_statistics
-from outrider.client.requests import DEFAULT_RESUME_TIMEOUT_S
+from outrider.client.requests import DEFAULT_RESUME_TIMEOUT_S, GenerateOptions
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationResult
 
@@ -36,70 +38,103 @@ _input, _sampling, _grammar, _length, _request, _output = (
 )
 
 
-@with_server_flags
-def generate(
-    prompt: Prompt = None,
-    *,
-    file: Annotated[Path | None, _input("Read the prompt from a file.", "--file", "-f")] = None,
-    as_json: Annotated[bool, _output("Print one JSON object instead of a stream.", "--json")] = False,
-    server: ServerFlags,
+@dataclass(frozen=True, slots=True)
+class LengthFlags:
+    """Length and end of the output."""
+
     max_tokens: Annotated[
         int | None,
         _option(
             "Length and stops", "--max-tokens", "Maximum number of tokens to generate.", "up to the end of the context"
         ),
-    ] = None,
-    min_tokens: Annotated[int, _length("Minimum number of tokens before the output may end.")] = 0,
+    ] = None
+    min_tokens: Annotated[int, _length("Minimum number of tokens before the output may end.")] = 0
+    stop: Annotated[list[str] | None, _length("Stop string. May be repeated.")] = None
+    stop_token_ids: Annotated[list[int] | None, _length("Stop token. May be repeated.", "--stop-token-id")] = None
+    ignore_eos: Annotated[bool, _length("Continue after an end of sequence.", "--ignore-eos")] = False
+    include_stop_str_in_output: Annotated[
+        bool, _length("Keep the stop string in the output.", "--include-stop-str-in-output")
+    ] = False
+
+    def options(self) -> GenerateOptions:
+        """Options of the SDK."""
+        return cast("GenerateOptions", _values(self))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlags:
+    """How tokens are drawn."""
+
     temperature: Annotated[
         float | None, _sampling("0 is greedy. Default: the model's, else 1.", "--temperature", "-t")
-    ] = None,
+    ] = None
     top_p: Annotated[
         float | None, _option("Sampling", "--top-p", "Nucleus sampling mass; 1 is off.", "the model's, else 1")
-    ] = None,
+    ] = None
     top_k: Annotated[
         int | None,
         _option(
             "Sampling", "--top-k", "Number of most likely tokens that are kept; 0 keeps all.", "the model's, else 0"
         ),
-    ] = None,
+    ] = None
     min_p: Annotated[
         float | None,
         _option(
             "Sampling", "--min-p", "Drop tokens below this fraction of the largest probability.", "the model's, else 0"
         ),
-    ] = None,
+    ] = None
     repetition_penalty: Annotated[
         float | None,
         _option(
             "Sampling", "--repetition-penalty", "Values above 1 discourage repeated tokens.", "the model's, else 1"
         ),
-    ] = None,
-    frequency_penalty: Annotated[float, _sampling("Penalty per occurrence in the output, -2 to 2.")] = 0.0,
-    presence_penalty: Annotated[float, _sampling("Penalty for tokens in the output, -2 to 2.")] = 0.0,
+    ] = None
+    frequency_penalty: Annotated[float, _sampling("Penalty per occurrence in the output, -2 to 2.")] = 0.0
+    presence_penalty: Annotated[float, _sampling("Penalty for tokens in the output, -2 to 2.")] = 0.0
     logit_bias: Annotated[
         list[str] | None, _sampling("Bias of a token's logit. May be repeated.", metavar="ID=BIAS")
-    ] = None,
+    ] = None
     bad_words: Annotated[
         list[str] | None, _sampling("Text that is never completed. May be repeated.", "--bad-word")
-    ] = None,
+    ] = None
     allowed_token_ids: Annotated[
         list[int] | None, _sampling("Token that may be drawn. May be repeated.", "--allowed-token-id")
-    ] = None,
+    ] = None
+    seed: Annotated[int | None, _option("Sampling", "--seed", SEED_HELP, "random")] = None
+
+    def options(self) -> GenerateOptions:
+        """Options of the SDK."""
+        parsed = {"logit_bias": _parse_bias(self.logit_bias), "allowed_token_ids": self.allowed_token_ids or None}
+        return cast("GenerateOptions", _values(self) | parsed)
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarFlags:
+    """Structured output."""
+
     json_schema: Annotated[
         Path | None, _grammar("File with a JSON schema that the output keeps to.", "--json-schema", metavar="FILE")
-    ] = None,
-    regex: Annotated[str | None, _grammar("Regular expression that the whole output matches.", "--regex")] = None,
-    choice: Annotated[list[str] | None, _grammar("Text that the output may be. May be repeated.", "--choice")] = None,
+    ] = None
+    regex: Annotated[str | None, _grammar("Regular expression that the whole output matches.", "--regex")] = None
+    choice: Annotated[list[str] | None, _grammar("Text that the output may be. May be repeated.", "--choice")] = None
     grammar: Annotated[
         Path | None, _grammar("File with a grammar in the form of Lark or GBNF.", "--grammar", metavar="FILE")
-    ] = None,
-    seed: Annotated[int | None, _option("Sampling", "--seed", SEED_HELP, "random")] = None,
-    stop: Annotated[list[str] | None, _length("Stop string. May be repeated.")] = None,
-    stop_token_ids: Annotated[list[int] | None, _length("Stop token. May be repeated.", "--stop-token-id")] = None,
-    ignore_eos: Annotated[bool, _length("Continue after an end of sequence.", "--ignore-eos")] = False,
-    include_stop_str_in_output: Annotated[
-        bool, _length("Keep the stop string in the output.", "--include-stop-str-in-output")
-    ] = False,
+    ] = None
+
+    def options(self) -> GenerateOptions:
+        """Options of the SDK; ``InvalidRequestError`` for a file that cannot be read."""
+        return GenerateOptions(
+            json_schema=_read("json_schema", self.json_schema),
+            regex=self.regex,
+            choice=self.choice or None,
+            grammar=_read("grammar", self.grammar),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFlags:
+    """Speculation, deadline and identity of the request."""
+
     num_speculative_tokens: Annotated[
         int | None,
         _option(
@@ -109,16 +144,33 @@ def generate(
             "the server's",
             "-k",
         ),
-    ] = None,
+    ] = None
     acceptance_method: Annotated[
         str | None, _option("Speculation", "--acceptance-method", "rejection, coupled or typical.", "the server's")
-    ] = None,
-    timeout: Annotated[float | None, _option("Request", "--timeout", "Deadline in seconds.", "none")] = None,
-    resume: Annotated[bool, _request("Resume after an interruption, at any of the addresses.", "--resume")] = False,
-    resume_timeout: Annotated[
-        float, _request("Maximum duration of an interruption, in seconds.")
-    ] = DEFAULT_RESUME_TIMEOUT_S,
-    request_id: Annotated[str, _request("Id of the request in logs.")] = "",
+    ] = None
+    timeout: Annotated[float | None, _option("Request", "--timeout", "Deadline in seconds.", "none")] = None
+    resume: Annotated[bool, _request("Resume after an interruption, at any of the addresses.", "--resume")] = False
+    resume_timeout: Annotated[float, _request("Maximum duration of an interruption, in seconds.")] = (
+        DEFAULT_RESUME_TIMEOUT_S
+    )
+    request_id: Annotated[str, _request("Id of the request in logs.")] = ""
+
+    def options(self) -> GenerateOptions:
+        """Options of the SDK."""
+        return cast("GenerateOptions", _values(self) | {"request_id": self.request_id or None})
+
+
+@with_flag_groups
+def generate(
+    prompt: Prompt = None,
+    *,
+    file: Annotated[Path | None, _input("Read the prompt from a file.", "--file", "-f")] = None,
+    as_json: Annotated[bool, _output("Print one JSON object instead of a stream.", "--json")] = False,
+    server: ServerFlags,
+    length: LengthFlags,
+    sampling: SamplingFlags,
+    grammar: GrammarFlags,
+    request: RequestFlags,
     echo: Annotated[bool, _output("Print the prompt first.", "--echo")] = False,
     stats: Annotated[bool, _output("Print statistics afterwards.", "--stats")] = False,
 ) -> None:
@@ -128,42 +180,19 @@ def generate(
         if echo and not as_json:
             _write(text)
         result = None
-        for delta in client.stream(
-            text,
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            logit_bias=_parse_bias(logit_bias),
-            bad_words=bad_words,
-            allowed_token_ids=allowed_token_ids or None,
-            json_schema=_read("json_schema", json_schema),
-            regex=regex,
-            choice=choice or None,
-            grammar=_read("grammar", grammar),
-            seed=seed,
-            stop=stop,
-            stop_token_ids=stop_token_ids,
-            ignore_eos=ignore_eos,
-            include_stop_str_in_output=include_stop_str_in_output,
-            num_speculative_tokens=num_speculative_tokens,
-            acceptance_method=acceptance_method,
-            timeout=timeout,
-            resume=resume,
-            resume_timeout=resume_timeout,
-            request_id=request_id or None,
-        ):
+        options = length.options() | sampling.options() | grammar.options() | request.options()
+        for delta in client.stream(text, **options):
             if not as_json:
                 _write(delta.text)
             result = delta.result
         _write(f"{result_json(result)}\n" if as_json and result is not None else "\n")
         if stats and result is not None:
             print_statistics(progress, result)
+
+
+def _values(flags: Any) -> dict[str, Any]:  # noqa: ANN401 - a group of flags
+    """Fields of a group by their names."""
+    return {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

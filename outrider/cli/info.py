@@ -10,12 +10,13 @@ import typer
 from rich.table import Table
 
 from outrider.cli.facts import draft_length_text, placement_text
+from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import output
-from outrider.cli.server_flags import ServerFlags, with_server_flags
+from outrider.cli.server_flags import ServerFlags
 from outrider.generation import ModelInfo, ModelPlacement
 
 
-@with_server_flags
+@with_flag_groups
 def info(
     *,
     server: ServerFlags,

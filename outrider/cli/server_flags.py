@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -84,24 +81,3 @@ class ServerFlags:
                 raise
             problem = error.problem.replace("allow_plaintext_token", "--allow-plaintext-token")
             raise ConfigError("OUTRIDER_API_TOKEN" if token is None else "token_file", problem) from error
-
-
-def with_server_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command with the parameter ``server``, a ``ServerFlags``, these flags in its place."""
-    hints = get_type_hints(ServerFlags, include_extras=True)
-    flags = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in dataclasses.fields(ServerFlags)
-    ]
-
-    @functools.wraps(command)
-    def run(*given: Any, **options: Any) -> None:  # noqa: ANN401 - what the command takes
-        server = ServerFlags(**{flag.name: options.pop(flag.name) for flag in flags})
-        command(*given, server=server, **options)
-
-    signature = inspect.signature(command, eval_str=True)
-    shown = [item for own in signature.parameters.values() for item in (flags if own.name == "server" else [own])]
-    run.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    return run

@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.app import app
+from outrider.cli.trace.chrome import chrome_trace
 from outrider.cli.trace.page import page_data, render_page
 from outrider.cli.trace.reading import Followed, read_spans
 from outrider.cli.trace.stages import stage_figures, summary
@@ -166,12 +167,28 @@ def test_what_a_request_is_named_cannot_end_the_script() -> None:
     assert "\u2028" not in page.scripts[0]
 
 
+def test_a_chrome_trace_has_a_process_for_each_service_and_nests_on_each_thread(root: Node) -> None:
+    events = json.loads(chrome_trace(root))["traceEvents"]
+    named = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert set(named.values()) == {COORDINATOR, DRAFT, TARGET}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == len(list(root.walk()))
+    for one in spans:
+        for other in spans:
+            if (one["pid"], one["tid"]) == (other["pid"], other["tid"]) and one["ts"] <= other["ts"]:
+                end, other_end = (each["ts"] + each["dur"] for each in (one, other))
+                assert other["ts"] >= end or other_end <= end or one["ts"] == other["ts"]
+
+
 def test_files_of_three_services_are_one_trace(tmp_path: Path) -> None:
     files = save(tmp_path, example_spans())
     assert sorted(read_spans(files), key=repr) == sorted(example_spans(), key=repr)
-    outcome = runner.invoke(app, ["trace", *map(str, files), "--html", str(tmp_path / "out.html")])
+    outcome = runner.invoke(
+        app, ["trace", *map(str, files), "--html", str(tmp_path / "out.html"), "--chrome", str(tmp_path / "out.json")]
+    )
     assert outcome.exit_code == 0, outcome.output
     assert "2 of 4" in outcome.stdout
+    assert json.loads((tmp_path / "out.json").read_text())["otherData"] == {"trace_id": TRACE}
     assert TRACE in (tmp_path / "out.html").read_text()
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Samples, Save, Warmups, parse_sampling
 from outrider.cli.bench.harness import bar, benchmark, is_synthetic, model_name, print_weights_notes, save, table
+from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import output
 from outrider.demo import TARGET
 
 _HEADS = ("what", "batch", "tokens", "context", "median ms", "floor ms", "times the floor")
+_GREEDY = '{"temperature": 0}'
 
 BatchSizes = Annotated[
     list[int] | None,
@@ -45,73 +49,81 @@ MostTokens = Annotated[
 ]
 
 
-def engine(
-    model: Annotated[Path, typer.Argument(help="Folder of a model.", show_default="the embedded target")] = TARGET,
-    *,
-    batch_size: BatchSizes = None,
-    num_tokens: NumTokens = None,
-    context: Contexts = None,
+@dataclass(frozen=True, slots=True)
+class CaseFlags:
+    """Forwards and draft loops that are timed."""
+
+    batch_size: BatchSizes = None
+    num_tokens: NumTokens = None
+    context: Contexts = None
     longest_context: Annotated[
         list[int] | None,
         typer.Option(min=2, help="Also time forwards whose first row has this context; may be repeated."),
-    ] = None,
+    ] = None
     hidden_state_layer: Annotated[
         list[int] | None,
         typer.Option(help="Also time forwards that hand out the states of this layer; may be repeated."),
-    ] = None,
-    draft_length: DraftLengths = None,
-    sampling: Samplings = None,
-    most_tokens: MostTokens = None,
-    page_size: Annotated[int, typer.Option(min=1, help="Tokens in a KV page.")] = 16,
-    num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
-    samples: Samples = 20,
-    warmups: Warmups = 3,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    load_format: LoadFormat = "safetensors",
-    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
+    ] = None
+    draft_length: DraftLengths = None
+    sampling: Samplings = None
+    most_tokens: MostTokens = None
+    samples: Samples = 20
+    warmups: Warmups = 3
+
+    def plan(self) -> Any:  # noqa: ANN401 - a benchmark's
+        """The benchmark's plan."""
+        return benchmark("engine.run").Plan(
+            batch_sizes=tuple(self.batch_size or (1,)),
+            num_tokens=tuple(self.num_tokens or (1, 5)),
+            contexts=tuple(self.context or (256,)),
+            draft_lengths=tuple(length for length in self.draft_length or (4,) if length),
+            samplings=tuple(parse_sampling(text, "--sampling") for text in self.sampling or [_GREEDY]),
+            longest_contexts=tuple(self.longest_context or ()),
+            layers=tuple(sorted(self.hidden_state_layer or ())),
+            most_tokens=self.most_tokens,
+            num_samples=self.samples,
+            num_warmups=self.warmups,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerFlags:
+    """How the model is loaded and run."""
+
+    page_size: Annotated[int, typer.Option(min=1, help="Tokens in a KV page.")] = 16
+    num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    load_format: LoadFormat = "safetensors"
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1
     one_shot_all_reduce: Annotated[
         bool, typer.Option(help="Use one-shot kernels for small all-reduces where they are faster.")
-    ] = True,
+    ] = True
+
+
+@with_flag_groups
+def engine(
+    model: Annotated[Path, typer.Argument(help="Folder of a model.", show_default="the embedded target")] = TARGET,
+    *,
+    cases: CaseFlags,
+    runner: RunnerFlags,
     save_as: Save = None,
 ) -> None:
     """Measure one model alone: forwards and draft loops beside the floor of memory and arithmetic."""
-    bench = benchmark("engine.run")
-    plan = bench.Plan(
-        batch_sizes=tuple(batch_size or (1,)),
-        num_tokens=tuple(num_tokens or (1, 5)),
-        contexts=tuple(context or (256,)),
-        draft_lengths=tuple(length for length in draft_length or (4,) if length),
-        samplings=tuple(parse_sampling(text, "--sampling") for text in sampling or ['{"temperature": 0}']),
-        longest_contexts=tuple(longest_context or ()),
-        layers=tuple(sorted(hidden_state_layer or ())),
-        most_tokens=most_tokens,
-        num_samples=samples,
-        num_warmups=warmups,
-    )
-    runner = bench.load(
-        model,
-        plan,
-        device=device,
-        dtype=dtype,
-        page_size=page_size,
-        load_format=load_format,
-        num_threads=num_threads,
-        tensor_parallel_size=tensor_parallel_size,
-        one_shot_all_reduce=one_shot_all_reduce,
-    )
-    with contextlib.closing(runner), bar("cases", len(plan.forwards) + len(plan.draft_loops)) as advance:
-        series = bench.run_plan(runner, plan, on_done=advance)
+    bench, plan = benchmark("engine.run"), cases.plan()
+    running = bench.load(model, plan, **dataclasses.asdict(runner))
+    with contextlib.closing(running), bar("cases", len(plan.forwards) + len(plan.draft_loops)) as advance:
+        series = bench.run_plan(running, plan, on_done=advance)
     for item in series[:2]:
         output.print(f"{item.name.replace('_', ' ')}: {item.samples[0]:.1f} {item.unit}", markup=False)
     output.print(table(_HEADS, bench.to_rows(series)))
     facts = {
         "model": model_name(model),
         "synthetic": is_synthetic(model),
-        "load_format": load_format,
-        "page_size": page_size,
-        **({"one_shot_all_reduce": one_shot_all_reduce} if tensor_parallel_size > 1 else {}),
+        "load_format": runner.load_format,
+        "page_size": runner.page_size,
+        **({"one_shot_all_reduce": runner.one_shot_all_reduce} if runner.tensor_parallel_size > 1 else {}),
     }
     print_weights_notes(facts)
     if save_as is not None:
-        save(bench.to_result(series, runner, name=save_as, configuration=facts))
+        save(bench.to_result(series, running, name=save_as, configuration=facts))

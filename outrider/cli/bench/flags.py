@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
 
+from outrider.cli.settings_flags import SetOptions
 from outrider.cli.stack.gpus import find_gpus
 from outrider.config import fields
 from outrider.errors import ConfigError
@@ -54,6 +57,34 @@ LoadFormat = Annotated[
     ),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+
+
+Target = Annotated[Path | None, typer.Argument(help="Folder of the target.", show_default="the embedded pair's")]
+
+
+@dataclass(frozen=True, slots=True)
+class PairFlags:
+    """The draft of the pair that is measured, and how both models are started, or where they run already."""
+
+    draft_model: Annotated[Path | None, typer.Option(help="Folder of the draft.")] = None
+    address: Annotated[
+        str | None, typer.Option("--address", "-a", help="Measure a running coordinator; start nothing.")
+    ] = None
+    device: Device = "auto"
+    draft_device: Annotated[str | None, typer.Option(help="Device of the draft, if different.")] = None
+    dtype: Dtype = "auto"
+    load_format: LoadFormat = "safetensors"
+    set_options: SetOptions = None
+
+    @property
+    def devices(self) -> dict[str, str]:
+        """Where and how the models are loaded."""
+        return {
+            "device": self.device,
+            "draft_device": self.draft_device or self.device,
+            "dtype": self.dtype,
+            "load_format": self.load_format,
+        }
 
 
 def parse_sampling(text: str, flag: str) -> SamplingParams:

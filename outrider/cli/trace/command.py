@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import Verbose, output, progress
-from outrider.cli.server_flags import ServerFlags, with_server_flags
+from outrider.cli.server_flags import ServerFlags
 from outrider.cli.trace.asking import Asked, Collected, trace_demo, trace_files, trace_received
+from outrider.cli.trace.chrome import chrome_trace
 from outrider.cli.trace.page import render_page
 from outrider.cli.trace.reading import read_spans
 from outrider.cli.trace.stages import milliseconds
-from outrider.cli.trace.tree import build_tree, choose_trace, requests_of, what_is_missing
+from outrider.cli.trace.tree import Node, build_tree, choose_trace, requests_of, what_is_missing
 from outrider.cli.trace.waterfall import show_waterfall
 from outrider.demo.prompts import PROMPTS
 from outrider.errors import ConfigError
@@ -34,7 +37,36 @@ Files = Annotated[
 ]
 
 
-@with_server_flags
+@dataclass(frozen=True, slots=True)
+class RequestFlags:
+    """The request that is traced."""
+
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of the request.")] = 64
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Temperature of the request.")] = 0.8
+    seed: Annotated[int, typer.Option(help="Seed of the request.")] = 1
+
+    def asked(self, prompt: str | None) -> Asked:
+        """The request with a prompt, by default one of the demonstration."""
+        return Asked(prompt or PROMPTS[1], self.max_tokens, self.temperature, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawingFlags:
+    """Where the trace is drawn besides the terminal."""
+
+    html: Annotated[Path | None, typer.Option(help="Write the waterfall to one HTML file.")] = None
+    chrome: Annotated[Path | None, typer.Option(help="Write a Chrome trace (JSON), which Perfetto opens.")] = None
+    max_steps: Annotated[int, typer.Option(min=0, help="Maximum number of steps shown on the terminal.")] = 40
+
+    @property
+    def files(self) -> Iterator[tuple[str, Path, Callable[[Node], str]]]:
+        """Flag, file and drawing of each file that is to be written."""
+        for flag, path, draw in (("html", self.html, render_page), ("chrome", self.chrome, chrome_trace)):
+            if path is not None:
+                yield flag, path, draw
+
+
+@with_flag_groups
 def trace(
     files: Files = None,
     *,
@@ -48,15 +80,12 @@ def trace(
         ),
     ] = DEFAULT_LISTEN,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the spans of --prompt.")] = 20.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of the request.")] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Temperature of the request.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="Seed of the request.")] = 1,
+    request: RequestFlags,
     trace_id: Annotated[
         str | None, typer.Option(help="Id of a trace in the files, or its beginning. Default: the last request.")
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the requests in the files.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the waterfall to one HTML file.")] = None,
-    max_steps: Annotated[int, typer.Option(min=0, help="Maximum number of steps shown on the terminal.")] = 40,
+    drawing: DrawingFlags,
     verbose: Verbose = 0,
 ) -> None:
     """Show one request as a waterfall: the time of every step over all three services.
@@ -68,8 +97,8 @@ def trace(
     if list_all:
         output.print(_list(read_spans(paths)))
         return
-    _check_writable(html)
-    asked = Asked(prompt or PROMPTS[1], max_tokens, temperature, seed)
+    _check_writable(drawing)
+    asked = request.asked(prompt)
     if demo:
         found = trace_demo(asked, verbose=verbose)
     elif prompt is None:
@@ -78,7 +107,7 @@ def trace(
         found = asyncio.run(trace_files(server.connect, asked, paths, wait_s=wait))
     else:
         found = asyncio.run(trace_received(server.connect, asked, listen=listen, wait_s=wait))
-    _draw(*found, html, max_steps)
+    _draw(*found, drawing)
 
 
 def _check_ways(files: Sequence[Path], *, demo: bool, prompt: str | None, is_reading_flag_set: bool) -> None:
@@ -95,25 +124,26 @@ def _read(files: Sequence[Path], trace_id: str | None) -> Collected:
     return choose_trace(spans, trace_id), spans
 
 
-def _check_writable(html: Path | None) -> None:
+def _check_writable(drawing: DrawingFlags) -> None:
     """Before the request: it may take long."""
-    if html is not None and not html.absolute().parent.is_dir():
-        raise ConfigError("html", f"{html} cannot be written: {html.absolute().parent} is no folder")
+    for flag, path, _ in drawing.files:
+        if not path.absolute().parent.is_dir():
+            raise ConfigError(flag, f"{path} cannot be written: {path.absolute().parent} is no folder")
 
 
-def _draw(trace_id: str, spans: Sequence[Span], html: Path | None, max_steps: int) -> None:
+def _draw(trace_id: str, spans: Sequence[Span], drawing: DrawingFlags) -> None:
     root = build_tree(spans, trace_id)
-    show_waterfall(output, root, max_steps=max_steps)
+    show_waterfall(output, root, max_steps=drawing.max_steps)
     missing = what_is_missing(spans, trace_id)
     if missing:
         told = " and ".join(f"the {service}'s" for service in missing)
         progress.print(f"some of {told} spans are not there: are they sent to the same place?", style="yellow")
-    if html is not None:
+    for flag, path, draw in drawing.files:
         try:
-            html.write_text(render_page(root), encoding="utf-8")
+            path.write_text(draw(root), encoding="utf-8")
         except OSError as error:
-            raise ConfigError("html", f"{html} cannot be written: {error.strerror or error}") from error
-        progress.print(f"wrote {html}", markup=False)
+            raise ConfigError(flag, f"{path} cannot be written: {error.strerror or error}") from error
+        progress.print(f"wrote {path}", markup=False)
 
 
 def _list(spans: Sequence[Span]) -> Table:
