@@ -43,6 +43,9 @@ load. With `--tensor-parallel-size` above 1 a scale for each token is that of a 
 share the inputs; groups and static scales are the same for any number of ranks.
 
 Adapters (LoRA) are not served: merge them. Models with experts, images, and weights of 4 bits are not served.
+
+Keys and values of layers with a sliding window are kept for the whole text unless every layer has one: such layers save
+time, not yet memory.
 """
 
 

@@ -63,7 +63,7 @@ SUPPORT = {"LIMIT": 1024, "CAPACITY": 2048}
 CONSTANTS: dict[Any, dict[str, Any]] = {
     _norm_kernel: {"NUM_PARTIALS": 2, "BLOCK": 4096},
     _sum_norm_kernel: {"RANK": 1, "SIZE": 2, "ROWS": 32, "FLAG_BYTES": 256, "BLOCK": 4096},
-    _swiglu_kernel: {"BLOCK": 1024},
+    _swiglu_kernel: {"BLOCK": 1024, "IS_GELU": False},
     _rope_and_cache_kernel: {
         **HEADS,
         "NUM_PARTIALS": 1,

@@ -45,6 +45,7 @@ from outrider.kernels.rope_and_cache.reference import apply_rope_and_cache as re
 from outrider.kernels.sum_norm import SharedRows, flag_bytes
 from outrider.kernels.sum_norm.kernel import sum_and_norm
 from outrider.kernels.swiglu.kernel import swiglu
+from outrider.kernels.swiglu.reference import geglu as reference_geglu
 from outrider.kernels.swiglu.reference import swiglu as reference_swiglu
 from outrider.kv_cache import KVCacheManager, PagePool
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, spans_in, unpack
@@ -123,6 +124,7 @@ def test_norm_of_a_batch_without_rows() -> None:
 def test_swiglu(rows: int, size: int, dtype: torch.dtype) -> None:
     gate_up = random(rows, 2 * size, dtype=dtype) * 4
     check(swiglu(gate_up), reference_swiglu(gate_up.double()), dtype)
+    check(swiglu(gate_up, is_gelu=True), reference_geglu(gate_up.double()), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -219,11 +221,9 @@ def test_attention(
     query = fused.narrow(1, 0, heads)
     own_shape = BatchShape.of(batch)
     padded = BatchShape(own_shape.num_rows + 2, own_shape.num_tokens + 3, own_shape.max_queries + 1)
-    truth = reference.paged_attention(
-        query.double().cpu(),
-        kv.double().cpu(),
-        plan_attention(batch, page_size=page_size, window=window, device=torch.device("cpu"), dtype=torch.float64),
-    )
+    scale = 0.7 if window == 7 else None
+    plain = plan_attention(batch, page_size=page_size, window=window, device=torch.device("cpu"), dtype=torch.float64)
+    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain, scale=scale)
     spread = BatchShape(padded.num_tokens, padded.num_tokens, padded.max_queries)  # far more rows than there are
     for shape in (own_shape, padded, spread):
         counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
@@ -232,13 +232,13 @@ def test_attention(
         assert isinstance(plan, DevicePlan)
         tiling = Tiling(16, 16, 4, 2) if INTERPRETED else None
         rows = torch.cat((query, query.new_full((shape.num_tokens - len(query), heads, head_dim), NAN)))
-        found = kernel.paged_attention(rows, kv, plan, tiling=tiling, budget=budget)
+        found = kernel.paged_attention(rows, kv, plan, tiling=tiling, budget=budget, scale=scale)
         check(found[: len(query)], truth, dtype)
         assert found[len(query) :].isnan().all()
         if dtype == torch.float32:
             continue
         for shares in (1, 9):
-            found = attend_chunks(rows, kv, plan, tiling=ChunkTiling(32, 16, 4, 3), budget=shares)
+            found = attend_chunks(rows, kv, plan, tiling=ChunkTiling(32, 16, 4, 3), budget=shares, scale=scale)
             check(found[: len(query)], truth, dtype)
             assert found[len(query) :].isnan().all()
         assert not counters.any()
@@ -271,8 +271,9 @@ def test_prompts_are_attended_by_the_library(
     assert isinstance(plan, DevicePlan)
     assert prompts.takes_prompts(query, plan)
     plain = plan_attention(batch, page_size=4, window=window, device=torch.device("cpu"), dtype=torch.float64)
-    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain)
-    check(paged_attention(query, kv, plan), truth, dtype)
+    for scale in (None, 0.05):
+        truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain, scale=scale)
+        check(paged_attention(query, kv, plan, scale=scale), truth, dtype)
 
 
 @pytest.mark.parametrize(

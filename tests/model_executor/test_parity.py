@@ -54,6 +54,15 @@ SCALED_ROPES: dict[str, dict[str, Any]] = {
     },
     "yarn-not-truncated": rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
 }
+GEMMA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0},
+    },
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -77,6 +86,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gemma3": ("gemma3_text", {**GEMMA, "final_logit_softcapping": 3.0}),
+    "gemma3-text-part": ("gemma3", {**GEMMA, "query_pre_attn_scalar": 16}),
     **{f"llama-{name}": ("llama", parameters) for name, parameters in SCALED_ROPES.items()},
     "qwen2-yarn": ("qwen2", SCALED_ROPES["yarn"]),
 }

@@ -15,7 +15,7 @@ def test_what_is_said_to_be_compared_is_compared() -> None:
     compared = {architecture for architecture, _ in test_parity.MODELS.values()}
     named = {one.architecture for one in support.FAMILIES if one.compared.startswith("transformers")}
     assert named == {families.architecture_of(name) for name in compared}
-    assert compared == {architecture for architecture, _ in test_fp8.MODELS.values()}
+    assert compared > {architecture for architecture, _ in test_fp8.MODELS.values()}
 
 
 def test_every_format_of_the_tests_is_in_the_table() -> None:

@@ -37,6 +37,12 @@ _DEFAULTS: dict[str, Any] = {
     "bos_token_id": None,
     "pad_token_id": None,
 }
+_VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+_WITH_IMAGES: dict[str, dict[str, Any]] = {"gemma3": {"vision_config": _VISION, "mm_tokens_per_image": 4}}
+"""Models whose decoder is one part; the rest of their configurations."""
 
 
 def build_tiny_model(
@@ -48,7 +54,7 @@ def build_tiny_model(
     dtype: torch.dtype = torch.float32,
     **config: Any,
 ) -> Path:
-    """Write a random model of an architecture ("llama", "mistral", "qwen2", "qwen3") and its tokenizer to ``folder``.
+    """Write a random model of an architecture (a ``model_type``) and its tokenizer to ``folder``.
 
     ``config`` overrides fields of its configuration. The same arguments give the same weights. The tokenizer has an id
     for each byte that fits and the end token after them (``eos_token_id``); ids above it are padding. Below 257 rows
@@ -96,6 +102,9 @@ def load_reference(folder: Path) -> PreTrainedModel:
 def _config(architecture: str, settings: dict[str, Any]) -> PreTrainedConfig:
     from transformers import AutoConfig
 
+    if (rest := _WITH_IMAGES.get(architecture)) is not None:
+        tied = settings["tie_word_embeddings"]
+        settings = {**rest, "text_config": settings, "tie_word_embeddings": tied}
     config: PreTrainedConfig = AutoConfig.for_model(architecture, **settings)
     return config
 

@@ -75,17 +75,19 @@ def prepare_prompts(
         prompts.make_plans(num_heads, num_kv_heads, head_dim, dtype=dtype, device=device)
 
 
-def paged_attention(query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan | DevicePlan) -> torch.Tensor:
-    """Attend ``query`` [T, H, D] over one layer's ``kv`` [S, 2, H_kv, D]; returns [T, H, D]. Scores are scaled by D
-    ** -0.5.
+def paged_attention(
+    query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan | DevicePlan, *, scale: float | None = None
+) -> torch.Tensor:
+    """Attend ``query`` [T, H, D] over one layer's ``kv`` [S, 2, H_kv, D]; returns [T, H, D]. Scores are multiplied by
+    ``scale``, None: D ** -0.5.
     """
     if isinstance(plan, DevicePlan):
         from outrider.kernels.paged_attention import chunks, invariant, kernel, prompts  # Triton is slow to import
 
         if plan.batch_invariant:
-            return invariant.attend_segments(query, kv, plan)
+            return invariant.attend_segments(query, kv, plan, scale=scale)
         if chunks.takes_chunks(query, plan.rows.max_queries):
             attend = prompts.attend_prompts if prompts.takes_prompts(query, plan) else chunks.attend_chunks
-            return attend(query, kv, plan)
-        return kernel.paged_attention(query, kv, plan)
-    return reference.paged_attention(query, kv, plan)
+            return attend(query, kv, plan, scale=scale)
+        return kernel.paged_attention(query, kv, plan, scale=scale)
+    return reference.paged_attention(query, kv, plan, scale=scale)

@@ -164,6 +164,7 @@ def attend_chunks(
     plan: DevicePlan,
     *,
     tiling: ChunkTiling = _TILING,
+    scale: float | None = None,
     budget: int | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D], two bytes a number; returns [T, H, D], of which rows of
@@ -187,7 +188,7 @@ def attend_chunks(
     stats = torch.empty(num_kv_heads * slots * 2 * tiling.large_m, dtype=torch.float32, device=query.device)
     _attend_chunks_kernel[(num_kv_heads, num_parts)](
         query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages, sums, stats,
-        rows.counters, query.stride(0), head_dim**-0.5 * _LOG2_E, plan.window or 0, num_rows, budget, slots,
+        rows.counters, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, num_rows, budget, slots,
         PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, LARGE_M=tiling.large_m,
         SMALL_M=min(64, max(16, triton.next_power_of_2(_FEW_QUERIES * group))), BLOCK_N=tiling.block_n,

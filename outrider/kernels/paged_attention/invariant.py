@@ -185,7 +185,12 @@ def _join_slots(
 
 
 def attend_segments(
-    query: torch.Tensor, kv: torch.Tensor, plan: DevicePlan, *, tiling: SegmentTiling | None = None
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    plan: DevicePlan,
+    *,
+    scale: float | None = None,
+    tiling: SegmentTiling | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D]; returns [T, H, D], of which rows of no query are left
     unwritten. A given ``tiling`` must be that of the plan's schedule.
@@ -209,7 +214,7 @@ def attend_segments(
     stats = torch.empty(2 * slots, dtype=torch.float32, device=query.device)
     _attend_segments_kernel[(num_kv_heads, division.num_parts)](
         query, kv, out, plan.rows.pages, plan.schedule, sums, stats, plan.rows.counters,
-        query.stride(0), head_dim**-0.5 * _LOG2_E, plan.window or 0, division.num_parts, division.slots,
+        query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, division.num_parts, division.slots,
         PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, BLOCK_M=tiling.block_m, SLOT_M=slot_m,
         BLOCK_N=tiling.block_n, BLOCK_D=block_d, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",

@@ -134,6 +134,7 @@ def paged_attention(
     kv: torch.Tensor,
     plan: DevicePlan,
     *,
+    scale: float | None = None,
     tiling: Tiling | None = None,
     budget: int | None = None,
 ) -> torch.Tensor:
@@ -158,8 +159,8 @@ def paged_attention(
     stats = torch.empty(num_kv_heads * slots * 2 * tiling.block_m, dtype=torch.float32, device=query.device)
     _attend_kernel[(num_kv_heads, sharing.num_parts)](
         query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages, schedule, sums, stats,
-        rows.counters, query.stride(0), head_dim**-0.5 * _LOG2_E, plan.window or 0, sharing.num_parts, sharing.budget,
-        slots, PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        rows.counters, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, sharing.num_parts,
+        sharing.budget, slots, PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, IS_SCHEDULED=num_rows > 1, BLOCK_M=tiling.block_m,
         BLOCK_N=tiling.block_n, BLOCK_D=block_d, STAGES=tiling.num_stages,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNROLLED=_UNROLLED,

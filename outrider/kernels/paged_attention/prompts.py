@@ -85,7 +85,9 @@ def _has_library(query: torch.Tensor) -> bool:
     return query.shape[-1] % _ALIGNED == 0 and (query.device.type == "cpu" or torch.backends.cudnn.is_available())
 
 
-def attend_prompts(query: torch.Tensor, kv: torch.Tensor, plan: DevicePlan) -> torch.Tensor:
+def attend_prompts(
+    query: torch.Tensor, kv: torch.Tensor, plan: DevicePlan, *, scale: float | None = None
+) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D]; returns [T, H, D]; ``takes_prompts`` says for what."""
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for span in plan.rows.spans:
@@ -93,7 +95,7 @@ def attend_prompts(query: torch.Tensor, kv: torch.Tensor, plan: DevicePlan) -> t
         for block in blocks_of(span.num_queries, span.context):
             rows = slice(span.first_query + block.first - past, span.first_query + block.stop - past)
             places = slice(block.first - block.start, block.stop - block.start)
-            out[rows] = _attend_block(_padded(query[rows], places, block.size), pages, block)[places]
+            out[rows] = _attend_block(_padded(query[rows], places, block.size), pages, block, scale)[places]
     return out
 
 
@@ -127,11 +129,11 @@ class _Pages:
         return found[:size]
 
 
-def _attend_block(queries: torch.Tensor, pages: _Pages, block: Block) -> torch.Tensor:
+def _attend_block(queries: torch.Tensor, pages: _Pages, block: Block, scale: float | None) -> torch.Tensor:
     """``queries`` [S, H, D] of a block over it and all before; [S, H, D], in float32 where there are any."""
-    found, sums = _attend(queries, pages.copied(block.start, block.size), is_causal=True)
+    found, sums = _attend(queries, pages.copied(block.start, block.size), is_causal=True, scale=scale)
     for start in range(0, block.start, BLOCK):
-        found, sums = join(found, sums, *_attend(queries, pages.copied(start, BLOCK), is_causal=False))
+        found, sums = join(found, sums, *_attend(queries, pages.copied(start, BLOCK), is_causal=False, scale=scale))
     return found
 
 
@@ -143,7 +145,9 @@ def make_plans(num_heads: int, num_kv_heads: int, head_dim: int, *, dtype: torch
         join(*_attend(queries, keys_values[:size], is_causal=True), *_attend(queries, keys_values, is_causal=False))
 
 
-def _attend(queries: torch.Tensor, keys_values: torch.Tensor, *, is_causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(
+    queries: torch.Tensor, keys_values: torch.Tensor, *, is_causal: bool, scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """``queries`` [S, H, D] over ``keys_values`` [C, 2, H_kv, D]: [S, H, D], and the scores' log-sum-exps [H, S]
     float32.
     """
@@ -151,9 +155,13 @@ def _attend(queries: torch.Tensor, keys_values: torch.Tensor, *, is_causal: bool
     if queries.device.type == "cpu":  # where it is but tested
         group = queries.shape[1] // keys_values.shape[2]
         keys, values = (part.repeat_interleave(group, 1) for part in (keys, values))
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, keys, values, 0.0, is_causal)
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, keys, values, 0.0, is_causal, scale=scale
+        )
     else:
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention(query, keys, values, None, True, 0.0, is_causal)
+        found = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            query, keys, values, None, True, 0.0, is_causal, scale=scale
+        )
     sums = found[1].reshape(queries.shape[1], len(queries)).contiguous()
     return found[0][0].transpose(0, 1), sums
 

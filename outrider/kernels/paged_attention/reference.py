@@ -96,9 +96,11 @@ def _with_sinks(
     )
 
 
-def paged_attention(query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
-    """Attend ``query`` [T, H, D] over one layer's ``kv`` [S, 2, H_kv, D]; returns [T, H, D]. Scores are scaled by D
-    ** -0.5.
+def paged_attention(
+    query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan, *, scale: float | None = None
+) -> torch.Tensor:
+    """Attend ``query`` [T, H, D] over one layer's ``kv`` [S, 2, H_kv, D]; returns [T, H, D]. Scores are multiplied by
+    ``scale``, None: D ** -0.5.
     """
     in_place = _heads_first(kv)
     rows = []
@@ -108,7 +110,7 @@ def paged_attention(query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan) 
             if row.slots is None
             else _heads_first(kv.index_select(0, row.slots))
         )
-        rows.append(_attend(query[row.query_start : row.query_end], selected, row))
+        rows.append(_attend(query[row.query_start : row.query_end], selected, row, scale))
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
@@ -116,20 +118,21 @@ def _heads_first(kv: torch.Tensor) -> torch.Tensor:
     return kv.permute(1, 2, 0, 3).unsqueeze(1)  # [2, 1, H_kv, S, D], a view
 
 
-def _attend(query: torch.Tensor, selected: torch.Tensor, row: RowPlan) -> torch.Tensor:
+def _attend(query: torch.Tensor, selected: torch.Tensor, row: RowPlan, scale: float | None) -> torch.Tensor:
     keys, values = selected.unbind(0)  # [1, H_kv, C, D]
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[1]
     if num_tokens == 1:
         # The heads of a group are rows of queries to one KV head: no copy, and no grouping for the kernel to do.
         folded = query.view(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        return F.scaled_dot_product_attention(folded, keys, values).reshape(1, num_heads, head_dim)
+        return F.scaled_dot_product_attention(folded, keys, values, scale=scale).reshape(1, num_heads, head_dim)
     attended = F.scaled_dot_product_attention(
         query.transpose(0, 1).unsqueeze(0),  # [1, H, T, D]
         keys,
         values,
         attn_mask=row.mask,
         is_causal=row.is_causal,
+        scale=scale,
         enable_gqa=num_kv_heads != num_heads,
     )
     return attended.squeeze(0).transpose(0, 1)

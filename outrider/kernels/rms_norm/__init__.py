@@ -30,12 +30,12 @@ class PreparedNorm(Protocol):
         ...
 
 
-def prepare_norm(weight: torch.Tensor, eps: float) -> PreparedNorm:
-    """Choose the fastest implementation for ``weight`` [N] on its device."""
+def prepare_norm(weight: torch.Tensor, eps: float, dtype: torch.dtype | None = None) -> PreparedNorm:
+    """Choose the fastest implementation for ``weight`` [N] on its device; ``dtype`` is the inputs', None: its own."""
     if has_kernels(weight.device):
         from outrider.kernels.rms_norm.kernel import TritonNorm  # Triton is slow to import
 
         return TritonNorm(weight, eps)
-    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+    if weight.device.type == "cpu" and (dtype or weight.dtype) == weight.dtype == torch.float32:
         return FewOpsNorm(weight, eps)
     return ReferenceNorm(weight, eps)

@@ -15,7 +15,9 @@ class ReferenceNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., N] to the same shape."""
-        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+        if x.dtype == self._weight.dtype:
+            return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+        return F.rms_norm(x.to(self._weight.dtype), self._weight.shape, self._weight, self._eps).to(x.dtype)
 
     def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """Add ``delta`` to ``x`` in place and normalize the sum."""

@@ -1,6 +1,7 @@
-"""The gate of an MLP: silu(gate) * up.
+"""The gate of an MLP: silu(gate) * up, or gelu(gate) * up with gelu's approximation by tanh.
 
-Contract: ``swiglu`` takes ``gate_up [T, 2 N]``, gates first, and gives ``[T, N]``; it may overwrite its input.
+Contract: ``swiglu`` and ``geglu`` take ``gate_up [T, 2 N]``, gates first, and give ``[T, N]``; they may overwrite
+their input.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.swiglu import reference
 
-__all__ = ["swiglu"]
+__all__ = ["geglu", "swiglu"]
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -20,3 +21,12 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
         return kernel.swiglu(gate_up)
     return reference.swiglu(gate_up)
+
+
+def geglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gate_up`` [T, 2 N] to [T, N]."""
+    if has_kernels(gate_up.device):
+        from outrider.kernels.swiglu import kernel  # Triton is slow to import
+
+        return kernel.swiglu(gate_up, is_gelu=True)
+    return reference.geglu(gate_up)

@@ -1,5 +1,5 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """``swiglu`` as one Triton kernel."""
 
@@ -21,6 +21,7 @@ def _swiglu_kernel(
     gate_up_ptr,  # [T, 2 N]
     out_ptr,  # [T, N]
     size,
+    IS_GELU: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -33,15 +34,19 @@ def _swiglu_kernel(
     gate = tl.load(gate_up_ptr + row * 2 * size + column, mask=inside, other=0.0)
     up = tl.load(gate_up_ptr + row * 2 * size + size + column, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
-    gated = wide / (1.0 + tl.exp(-wide)) * up.to(tl.float32)
+    if IS_GELU:  # x * sigmoid(2 u) is x * (1 + tanh(u)) / 2
+        inner = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+        gated = wide / (1.0 + tl.exp(-inner)) * up.to(tl.float32)
+    else:
+        gated = wide / (1.0 + tl.exp(-wide)) * up.to(tl.float32)
     tl.store(out_ptr + row * size + column, gated.to(gate.dtype), mask=inside)
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """``gate_up`` [T, 2 N] to [T, N]."""
+def swiglu(gate_up: torch.Tensor, *, is_gelu: bool = False) -> torch.Tensor:
+    """``gate_up`` [T, 2 N] to [T, N]; ``is_gelu``: ``geglu``."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = empty_rows(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         grid = (triton.cdiv(size, _BLOCK), rows)
-        _swiglu_kernel[grid](gate_up, out, size, BLOCK=_BLOCK, **launch_options(gate_up))
+        _swiglu_kernel[grid](gate_up, out, size, IS_GELU=is_gelu, BLOCK=_BLOCK, **launch_options(gate_up))
     return out

@@ -10,3 +10,9 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """``gate_up`` [T, 2 N] to [T, N]."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)
+
+
+def geglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gate_up`` [T, 2 N] to [T, N]."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh").mul_(up)

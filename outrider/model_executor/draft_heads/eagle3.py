@@ -43,7 +43,8 @@ class JoinedInput(Residual):
 
     def normed(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The state [T, H], and both [T, 2 H]."""
-        return self.hidden, torch.cat([self.embeds, self.norm(self.hidden)], dim=-1)
+        state, normed = Residual.normed(self)
+        return state, torch.cat([self.embeds, normed], dim=-1)
 
     def unnormed(self) -> NormedInput | None:
         """No kernel joins two inputs."""

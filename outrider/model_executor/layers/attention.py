@@ -12,9 +12,10 @@ from outrider.kernels.paged_attention import paged_attention
 from outrider.kernels.rope_and_cache import CosSin, HeadLayout
 from outrider.kv_cache import KVCacheSpec
 from outrider.model_executor.layers.context import LayerContext
-from outrider.model_executor.layers.contract import AttentionInputs, Residual, Weights, whole
+from outrider.model_executor.layers.contract import AttentionInputs, Residual, Weights
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features, QueryTarget
+from outrider.model_executor.layers.norm import norm_dtype, norm_target
 
 
 class Attention:
@@ -38,9 +39,9 @@ class Attention:
         self.output = Linear(context, queries, (output,), bias=config.output_bias, module=module)
         num_turned = part.num_heads + part.num_kv_heads
         # One weight a head, the queries' then the keys', so that both are normalised in one go.
-        self.qk_norm = (
-            torch.empty(num_turned, size, dtype=context.dtype, device=context.device) if config.qk_norm else None
-        )
+        self._scale, self._offset = config.variant.attention_scale, config.variant.norm_offset
+        dtype = norm_dtype(context.dtype, self._offset)
+        self.qk_norm = torch.empty(num_turned, size, dtype=dtype, device=context.device) if config.qk_norm else None
 
     def __call__(
         self, source: Residual, kv: torch.Tensor, cos_sin: CosSin, inputs: AttentionInputs
@@ -50,7 +51,7 @@ class Attention:
         """
         target = QueryTarget(kv, inputs.slots, cos_sin, self._heads, self.qk_norm)
         hidden, queries = self.qkv.method.queries(source, target)
-        attended = paged_attention(queries, kv, inputs.plan)
+        attended = paged_attention(queries, kv, inputs.plan, scale=self._scale)
         return hidden, self.output.to_residual(attended.reshape(queries.shape[0], -1))
 
     def store(self, source: Residual, kv: torch.Tensor, cos_sin: CosSin, inputs: AttentionInputs) -> None:
@@ -64,7 +65,7 @@ class Attention:
         if self.qk_norm is not None:
             num_heads = self._heads.num_heads
             for name, rows in (("q_norm", self.qk_norm[:num_heads]), ("k_norm", self.qk_norm[num_heads:])):
-                yield f"{name}.weight", whole(rows, rows.shape[1:])
+                yield f"{name}.weight", norm_target(rows, self._offset)
 
 
 def _scaled(heads: range, size: int) -> range:

@@ -84,11 +84,15 @@ class Residual:
     hidden: torch.Tensor  # [T, hidden]
     delta: torch.Tensor | None
     """[T, hidden], or partial sums [A, T, hidden] float32, of the block before; None: nothing."""
-    norm: ResidualNorm
+    norm: ResidualNorm | None
+    """None: the block reads the sum as it is; ``delta`` is then the same on every rank."""
     communicator: Communicator
 
     def normed(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of the stream and what was to be added, which may be ``hidden`` written over, and it normalised."""
+        if self.norm is None:
+            total = self.hidden if self.delta is None else self.hidden.add_(self.delta)
+            return total, total
         if self.delta is None:
             return self.hidden, self.norm(self.hidden)
         return self.hidden, self.communicator.add_and_norm(self.hidden, self.delta, self.norm)
@@ -96,7 +100,8 @@ class Residual:
     def unnormed(self) -> NormedInput | None:
         """The same for kernels that add and normalise themselves: few tokens, no sum of ranks. None for others."""
         is_whole = self.delta is None or self.delta.dim() == self.hidden.dim()
-        if self.communicator.shard.size > 1 or not is_whole or not 0 < self.hidden.shape[0] <= MAX_TOKENS:
+        is_short = 0 < self.hidden.shape[0] <= MAX_TOKENS
+        if self.norm is None or self.communicator.shard.size > 1 or not is_whole or not is_short:
             return None
         return NormedInput(self.hidden, self.delta, self.norm.weight, self.norm.eps)
 

@@ -1,4 +1,4 @@
-"""Gated feed-forward layer: down(silu(gate(x)) * up(x)). Gate and up come from one product.
+"""Gated feed-forward layer: down(act(gate(x)) * up(x)), act silu or gelu. Gate and up come from one product.
 
 Of several ranks each holds a share of the inner features; what the last product gives is then a part of a sum.
 """
@@ -23,11 +23,13 @@ class GatedMlp:
         hidden, output = Features.all(config.hidden_size), Features.all(config.hidden_size, "down_proj")
         module = f"model.layers.{layer}.mlp."
         self.gate_up = Linear(context, hidden, (gate, up), bias=config.mlp_bias, module=module)
+        self._is_gelu = config.variant.activation == "gelu_tanh"
         self.down = Linear(context, inner, (output,), bias=config.mlp_bias, module=module)
 
     def __call__(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream with what was to be added, and what this block adds to it."""
-        hidden, inner = self.gate_up.method.gated(source)
+        method = self.gate_up.method
+        hidden, inner = method.gated_by_gelu(source) if self._is_gelu else method.gated(source)
         return hidden, self.down.to_residual(inner)
 
     def weights(self) -> Weights:

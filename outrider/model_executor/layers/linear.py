@@ -54,7 +54,8 @@ class Linear:
         )
         for parameter in self.method.parameters().values() if num_rows else ():
             parameter.tensor[-(-held // parameter.rows) :].zero_()
-        self._is_alone = context.is_alone
+        # What is normalized before it is added to the residual stream is needed whole.
+        self._may_be_partial = context.is_alone and not context.config.variant.norms.has_after
 
     def weights(self, prefix: str = "") -> Weights:
         """Each output's tensors."""
@@ -79,7 +80,7 @@ class Linear:
         """``x`` [T, K] to what is to be added to the residual stream: the rank's part [T, N] of a sum, or, of one rank
         alone, partial sums [A, T, N] of it.
         """
-        return self.method.partial_sums(x) if self._is_alone else self.method(x)
+        return self.method.partial_sums(x) if self._may_be_partial else self.method(x)
 
     def _target(self, parameter: Parameter, features: Features, start: int) -> WeightTarget:
         """``features``' part of a parameter, whose rows begin at ``start``."""

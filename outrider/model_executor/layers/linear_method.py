@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.kernels.rope_and_cache import CosSin, HeadLayout, apply_rope_and_cache
-from outrider.kernels.swiglu import swiglu
+from outrider.kernels.swiglu import geglu, swiglu
 from outrider.model_executor.layers.contract import FLOAT_TYPES, Residual
 
 
@@ -133,6 +133,11 @@ class LinearMethod(abc.ABC):
         """The stream [T, K], and silu(gate) * up [T, N / 2] of it normalised; the gate is the product's first half."""
         hidden, x = source.normed()
         return hidden, swiglu(self(x))
+
+    def gated_by_gelu(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
+        """``gated`` with gelu, approximated by tanh, in place of silu."""
+        hidden, x = source.normed()
+        return hidden, geglu(self(x))
 
     def queries(self, source: Residual, target: QueryTarget) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream [T, K], and the queries [T, H, D] of it normalised; keys and values go to the ``target``."""

@@ -19,7 +19,9 @@ from outrider.errors import ModelError
 from outrider.limits.bounded_files import MAX_INDEX_BYTES
 from outrider.model_executor.layers.contract import WeightTarget
 from outrider.model_executor.models.config import ModelConfig
+from outrider.model_executor.models.families import ModelFamily, family_of
 from outrider.model_executor.models.json_files import is_there, parse_object, read_object, validated
+from outrider.model_executor.models.tensor_names import name_in_decoder
 from outrider.model_executor.models.weights import checkpoint_targets, is_ignored
 
 _log = logging.getLogger(__name__)
@@ -88,7 +90,7 @@ def read_checkpoint(folder: Path, config: ModelConfig, *, warns: bool = False) -
     ``ModelError`` names the file or tensor at fault when a file contradicts itself, or a tensor that the model needs is
     missing or of another shape. Other tensors are left out; with ``warns`` one warning names them.
     """
-    stored = _read_folder(folder)
+    stored = _renamed(_read_folder(folder), family_of(config.architecture))
     unused = _check_against_config(folder, config, stored)
     if unused and warns:
         _log.warning("%s: %s not used: no part of a %s", folder, _some(unused), config.architecture)
@@ -98,6 +100,13 @@ def read_checkpoint(folder: Path, config: ModelConfig, *, warns: bool = False) -
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the folder's files by name, of any model."""
     return _read_folder(folder).tensors
+
+
+def _renamed(stored: _Stored, family: ModelFamily) -> _Stored:
+    """The same tensors under the names that the decoder has for them."""
+    names = {name: name_in_decoder(name, family) for name in (*stored.tensors, *stored.unmet)}
+    tensors = {names[name]: replace(tensor, name=names[name]) for name, tensor in stored.tensors.items()}
+    return _Stored(tensors, {names[name]: why for name, why in stored.unmet.items()})
 
 
 def _read_folder(folder: Path) -> _Stored:

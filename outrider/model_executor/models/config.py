@@ -6,6 +6,7 @@ The registry of families alone asks for a model's name. ``config_reader`` reads 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -31,6 +32,49 @@ class RopeConfig:
     """yarn: whether the correction range is rounded outwards to whole dimensions."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """Norms of a decoder layer, by their names in the checkpoint; None: the layer has no such norm."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    """Normalizes what attention adds to the residual stream."""
+    before_feed_forward: str | None = "post_attention_layernorm"
+    after_feed_forward: str | None = None
+
+    @property
+    def has_after(self) -> bool:
+        """Whether what blocks add to the residual stream is normalized first."""
+        return self.after_attention is not None or self.after_feed_forward is not None
+
+
+PRE_NORMS = LayerNorms()
+"""Norms before each block alone, as Llama has them."""
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Differences of a family's computation from Llama's; the defaults are Llama's."""
+
+    norms: LayerNorms = PRE_NORMS
+    norm_offset: float = 0.0
+    """Added to the weights of norms."""
+    activation: Activation = "silu"
+    """Of the gate of the feed-forward layer."""
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    """Multiplies what a block adds to the residual stream."""
+    attention_scale: float | None = None
+    """Multiplies scores; None: head_dim ** -0.5."""
+    logits_divisor: float = 1.0
+    logits_softcap: float | None = None
+    """Logits x become cap * tanh(x / cap)."""
+
+
+LLAMA = Variant()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +117,13 @@ class ModelConfig:
     """Format of the weights of linear layers; None: ``dtype``."""
     attention_window: AttentionWindow | None = None
     """What layers attend at most, by the settings and not by the model; None: all that it says."""
+    variant: Variant = LLAMA
+    layer_ropes: tuple[RopeConfig, ...] = ()
+    """Rotary embedding of each layer where they differ; empty: ``rope`` for all."""
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        """Rotary embedding of a layer."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
     def reach(self, layer: int) -> tuple[int | None, int]:
         """Tokens that a layer sees, the last ones (None: all), and how many of the first besides."""

@@ -7,6 +7,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +18,13 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.errors import ModelError
 from outrider.model_executor.layers.quantization import Quantization
-from outrider.model_executor.models.config import ModelConfig, RopeConfig
+from outrider.model_executor.models.config import Activation, ModelConfig, RopeConfig
 from outrider.model_executor.models.config_schema import (
     CONFIG_FILE,
     GENERATION_CONFIG_FILE,
     MAX_POSITION,
+    ROPE_PARAMETERS,
+    ConfigFile,
     SpecialTokens,
 )
 from outrider.model_executor.models.families import ModelFamily, architecture_of, family_of
@@ -35,12 +38,11 @@ _DTYPE_NAMES = {"auto": "float32", "float": "float32", "fp32": "float32", "half"
     "double": "float64",
 }
 """Other names of these types in published files; "auto" is as good as none."""
-_ACTIVATIONS = ("silu", "swish")
-"""Two names of one function."""
 _MAX_FIELDS_TRIED = 200
 """Models have some fifty."""
 _LOOKED_UP = ("architectures", "auto_map", "dtype", "torch_dtype")
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def _leave_out_activations() -> None:
@@ -76,10 +78,9 @@ def read_model_config(folder: Path) -> ModelConfig:
     family = _family(folder, raw)
     architecture = family.architecture
     quantization = read_quantization(folder, raw)
-    checked = validated(path, CONFIG_FILE, raw)
-    _check_dtypes(path, checked.torch_dtype, checked.dtype)
+    special = _checked(path, raw, family)
     fields = _read_fields(folder, raw, family)
-    _warn_of_ids(path, checked, fields["vocab_size"])
+    _warn_of_ids(path, special, fields["vocab_size"])
     eos_token_ids = _eos_token_ids(folder, fields)
     try:
         return _convert(fields, family, quantization, eos_token_ids)
@@ -116,6 +117,28 @@ def _warn_of_ids(path: Path, special: SpecialTokens, vocab_size: int) -> None:
         _log.warning("%s: %s%s not used: vocab_size is %d", path, named[0], rest, vocab_size)
 
 
+def _checked(path: Path, raw: dict[str, Any], family: ModelFamily) -> ConfigFile:
+    """Fields of ``config.json``, those of its text part among them, in their types and ranges."""
+    text = raw.get("text_config", {}) if family.is_text_part else {}
+    if not isinstance(text, dict):
+        raise ModelError(f"{path}: text_config should be an object, not {shown(text)}")
+    parts = [validated(path, CONFIG_FILE, _without_layer_ropes(path, part, family)) for part in (raw, text)]
+    for part in parts:
+        _check_dtypes(path, part.torch_dtype, part.dtype)
+    return parts[0]
+
+
+def _without_layer_ropes(path: Path, part: dict[str, Any], family: ModelFamily) -> dict[str, Any]:
+    """The same fields less ``rope_parameters`` of each type of layer, which are checked here."""
+    ropes = part.get("rope_parameters")
+    if not family.has_layer_ropes or not isinstance(ropes, dict):
+        return part
+    for name, parameters in ropes.items():
+        if isinstance(parameters, dict):
+            validated(path, ROPE_PARAMETERS, parameters, f": rope_parameters.{name[:60]}")
+    return {**part, "rope_parameters": {name: value for name, value in ropes.items() if not isinstance(value, dict)}}
+
+
 def _check_dtypes(path: Path, *names: str | None) -> None:
     """Raise ``ModelError`` for a type that is not supported, before transformers looks it up in torch."""
     try:
@@ -130,8 +153,10 @@ def _read_fields(folder: Path, raw: dict[str, Any], family: ModelFamily) -> dict
     try:
         with _without_warnings():
             model_type = family.reads_as or raw.get("model_type") or family.model_type
-            fields = _fields_of(AutoConfig.for_model(**{**_without_code(raw), "model_type": model_type}))
-            return {**fields, "dtype": raw.get("dtype") or raw.get("torch_dtype")}
+            whole = AutoConfig.for_model(**{**_without_code(raw), "model_type": model_type})
+            if family.is_text_part:
+                return _text_fields(whole, raw)
+            return {**_fields_of(whole), "dtype": raw.get("dtype") or raw.get("torch_dtype")}
     except Exception as error:  # transformers raises whatever its validators raise
         path = folder / "config.json"
         field = _field_at_fault(raw, family)
@@ -144,6 +169,15 @@ def _fields_of(config: PreTrainedConfig) -> dict[str, Any]:
     # of transformers do before they compute positions.
     config.standardize_rope_params()
     return dict(config.to_dict())
+
+
+def _text_fields(whole: PreTrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the text part; what the whole model says of its head, types and ids counts for it."""
+    outer, text = whole.to_dict(), _fields_of(whole.get_text_config(decoder=True))
+    own = raw.get("text_config", {})
+    text["tie_word_embeddings"] = outer.get("tie_word_embeddings", text["tie_word_embeddings"])
+    text["dtype"] = next((part[key] for part in (raw, own) for key in ("dtype", "torch_dtype") if part.get(key)), None)
+    return text if outer.get("eos_token_id") is None else {**text, "eos_token_id": outer["eos_token_id"]}
 
 
 def _field_at_fault(raw: dict[str, Any], family: ModelFamily) -> str:
@@ -188,9 +222,8 @@ def _family(folder: Path, raw: dict[str, Any]) -> ModelFamily:
 def _convert(
     fields: dict[str, Any], family: ModelFamily, quantization: Quantization | None, eos_token_ids: tuple[int, ...]
 ) -> ModelConfig:
-    if fields["hidden_act"] not in _ACTIVATIONS:
-        raise ModelError(f"hidden_act {fields['hidden_act']!r} is not supported; supported is 'silu'")
-    traits, rope = family.traits(fields), _read_rope(fields)
+    traits, activation = family.traits(fields), _activation(fields)
+    ropes = _read_ropes(fields, traits.rope_types)
     return ModelConfig(
         architecture=family.architecture,
         vocab_size=fields["vocab_size"],
@@ -200,7 +233,7 @@ def _convert(
         num_heads=fields["num_attention_heads"],
         num_kv_heads=fields["num_key_value_heads"],
         head_dim=fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"],
-        max_position=_max_position(fields["max_position_embeddings"], rope),
+        max_position=max(_max_position(fields["max_position_embeddings"], rope) for rope in ropes),
         rms_norm_eps=fields["rms_norm_eps"],
         qkv_bias=traits.qkv_bias,
         output_bias=traits.output_bias,
@@ -208,12 +241,21 @@ def _convert(
         qk_norm=traits.qk_norm,
         tied_embeddings=bool(fields["tie_word_embeddings"]),
         sliding_windows=traits.sliding_windows,
-        rope=rope,
+        rope=ropes[0],
         eos_token_ids=eos_token_ids,
         bos_token_id=fields["bos_token_id"],
         dtype=_dtype(fields.get("dtype")),
         quantization=quantization,
+        variant=replace(traits.variant, activation=activation),
+        layer_ropes=ropes if traits.rope_types else (),
     )
+
+
+def _activation(fields: dict[str, Any]) -> Activation:
+    name = fields.get("hidden_activation") or fields.get("hidden_act")
+    if name not in _ACTIVATIONS:
+        raise ModelError(f"hidden_act {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
 
 
 def _dtype(name: object) -> torch.dtype:
@@ -225,8 +267,16 @@ def _dtype(name: object) -> torch.dtype:
     return found
 
 
-def _read_rope(fields: dict[str, Any]) -> RopeConfig:
+def _read_ropes(fields: dict[str, Any], types: tuple[str, ...]) -> tuple[RopeConfig, ...]:
+    """Rotary embedding of each layer, whose parameters have these keys; without keys, the one of all layers."""
     parameters: dict[str, Any] = dict(fields["rope_parameters"] or {})
+    if not types:
+        return (_read_rope(fields, parameters),)
+    found = {name: _read_rope(fields, dict(parameters[name] or {})) for name in set(types)}
+    return tuple(found[name] for name in types)
+
+
+def _read_rope(fields: dict[str, Any], parameters: dict[str, Any]) -> RopeConfig:
     rope_type = str(parameters.get("rope_type", "default"))
     if rope_type not in SUPPORTED_ROPE_TYPES:
         raise ModelError(f"rope type {rope_type!r} is not supported; supported are {', '.join(SUPPORTED_ROPE_TYPES)}")

@@ -109,10 +109,16 @@ class ConfigFile(SpecialTokens):
     rope_scaling: RopeParameters | None = None
     rope_parameters: RopeParameters | None = None
     hidden_act: str | None = None
+    hidden_activation: str | None = None
+    query_pre_attn_scalar: PositiveNumber | None = None
+    final_logit_softcapping: PositiveNumber | None = None
+    rope_local_base_freq: RopeTheta | None = None
+    use_bidirectional_attention: bool | None = None
     attention_bias: bool | None = None
     mlp_bias: bool | None = None
     tie_word_embeddings: bool | None = None
     sliding_window: Annotated[Count, Field(le=MAX_POSITION)] | None = None
+    sliding_window_pattern: Annotated[Count, Field(le=10_000)] | None = None
     use_sliding_window: bool | None = None
     max_window_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
     layer_types: Annotated[list[str], Field(max_length=10_000)] | None = None
@@ -135,5 +141,6 @@ class ConfigFile(SpecialTokens):
         return self
 
 
+ROPE_PARAMETERS: TypeAdapter[RopeParameters] = TypeAdapter(RopeParameters)
 CONFIG_FILE: TypeAdapter[ConfigFile] = TypeAdapter(ConfigFile)
 GENERATION_CONFIG_FILE: TypeAdapter[SpecialTokens] = TypeAdapter(SpecialTokens)

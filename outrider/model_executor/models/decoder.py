@@ -22,7 +22,7 @@ from outrider.model_executor.distributed.communicator import SINGLE_RANK, Commun
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.context import LayerContext
-from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, Residual, Weights, whole
+from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, Residual, Weights
 from outrider.model_executor.layers.embedding import VocabRows
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features
@@ -35,14 +35,20 @@ from outrider.types import LAST_HIDDEN_STATE
 
 
 class DecoderLayer:
-    """Attention and feed-forward, each normalised before and added after."""
+    """Attention and feed-forward, each added to the residual stream; ``LayerNorms`` says what is normalised."""
 
     def __init__(self, context: LayerContext, layer: int) -> None:
+        variant = context.config.variant
+        self._names, self._multiplier = variant.norms, variant.residual_multiplier
         self._communicator = context.communicator
-        self.attention_norm = _make_norm(context)
+        # What is normalized before it is added is the sum of all ranks.
+        self._adding = SINGLE_RANK if variant.norms.has_after else context.communicator
+        self.attention_norm = _optional_norm(context, self._names.before_attention)
         self.attention = Attention(context, layer)
-        self.feed_forward_norm = _make_norm(context)
+        self.attention_output_norm = _optional_norm(context, self._names.after_attention)
+        self.feed_forward_norm = _optional_norm(context, self._names.before_feed_forward)
         self.feed_forward = family_of(context.config.architecture).feed_forward(context, layer)
+        self.feed_forward_output_norm = _optional_norm(context, self._names.after_feed_forward)
 
     def __call__(
         self,
@@ -58,19 +64,39 @@ class DecoderLayer:
         overwritten or left alone; returns the sum and what is to be added next. The stream that the layer reads is
         copied to ``state`` [T, hidden].
         """
-        hidden, delta = self.attention(
-            Residual(hidden, delta, self.attention_norm, self._communicator), kv, cos_sin, inputs
-        )
+        hidden, delta = self.attention(Residual(hidden, delta, self.attention_norm, self._adding), kv, cos_sin, inputs)
         if state is not None:
             state.copy_(hidden)  # which now holds the sum, and to which the second block may add
-        return self.feed_forward(Residual(hidden, delta, self.feed_forward_norm, self._communicator))
+        delta = self._to_add(delta, self.attention_output_norm)
+        hidden, delta = self.feed_forward(Residual(hidden, delta, self.feed_forward_norm, self._adding))
+        return hidden, self._to_add(delta, self.feed_forward_output_norm)
+
+    @property
+    def norms(self) -> dict[str, RmsNorm]:
+        """The layer's norms by their names in the checkpoint."""
+        names, norms = self._names, {}
+        for name, norm in (
+            (names.before_attention, self.attention_norm),
+            (names.after_attention, self.attention_output_norm),
+            (names.before_feed_forward, self.feed_forward_norm),
+            (names.after_feed_forward, self.feed_forward_output_norm),
+        ):
+            if name is not None and norm is not None:
+                norms[name] = norm
+        return norms
 
     def weights(self) -> Weights:
         """The layer's tensors."""
-        yield "input_layernorm.weight", whole(self.attention_norm.weight)
-        yield "post_attention_layernorm.weight", whole(self.feed_forward_norm.weight)
+        for name, norm in self.norms.items():
+            yield f"{name}.weight", norm.target()
         yield from _within("self_attn.", self.attention.weights())
         yield from self.feed_forward.weights()
+
+    def _to_add(self, delta: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
+        """What is added to the residual stream of a block's output [T, hidden], or partial sums of it."""
+        if norm is not None:
+            delta = norm(self._communicator.all_reduce(delta))
+        return delta if self._multiplier == 1.0 else delta.mul_(self._multiplier)
 
 
 class Decoder:
@@ -105,16 +131,21 @@ class Decoder:
         self.layers = [DecoderLayer(context, layer) for layer in range(config.num_layers)]
         self.norm = _make_norm(context)
         self.head = self._make_head(context)
-        self._rotary = RotaryEmbedding(
-            config.rope, head_dim=config.head_dim, max_position=config.max_position, device=device
-        )
+        ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+        distinct = list(dict.fromkeys(ropes))
+        self._rotaries = [
+            RotaryEmbedding(rope, head_dim=config.head_dim, max_position=config.max_position, device=device)
+            for rope in distinct
+        ]
+        self._rotary_of = [distinct.index(rope) for rope in ropes]
+        self._embedding_multiplier = float(torch.tensor(config.variant.embedding_multiplier, dtype=dtype))
         self.kv_cache_layout = KVCacheLayout.of([layer.attention.kv_cache_spec for layer in self.layers])
         self._groups = [group for group, _ in self.kv_cache_layout.places]
 
     def weights(self) -> Weights:
         """Every tensor that a checkpoint of this model must have."""
         yield from _within("model.", self._vocab.weights())
-        yield "model.norm.weight", whole(self.norm.weight)
+        yield "model.norm.weight", self.norm.target()
         if not self.config.tied_embeddings:
             yield from self.head.weights()
         for index, layer in enumerate(self.layers):
@@ -138,17 +169,19 @@ class Decoder:
         ``layers``, bit for bit: each state costs one copy of what is computed anyway.
         """
         groups = [self._prepared(inputs) for inputs in batch.groups]
-        hidden = self.communicator.all_reduce(self._vocab.look_up(batch.token_ids))  # [T, hidden]
-        cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
+        hidden = self._embedded(batch.token_ids)
+        cos_sin = [rotary.cos_sin(batch.positions, self.dtype) for rotary in self._rotaries]
         size = self.config.hidden_size
         states = torch.empty(hidden.shape[0], size * len(layers), dtype=self.dtype, device=self.device)
         places = {layer: states[:, i * size : (i + 1) * size] for i, layer in enumerate(layers)}
         delta: torch.Tensor | None = None
-        for number, (layer, group) in enumerate(zip(self.layers, self._groups, strict=True)):
+        for number, layer in enumerate(self.layers):
             hidden, delta = layer(
-                hidden, delta, kv_cache.layer(number), cos_sin, groups[group], state=places.get(number)
-            )
-        total, last = Residual(hidden, delta, self.norm, self.communicator).normed()
+                hidden, delta, kv_cache.layer(number), cos_sin[self._rotary_of[number]], groups[self._groups[number]],
+                state=places.get(number),
+            )  # fmt: skip
+        adding = SINGLE_RANK if self.config.variant.norms.has_after else self.communicator
+        total, last = Residual(hidden, delta, self.norm, adding).normed()
         if (place := places.get(len(self.layers))) is not None:
             place.copy_(total)
         if (place := places.get(LAST_HIDDEN_STATE)) is not None:
@@ -172,9 +205,19 @@ class Decoder:
         hidden = self.hidden_states(batch, kv_cache)
         return self._of_vocabulary(gather_by_sum(self.communicator, self._own_logits(hidden, indices)))
 
+    def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """``token_ids`` [T] to [T, hidden]."""
+        hidden = self.communicator.all_reduce(self._vocab.look_up(token_ids))
+        multiplier = self._embedding_multiplier
+        return hidden if multiplier == 1.0 else hidden.mul_(multiplier)
+
     def _own_logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
         """Logits of the rank's rows of the vocabulary, [N, C]."""
-        return self.head(hidden if indices is None else hidden.index_select(0, indices))
+        logits = self.head(hidden if indices is None else hidden.index_select(0, indices))
+        divisor, cap = self.config.variant.logits_divisor, self.config.variant.logits_softcap
+        if divisor != 1.0:
+            logits = logits.div_(divisor)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _of_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
         """Less those that only round ranks' parts up: [N, size * C] to [N, V]."""
@@ -205,7 +248,14 @@ class Decoder:
 
 def _make_norm(context: LayerContext) -> RmsNorm:
     config = context.config
-    return RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=context.dtype, device=context.device)
+    return RmsNorm(
+        config.hidden_size, config.rms_norm_eps, dtype=context.dtype, device=context.device,
+        offset=config.variant.norm_offset,
+    )  # fmt: skip
+
+
+def _optional_norm(context: LayerContext, name: str | None) -> RmsNorm | None:
+    return None if name is None else _make_norm(context)
 
 
 def _within(prefix: str, weights: Weights) -> Weights:

@@ -14,6 +14,7 @@ from outrider.errors import ModelError
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import FeedForward
 from outrider.model_executor.layers.feed_forward import GatedMlp
+from outrider.model_executor.models.config import LLAMA, LayerNorms, Variant
 
 Fields = Mapping[str, Any]
 """``config.json``, with the defaults of its architecture."""
@@ -29,6 +30,9 @@ class FamilyTraits:
     """Layer by layer, how many of the last tokens are seen; None: all."""
     qk_norm: bool = False
     """Whether queries and keys are normalised head by head before they are turned."""
+    variant: Variant = LLAMA
+    rope_types: tuple[str, ...] = ()
+    """Layer by layer, the key of its parameters in ``rope_parameters``; empty: all layers have the same ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,10 @@ class ModelFamily:
     has_mtp: bool = False
     """Whether checkpoints may hold layers for multi-token prediction, ``model.mtp_layers``, which the model itself does
     not run."""
+    has_layer_ropes: bool = False
+    """Whether ``rope_parameters`` has parameters for each type of layer."""
+    is_text_part: bool = False
+    """Whether checkpoints hold a model that takes images or sound too, of which the text part is served."""
 
 
 def _llama(fields: Fields) -> FamilyTraits:
@@ -69,6 +77,29 @@ def _qwen2(fields: Fields) -> FamilyTraits:
 def _qwen3(fields: Fields) -> FamilyTraits:
     bias = _attention_bias(fields)
     return FamilyTraits(qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), qk_norm=True)
+
+
+_SANDWICH = LayerNorms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+"""Norms before and after both blocks, as Gemma names them."""
+
+
+def _gemma3(fields: Fields) -> FamilyTraits:
+    if fields.get("use_bidirectional_attention"):
+        raise ModelError("use_bidirectional_attention is not supported: tokens would see those after them")
+    bias = _attention_bias(fields)
+    variant = Variant(
+        norms=_SANDWICH,
+        norm_offset=1.0,
+        embedding_multiplier=fields["hidden_size"] ** 0.5,
+        attention_scale=fields["query_pre_attn_scalar"] ** -0.5,
+        logits_softcap=fields.get("final_logit_softcapping"),
+    )
+    return FamilyTraits(
+        qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), qk_norm=True, variant=variant,
+        rope_types=tuple(fields["layer_types"]),
+    )  # fmt: skip
 
 
 def _attention_bias(fields: Fields) -> bool:
@@ -101,6 +132,8 @@ FAMILIES = _by_architecture(
         ModelFamily("Qwen2ForCausalLM", "qwen2", _qwen2),
         ModelFamily("Qwen3ForCausalLM", "qwen3", _qwen3),
         ModelFamily("MiMoForCausalLM", "mimo", _qwen2, reads_as="qwen2", has_mtp=True),
+        ModelFamily("Gemma3ForCausalLM", "gemma3_text", _gemma3, has_layer_ropes=True),
+        ModelFamily("Gemma3ForConditionalGeneration", "gemma3", _gemma3, has_layer_ropes=True, is_text_part=True),
     )
 )
 """By the name of the architecture."""

@@ -35,6 +35,7 @@ class FormatSupport:
 
 
 _HEADS = "EAGLE, EAGLE-3, DFlash, Medusa, MLP speculator"
+_NONE = "none yet"
 _LOGITS = "transformers, float32: logits within 1e-4, in every shape of forward"
 
 FAMILIES = (
@@ -42,6 +43,8 @@ FAMILIES = (
     FamilySupport("MistralForCausalLM", "Mistral 7B and Nemo, text", _HEADS, _LOGITS),
     FamilySupport("Qwen2ForCausalLM", "Qwen2, Qwen2.5 and QwQ, dense", _HEADS, _LOGITS),
     FamilySupport("Qwen3ForCausalLM", "Qwen3, dense", _HEADS, _LOGITS),
+    FamilySupport("Gemma3ForCausalLM", "Gemma 3 270M and 1B", _NONE, _LOGITS),
+    FamilySupport("Gemma3ForConditionalGeneration", "Gemma 3 4B, 12B and 27B, text", _NONE, _LOGITS),
     FamilySupport(
         "MiMoForCausalLM", "MiMo 7B", "its own MTP layers", "Qwen2's layers; MTP with a reference of its own"
     ),

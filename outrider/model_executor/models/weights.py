@@ -8,6 +8,7 @@ from outrider.model_executor.layers.contract import WeightTarget
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.decoder import Decoder
 from outrider.model_executor.models.families import family_of
+from outrider.model_executor.models.tensor_names import is_of_other_part
 
 _NO_MEMORY = torch.device("meta")
 _KV_SCALES = (".k_scale", ".v_scale", ".q_scale")
@@ -34,8 +35,11 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, is_widened: bool) -
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
     """Whether a checkpoint may have this tensor though nothing is done with it."""
+    family = family_of(config.architecture)
     if name.startswith("model.mtp_layers."):
-        return family_of(config.architecture).has_mtp
+        return family.has_mtp
+    if is_of_other_part(name, family):
+        return True
     if config.quantization is not None and name.endswith(_KV_SCALES):
         return True
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)

@@ -45,6 +45,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-odd-vocabulary": ("llama", {"vocab_size": 271}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
 }
+QUANTIZED: tuple[str, dict[str, Any]] = ("qwen3", {"intermediate_size": 64})
 
 
 class BothRun(Member):
@@ -121,7 +122,7 @@ def check_made(folder: Path, rank: int, load_format: LoadFormat) -> None:
 
 def check_fp8(form: str, rank: int) -> None:
     """Scales of whole blocks, tensors and rows: the parts round their inputs as the whole does."""
-    source = build("qwen3", intermediate_size=64)
+    source = build(QUANTIZED[0], **QUANTIZED[1])
     settings: dict[str, Any] = {"dtype": "float64", "page_size": 4, "num_pages": 60}
     with tempfile.TemporaryDirectory() as place:
         folder = quantize_folder(source, Path(place) / "fp8", FORMATS[form])
@@ -197,8 +198,7 @@ def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
     """Norms, and the biases of sums."""
     yield decoder.norm.weight
     for layer in decoder.layers:
-        yield layer.attention_norm.weight
-        yield layer.feed_forward_norm.weight
+        yield from (norm.weight for norm in layer.norms.values())
         if layer.attention.qk_norm is not None:
             yield layer.attention.qk_norm
         assert isinstance(layer.feed_forward, GatedMlp)

@@ -1,0 +1,30 @@
+"""Names of a checkpoint's tensors: from those on file to those of a ``Decoder``.
+
+A model that takes images or sound too keeps its text part under names of its own, which differ by the release that
+saved it.
+"""
+
+from __future__ import annotations
+
+from outrider.model_executor.models.families import ModelFamily
+
+_TEXT_PREFIXES = (
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+_OTHER_PARTS = ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.")
+
+
+def name_in_decoder(name: str, family: ModelFamily) -> str:
+    """Name in the decoder of a tensor on file."""
+    if family.is_text_part:
+        for prefix, ours in _TEXT_PREFIXES:
+            if name.startswith(prefix):
+                return ours + name.removeprefix(prefix)
+    return name
+
+
+def is_of_other_part(name: str, family: ModelFamily) -> bool:
+    """Whether a tensor belongs to a part of the model that is not served."""
+    return family.is_text_part and name.removeprefix("model.").startswith(_OTHER_PARTS)
