@@ -23,6 +23,7 @@ from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.row_batch import RowBatch
 from outrider.ports import Open
 from outrider.types import JudgingRule, SamplingParams, StepCost
 
@@ -137,7 +138,7 @@ class TargetSteps:
         rows = [ForwardRow(sequence, [0] * length, length) for sequence in sequences]
 
         def run() -> None:
-            self._runner.forward(rows, as_computed=True)
+            self._runner.forward_batch(RowBatch.of(rows))
             mark_reached(self._runner.device)()
 
         return run

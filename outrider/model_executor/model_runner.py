@@ -21,7 +21,6 @@ import torch
 from outrider.errors import ConfigError
 from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool
 from outrider.model_executor.cuda_graphs import CaptureProgress
-from outrider.model_executor.device_inputs import BatchShape
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
 from outrider.model_executor.draft_loop.columns import DraftColumns, plan_columns, restore_sequences
 from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
@@ -29,21 +28,14 @@ from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of, plan_draft
 from outrider.model_executor.draft_loop.results import Draws, read_draws
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
-from outrider.model_executor.input_batch import (
-    ForwardRow,
-    TokenLimits,
-    check_rows,
-    plan_checked,
-    restoring_lengths,
-)
-from outrider.model_executor.input_columns import ColumnsBatch, RowColumns, plan_rows
+from outrider.model_executor.input_batch import ForwardRow, TokenLimits, check_rows
 from outrider.model_executor.kv_cache_sizing import explaining_out_of_memory
 from outrider.model_executor.loader.model import LoadOptions, Ranks
+from outrider.model_executor.row_batch import BatchLayout, RowBatch, plan_rows
 from outrider.model_executor.worker import Worker
 from outrider.model_executor.worker_commands import (
     WorkerCommand,
     capture_command,
-    columns_command,
     copy_command,
     forward_command,
 )
@@ -55,11 +47,11 @@ _GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 512)
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedColumns:
-    """A forward of columns that is laid out, and for which its sequences have pages."""
+class PlannedBatch:
+    """A forward that is laid out, and for which its sequences have pages."""
 
     sequences: Sequence[KVSequence]  # [B]
-    batch: ColumnsBatch
+    layout: BatchLayout
     command: WorkerCommand
 
 
@@ -145,7 +137,7 @@ class ModelRunner:
 
     @property
     def takes_drawn(self) -> bool:
-        """Whether ``forward_columns`` takes tokens that are ``drawn``: on GPUs."""
+        """Whether ``forward_batch`` takes tokens that are ``drawn``: on GPUs."""
         return self.worker.is_on_gpu
 
     def close(self) -> None:
@@ -155,10 +147,8 @@ class ModelRunner:
 
     # Forwards
 
-    def forward(self, rows: Sequence[ForwardRow], *, as_computed: bool = False) -> torch.Tensor:
-        """Append each row's tokens to its sequence in one forward, and return logits [N, V], row by row.
-
-        Logits are float32, or with ``as_computed`` of the weights' type, which saves a copy.
+    def forward(self, rows: Sequence[ForwardRow]) -> torch.Tensor:
+        """Append each row's tokens to its sequence in one forward, and return logits [N, V] float32, row by row.
 
         Raises ``InvalidRequestError``, and changes nothing, for an id out of range, a length past the reservation or
         past ``max_model_len``, or a sequence in two rows. If the device fails, sequences keep their former lengths.
@@ -166,49 +156,38 @@ class ModelRunner:
         if not rows:
             return torch.empty(0, self.config.vocab_size, device=self.device)
         check_rows(self.sequences, rows, self._limits)
-        logits, _ = self._append(rows)
-        return logits if as_computed else logits.float()
+        logits, _ = self.forward_batch(RowBatch.of(rows))
+        return logits.float()
 
-    def forward_with_states(
-        self, rows: Sequence[ForwardRow], layers: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``forward``, its logits of the weights' type, and the hidden states of ``layers`` of all tokens, row by row:
-        [T, F] of the weights' type, F the layers' states side by side; see ``Decoder.layer_states``. The states are
-        valid until the next forward begins.
-        """
-        check_rows(self.sequences, rows, self._limits)
-        logits, states = self._append(rows, layers=layers)
-        return logits, states[: sum(len(row.token_ids) for row in rows)]  # a captured shape may have more
-
-    def plan_columns(
-        self, columns: RowColumns, layers: Sequence[int] = (), *, is_drawn: bool = False
-    ) -> PlannedColumns:
-        """Lay out ``forward_columns`` before all of the draft tokens are known, and take the KV pages. The forward has
+    def plan_batch(self, batch: RowBatch, layers: Sequence[int] = (), *, is_drawn: bool = False) -> PlannedBatch:
+        """Lay out ``forward_batch`` before all of the draft tokens are known, and take the KV pages. The forward has
         to be the next one; otherwise ``forget_plan`` comes first.
         """
-        batch = plan_rows(self.sequences, columns)
-        shape = self.worker.shape_for(batch.pattern.shape)
-        return PlannedColumns(columns.sequences, batch, columns_command(batch, shape, layers, is_drawn=is_drawn))
+        layout = plan_rows(self.sequences, batch)
+        shape = self.worker.shape_for(layout.pattern.shape)
+        return PlannedBatch(batch.sequences, layout, forward_command(layout, shape, layers, is_drawn=is_drawn))
 
-    def forget_plan(self, plan: PlannedColumns) -> None:
+    def forget_plan(self, plan: PlannedBatch) -> None:
         """Give back the KV pages of a plan that is not run."""
         self.sequences.give_back_room(plan.sequences)
 
-    def forward_columns(
+    def forward_batch(
         self,
-        columns: RowColumns,
+        batch: RowBatch,
         layers: Sequence[int] = (),
         *,
         drawn: torch.Tensor | None = None,
-        plan: PlannedColumns | None = None,
+        plan: PlannedBatch | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``forward_with_states`` of rows that are columns, which the caller has checked: logits of the last committed
-        token and of the drafts of each. Sequences may hold more than what is kept of them.
+        """Append the rows of a batch, which the caller has checked. Sequences may hold more than what is kept of them.
+
+        Returns logits [N, V] of the weights' type, and the hidden states of ``layers`` of all tokens: [T, F], F the
+        layers' states side by side; see ``Decoder.layer_states``. The states are valid until the next forward begins.
 
         ``drawn`` [B] int32: tokens that are only on the device, if each row has one. Numbers out of range are clamped.
         The sequences hold a 0 in place of the token until they are truncated and given it.
 
-        ``plan``: that of the same columns and layers, but for the draft tokens.
+        ``plan``: that of the same batch and layers, but for the draft tokens.
 
         If the device fails, they are left with what is kept. ``ValueError`` unless ``takes_drawn``, if any are drawn.
         """
@@ -217,35 +196,21 @@ class ModelRunner:
         self.worker.take_device()
         with torch.inference_mode():
             if plan is None:
-                plan = self.plan_columns(columns, layers, is_drawn=drawn is not None)
+                plan = self.plan_batch(batch, layers, is_drawn=drawn is not None)
             else:
-                plan.batch.put_drafts(plan.command.numbers, columns.draft_token_ids)
-            batch, command = plan.batch, plan.command
+                plan.layout.put_drafts(plan.command.numbers, batch.draft_token_ids)
             try:
-                self._copy_pages(batch.page_copies)
-                self._broadcast(command)
+                self._copy_pages(plan.layout.page_copies)
+                self._broadcast(plan.command)
                 known = None if drawn is None else drawn.clamp(0, self.config.vocab_size - 1)
-                logits, states = self.worker.forward(command, known)
+                logits, states = self.worker.forward(plan.command, known)
             except BaseException:
-                self.sequences.replace_tails(columns.sequences, columns.lengths.tolist(), [()] * len(columns.lengths))
+                self.sequences.replace_tails(batch.sequences, batch.lengths.tolist(), [()] * len(batch.lengths))
                 raise
         # The device computes.
-        self.sequences.replace_tails(columns.sequences, columns.lengths.tolist(), columns.tails())
+        self.sequences.replace_tails(batch.sequences, batch.lengths.tolist(), batch.tails())
         self.num_forwards += 1
-        return logits, states[: len(batch.token_ids)]
-
-    def _append(self, rows: Sequence[ForwardRow], layers: Sequence[int] = ()) -> tuple[torch.Tensor, torch.Tensor]:
-        """Forward of checked rows: logits, and hidden states, an empty tensor without ``layers``."""
-        self.worker.take_device()
-        with restoring_lengths(self.sequences, rows), torch.inference_mode():
-            batch = plan_checked(self.sequences, rows)
-            self._copy_pages(batch.page_copies)
-            shape = self.worker.shape_for(BatchShape.of(batch))
-            command = forward_command(batch, shape, layers)
-            self._broadcast(command)
-            found = self.worker.forward(command)
-        self.num_forwards += 1
-        return found
+        return logits, states[: len(plan.layout.token_ids)]
 
     def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
         if copies:
@@ -332,7 +297,7 @@ class ModelRunner:
                 self.sequences.truncate(sequence, 0)
         if self.takes_drawn:
             drawn = torch.zeros(1, dtype=torch.int32, device=self.device)
-            self.forward_columns(RowColumns.drawn([sequence]), drawn=drawn)
+            self.forward_batch(RowBatch.drawn([sequence]), drawn=drawn)
             self.sequences.truncate(sequence, 0)
         self.sequences.release(sequence)
         self.num_forwards = count

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.kv_cache import PageCopy, page_table_of
-from outrider.model_executor.device_inputs import BatchShape, IntArray, pack
+from outrider.model_executor.device_inputs import BatchShape, IntArray
 from outrider.model_executor.input_batch import ForwardBatch
-from outrider.model_executor.input_columns import ColumnsBatch
+from outrider.model_executor.row_batch import BatchLayout
 
 _FORWARD_ARGUMENTS = 4
 """Of every forward; layers come after them."""
@@ -58,22 +58,15 @@ def no_numbers() -> IntArray:
     return np.empty(0, dtype=np.int32)
 
 
-def forward_command(batch: ForwardBatch, shape: BatchShape, layers: Sequence[int] = ()) -> WorkerCommand:
-    """The forward of a batch, laid out as ``shape``; its page copies are a command of their own."""
-    arguments = _arguments(shape, len(batch.logit_indices), layers)
-    return WorkerCommand(Operation.FORWARD, arguments, pack(batch, shape))
-
-
-def columns_command(
-    batch: ColumnsBatch, shape: BatchShape, layers: Sequence[int] = (), *, is_drawn: bool = False
+def forward_command(
+    batch: BatchLayout, shape: BatchShape, layers: Sequence[int] = (), *, is_drawn: bool = False
 ) -> WorkerCommand:
-    """``forward_command`` of columns. ``is_drawn``: their tokens are placeholders, see ``Operation.FORWARD_DRAWN``."""
+    """The forward of a batch, laid out as ``shape``; its page copies are a command of their own. ``is_drawn``: the
+    tokens are placeholders, see ``Operation.FORWARD_DRAWN``.
+    """
     operation = Operation.FORWARD_DRAWN if is_drawn else Operation.FORWARD
-    return WorkerCommand(operation, _arguments(shape, batch.num_logits, layers), batch.pack(shape))
-
-
-def _arguments(shape: BatchShape, num_logits: int, layers: Sequence[int]) -> tuple[int, ...]:
-    return shape.num_rows, shape.num_tokens, shape.max_queries, num_logits, *layers
+    arguments = shape.num_rows, shape.num_tokens, shape.max_queries, batch.num_logits, *layers
+    return WorkerCommand(operation, arguments, batch.pack(shape))
 
 
 def copy_command(copies: Sequence[PageCopy]) -> WorkerCommand:

@@ -13,11 +13,8 @@ from outrider.kernels.launching import has_kernels
 from outrider.kernels.scoring import warm_up
 from outrider.sampling.proposing import Drawn, propose
 from outrider.sampling.rows import LogitRow, ScoreRequest
-from outrider.sampling.scoring.columns import ColumnsScoring, ScoringStep, begin_columns
 from outrider.sampling.scoring.fused import Scoring, begin_scoring
-from outrider.sampling.scoring.plain import PlainScoring, begin_plain
-from outrider.sampling.scoring.session_rows import Ints, SessionRows
-from outrider.sampling.session import SessionSampling
+from outrider.sampling.scoring.row_scoring import RowScoring, ScoredRows
 from outrider.sampling.support import DraftingRules
 from outrider.structured_output import GrammarCompiler
 
@@ -34,20 +31,12 @@ class Sampler:
         """Start to score every request's K+1 positions over ``logits`` [R, V] of any floating type."""
         return begin_scoring(logits, requests)
 
-    def begin_plain(
-        self,
-        logits: torch.Tensor,
-        rows: SessionRows,
-        samplings: Sequence[SessionSampling],
-        texts: Sequence[Sequence[int]],
-        bases: Ints,
-    ) -> PlainScoring:
-        """Start to score one position of each session over ``logits`` [B, V]; see ``scoring.plain``."""
-        return begin_plain(logits, rows, samplings, texts, bases)
-
-    def begin_columns(self, logits: torch.Tensor, step: ScoringStep) -> ColumnsScoring:
-        """Start to score the K+1 positions of each session of a step over ``logits`` [R, V]."""
-        return begin_columns(logits, step)
+    @torch.inference_mode()
+    def begin_rows(self, logits: torch.Tensor, scored: ScoredRows) -> RowScoring:
+        """Start to score the K+1 positions of each session of a running batch over ``logits`` [R, V] of any floating
+        type.
+        """
+        return RowScoring(logits, scored)
 
     def propose(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:
         """Draw one token for each row of ``logits`` [N, V] float32."""

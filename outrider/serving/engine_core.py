@@ -163,7 +163,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         if batch.after is None:
             batch.run(batch.scheduled, batch.started_ns)
             jobs = [(request.job, tokens) for request, tokens in batch.scheduled]
-            batch.forward = self._executor.start_plain(step, jobs)
+            batch.forward = self._executor.start_step(step, jobs)
         else:
             forward = self._executor.queue_plain(batch.after.forward, step)
             if forward is None:

@@ -240,7 +240,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """Whether the items of a session that was answered may come as columns, and its answers go as such."""
         return False
 
-    def steady_rows(self, sessions: Sequence[Session[SequenceT]]) -> Any:  # noqa: ANN401 - the executor's own
+    def session_rows(self, sessions: Sequence[Session[SequenceT]]) -> Any:  # noqa: ANN401 - the executor's own
         """What the executor knows of such sessions in every step, made while they wait; None, or it has ``selected``,
         which takes places.
         """
@@ -248,7 +248,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
 
     @property
     def truncates_columns(self) -> bool:
-        """Whether ``start_columns`` truncates the sequences itself."""
+        """Whether ``start_step`` truncates the sequences itself."""
         return False
 
     def takes_columns(self, step: SteadyStep) -> bool:
@@ -257,7 +257,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
 
     def plan_columns(self, step: SteadyStep) -> Any:  # noqa: ANN401 - the executor's own
         """Plan the forward of a step whose draft tokens are still to come, for ``SteadyStep.plan``; None where that
-        cannot be, or ``takes_columns`` would not take them. The next call is that of ``start_columns`` with this step,
+        cannot be, or ``takes_columns`` would not take them. The next call is that of ``start_step`` with this step,
         or ``forget_plan``.
         """
         return None
@@ -270,25 +270,20 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """Whether the draft tokens that have come for a step with a plan are valid."""
         raise NotImplementedError
 
-    def start_columns(self, step: SteadyStep) -> InFlightForward[EventT]:
-        """``start`` over all items of a step, after the sessions' sequences were truncated to what the items keep, if
-        that is not left to it.
+    def start_step(
+        self, step: PlainStep | SteadyStep, batch: Sequence[tuple[JobT, int]] = ()
+    ) -> InFlightForward[EventT]:
+        """``start`` over a step of the running batch, with jobs beside it, of which ``results`` are. Of columns the
+        sessions' sequences were truncated to what the items keep, if that is not left to it.
         """
         raise NotImplementedError
 
-    # Plain steps of many sessions as arrays. An executor that takes none gets all of them one by one.
+    # Decode steps of many sessions that are computed before they are asked for. An executor that takes none gets all of
+    # them one by one.
 
     def may_be_plain(self, session: Session[SequenceT]) -> bool:
-        """Whether the plain steps of a session that was answered may be in an array."""
+        """Whether the decode steps of a session that was answered may be in an array."""
         return False
-
-    def plain_rows(self, sessions: Sequence[Session[SequenceT]]) -> Any:  # noqa: ANN401 - the executor's own
-        """What the executor knows of the sessions in every step; it has ``selected`` and ``joined``."""
-        raise NotImplementedError
-
-    def start_plain(self, step: PlainStep, batch: Sequence[tuple[JobT, int]]) -> InFlightForward[EventT]:
-        """``start`` over a step, with jobs beside it; ``results`` are those of the jobs."""
-        raise NotImplementedError
 
     def queue_plain(self, forward: InFlightForward[EventT], step: PlainStep) -> InFlightForward[EventT] | None:
         """Queue a step over the tokens that ``forward`` draws; None if that is not possible."""

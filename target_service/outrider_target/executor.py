@@ -15,9 +15,9 @@ from outrider.columns import ScoreColumns
 from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.kernels.device_stream import to_device
 from outrider.kv_cache import KVSequence
-from outrider.model_executor.model_runner import ModelRunner, PlannedColumns
+from outrider.model_executor.model_runner import ModelRunner, PlannedBatch
 from outrider.ports import Score, Scores
-from outrider.sampling.scoring.session_rows import SessionRows, may_be_rows
+from outrider.sampling.scoring.session_rows import may_be_rows
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session import Session
@@ -25,11 +25,10 @@ from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.sessions import are_all
 from outrider.serving.steady.step import SteadyStep
 from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores, are_within, part_of
-from outrider_target.columns_forward import ColumnsForward, SteadyRows, forward_rows, layers_of
 from outrider_target.jobs import ScoreJob, check_layers, check_score
-from outrider_target.plain_forward import PlainForward
 from outrider_target.planes import TargetPlanes
 from outrider_target.scoring_forward import ScoringForward
+from outrider_target.step_rows import SessionColumns, forward_rows, layers_of
 
 TargetSession = Session[KVSequence]
 COLUMN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION)
@@ -115,10 +114,10 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
             no_logprobs and opened.judging_rule in COLUMN_RULES and isinstance(session.executor_state, SessionSampling)
         )
 
-    def steady_rows(self, sessions: Sequence[TargetSession]) -> SteadyRows:
+    def session_rows(self, sessions: Sequence[TargetSession]) -> SessionColumns:
         """What forwards and kernels are told of sessions."""
         sequences, samplings = [session.sequence for session in sessions], list(map(self._sampling_of, sessions))
-        return SteadyRows.of(sequences, samplings, self._runner.config.vocab_size)
+        return SessionColumns.of(sequences, samplings, self._runner.config.vocab_size)
 
     @property
     def truncates_columns(self) -> bool:
@@ -158,50 +157,38 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
             return False
         return are_within(columns.draft_token_ids.tolist(), 0, rows.num_token_ids - 1)
 
-    def plan_columns(self, step: SteadyStep) -> PlannedColumns | None:
+    def plan_columns(self, step: SteadyStep) -> PlannedBatch | None:
         """The forward but for its draft tokens, with its KV pages."""
         columns = step.columns
         if not isinstance(columns, ScoreColumns) or not self._takes_rows(step):
             return None
         unknown = np.zeros(int(step.draft_lengths.sum()), dtype=np.int64)
-        return self._runner.plan_columns(forward_rows(step, columns, unknown), layers_of(columns, step.rows))
+        return self._runner.plan_batch(forward_rows(step, columns, unknown), layers_of(columns, step.rows))
 
-    def forget_plan(self, plan: PlannedColumns) -> None:
+    def forget_plan(self, plan: PlannedBatch) -> None:
         """Give the pages back."""
         self._runner.forget_plan(plan)
 
-    def start_columns(self, step: SteadyStep) -> ColumnsForward:
-        """A forward over all of them."""
-        if not isinstance(step.columns, ScoreColumns):
-            raise TypeError("a target scores")
-        return ColumnsForward(self._runner, step, step.columns, step.rows, self._planes)
+    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
+        """A forward over a step, with jobs beside it."""
+        return ScoringForward(self._runner, batch, step, planes=self._planes)
 
-    # Plain steps as arrays.
+    # Decode steps that are computed before they are asked for.
 
     def may_be_plain(self, session: TargetSession) -> bool:
         """Sessions without logprobs whose next token is drawn from the model's own logits."""
         state, opened = session.executor_state, session.open
         return isinstance(state, SessionSampling) and opened.num_prompt_logprobs is None and may_be_rows(state.metadata)
 
-    def plain_rows(self, sessions: Sequence[TargetSession]) -> SessionRows:
-        """What the scoring kernels are told of sessions in every step."""
-        return SessionRows.of(
-            [self._sampling_of(session).metadata for session in sessions], self._runner.config.vocab_size
-        )
-
-    def start_plain(self, step: PlainStep, batch: Sequence[tuple[ScoreJob, int]]) -> PlainForward:
-        """A forward over a step, with jobs beside it."""
-        return PlainForward(self._runner, step, batch, planes=self._planes)
-
-    def queue_plain(self, forward: InFlightForward[Scores], step: PlainStep) -> PlainForward | None:
+    def queue_plain(self, forward: InFlightForward[Scores], step: PlainStep) -> ScoringForward | None:
         """A forward over the tokens that ``forward`` draws; one page for each session is free."""
-        if not (isinstance(forward, PlainForward) and self._runner.takes_drawn):
+        if not (isinstance(forward, ScoringForward) and self._runner.takes_drawn):
             return None
         if len(step) > self.num_pages_free or (drawn := forward.drawn()) is None:
             return None
         if len(step) < len(drawn):
             drawn = drawn[to_device(step.places, drawn.device)]
-        return PlainForward(self._runner, step, drawn=drawn)
+        return ScoringForward(self._runner, step=step, drawn=drawn)
 
     def amend_plain(self, sessions: Sequence[TargetSession], token_ids: Sequence[int]) -> None:
         """What the tokens of a queued step turn out to be. Their KV is where the forward has put it."""

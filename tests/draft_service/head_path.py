@@ -21,6 +21,7 @@ from outrider.model_executor.draft_heads.block_runner import BlockRunner
 from outrider.model_executor.graph_shapes import GraphLimits
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.row_batch import RowBatch
 from outrider.ports import Proposal
 from outrider.types import SparseEvidence
 from outrider_draft.proposers.head_executor import HeadExecutor
@@ -112,7 +113,7 @@ def forward_states(device: str) -> list[list[float]]:
         ([ForwardRow(second, [34], 1)], [0]),
     ):
         count = sum(len(row.token_ids) for row in rows)
-        logits, states = runner.forward_with_states(rows, layers)
+        logits, states = runner.forward_batch(RowBatch.of(rows), layers)
         assert states.shape == (count, 32 * len(layers))
         found += [*states.flatten(1).tolist(), *logits.tolist()]
     found += runner.forward([ForwardRow(first, [1], 1)]).tolist()

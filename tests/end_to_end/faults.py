@@ -11,8 +11,8 @@ import torch
 
 from outrider.columns import CommandColumns, num_items
 from outrider.model_executor.input_batch import ForwardRow
-from outrider.model_executor.input_columns import RowColumns
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.row_batch import RowBatch
 from outrider.ports import Extend, Score
 from outrider.transport.server import serve_draft, serve_target
 from tests.end_to_end.waiting import DEADLINE_S, eventually
@@ -24,21 +24,17 @@ Rows = Sequence[ForwardRow]
 @contextmanager
 def around_forwards(runner: ModelRunner, before: Callable[[Rows], None]) -> Iterator[None]:
     """Call ``before`` with the rows of each forward, in the engine's thread."""
-    forward, forward_columns = runner.forward, runner.forward_columns
+    forward = runner.forward_batch
 
-    def watched(rows: Rows, *, as_computed: bool = False) -> torch.Tensor:
-        before(rows)
-        return forward(rows, as_computed=as_computed)
+    def watched(batch: RowBatch, *given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        before([ForwardRow(*row) for row in zip(batch.sequences, batch.tails(), strict=True)])
+        return forward(batch, *given, **named)
 
-    def watched_columns(columns: RowColumns, *given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        before([ForwardRow(*row) for row in zip(columns.sequences, columns.tails(), strict=True)])
-        return forward_columns(columns, *given, **named)
-
-    runner.forward, runner.forward_columns = watched, watched_columns  # type: ignore[method-assign]
+    runner.forward_batch = watched  # type: ignore[method-assign]
     try:
         yield
     finally:
-        runner.forward, runner.forward_columns = forward, forward_columns  # type: ignore[method-assign]
+        runner.forward_batch = forward  # type: ignore[method-assign]
 
 
 class Gate:

@@ -96,14 +96,14 @@ def counting_steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count: Counter[str] = Counter()
 
     def counted(kind: type[Any], name: str) -> None:
-        start = kind.start_columns
+        start = kind.start_step
 
-        def start_columns(self: Any, step: Any) -> Any:
+        def start_step(self: Any, step: Any, *batch: Any) -> Any:
             count[name] += 1
             count[f"{name} sessions"] += len(step)
-            return start(self, step)
+            return start(self, step, *batch)
 
-        monkeypatch.setattr(kind, "start_columns", start_columns)
+        monkeypatch.setattr(kind, "start_step", start_step)
 
     counted(HeadExecutor, "draft")
     counted(TargetExecutor, "target")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from outrider.config.fields import DraftMethod
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.row_batch import RowBatch
 from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_draft.proposers.head_executor import HeadExecutor
 from tests.end_to_end.test_every_proposer import WRITE
@@ -35,17 +37,19 @@ Forwards = list[tuple[int, ...]]
 def forwards(monkeypatch: pytest.MonkeyPatch) -> Forwards:
     """What the target computes; hidden states and drafts fail the test."""
     found: Forwards = []
-    forward = ModelRunner.forward
+    forward = ModelRunner.forward_batch
 
-    def counted(self: ModelRunner, rows: Any, **more: Any) -> torch.Tensor:
-        found.append(tuple(len(row.token_ids) for row in rows))
-        return forward(self, rows, **more)
+    def counted(
+        self: ModelRunner, batch: RowBatch, layers: Sequence[int] = (), **more: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert not layers, "nothing is drafted"
+        found.append(tuple(batch.counts.tolist()))
+        return forward(self, batch, **more)
 
     def refused(*_: object, **__: object) -> Any:
         raise AssertionError("nothing is drafted")
 
-    monkeypatch.setattr(ModelRunner, "forward", counted)
-    monkeypatch.setattr(ModelRunner, "forward_with_states", refused)
+    monkeypatch.setattr(ModelRunner, "forward_batch", counted)
     monkeypatch.setattr(HeadExecutor, "begin", refused)
     return found
 

@@ -23,9 +23,8 @@ from outrider.kernels.scoring import Found, launching
 from outrider.ports import Open
 from outrider.sampling import ScoreOutcome, ScoreRequest, score
 from outrider.sampling.scoring import fused
-from outrider.sampling.scoring.columns import ScoringStep, begin_columns
 from outrider.sampling.scoring.fused import begin_scoring
-from outrider.sampling.scoring.plain import begin_plain
+from outrider.sampling.scoring.row_scoring import RowScoring, ScoredRows
 from outrider.sampling.scoring.session_rows import SessionRows, may_be_rows
 from outrider.sampling.session import SessionSampling
 from outrider.types import AcceptanceMethod, JudgingRule, SparseScores, Support, TokenScores, TypicalScores
@@ -315,7 +314,7 @@ def test_a_batch_of_other_rows_than_positions_is_refused() -> None:
         begin_scoring(logits_of(3, 17), [request_of(opening(), 17, 1)], fused=True)
 
 
-def as_columns(requests: Sequence[ScoreRequest], vocab_size: int) -> ScoringStep:
+def as_columns(requests: Sequence[ScoreRequest], vocab_size: int) -> ScoredRows:
     """Requests as one step."""
     lengths = np.array([len(request.draft_token_ids) for request in requests])
     drafts = np.array([token_id for request in requests for token_id in request.draft_token_ids])
@@ -329,7 +328,7 @@ def as_columns(requests: Sequence[ScoreRequest], vocab_size: int) -> ScoringStep
     metadata = [sampling.metadata for sampling in samplings]
     rows = SessionRows.of(metadata, vocab_size) if all(map(may_be_rows, metadata)) else None
     bases = np.array([request.base for request in requests])
-    return ScoringStep(samplings, [request.tokens for request in requests], bases, lengths, columns, rows)
+    return ScoredRows(samplings, [request.tokens for request in requests], bases, lengths, columns, rows)
 
 
 COLUMN_CASES: dict[str, list[dict[str, Any]]] = {
@@ -356,7 +355,7 @@ def test_columns_are_scored_as_single_requests(case: str, flaw: str, monkeypatch
     if flaw == "not a number":
         logits[3, 5] = math.nan
     outcomes = begin_scoring(logits, requests, fused=True).outcomes()
-    scoring = begin_columns(logits, as_columns(requests, 600))
+    scoring = RowScoring(logits, as_columns(requests, 600))
     tokens, sparse = scoring.tokens(), scoring.sparse()
     forms = [outcome.form for outcome in outcomes]
     if flaw == "none" and "adjusted" not in case:
@@ -376,7 +375,7 @@ def test_columns_are_scored_as_single_requests(case: str, flaw: str, monkeypatch
 def test_columns_of_other_rows_than_positions_are_refused() -> None:
     step = as_columns([request_of(opening(), 17, num_drafts=1)], 17)
     with pytest.raises(IntegrityError, match="3 rows of logits for 2 positions"):
-        begin_columns(logits_of(3, 17), step)
+        RowScoring(logits_of(3, 17), step)
 
 
 def test_answers_depend_on_no_neighbour() -> None:
@@ -458,9 +457,9 @@ def test_plain_rows_are_scored_as_single_sessions(
     picked = SessionRows.joined([rows.selected(np.array([index])) for index in range(len(kinds))])
     heads = zip(samplings, texts, bases.tolist(), strict=True)
     outcomes = begin_scoring(logits, [ScoreRequest(*head) for head in heads], fused=True).outcomes()
-    scoring = begin_plain(logits, picked, samplings, texts, bases)
+    scoring = RowScoring(logits, ScoredRows(samplings, texts, bases, np.zeros_like(bases), None, picked))
     drawn = scoring.drawn()
-    found = scoring.tokens()
+    found = scoring.next_tokens()
     assert drawn is not None
     assert drawn.tolist() == found.drawn.tolist()
     for place, outcome in enumerate(outcomes):

@@ -30,6 +30,7 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal, Score, Scores
 from outrider.recording import ItemRecord
+from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.step import SteadyStep
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
@@ -47,10 +48,11 @@ from outrider.types import (
     TypicalScores,
 )
 from outrider_draft.columns_forward import ColumnsForward as DraftColumnsForward
-from outrider_draft.proposers.draft_model import ModelProposer
+from outrider_draft.proposers.draft_model import ModelProposer, ProposalJob
 from outrider_draft.service import build_model_core
-from outrider_target.columns_forward import ColumnsForward
 from outrider_target.executor import next_token
+from outrider_target.jobs import ScoreJob
+from outrider_target.scoring_forward import ScoringForward
 from outrider_target.service import build_core
 from tests.support.async_target import AsyncTargetExecutor, lookahead_core
 from tests.support.core_driver import Driver, extend_item, open_session, score_item, with_credit
@@ -324,9 +326,11 @@ class ColumnsProposer(ModelProposer):
 
     num_columns = 0
 
-    def start_columns(self, step: SteadyStep) -> DraftColumnsForward:
+    def start_step(
+        self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ProposalJob, int]] = ()
+    ) -> DraftColumnsForward:
         self.num_columns += 1
-        return super().start_columns(step)
+        return super().start_step(step, batch)
 
 
 class ColumnsExecutor(AsyncTargetExecutor):
@@ -334,9 +338,9 @@ class ColumnsExecutor(AsyncTargetExecutor):
 
     num_columns = 0
 
-    def start_columns(self, step: SteadyStep) -> ColumnsForward:
-        self.num_columns += 1
-        return super().start_columns(step)
+    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
+        self.num_columns += isinstance(step, SteadyStep)
+        return super().start_step(step, batch)
 
 
 def support_of(rows: Sequence[set[int]]) -> Support:

@@ -18,13 +18,18 @@ from outrider.model_executor.layers.contract import DeviceBatch
 WINDOWS = (None, 5)
 
 
-def make_batch() -> ForwardBatch:
+def make_rows() -> tuple[KVCacheManager, list[ForwardRow]]:
     """Rows of three and of one token, whose contexts take two pages and three."""
     table = KVCacheManager(PagePool(8, 4))
     first, second = table.open(12), table.open(16)
     table.extend(first, [1, 2, 3, 4])
     table.extend(second, [1] * 8)
-    return plan_forward(table, [ForwardRow(first, [5, 6, 7], 2), ForwardRow(second, [8], 1)])
+    return table, [ForwardRow(first, [5, 6, 7], 2), ForwardRow(second, [8], 1)]
+
+
+def make_batch() -> ForwardBatch:
+    """The rows, laid out."""
+    return plan_forward(*make_rows())
 
 
 def laid_out(batch: ForwardBatch, shape: BatchShape) -> DeviceBatch:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.row_batch import RowBatch
 from outrider.ports import Opened, Release, Scores
 from outrider_target.service import build_core
 from tests.support.core_driver import Driver, open_session, score_item, with_credit
@@ -31,15 +32,15 @@ def num_computed(driver: Driver, *commands: Any) -> tuple[Scores, int]:
     """The answer, and the tokens that forwards computed for it."""
     counts: list[int] = []
     executor: Any = driver.core._executor
-    forward = executor._runner.forward
+    forward = executor._runner.forward_batch
 
-    def counting(rows: Any, **more: Any) -> Any:
-        counts.append(sum(len(row.token_ids) for row in rows))
-        return forward(rows, **more)
+    def counting(batch: RowBatch, *given: Any, **more: Any) -> Any:
+        counts.append(int(batch.counts.sum()))
+        return forward(batch, *given, **more)
 
-    executor._runner.forward = counting
+    executor._runner.forward_batch = counting
     scores = driver.one(*commands)
-    executor._runner.forward = forward
+    executor._runner.forward_batch = forward
     assert isinstance(scores, Scores)
     return scores, sum(counts)
 

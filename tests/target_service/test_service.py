@@ -99,10 +99,10 @@ async def test_a_device_error_breaks_links_and_tells(folder: Path, monkeypatch: 
     failures: list[BaseException] = []
     service = TargetService.load(settings(folder), on_failure=failures.append)
 
-    def fail(_rows: Any, **_options: Any) -> Any:
+    def fail(*_given: Any, **_options: Any) -> Any:
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(service.runner, "forward", fail)
+    monkeypatch.setattr(service.runner, "forward_batch", fail)
     links = [await service.attach(), await service.attach()]
     links[0].send([opened(0), score_item(0, 2, PROMPT)])
     for link in links:

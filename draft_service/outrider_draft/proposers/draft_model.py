@@ -41,6 +41,7 @@ from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
+from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.step import SteadyStep
 from outrider.structured_output import GrammarCompiler
 from outrider.types import ModelDescription, StepCost, part_of
@@ -245,7 +246,7 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
         """Sessions whose tokens are drawn in one launch."""
         return isinstance(session.executor_state, DraftState) and session.executor_state.metadata is not None
 
-    def steady_rows(self, sessions: Sequence[DraftSession]) -> SteadyRows:
+    def session_rows(self, sessions: Sequence[DraftSession]) -> SteadyRows:
         """How the tokens of sessions are drawn."""
         states: list[Any] = [session.executor_state for session in sessions]  # ``DraftState``
         metadata = MetadataColumns.of([state.metadata for state in states])
@@ -281,8 +282,10 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
         step.asked = DraftColumns(rows.kvs, rows.metadata, step.bases.tolist(), ids, counts, lengths, rows.lags)
         return is_sound and self.runner.sequences.surely_fit(len(lengths), longest + most)
 
-    def start_columns(self, step: SteadyStep) -> ColumnsForward:
+    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ProposalJob, int]] = ()) -> ColumnsForward:
         """A loop over all of them."""
+        if not isinstance(step, SteadyStep):
+            raise TypeError("a draft proposes for columns alone")
         return ColumnsForward(self.runner, step, step.asked)
 
     def _state_of(self, session: DraftSession) -> DraftState:

@@ -27,6 +27,7 @@ from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
+from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.sessions import Ints
 from outrider.serving.steady.step import SteadyStep
 from outrider_draft.items import check_extend, check_hidden_states, keeps_bounds, proposal_length, proposal_lengths
@@ -166,7 +167,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             return False
         return state.metadata is not None or not self.runner.max_catch_up
 
-    def steady_rows(self, sessions: Sequence[HeadSession]) -> SteadyHeads | None:
+    def session_rows(self, sessions: Sequence[HeadSession]) -> SteadyHeads | None:
         """How the tokens of sessions are drawn, where there are loops."""
         return SteadyHeads.of(sessions) if self.runner.max_catch_up else None
 
@@ -197,10 +198,10 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         starts, counts = (step.kept - 1).tolist(), step.columns.counts.tolist()
         return bool(states.starts.tolist() == starts and states.counts.tolist() == counts)
 
-    def start_columns(self, step: SteadyStep) -> HeadColumnsForward:
+    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[HeadJob, int]] = ()) -> HeadColumnsForward:
         """A loop over all of them, or what single items would lead to."""
-        columns = step.columns
-        if not isinstance(columns, ExtendColumns) or columns.states is None:
+        columns = step.columns if isinstance(step, SteadyStep) else None
+        if not isinstance(step, SteadyStep) or not isinstance(columns, ExtendColumns) or columns.states is None:
             raise TypeError("a head reads states")
         return HeadColumnsForward(self, step, columns.states)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -19,6 +18,7 @@ from outrider.kv_cache import KVSequence
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftMetadata, DraftRow
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.row_batch import RowBatch
 from outrider.ports import Open
 from outrider.sampling import LogitRow, propose
 from outrider.sampling.session import SessionSampling
@@ -128,9 +128,10 @@ def _forward(runner: ModelRunner, case: Case) -> Iterator[tuple[Callable[[], obj
         _fill(runner, sequences, before)
         tokens = _token_ids(runner, case.num_tokens, row=1)
         rows = [ForwardRow(sequence, tokens, case.num_tokens) for sequence in sequences]
-        plain = partial(runner.forward, rows, as_computed=True)
-        with_states = partial(runner.forward_with_states, rows, case.layers)
-        yield with_states if case.layers else plain, lambda: _truncate(runner, sequences, before)
+        yield (
+            lambda: runner.forward_batch(RowBatch.of(rows), case.layers),
+            lambda: _truncate(runner, sequences, before),
+        )
 
 
 def _device_seconds(work: Callable[[], object]) -> float:

@@ -101,7 +101,7 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
         """Unless some sessions are sampled and others are not."""
         return len({session.open.sampling.temperature == 0 for session in step.sessions}) == 1
 
-    def start_columns(self, step: SteadyStep) -> StandInStep:
+    def start_step(self, step: Any, batch: Sequence[tuple[Any, int]] = ()) -> StandInStep:  # noqa: ANN401
         """Texts are brought up to date at once, drafted tokens included."""
         columns = step.columns
         rows, counts = columns.token_ids.tolist(), columns.counts.tolist()

@@ -333,9 +333,9 @@ class _TimedExecutor(StandInExecutor[Any, Any]):
         """The forward runs until ``running`` is None."""
         return self._launch(functools.partial(self.execute, batch), len(batch))
 
-    def start_columns(self, step: Any) -> Any:  # noqa: ANN401
+    def start_step(self, step: Any, batch: Sequence[tuple[Any, int]] = ()) -> Any:  # noqa: ANN401
         """Likewise."""
-        forward = super().start_columns(step)
+        forward = super().start_step(step, batch)
         return self._launch(forward.finish, len(step))
 
     def _launch(self, finish: Callable[[], ExecutorOutput[Any]], num_sessions: int) -> _TimedForward:

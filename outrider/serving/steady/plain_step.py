@@ -31,7 +31,7 @@ class PlainSessions:
 
     sessions: list[Session[Any]]  # [B]
     rows: Any
-    """The executor's (``Executor.plain_rows``)."""
+    """The executor's (``Executor.session_rows``)."""
     numbers: NDArray[np.uint64]  # [B] on their links
     link_ids: Ints  # [B]
     max_lengths: Ints  # [B] of ``Open``
@@ -168,10 +168,13 @@ class PlainStep:
         return self.own.rows
 
     @property
-    def token_ids(self) -> list[int]:
-        """Of the items."""
-        found: list[int] = self.tokens.tolist()
-        return found
+    def draft_lengths(self) -> Ints:  # [B]
+        """No item has drafts."""
+        return np.zeros(len(self), dtype=np.int64)
+
+    @property
+    def plan(self) -> None:
+        """The forward is laid out when it is started."""
 
     @property
     def is_needed(self) -> bool:

@@ -165,7 +165,7 @@ class PlainSteps:
     def _computed_step(self, requests: Sequence[AnyRequest]) -> PlainStep:
         """Of requests that one forward has served."""
         sessions = [request.session for request in requests]
-        own = PlainSessions.of(sessions, self._executor.plain_rows(sessions))
+        own = PlainSessions.of(sessions, self._executor.session_rows(sessions))
         answers: list[Any] = [request.answer for request in requests]
         bases = _ints([answer.base_length for answer in answers])
         step = PlainStep(own, bases, _ints([request.item.token_ids[-1] for request in requests]))

@@ -24,7 +24,7 @@ class SteadySessions:
 
     sessions: Sequence[Session[Any]]  # [B]
     rows: Any
-    """The executor's (``Executor.steady_rows``)."""
+    """The executor's (``Executor.session_rows``)."""
     numbers: NDArray[np.uint64]  # [B] on their link
     max_lengths: Ints  # [B] of ``Open``
     reserved_lengths: Ints  # [B] tokens that the sequences can grow to

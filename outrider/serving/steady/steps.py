@@ -172,7 +172,7 @@ class SteadySteps:
         """Start the forward, then note for each session that it runs."""
         if not self._executor.truncates_columns:
             self._sessions.truncate(step.sessions, step.kept.tolist())
-        batch.forward = self._executor.start_columns(step)
+        batch.forward = self._executor.start_step(step)
         self._running = batch
         for session, generation in zip(step.sessions, step.columns.generations.tolist(), strict=True):
             session.generation, session.used_ns = generation, step.arrived_ns
@@ -248,7 +248,7 @@ class SteadySteps:
         for entries in own.values():
             sessions, bases = [session for session, _, _ in entries], [base for _, base, _ in entries]
             if are_enough([item for _, _, item in entries]):
-                self._put_down(SteadySessions.of(sessions, self._executor.steady_rows(sessions)), bases)
+                self._put_down(SteadySessions.of(sessions, self._executor.session_rows(sessions)), bases)
             else:
                 for session, base in zip(sessions, bases, strict=True):
                     self._sessions.hash_ahead(session, base)

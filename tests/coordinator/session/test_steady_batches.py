@@ -368,18 +368,18 @@ async def test_a_single_user_with_drafts_is_served_as_columns_everywhere(
 ) -> None:
     """All steps but the prompt's and the first ones, which tell the services that the coordinator sends columns."""
     counts = Counter[Any]()
-    start, start_columns = turn._TimedExecutor.start, turn._TimedExecutor.start_columns
+    start, start_step = turn._TimedExecutor.start, turn._TimedExecutor.start_step
 
     def one_by_one(self: Any, batch: Any) -> Any:
         counts["items"] += 1
         return start(self, batch)
 
-    def as_columns(self: Any, step: Any) -> Any:
+    def as_columns(self: Any, step: Any, *batch: Any) -> Any:
         counts["columns", type(step.columns).__name__] += 1
-        return start_columns(self, step)
+        return start_step(self, step, *batch)
 
     monkeypatch.setattr(turn._TimedExecutor, "start", one_by_one)
-    monkeypatch.setattr(turn._TimedExecutor, "start_columns", as_columns)
+    monkeypatch.setattr(turn._TimedExecutor, "start_step", as_columns)
     plan = {"num_sessions": (1,), "temperature": temperature, "num_samples": 30, "num_warmups": 5}
     await turn._run(turn.TurnPlan(**plan), 1)  # type: ignore[arg-type]
     scored, drafted = counts["columns", "ScoreColumns"], counts["columns", "ExtendColumns"]

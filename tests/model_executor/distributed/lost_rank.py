@@ -15,7 +15,7 @@ import torch
 from outrider.model_executor.distributed.process_group import Leader
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.input_batch import ForwardRow
-from outrider.model_executor.input_columns import RowColumns
+from outrider.model_executor.row_batch import RowBatch
 from outrider.model_executor.worker_commands import Operation, WorkerCommand
 from tests.model_executor.gpu_path import shared_settings
 
@@ -48,7 +48,7 @@ def main(device: str, rank: int) -> None:
     with torch.inference_mode():
         sequence = runner.sequences.open(20)
         logits = runner.forward([ForwardRow(sequence, [5, 6, 7], 1)])
-        ahead, _ = runner.forward_columns(RowColumns.drawn([sequence]), drawn=logits.argmax(-1).int())
+        ahead, _ = runner.forward_batch(RowBatch.drawn([sequence]), drawn=logits.argmax(-1).int())
     _say(ahead.tolist())
 
 

@@ -13,8 +13,8 @@ import torch
 from outrider.config import TargetSettings
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.input_batch import ForwardRow
-from outrider.model_executor.input_columns import RowColumns
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.row_batch import RowBatch
 from tests.support.tiny_models import cached_tiny_model
 
 SHAPE = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 8}
@@ -46,7 +46,7 @@ def said(runner: ModelRunner) -> tuple[list[int], torch.Tensor]:
     logits.append(runner.forward([ForwardRow(forked, [7, 8], 2), ForwardRow(first, [9], 1)]))
     with torch.inference_mode():
         drawn = logits[-1][-1:].argmax(-1).int()
-        logits.append(runner.forward_columns(RowColumns.drawn([first]), drawn=drawn)[0].float())
+        logits.append(runner.forward_batch(RowBatch.drawn([first]), drawn=drawn)[0].float())
     return tokens, torch.cat(logits).cpu()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from outrider.model_executor.device_inputs import BatchShape
 from outrider.model_executor.distributed.command_stream import CommandReceiver, CommandSender
+from outrider.model_executor.row_batch import RowBatch, plan_rows
 from outrider.model_executor.worker_commands import (
     Operation,
     WorkerCommand,
@@ -19,21 +20,23 @@ from outrider.model_executor.worker_commands import (
     copy_command,
     forward_command,
 )
-from tests.model_executor.test_device_inputs import make_batch
+from tests.model_executor.test_device_inputs import make_batch, make_rows
 
 
 def test_a_batch_is_read_back_from_its_command() -> None:
-    batch = make_batch()
-    found = batch_of(forward_command(batch, BatchShape.of(batch)))
+    (table, rows), batch = make_rows(), make_batch()
+    layout = plan_rows(table, RowBatch.of(rows))
+    found = batch_of(forward_command(layout, BatchShape.of(batch)))
     for field in dataclasses.fields(batch):
         assert getattr(found, field.name) == getattr(batch, field.name), field.name
 
 
 def test_commands_arrive_whole_and_in_order_until_there_are_none() -> None:
-    batch = make_batch()
+    table, rows = make_rows()
+    layout = plan_rows(table, RowBatch.of(rows))
     sent = [
-        forward_command(batch, BatchShape.of(batch)),
-        dataclasses.replace(forward_command(batch, BatchShape.of(batch)), operation=Operation.FORWARD_DRAWN),
+        forward_command(layout, layout.pattern.shape),
+        forward_command(layout, layout.pattern.shape, is_drawn=True),
         copy_command([(1, 2), (3, 4)]),
         capture_command(),
         WorkerCommand(77, tuple(range(12)), np.arange(100_000, dtype=np.int32)),

@@ -34,6 +34,7 @@ from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.loader.model import LoadFormat
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models.decoder import Decoder
+from outrider.model_executor.row_batch import RowBatch
 from outrider.types import LAST_HIDDEN_STATE
 from tests.model_executor.parity import build, random_ids
 from tests.model_executor.test_parity import MODELS
@@ -88,7 +89,7 @@ def states_of(runner: ModelRunner) -> torch.Tensor:
     text = random_ids(12, seed=3, vocab_size=runner.config.vocab_size)
     sequence = runner.sequences.open(20)
     layers = (1, 0, runner.config.num_layers, LAST_HIDDEN_STATE)
-    logits, states = runner.forward_with_states([ForwardRow(sequence, text, 12)], layers)
+    logits, states = runner.forward_batch(RowBatch.of([ForwardRow(sequence, text, 12)]), layers)
     assert states.shape == (12, 4 * runner.config.hidden_size)
     return torch.cat([logits, states], dim=-1)
 

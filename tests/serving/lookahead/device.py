@@ -17,20 +17,20 @@ import torch
 
 from outrider.kv_cache import KVCacheManager, PagePool
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
-from outrider.model_executor.input_columns import RowColumns
+from outrider.model_executor.row_batch import RowBatch
 from outrider.ports import Score, Scores
 from outrider.prefix_hash import prefix_hash
 from outrider.sampling.parameters import needs_adjusting
 from outrider.sampling.rows import ScoreRequest
-from outrider.sampling.scoring.columns import ColumnsScoring
 from outrider.sampling.scoring.fused import Scoring
-from outrider.sampling.scoring.plain import PlainScoring, PlainTokens
+from outrider.sampling.scoring.row_scoring import NextTokens, RowScoring
 from outrider.sampling.scoring.score import score
 from outrider.serving.executor import InFlightForward, QueuedForward
 from outrider.serving.steady.plain_step import PlainStep
+from outrider.serving.steady.step import SteadyStep
 from outrider_target.executor import TargetSession, next_token
 from outrider_target.jobs import ScoreJob
-from outrider_target.plain_forward import PlainForward
+from outrider_target.scoring_forward import ScoringForward
 from tests.support.async_target import AsyncTargetExecutor
 
 VOCAB_SIZE, MAX_LENGTH, PAGE_SIZE = 40, 48, 4
@@ -48,21 +48,20 @@ class Runner:
     def __init__(self, num_pages: int) -> None:
         self.sequences = KVCacheManager(PagePool(num_pages, PAGE_SIZE))
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE, num_layers=0)
-        self.sampler = SimpleNamespace(
-            grammars=None, begin_scoring=begin_drawing, begin_plain=PlainDrawing, begin_columns=ColumnsScoring
-        )
+        self.sampler = SimpleNamespace(grammars=None, begin_scoring=begin_drawing, begin_rows=RowDrawing)
         self._slots = [-1] * (num_pages * PAGE_SIZE)
 
-    def forward(self, rows: Sequence[ForwardRow], *, as_computed: bool = False) -> torch.Tensor:
+    def forward(self, rows: Sequence[ForwardRow]) -> torch.Tensor:
         batch = plan_forward(self.sequences, rows)
         return self._run(batch, batch.token_ids)
 
-    def forward_columns(
-        self, columns: RowColumns, layers: Sequence[int] = (), *, drawn: torch.Tensor | None = None
+    def forward_batch(
+        self, columns: RowBatch, layers: Sequence[int] = (), *, drawn: torch.Tensor | None = None, plan: None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         for sequence, length in zip(columns.sequences, columns.lengths.tolist(), strict=True):
             self.sequences.truncate(sequence, length)
-        heads = zip(columns.sequences, columns.tails(), (columns.num_drafts + 1).tolist(), strict=True)
+        wanted = columns.num_drafts + 1 if columns.num_logits is None else columns.num_logits
+        heads = zip(columns.sequences, columns.tails(), wanted.tolist(), strict=True)
         batch = plan_forward(self.sequences, [ForwardRow(*head) for head in heads])
         token_ids = batch.token_ids if drawn is None else drawn.clamp(0, VOCAB_SIZE - 1).tolist()
         return self._run(batch, token_ids), torch.empty(0, 0)
@@ -109,18 +108,18 @@ class Drawing(Scoring):
         return self.choose.randint(-9, 99) if token_id is None or self.choose.random() < 0.05 else token_id
 
 
-class PlainDrawing(PlainScoring):
-    """Likewise, for the rows of a plain step."""
+class RowDrawing(RowScoring):
+    """Likewise, for the rows of a decode step."""
 
     _words: Sequence[int] = ()
 
     def drawn(self) -> torch.Tensor:
-        choose, found = Drawing.choose, super().tokens().token_ids.tolist()
+        choose, found = Drawing.choose, super().next_tokens().token_ids.tolist()
         self._words = [choose.randint(-9, 99) if choose.random() < 0.01 else token_id for token_id in found]
         return torch.tensor(self._words, dtype=torch.int32)
 
-    def tokens(self) -> PlainTokens:
-        found = super().tokens()
+    def next_tokens(self) -> NextTokens:
+        found = super().next_tokens()
         return replace(found, drawn=np.array(self._words)) if self._words else found
 
 
@@ -140,11 +139,11 @@ class CountingExecutor(AsyncTargetExecutor):
         self.num_prepared += item is not None and not self._confirms
         return item
 
-    def start_plain(self, step: PlainStep, batch: Sequence[tuple[ScoreJob, int]]) -> PlainForward:
-        self.num_plain += len(step)
-        return super().start_plain(step, batch)
+    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
+        self.num_plain += len(step) if isinstance(step, PlainStep) else 0
+        return super().start_step(step, batch)
 
-    def queue_plain(self, forward: InFlightForward[Scores], step: PlainStep) -> PlainForward | None:
+    def queue_plain(self, forward: InFlightForward[Scores], step: PlainStep) -> ScoringForward | None:
         queued = super().queue_plain(forward, step)
         self.num_queued += len(step) if queued is not None else 0
         return queued

@@ -17,6 +17,7 @@ from outrider.columns import CommandColumns
 from outrider.ports import EventBatch, Extend, Open, Opened, Prepare, Proposal, Release, Score, Scores
 from outrider.prefix_hash import PrefixHash, prefix_hash
 from outrider.serving.engine_core import EngineCore
+from outrider.serving.steady.plain_step import PlainStep
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
     draft_commands_to_proto,
@@ -80,18 +81,16 @@ def holding(kind: type[Any], switch: Switch, *, asynchronous: bool = True) -> ty
         def start(self, batch: Any) -> Any:
             return Held(super().start(batch), switch, is_held=asynchronous)
 
-        def start_columns(self, step: Any) -> Any:
-            Holding.num_columns += 1
+        def start_step(self, step: Any, batch: Any = ()) -> Any:
+            is_decoding = isinstance(step, PlainStep)
+            Holding.num_plain += is_decoding
+            Holding.num_columns += not is_decoding
             Holding.num_planned += step.plan is not None
-            return Held(super().start_columns(step), switch, is_held=asynchronous)
+            return Held(super().start_step(step, batch), switch, is_held=asynchronous)
 
         def forget_plan(self, plan: Any) -> None:
             Holding.num_forgotten += 1
             super().forget_plan(plan)
-
-        def start_plain(self, step: Any, batch: Any) -> Any:
-            Holding.num_plain += 1
-            return Held(super().start_plain(step, batch), switch, is_held=asynchronous)
 
     return Holding
 

@@ -1,6 +1,7 @@
-"""Input batch of one forward whose rows are columns: many running sessions, laid out without a value for each.
+"""Row batch: the rows of one forward as arrays, and their layout for the device.
 
-Owns what ``input_batch`` and ``device_inputs`` own of single rows. Refuses to know tensors and devices.
+A row is a sequence with the tokens that it appends: a prompt's chunk, a decode step, committed tokens with drafts to
+score, or one token that only the device knows. Knows no tensors and no devices.
 
 Shape letters: ``B`` rows, ``C`` committed and ``D`` draft tokens of all of them, ``T`` both, ``N`` positions that get
 logits, ``P`` pages of all rows.
@@ -16,15 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kv_cache import JoinedPages, KVCacheManager, KVSequence, PageCopy
+from outrider.kv_cache.page_tables import LONG_ROW
 from outrider.model_executor.device_inputs import BatchShape, IntArray, fill_parts
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.types import pack_token_ids
 
 Ints = NDArray[np.int64]
 _PATTERNS_REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class RowColumns:
-    """Append committed tokens and drafts to sequences, which all differ and have room, and score the drafts."""
+class RowBatch:
+    """Rows that append committed tokens, and drafts after them, to sequences, which all differ and have room."""
 
     sequences: Sequence[KVSequence]  # [B]
     lengths: Ints  # [B] tokens of each that are kept
@@ -32,15 +36,47 @@ class RowColumns:
     counts: Ints  # [B] of those, at least one
     draft_token_ids: NDArray[np.integer]  # [D]
     num_drafts: Ints  # [B]
+    num_logits: Ints | None = None  # [B]
+    """Last tokens of each row that get logits; None: its last committed token and its drafts."""
 
     @classmethod
-    def plain(cls, sequences: Sequence[KVSequence], lengths: Ints, token_ids: NDArray[np.integer] | None) -> RowColumns:
+    def of(cls, rows: Sequence[ForwardRow]) -> RowBatch:
+        """Rows that append tokens without drafts."""
+        counts = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
+        none = np.zeros(len(rows), dtype=np.int64)
+        return cls(
+            [row.sequence for row in rows],
+            np.array([row.sequence.length for row in rows], dtype=np.int64),
+            _joined_ids([row.token_ids for row in rows]),
+            counts,
+            none[:0],
+            none,
+            np.array([row.num_logits for row in rows], dtype=np.int64),
+        )
+
+    @classmethod
+    def joined(cls, first: RowBatch, second: RowBatch) -> RowBatch:
+        """All rows of two batches."""
+        return cls(
+            [*first.sequences, *second.sequences],
+            np.concatenate((first.lengths, second.lengths)),
+            np.concatenate((first.token_ids, second.token_ids)),
+            np.concatenate((first.counts, second.counts)),
+            np.concatenate((first.draft_token_ids, second.draft_token_ids)),
+            np.concatenate((first.num_drafts, second.num_drafts)),
+            np.concatenate(
+                [part.num_drafts + 1 if part.num_logits is None else part.num_logits for part in (first, second)]
+            ),
+        )
+
+    @classmethod
+    def plain(cls, sequences: Sequence[KVSequence], lengths: Ints, token_ids: NDArray[np.integer] | None) -> RowBatch:
         """One token [B] each, and no draft; None: the device alone knows them, and sequences get zeros."""
         ones, none = np.ones(len(sequences), dtype=np.int64), np.zeros(len(sequences), dtype=np.int64)
         return cls(sequences, lengths, none if token_ids is None else token_ids, ones, none[:0], none)
 
     @classmethod
-    def drawn(cls, sequences: Sequence[KVSequence]) -> RowColumns:
+    def drawn(cls, sequences: Sequence[KVSequence]) -> RowBatch:
         """One token each, which the device alone knows, after all that they hold."""
         lengths = np.array([sequence.length for sequence in sequences], dtype=np.int64)
         return cls.plain(sequences, lengths, None)
@@ -68,8 +104,8 @@ class RowPattern:
     shape: BatchShape
 
     @classmethod
-    def of(cls, counts: Ints, num_drafts: Ints) -> RowPattern:
-        """Of rows with so many committed tokens and drafts."""
+    def of(cls, counts: Ints, num_drafts: Ints, num_logits: Ints) -> RowPattern:
+        """Of rows with so many committed tokens and drafts, of whose last tokens so many get logits."""
         totals = counts + num_drafts
         starts = np.concatenate(([0], totals.cumsum()))
         rows = np.arange(len(totals)).repeat(totals)
@@ -79,13 +115,13 @@ class RowPattern:
         order[~is_draft] = np.arange(int(counts.sum()))
         order[is_draft] = np.arange(int(counts.sum()), len(rows))
         shape = BatchShape(len(totals), len(rows), int(totals.max()))
-        logit_indices = np.flatnonzero(places >= counts[rows] - 1)
+        logit_indices = np.flatnonzero(places >= (totals - num_logits)[rows])
         drafts = np.flatnonzero(is_draft) if len(totals) > 1 else slice(int(counts[0]), len(rows))
         return cls(rows, places, order, drafts, logit_indices, starts, shape)
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnsBatch:
+class BatchLayout:
     """One ragged forward, as ``ForwardBatch`` has it."""
 
     pattern: RowPattern
@@ -120,25 +156,33 @@ class ColumnsBatch:
         return fill_parts(parts, self.pages.pages, shape.num_fixed)
 
 
-def plan_rows(table: KVCacheManager, columns: RowColumns) -> ColumnsBatch:
+def plan_rows(table: KVCacheManager, batch: RowBatch) -> BatchLayout:
     """Lay a batch out before its sequences are truncated to what is kept and extended: these have pages for that.
     ``OutOfPagesError``, without a change, if there are too few.
     """
-    counts, num_drafts = columns.counts, columns.num_drafts
-    pattern = _pattern_of(counts.tobytes(), num_drafts.tobytes())
-    pages = table.make_room(columns.sequences, columns.lengths, counts + num_drafts)
-    positions = pattern.places + columns.lengths[pattern.rows]
-    return ColumnsBatch(
+    counts, num_drafts, num_logits = batch.counts, batch.num_drafts, batch.num_logits
+    wanted = b"" if num_logits is None else num_logits.tobytes()
+    pattern = _pattern_of(counts.tobytes(), num_drafts.tobytes(), wanted)
+    pages = table.make_room(batch.sequences, batch.lengths, counts + num_drafts)
+    positions = pattern.places + batch.lengths[pattern.rows]
+    return BatchLayout(
         pattern,
-        np.concatenate((columns.token_ids, columns.draft_token_ids))[pattern.order],
+        np.concatenate((batch.token_ids, batch.draft_token_ids))[pattern.order],
         positions,
         pages.slots(positions, pattern.rows),
-        columns.lengths + counts + num_drafts,
+        batch.lengths + counts + num_drafts,
         pages,
         tuple(table.pending_copies()),
     )
 
 
 @functools.lru_cache(_PATTERNS_REMEMBERED)
-def _pattern_of(counts: bytes, num_drafts: bytes) -> RowPattern:
-    return RowPattern.of(np.frombuffer(counts, dtype=np.int64), np.frombuffer(num_drafts, dtype=np.int64))
+def _pattern_of(counts: bytes, num_drafts: bytes, num_logits: bytes) -> RowPattern:
+    committed, drafts = np.frombuffer(counts, dtype=np.int64), np.frombuffer(num_drafts, dtype=np.int64)
+    return RowPattern.of(committed, drafts, np.frombuffer(num_logits, dtype=np.int64) if num_logits else drafts + 1)
+
+
+def _joined_ids(texts: Sequence[Sequence[int]]) -> NDArray[np.integer]:
+    if not any(len(ids) >= LONG_ROW for ids in texts):
+        return np.array([token_id for ids in texts for token_id in ids], dtype=np.int64)
+    return np.concatenate([np.frombuffer(pack_token_ids(ids), dtype="<i4") for ids in texts])

@@ -1,4 +1,4 @@
-"""Rows that come as columns against the same rows one by one: what kernels read, what sequences hold, and logits."""
+"""Rows as arrays against the same rows one by one: what kernels read, what sequences hold, and logits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from outrider.errors import OutOfPagesError
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.model_executor.device_inputs import BatchShape, pack
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow
-from outrider.model_executor.input_columns import RowColumns, plan_rows
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.row_batch import RowBatch, plan_rows
 from tests.support.tiny_models import cached_tiny_model
 
 PAGE_SIZE, VOCAB_SIZE = 4, 200
@@ -23,11 +23,11 @@ PAGE_SIZE, VOCAB_SIZE = 4, 200
 
 def columns_of(
     choose: random.Random, sequences: list[KVSequence], *, most_counts: int = 2, most_drafts: int = 5
-) -> RowColumns:
+) -> RowBatch:
     """Of each some tokens are kept, and others follow."""
     counts = [choose.randint(1, most_counts) for _ in sequences]
     drafts = [choose.randint(1, most_drafts) for _ in sequences]
-    return RowColumns(
+    return RowBatch(
         sequences,
         np.array([choose.randint(max(1, sequence.length - 4), sequence.length) for sequence in sequences]),
         np.array([choose.randrange(VOCAB_SIZE) for _ in range(sum(counts))], dtype=np.int32),
@@ -37,7 +37,7 @@ def columns_of(
     )
 
 
-def batch_of(table: KVCacheManager, columns: RowColumns) -> ForwardBatch:
+def batch_of(table: KVCacheManager, columns: RowBatch) -> ForwardBatch:
     """What the rows are, told from what their sequences hold afterwards."""
     starts, tails = columns.lengths.tolist(), columns.tails()
     spans = [(start, start + len(tail)) for start, tail in zip(starts, tails, strict=True)]
@@ -95,7 +95,7 @@ def test_too_few_pages_change_nothing() -> None:
     for sequence in sequences:
         table.extend(sequence, [1, 2, 3])
     one = np.array([1, 1])
-    columns = RowColumns(sequences, np.array([3, 3]), one, one, np.arange(8), np.array([4, 4]))
+    columns = RowBatch(sequences, np.array([3, 3]), one, one, np.arange(8), np.array([4, 4]))
     with pytest.raises(OutOfPagesError):
         plan_rows(table, columns)
     assert [sequence.token_ids for sequence in sequences] == [[1, 2, 3]] * 2
@@ -123,11 +123,11 @@ def test_a_forward_of_columns_is_that_of_its_rows() -> None:
     for _ in range(4):
         columns = columns_of(choose, pairs[0])
         lengths, tails = columns.lengths.tolist(), columns.tails()
-        logits, states = runners[0].forward_columns(columns, layers)
+        logits, states = runners[0].forward_batch(columns, layers)
         for sequence, length in zip(pairs[1], lengths, strict=True):
             runners[1].sequences.truncate(sequence, length)
         heads = zip(pairs[1], tails, (columns.num_drafts + 1).tolist(), strict=True)
-        expected = runners[1].forward_with_states([ForwardRow(*head) for head in heads], layers)
+        expected = runners[1].forward_batch(RowBatch.of([ForwardRow(*head) for head in heads]), layers)
         torch.testing.assert_close((logits, states), expected, rtol=0, atol=0)
         for ours, other in zip(*pairs, strict=True):
             assert ours.token_ids == other.token_ids
@@ -142,15 +142,15 @@ def test_a_forward_that_was_planned_without_its_drafts_is_the_same() -> None:
         columns = columns_of(choose, pairs[0])
         unknown = replace(columns, draft_token_ids=np.zeros(len(columns.draft_token_ids), dtype=np.int64))
         num_free = runners[0].sequences.pool.num_free
-        plan = runners[0].plan_columns(unknown, layers)
+        plan = runners[0].plan_batch(unknown, layers)
         assert [sequence.token_ids for sequence in pairs[0]] == [sequence.token_ids for sequence in pairs[1]]
         if index % 3 == 2:
             runners[0].forget_plan(plan)
             assert runners[0].sequences.pool.num_free == num_free
             runners[0].sequences.check_integrity()
             continue
-        found = runners[0].forward_columns(columns, layers, plan=plan)
-        expected = runners[1].forward_columns(replace(columns, sequences=pairs[1]), layers)
+        found = runners[0].forward_batch(columns, layers, plan=plan)
+        expected = runners[1].forward_batch(replace(columns, sequences=pairs[1]), layers)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
         for ours, other in zip(*pairs, strict=True):
             assert ours.token_ids == other.token_ids
@@ -164,7 +164,7 @@ def test_a_plan_of_a_shared_page_is_taken_back() -> None:
     table.extend(first, [1, 2, 3, 4, 5])
     second = table.fork(first, 40)
     one = np.array([1])
-    plan_rows(table, RowColumns([second], np.array([5]), one, one, np.arange(4), np.array([4])))
+    plan_rows(table, RowBatch([second], np.array([5]), one, one, np.arange(4), np.array([4])))
     table.give_back_room([second])
     table.check_integrity()
     assert table.pool.num_used == 3 and len(table.pending_copies()) == 1  # its own from now on
@@ -177,17 +177,17 @@ def test_a_forward_that_fails_leaves_what_is_kept(monkeypatch: pytest.MonkeyPatc
     runner = runner_of()
     sequences = [runner.sequences.open(60) for _ in range(2)]
     runner.forward([ForwardRow(sequence, range(9)) for sequence in sequences])
-    columns = RowColumns(
+    columns = RowBatch(
         sequences, np.array([9, 7]), np.arange(2), np.ones(2, dtype=np.int64), np.arange(8), np.full(2, 4)
     )
     monkeypatch.setattr(runner.worker, "forward", lambda command, drawn: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        runner.forward_columns(columns)
+        runner.forward_batch(columns)
     assert [sequence.token_ids for sequence in sequences] == [list(range(9)), list(range(7))]
     assert runner.sequences.pool.num_used == 3 + 2
     runner.sequences.check_integrity()
     monkeypatch.undo()
-    assert len(runner.forward_columns(columns)[0]) == 10
+    assert len(runner.forward_batch(columns)[0]) == 10
 
 
 def test_a_cpu_is_told_all_tokens() -> None:
@@ -195,5 +195,5 @@ def test_a_cpu_is_told_all_tokens() -> None:
     sequence = runner.sequences.open(9)
     runner.forward([ForwardRow(sequence, [3, 4, 5], 1)])
     with pytest.raises(ValueError, match="not known here"):
-        runner.forward_columns(RowColumns.drawn([sequence]), drawn=torch.tensor([6], dtype=torch.int32))
+        runner.forward_batch(RowBatch.drawn([sequence]), drawn=torch.tensor([6], dtype=torch.int32))
     assert sequence.token_ids == [3, 4, 5]

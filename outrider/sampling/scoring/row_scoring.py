@@ -1,0 +1,182 @@
+"""Scoring of rows of the running batch from arrays: the K+1 positions of each of many sessions, or the one position of
+each session in a decode step.
+
+Sessions that kernels cannot score from the model's own logits, and all sessions on a CPU, are scored as single
+requests; so is a batch of which a row is unsound.
+
+Shape letters: ``B`` sessions, ``R`` rows, K+1 of each; ``T`` draft tokens of all of them, ``M`` ids of all supports,
+``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.columns import ScoreColumns
+from outrider.errors import IntegrityError, OutriderError
+from outrider.kernels.device_stream import to_device
+from outrider.kernels.launching import has_kernels
+from outrider.kernels.scoring import Findings, Found, Launch, Words, launch
+from outrider.sampling.rows import ScoreRequest
+from outrider.sampling.scoring.fused import Scoring
+from outrider.sampling.scoring.score import ScoreOutcome
+from outrider.sampling.scoring.session_rows import Ints, SessionRows, are_sound
+from outrider.sampling.session import SessionSampling
+from outrider.types import JudgingRule, SparseScores, TokenScores
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRows:
+    """What is to be scored: ids and supports that keep the contract of single requests."""
+
+    samplings: Sequence[SessionSampling]  # [B]
+    texts: Sequence[Sequence[int]]
+    """At least the first ``bases`` tokens of each session."""
+    bases: Ints  # [B] committed tokens
+    lengths: Ints  # [B] draft tokens
+    columns: ScoreColumns | None
+    """Draft tokens and supports; None: there are none."""
+    rows: SessionRows | None
+    """None: one of the sessions may not be rows."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether scores of drafts are about supports: of all sessions, or of none."""
+        return self.samplings[0].metadata.rule is JudgingRule.REJECTION
+
+    @property
+    def supports(self) -> tuple[Words, Words] | None:
+        """Ids in the support of each draft token [T], and the ids [M]."""
+        if self.columns is None or not self.is_sparse:
+            return None
+        counts, ids = self.columns.support_counts, self.columns.support_token_ids
+        return None if counts is None or ids is None else (counts, ids)
+
+    def requests(self) -> list[ScoreRequest]:
+        """As single requests."""
+        heads = zip(self.samplings, self.texts, self.bases.tolist(), strict=True)
+        if self.columns is None:
+            return [ScoreRequest(*head) for head in heads]
+        drafts, ends = self.columns.draft_token_ids.tolist(), self.lengths.cumsum().tolist()
+        spans = zip((self.lengths.cumsum() - self.lengths).tolist(), ends, strict=True)
+        return [
+            ScoreRequest(*head, drafts[start:stop], support)
+            for head, (start, stop), support in zip(heads, spans, self.columns.supports(), strict=True)
+        ]
+
+    def launch(self, logits: Tensor) -> Launch | None:
+        """Kernels over all rows; None where there are none for these sessions."""
+        if self.rows is None or not has_kernels(logits.device):
+            return None
+        if self.columns is None:
+            return launch(logits, self.rows.at(self.bases))
+        return launch(logits, self.rows.with_drafts(self.bases, self.lengths, self.supports))
+
+
+@dataclass(frozen=True, slots=True)
+class NextTokens:
+    """What follows each text, where there are no drafts."""
+
+    token_ids: Ints  # [B] -1 where nothing can be drawn
+    masses: NDArray[np.float32]  # [B] of ``SparseScores``; without meaning for others
+    drawn: Ints  # [B] what ``RowScoring.drawn`` has
+    errors: Mapping[int, OutriderError]
+    """Why a session fails, by its place."""
+
+    @classmethod
+    def of(cls, outcomes: Sequence[ScoreOutcome], drawn: Ints | None) -> NextTokens:
+        """Of sessions that were scored one by one."""
+        found = [_token_of(outcome) for outcome in outcomes]
+        tokens = np.array([token_id for token_id, _ in found], dtype=np.int64)
+        masses = np.array([mass for _, mass in found], dtype=np.float32)
+        errors = {place: outcome.error for place, outcome in enumerate(outcomes) if outcome.error is not None}
+        return cls(tokens, masses, tokens if drawn is None else drawn, errors)
+
+
+class RowScoring:
+    """Scoring under way."""
+
+    def __init__(self, logits: Tensor, scored: ScoredRows) -> None:  # [R, V]
+        if len(logits) != (num_rows := int(scored.lengths.sum()) + len(scored.lengths)):
+            raise IntegrityError(f"{len(logits)} rows of logits for {num_rows} positions to score")
+        self._logits, self._scored = logits, scored
+        self._launch = scored.launch(logits)
+        self._singles = self._score_singly() if self._launch is None else None
+
+    def drawn(self) -> Tensor | None:
+        """Token of each row, [R] int32 on the device; any number for an unsound row. None without kernels."""
+        if self._launch is None:
+            return None
+        words, places = self._launch.on_device, self._token_places()
+        return words[places] if isinstance(places, slice) else words.index_select(0, to_device(places, words.device))
+
+    def tokens(self) -> NDArray[np.int32] | None:
+        """Wait for the kernels; the tokens of all rows, [R]. None: scores are sparse, or ``outcomes`` tells."""
+        if self._scored.is_sparse or (findings := self._findings()) is None:
+            return None
+        tokens: NDArray[np.int32] = findings.words[self._token_places()]
+        return tokens.copy()
+
+    def sparse(self) -> SparseScores | None:
+        """Wait for the kernels; the scores of all sessions, one after the other. None: scores are tokens, or
+        ``outcomes`` tells.
+        """
+        if not self._scored.is_sparse or (findings := self._findings()) is None:
+            return None
+        probs, masses = findings.support_probs.copy(), findings.of(Found.MASS).copy()
+        return SparseScores(probs, masses, findings.of(Found.OUTSIDE).copy())
+
+    def next_tokens(self) -> NextTokens:
+        """Wait for the kernels; what follows each text of a decode step. Call once."""
+        if self._launch is None:
+            return NextTokens.of(self.outcomes(), None)
+        drawn = self._launch.findings().words[self._token_places()].astype(np.int64)
+        if (findings := self._findings()) is None:
+            return NextTokens.of(self.outcomes(), drawn)
+        return NextTokens(drawn, findings.of(Found.MASS).copy(), drawn, {})
+
+    @torch.inference_mode()
+    def outcomes(self) -> list[ScoreOutcome]:
+        """Wait for the kernels; session by session. Call once."""
+        singles = self._score_singly() if self._singles is None else self._singles
+        return singles.outcomes()
+
+    def _findings(self) -> Findings | None:
+        """What the kernels found, if nothing is wrong with any row."""
+        rows = self._scored.rows
+        if self._launch is None or rows is None:
+            return None
+        findings = self._launch.findings()
+        return findings if are_sound(findings, rows.bound) else None
+
+    def _token_places(self) -> slice | Words:
+        """Where among the words that the kernels find each row's token is."""
+        rows, count = self._scored.rows, len(self._logits)
+        if rows is None:
+            raise ValueError("kernels have no rows of these sessions")
+        if rows.column is not None:
+            return slice(rows.column * count, (rows.column + 1) * count)
+        found = rows.found.repeat(self._scored.lengths + 1) * count + np.arange(count)
+        places: Words = found.astype(np.int32)
+        return places
+
+    def _score_singly(self) -> Scoring:
+        fused = has_kernels(self._logits.device)
+        return Scoring(self._logits, self._scored.requests(), fused=fused, launched=self._launch)
+
+
+def _token_of(outcome: ScoreOutcome) -> tuple[int, float]:
+    """The token that follows and its mass."""
+    form = outcome.form
+    if isinstance(form, TokenScores):
+        return form.token_ids[0], math.nan
+    if isinstance(form, SparseScores):
+        return int(form.outside_token_ids[0]), float(form.outside_mass[0])
+    return -1, math.nan

@@ -1,0 +1,242 @@
+"""Rows of the running batch in a forward of the target: decode steps, or drafts to score whose scores are all tokens or
+all sparse.
+
+Owns how a step's arrays become rows of a forward, and what its kernels found becomes arrays. What follows for a session
+that cannot be scored is decided as for single items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.columns import AnswerColumns, Column, ScoreColumns, StateColumns, SupportColumns, token_scores
+from outrider.errors import OutriderError
+from outrider.kv_cache import KVSequence
+from outrider.model_executor.row_batch import RowBatch
+from outrider.ports import Scores
+from outrider.sampling.sampler import Sampler
+from outrider.sampling.scoring.row_scoring import ScoredRows
+from outrider.sampling.scoring.score import ScoreOutcome
+from outrider.sampling.scoring.session_rows import Ints, SessionRows, may_be_rows
+from outrider.sampling.session import SessionSampling
+from outrider.serving.executor import ExecutorOutput
+from outrider.serving.steady.step import SteadyStep
+from outrider.types import HiddenStates, SparseScores, TokenScores
+from outrider_target.jobs import needs_support
+from outrider_target.layer_states import StepStates, in_order
+
+if TYPE_CHECKING:
+    from outrider.serving.steady.plain_step import PlainStep
+    from outrider_target.planes import TargetPlanes
+
+
+_NO_IDS = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionColumns:
+    """Properties of sessions that do not change between their steps."""
+
+    sequences: list[KVSequence]  # [B]
+    samplings: list[SessionSampling]  # [B]
+    scoring: SessionRows | None
+    """None: one of the sessions may not be rows, as ``ScoredRows`` has it."""
+    is_sparse: bool | None
+    """Whether scores are about supports; None: of some sessions alone."""
+    layers: tuple[int, ...]
+    """Whose hidden states all sessions want; empty where one wants others, or none."""
+    num_token_ids: int
+    """Drafts of all sessions are below it."""
+    vocab_size: int
+
+    @classmethod
+    def of(cls, sequences: list[KVSequence], samplings: list[SessionSampling], vocab_size: int) -> SessionColumns:
+        """Of these sessions."""
+        metadata = [each.metadata for each in samplings]
+        scoring = SessionRows.of(metadata, vocab_size) if all(map(may_be_rows, metadata)) else None
+        return cls._with(sequences, samplings, scoring, vocab_size)
+
+    @classmethod
+    def _with(
+        cls, sequences: list[KVSequence], samplings: list[SessionSampling], scoring: SessionRows | None, vocab_size: int
+    ) -> SessionColumns:
+        openings = [each.open for each in samplings]
+        forms = {needs_support(opened) for opened in openings}
+        layers = {opened.hidden_state_layers for opened in openings}
+        return cls(
+            sequences,
+            samplings,
+            scoring,
+            forms.pop() if len(forms) == 1 else None,
+            layers.pop() if len(layers) == 1 else (),
+            min([opened.num_token_ids for opened in openings]),
+            vocab_size,
+        )
+
+    def selected(self, places: NDArray[np.intp]) -> SessionColumns:
+        """Those at these places."""
+        chosen = places.tolist()
+        sequences, samplings = [self.sequences[place] for place in chosen], [self.samplings[place] for place in chosen]
+        if self.scoring is None:
+            return SessionColumns.of(sequences, samplings, self.vocab_size)
+        return SessionColumns._with(sequences, samplings, self.scoring.selected(places), self.vocab_size)
+
+    @staticmethod
+    def joined(parts: Sequence[SessionColumns]) -> SessionColumns:
+        """All sessions of several."""
+        scoring = [part.scoring for part in parts if part.scoring is not None]
+        return SessionColumns._with(
+            [sequence for part in parts for sequence in part.sequences],
+            [sampling for part in parts for sampling in part.samplings],
+            SessionRows.joined(scoring) if len(scoring) == len(parts) else None,
+            parts[0].vocab_size,
+        )
+
+
+class StepRows:
+    """The rows of a step, from their launch to their answers."""
+
+    def __init__(self, step: PlainStep | SteadyStep, planes: TargetPlanes | None, *, is_drawn: bool = False) -> None:
+        """``planes`` take hidden states; None: they go inline. ``is_drawn``: the tokens are only on the device."""
+        self._step, self._planes, self._is_drawn = step, planes, is_drawn
+        self._own: SessionColumns = step.rows
+        columns = step.columns if isinstance(step, SteadyStep) else None
+        self._columns = columns if isinstance(columns, ScoreColumns) else None
+        """Drafts and what is asked for beside scores; None for decode steps."""
+        self._lengths = step.draft_lengths
+        self._states: StepStates | None = None
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """Whose hidden states are wanted."""
+        return () if self._columns is None else layers_of(self._columns, self._own)
+
+    @property
+    def num_logits(self) -> int:
+        """Positions that are scored."""
+        return len(self._step) + int(self._lengths.sum())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows."""
+        return len(self._step) if self._columns is None else self._columns.token_ids.size + int(self._lengths.sum())
+
+    def batch(self) -> RowBatch:
+        """The rows."""
+        step, columns = self._step, self._columns
+        if isinstance(step, SteadyStep):
+            if columns is None:
+                raise TypeError("a target scores")
+            return forward_rows(step, columns, columns.draft_token_ids)
+        return RowBatch.plain(self._own.sequences, step.bases - 1, None if self._is_drawn else step.tokens)
+
+    def hand_over(self, states: torch.Tensor, layers: Sequence[int]) -> None:  # [T, F]
+        """Hand the hidden states of ``layers`` that are asked for to the drafts; the rows are launched."""
+        columns, step = self._columns, self._step
+        if columns is not None and columns.hidden_states_from is not None and isinstance(step, SteadyStep):
+            self._states = StepStates(self._planes, step, columns, in_order(states, self._own.layers, layers))
+
+    def begin_scoring(self, sampler: Sampler, logits: torch.Tensor) -> None:  # [R, V]
+        """Start to score all positions."""
+        own = self._own
+        texts = [sequence.token_ids for sequence in own.sequences]
+        scored = ScoredRows(own.samplings, texts, self._step.bases, self._lengths, self._columns, own.scoring)
+        self._scoring = sampler.begin_rows(logits, scored)
+
+    def drawn(self) -> torch.Tensor | None:
+        """What follows each text, [B] on the device; None if the device does not know."""
+        return self._scoring.drawn()
+
+    def finish(self, output: ExecutorOutput[Scores]) -> ExecutorOutput[Scores]:
+        """The output of a forward, with the answers of the step, once that has ended."""
+        if self._columns is None:
+            return replace(output, plain=self._scoring.next_tokens())
+        tokens = self._scoring.tokens()
+        states = None if self._states is None else self._states.columns
+        is_handed = self._states is None or states is not None
+        if is_handed and tokens is not None:
+            return replace(output, columns=self._answers(self._columns, tokens, states))
+        if is_handed and (sparse := self._scoring.sparse()) is not None:
+            return replace(output, columns=self._sparse_answers(self._columns, sparse, states))
+        outcomes = self._scoring.outcomes()
+        if not is_handed or any(outcome.form is None for outcome in outcomes):
+            return replace(output, results=self._one_by_one(self._columns, outcomes, states))
+        forms = [outcome.form for outcome in outcomes]
+        sparse_forms = [form for form in forms if isinstance(form, SparseScores)]
+        if sparse_forms:
+            return replace(output, columns=self._sparse_answers(self._columns, joined_scores(sparse_forms), states))
+        rows = [form.token_ids for form in forms if isinstance(form, TokenScores)]
+        found = np.array([token_id for row in rows for token_id in row], dtype=np.uint32)
+        return replace(output, columns=self._answers(self._columns, found, states))
+
+    def _answers(
+        self,
+        columns: ScoreColumns,
+        token_ids: np.ndarray,  # [sum(K+1)]
+        states: StateColumns | None,
+        masses: np.ndarray | None = None,
+        supports: SupportColumns | None = None,
+    ) -> AnswerColumns[Scores]:
+        heads = columns.sessions, columns.generations, self._step.bases, self._lengths + 1
+        drafts = columns.draft_token_ids if columns.is_direct else None  # said here too: the step may be taken apart
+        return AnswerColumns(*heads, token_ids, (), token_scores, masses, states, supports, 0, drafts)
+
+    def _sparse_answers(
+        self, columns: ScoreColumns, scores: SparseScores, states: StateColumns | None
+    ) -> AnswerColumns[Scores]:
+        """``scores``: those of all sessions, one after the other."""
+        sizes = _support_sizes(columns.support_counts, self._lengths)
+        supports = SupportColumns(sizes, _NO_IDS, scores.support_probs)
+        return self._answers(columns, scores.outside_token_ids, states, scores.outside_mass, supports)
+
+    def _one_by_one(
+        self, columns: ScoreColumns, outcomes: list[ScoreOutcome], states: StateColumns | None
+    ) -> list[Scores | OutriderError | None]:
+        heads = zip(columns.sessions.tolist(), columns.generations.tolist(), self._step.bases.tolist(), strict=True)
+        handed: Iterable[HiddenStates | None] = [None] * len(outcomes)
+        if self._states is not None:
+            handed = self._states.inline() if states is None else states.hidden_states()
+        drafts: Iterable[tuple[int, ...]] = [()] * len(outcomes)
+        if columns.is_direct:
+            drafts = [item.draft_token_ids for item in columns.items()]
+        return [
+            outcome.error
+            if outcome.form is None
+            else Scores(*head, outcome.form, hidden_states=own, draft_token_ids=drafted)
+            for head, outcome, own, drafted in zip(heads, outcomes, handed, drafts, strict=True)
+        ]
+
+
+def forward_rows(step: SteadyStep, columns: ScoreColumns, draft_token_ids: Column) -> RowBatch:
+    """What a step's forward computes, with these draft tokens."""
+    counts, sequences = columns.counts.astype(np.int64, copy=False), step.rows.sequences
+    return RowBatch(sequences, step.kept, columns.token_ids, counts, draft_token_ids, step.draft_lengths)
+
+
+def layers_of(columns: ScoreColumns, rows: SessionColumns) -> list[int]:
+    """The layers whose hidden states a forward hands out."""
+    return [] if columns.hidden_states_from is None else sorted(set(rows.layers))
+
+
+def joined_scores(forms: Sequence[SparseScores]) -> SparseScores:
+    """Those of several sessions, one after the other."""
+    return SparseScores(
+        np.concatenate([form.support_probs for form in forms]),
+        np.concatenate([form.outside_mass for form in forms]),
+        np.concatenate([form.outside_token_ids for form in forms]),
+    )
+
+
+def _support_sizes(counts: Column | None, lengths: Ints) -> NDArray[np.uint32]:  # [B]
+    """Ids in the supports of each session's drafts, of which each token's has ``counts``."""
+    if counts is None:
+        raise TypeError("sparse scores of drafts answer supports")
+    ends = np.concatenate((np.zeros(1, dtype=np.int64), counts.cumsum(dtype=np.int64)))[lengths.cumsum()]
+    sizes: NDArray[np.uint32] = np.diff(ends, prepend=0).astype(np.uint32)
+    return sizes
