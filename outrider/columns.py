@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from outrider.planes import PlaneReference
 from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
-from outrider.prefix_hash import CHAIN_BYTES, REST_BITS, REST_MODULUS, REST_MULTIPLIER, PrefixHash, chain_size
+from outrider.prefix_hash import CHAIN_BYTES, PrefixHash, chain_size
 from outrider.types import STATE_BYTES, HiddenStates, SparseEvidence, SparseScores, Support, TokenScores
 from outrider.values import step_value
 
@@ -30,8 +30,6 @@ MAX_ROW_TOKENS = 64
 """Committed tokens of a command that goes as a row. More are a prompt, which travels packed and in parts."""
 FEWEST_PLAIN_ROWS = 4
 """Fewer items are slower as columns where none of them is about draft tokens; of others a single one goes so."""
-_LOW_BITS = 41
-"""Of a running hash: their product with the multiplier, of 20 bits, still fits in 61."""
 _NO_PROBS = np.zeros(0, dtype=np.float32)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
@@ -430,18 +428,6 @@ def chain_rows(chains: Sequence[bytes]) -> NDArray[np.uint8]:  # [B, CHAIN_BYTES
     """Chains of prefix hashes as rows; zeros for texts without a full block, whose chain is empty."""
     joined = b"".join([chain or bytes(CHAIN_BYTES) for chain in chains])
     return np.frombuffer(joined, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
-
-
-def following_rests(rests: NDArray[np.int64], token_ids: NDArray[np.int64]) -> NDArray[np.int64]:  # [B], [B] -> [B]
-    """The running hash of each prefix hash after one more token of its text, within one block."""
-    high, low = rests >> _LOW_BITS, rests & ((1 << _LOW_BITS) - 1)
-    # The product with the multiplier, of 20 bits, in two parts: 2**61 is 1 modulo the modulus.
-    high *= REST_MULTIPLIER
-    shift = REST_BITS - _LOW_BITS
-    sums = (high >> shift) + ((high & ((1 << shift) - 1)) << _LOW_BITS) + low * REST_MULTIPLIER + token_ids + 1
-    sums = (sums >> REST_BITS) + (sums & REST_MODULUS)
-    found: NDArray[np.int64] = np.where(sums >= REST_MODULUS, sums - REST_MODULUS, sums)
-    return found
 
 
 def ragged(counts: Column, places: NDArray[np.intp]) -> NDArray[np.intp]:  # counts [B] -> [sum(counts[places])]

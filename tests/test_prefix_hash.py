@@ -6,17 +6,13 @@ import random
 import struct
 from hashlib import blake2b
 
-import numpy as np
 import pytest
 
-from outrider.columns import following_rests
 from outrider.prefix_hash import (
     BLOCK_TOKENS,
     EMPTY_PREFIX,
-    REST_MODULUS,
     PrefixHash,
     PrefixHasher,
-    following,
     prefix_hash,
 )
 
@@ -73,11 +69,3 @@ def test_another_key_another_token_and_another_length_give_another_hash() -> Non
     hashes = {prefix_hash(text, KEY), prefix_hash(text), prefix_hash(text[:-1], KEY)}
     hashes |= {prefix_hash([*text[:i], text[i] ^ 1, *text[i + 1 :]], KEY) for i in (0, 255, 256, 299)}
     assert len(hashes) == 7
-
-
-def test_rests_of_many_follow_as_those_of_one() -> None:
-    chance = random.Random(5)
-    rests = [0, 1, REST_MODULUS - 1, REST_MODULUS - 2, *(chance.randrange(REST_MODULUS) for _ in range(5000))]
-    token_ids = [0, 2**31 - 1, 2**31 - 1, *(chance.randrange(200_000) for _ in range(5001))]
-    found = following_rests(np.array(rests, dtype=np.int64), np.array(token_ids, dtype=np.int64))
-    assert found.tolist() == [following(rest, [token])[-1] for rest, token in zip(rests, token_ids, strict=True)]

@@ -247,7 +247,8 @@ class Coordinator:
             arrival_ns=arrival_ns,
             prefix_hash_key=self._prefix_hash_key,
         )
-        make_loop = partial(SessionLoop, engine_request, self._policy, tokenizer=processor.tokenizer)
+        table = self._request_manager.table
+        make_loop = partial(SessionLoop, engine_request, self._policy, tokenizer=processor.tokenizer, table=table)
         loop = await self._threads.call(make_loop, in_thread=len(engine_request.emitted_token_ids) > LONG_OUTPUT_TOKENS)
         await run_in_slices(loop.tokens.prepare())
         self._require_input_processor()  # the target may have been lost meanwhile

@@ -10,6 +10,7 @@ with a rejection, ``S`` ids of the widest support.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from outrider.columns import AnswerColumns, ragged
 from outrider.randomness.philox_numpy import uniform
 from outrider.randomness.streams import Stream
-from outrider.types import FloatArray, IntArray, SparseScores
+from outrider.types import FloatArray, IntArray, SparseEvidence, SparseScores
 from outrider.values import step_value
 from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
 from outrider_coordinator.acceptance.vectorized import FEWEST, Doubles, Indices, ProposalCase, Rows, are_near_1
@@ -58,6 +59,13 @@ class JointVerdicts:
         bases = bases[rows.cases]
         streams = np.array([[Stream.ACCEPTANCE], [Stream.RESIDUAL]])
         return cls(rows, limits, uniform(seeds[rows.cases], streams, bases, bases + _steps(rows)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[JointVerdicts]) -> JointVerdicts:
+        """Those on the cases of all parts."""
+        rows = Rows.joined([part._rows for part in parts])
+        limits = np.concatenate([part._limits for part in parts])
+        return cls(rows, limits, np.concatenate([part._coins for part in parts], axis=1))
 
     def selected(self, cases: Indices) -> JointVerdicts:
         """Those on these cases alone."""
@@ -131,6 +139,57 @@ class JointVerdicts:
             return None
         found = rows.ids[np.minimum(starts + chosen, len(rows.ids) - 1)]
         return np.where(chosen < counts, found, drawn)
+
+
+class SupportedProposals:
+    """Sound proposals of one message with their supports; what verdicts on them need is put down once."""
+
+    def __init__(self, rows: Rows, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices) -> None:  # [C] each
+        self.rows, self._limits, self._seeds, self._bases = rows, limits, seeds, bases
+        self._starts = rows.num_rows.cumsum() - rows.num_rows  # [C]
+
+    @functools.cached_property
+    def verdicts(self) -> JointVerdicts:
+        """On all of them."""
+        return JointVerdicts.of(self.rows, limits=self._limits, seeds=self._seeds, bases=self._bases)
+
+    def evidence(self, case: int) -> SparseEvidence:
+        """Of one proposal."""
+        rows, start = self.rows, self._starts.item(case)
+        end = start + rows.num_rows.item(case)
+        first = rows.starts.item(start)
+        ids = slice(first, first + int(rows.counts[start:end].sum()))
+        return SparseEvidence(rows.counts[start:end].astype(np.int32), rows.ids[ids], rows.probs[ids])
+
+
+@step_value(frozen=True, slots=True)
+class PlacedEvidence:
+    """Evidence of one proposal of a message."""
+
+    proposals: SupportedProposals
+    case: int
+
+    @property
+    def evidence(self) -> SparseEvidence:
+        """By itself."""
+        return self.proposals.evidence(self.case)
+
+
+def verdicts_on(placed: Sequence[PlacedEvidence]) -> JointVerdicts:
+    """Verdicts on these proposals: mostly all of one message, in its order."""
+    first = placed[0].proposals
+    cases = [one.case for one in placed if one.proposals is first]
+    if len(cases) == len(placed):
+        is_whole = cases == list(range(len(first.rows.num_rows)))
+        return first.verdicts if is_whole else first.verdicts.selected(np.array(cases))
+    groups: dict[int, list[int]] = {}
+    for place, one in enumerate(placed):
+        groups.setdefault(id(one.proposals), []).append(place)
+    parts = [
+        placed[own[0]].proposals.verdicts.selected(np.array([placed[i].case for i in own])) for own in groups.values()
+    ]
+    order = np.argsort(np.concatenate([np.array(own) for own in groups.values()]))
+    return JointVerdicts.joined(parts).selected(order)
 
 
 def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:

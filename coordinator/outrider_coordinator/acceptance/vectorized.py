@@ -80,6 +80,20 @@ class Rows:
             probs=supports.probs,
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """The cases of all parts, one part after the other."""
+        num_rows, counts = (np.concatenate([getattr(part, name) for part in parts]) for name in ("num_rows", "counts"))
+        return cls(
+            num_rows=num_rows,
+            counts=counts,
+            starts=counts.cumsum() - counts,
+            cases=np.arange(num_rows.size).repeat(num_rows),
+            drafted=np.concatenate([part.drafted for part in parts]),
+            ids=np.concatenate([part.ids for part in parts]),
+            probs=np.concatenate([part.probs for part in parts]),
+        )
+
     def selected(self, cases: Indices) -> Rows:
         """Of these cases alone."""
         rows = ragged(self.num_rows, cases)

@@ -25,6 +25,7 @@ from outrider.types import FinishReason
 from outrider_coordinator.requests.admission import Admission
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.session.actions import Fail, Finish
+from outrider_coordinator.session.table import SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats
 
@@ -68,6 +69,8 @@ class RequestManager:
     def __init__(self, policy: DraftLengthPolicy, *, max_running_per_target: int, max_queue: int) -> None:
         self.endings = Endings()
         self.policy = policy
+        self.table = SessionTable()
+        """Rows of the sessions that run."""
         self._max_running_per_target = max_running_per_target
         self._admission: Admission[RequestState] = Admission(max_running=max_running_per_target, max_queue=max_queue)
         self._by_session: dict[int, RequestState] = {}
@@ -155,6 +158,7 @@ class RequestManager:
     def end(self, request_state: RequestState, ending: Finish | Fail) -> None:
         """Record the end of a request."""
         self._by_session.pop(request_state.session, None)
+        request_state.loop.leave_table()
         self._admission.leave(request_state)
         self._note_load()
         self._count(request_state, ending)

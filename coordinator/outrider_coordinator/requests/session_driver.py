@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,15 +26,15 @@ from outrider.ports import (
 )
 from outrider.telemetry.logs import records_about
 from outrider_coordinator.acceptance import Verdict, check_proposals, judge
+from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.message_allowance import MessageAllowance
 from outrider_coordinator.requests.output_scheduler import OutputScheduler
 from outrider_coordinator.requests.request_log import log_bug, log_trouble
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
-from outrider_coordinator.requests.steady_driver import SteadyDriver
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
-from outrider_coordinator.session import actions, steady
+from outrider_coordinator.session import actions
 from outrider_coordinator.session.draft_events import proposed_draft
 from outrider_coordinator.session.target_events import is_stale_loss, scored_draft
 from outrider_coordinator.stats.request_timings import RequestTimings
@@ -65,15 +65,6 @@ class Lifecycle(Protocol):
         """A message of a target was processed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Heard:
-    """Requests whose events came one by one in one message."""
-
-    requests: list[RequestState]
-    in_columns: bool
-    """Whether there were columns beside them."""
-
-
 class SessionDriver:
     """Driver of the running sessions of one coordinator."""
 
@@ -96,17 +87,15 @@ class SessionDriver:
         self._policy = request_manager.policy
         self._lifecycle = lifecycle
         self._output = OutputScheduler(MessageAllowance(max_messages_per_s))
-        self._waits: list[tuple[RequestState, int]] = []
-        """Steps that wait for a proposal since commands were last put together."""
         self._scored: list[RequestState] = []
         """Requests with scores that came one by one since then: their targets have room for them."""
-        self._heard: list[_Heard] = []
-        """Messages of single events since then ..."""
         self._proposed: list[EventBatch[DraftEvent]] = []
-        """... and all messages of drafts."""
-        self._steady = SteadyDriver(
+        """Messages of drafts since then."""
+        self._batches = BatchDriver(
+            request_manager.table,
             request_manager.policy,
             self.draft_waits,
+            find=request_manager.find,
             act_on=lambda request: self._act_on(request, _now()),
             fail=self._end_with,
             plane_between=plane_between,
@@ -117,19 +106,19 @@ class SessionDriver:
         """Judge all scores of a message, and send the commands that follow."""
         self._output.commands_first()
         self._settle()
-        if (rest := self._steady.early.hold(replica, batch)) is None:
+        if (rest := self._batches.early.hold(replica, batch)) is None:
             return
         batch = rest
         handled = _now()
         self._policy.begin(replica, handled)
-        left = self._steady.take_scores(replica, batch, handled)
+        left = self._batches.take_scores(replica, batch, handled)
         if left.events:
-            self._hear_target(replica, left, in_columns=bool(batch.columns))
+            self._hear_target(replica, left)
         self._lifecycle.answered()
         is_learning = self._policy.end(replica, batch.report)
         call_after_commands(partial(self._after_commands, replica if is_learning else None))
 
-    def _hear_target(self, replica: TargetReplica, batch: EventBatch[TargetEvent], *, in_columns: bool) -> None:
+    def _hear_target(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
         self._settle_named(batch)
         heard = [
             (request, event, timing)
@@ -149,7 +138,7 @@ class SessionDriver:
             if request.trace.notes is not None:
                 request.trace.notes.answered(event, timing, is_draft=False)
             if isinstance(event, Scores):
-                handled = self._on_scores(request, event, verdicts.get(index), timing, handled)
+                handled = self._on_target_event(request, event, verdicts.get(index), timing, handled)
                 self._scored.append(request)
             else:
                 self._find_rooms()  # not once the target has preempted or refused
@@ -157,9 +146,8 @@ class SessionDriver:
                     if not is_stale_loss(request.loop, event):
                         log_trouble("target", event)
                     handled = self._on_target_event(request, event, None, timing, handled)
-        requests = [request for request, _, _ in heard]
-        self._output.put(requests)  # at once: steps are counted before a reader that was behind reads on
-        self._heard.append(_Heard(requests, in_columns=in_columns))
+        # At once: steps are counted before a reader that was behind reads on.
+        self._output.put([request for request, _, _ in heard])
 
     def _after_commands(self, learning: TargetReplica | None = None) -> None:
         self._settle()
@@ -175,25 +163,21 @@ class SessionDriver:
                 self.deliver(request, request.loop.bring_text)
 
     def _settle(self) -> None:
-        """Do what has waited for the commands to leave, and confirm those that were sent as columns."""
-        self._begin_waits()
+        """Do what has waited for the commands to leave."""
         proposed, self._proposed = self._proposed, []
         for batch in proposed:
             if (first := self._first_of(batch)) is not None:
                 self._policy.note_proposals(first.place.target, batch)
         self._find_rooms()
-        heard, self._heard = self._heard, []
-        for one in heard:
-            self._steady.touch(one.requests, in_columns=one.in_columns)
-        ended = self._steady.settle()
+        ended = self._batches.settle()
         for request in ended:
             if not request.is_over:
                 self._lifecycle.found_room(request)
         self._output.put(ended)
 
     def _settle_named(self, batch: EventBatch[Any]) -> None:
-        """Confirm what was sent first where a session is named again in the same message: then the rest is late."""
-        if self._steady.has_sent(batch.events):
+        """Do what has waited first where a session is named again in the same message: then the rest is late."""
+        if self._batches.has_taken(batch.events):
             self._settle()
 
     def _find_rooms(self) -> None:
@@ -202,26 +186,19 @@ class SessionDriver:
         for request in scored:
             self._lifecycle.found_room(request)
 
-    def _begin_waits(self) -> None:
-        """Set the timers of steps that have begun to wait for their drafts."""
-        if self._waits:
-            waits, self._waits = self._waits, []
-            for request, step in waits:
-                self.draft_waits.begin(request, step)
-
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         """Check all proposals of a message, and send each to its target."""
         self._output.commands_first()
         self._settle()
-        left = self._steady.take_proposals(replica, batch, _now())
+        left = self._batches.take_proposals(replica, batch, _now())
         if left.events:
-            self._hear_draft(replica, left, in_columns=bool(batch.columns))
+            self._hear_draft(replica, left)
         self._proposed.append(batch)
         call_after_commands(self._after_commands)
-        for target, scores in self._steady.early.take():
+        for target, scores in self._batches.early.take():
             self.on_target_batch(target, scores)
 
-    def _hear_draft(self, replica: DraftReplica, batch: EventBatch[DraftEvent], *, in_columns: bool) -> None:
+    def _hear_draft(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         self._settle_named(batch)
         heard = [
             (request, event, timing)
@@ -242,12 +219,11 @@ class SessionDriver:
             if request.trace.notes is not None:
                 request.trace.notes.answered(event, timing, is_draft=True)
             if isinstance(event, Proposal):
-                handled = self._on_proposal(request, event, faults.get(index), timing, handled)
+                handled = self._on_draft_event(request, event, faults.get(index), timing, handled)
             else:
                 with records_about(request.log_fields):
                     log_trouble("draft", event)
                     handled = self._on_draft_event(request, event, None, timing, handled)
-        self._heard.append(_Heard([request for request, _, _ in heard], in_columns=in_columns))
 
     def _first_of(self, batch: EventBatch[DraftEvent]) -> RequestState | None:
         """A request that the message is for."""
@@ -257,7 +233,6 @@ class SessionDriver:
     def deliver(self, request: RequestState, event: Callable[[], None]) -> None:
         """Pass an event of the coordinator to a session; its output is delivered at once."""
         self._settle()
-        self._steady.forget(request)
         arrived = _now()
         with records_about(request.log_fields):
             try:
@@ -267,54 +242,6 @@ class SessionDriver:
             self._act_on(request, arrived)
         request.flush()
 
-    def _on_scores(
-        self,
-        request: RequestState,
-        event: Scores,
-        verdict: Verdict | OutriderError | None,
-        timing: ItemTiming | None,
-        arrived: float,
-    ) -> float:
-        if request.trace.notes is not None or not isinstance(verdict, Verdict):
-            return self._on_target_event(request, event, verdict, timing, arrived)
-        try:
-            taken = steady.take_verdict(request.loop, event.generation, verdict, timing)
-        except Exception as error:
-            self._fail(request, error)
-            return self._act_on(request, arrived)
-        if taken is None:
-            return self._on_target_event(request, event, verdict, timing, arrived)
-        ended, command = taken
-        handled = _now()
-        request.note(ended, arrived, handled)
-        if command is None:
-            return self._act_on(request, arrived)
-        if isinstance(command, Score):
-            self._send_to_target(request, command)
-            self._act_on(request, arrived)  # a ``Prepare`` may follow
-        else:
-            self._send_to_draft(request, command)
-            self._waits.append((request, request.loop.step))
-        return handled
-
-    def _on_proposal(
-        self, request: RequestState, event: Proposal, fault: str | None, timing: ItemTiming | None, arrived: float
-    ) -> float:
-        if request.trace.notes is not None or fault != "":
-            return self._on_draft_event(request, event, fault, timing, arrived)
-        try:
-            command = steady.take_proposal(request.loop, event)
-        except Exception as error:
-            self._fail(request, error)
-            return self._act_on(request, arrived)
-        if command is None:
-            return self._on_draft_event(request, event, fault, timing, arrived)
-        handled = _now()
-        request.clear_draft_timer()
-        request.note(actions.DraftWaitEnded(timing), arrived, handled)
-        self._send_to_target(request, command)
-        return handled
-
     def _on_target_event(
         self,
         request: RequestState,
@@ -323,7 +250,6 @@ class SessionDriver:
         timing: ItemTiming | None,
         arrived: float,
     ) -> float:
-        self._begin_waits()
         try:
             request.loop.on_target_event(event, verdict, timing)
         except Exception as error:
@@ -333,7 +259,6 @@ class SessionDriver:
     def _on_draft_event(
         self, request: RequestState, event: DraftEvent, fault: str | None, timing: ItemTiming | None, arrived: float
     ) -> float:
-        self._begin_waits()
         try:
             request.loop.on_draft_event(event, fault, timing)
         except Exception as error:

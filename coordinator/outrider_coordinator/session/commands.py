@@ -7,20 +7,34 @@ from outrider.types import SparseEvidence, Support
 from outrider_coordinator.session.committed_tokens import CommittedTokens
 from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.service_state import Drafted, DraftSide, TargetSide
+from outrider_coordinator.session.table import GENERATION, IS_TRACED, NUMBER, Flag, IntColumn, Row
 
 
 class CommandBuilder:
     """Builds commands; sends nothing."""
 
-    def __init__(self, engine_request: EngineRequest, tokens: CommittedTokens) -> None:
+    session = IntColumn(NUMBER)
+    """Number of the session on its links."""
+    _generation = IntColumn(GENERATION)
+    _is_traced = Flag(IS_TRACED)
+
+    def __init__(self, engine_request: EngineRequest, tokens: CommittedTokens, row: Row) -> None:
+        self.row = row
         self.session = -1
         self.trace_parent = ""
-        """Of items to come; empty when they are not traced."""
         self.trace_id = ""
         """Of the request, for the services' logs; empty when it is part of no trace."""
         self._engine_request = engine_request
         self._tokens = tokens
-        self._generation = 0
+
+    @property
+    def trace_parent(self) -> str:
+        """Of items to come; empty when they are not traced."""
+        return self._trace_parent
+
+    @trace_parent.setter
+    def trace_parent(self, trace_parent: str) -> None:
+        self._trace_parent, self._is_traced = trace_parent, bool(trace_parent)
 
     @property
     def next_generation(self) -> int:
@@ -150,8 +164,9 @@ class CommandBuilder:
         )
 
     def _next_generation(self) -> int:
-        self._generation += 1
-        return self._generation
+        values = self.row.values
+        values[GENERATION] = generation = values.item(GENERATION) + 1
+        return generation
 
 
 def _support(drafted: Drafted) -> Support | None:

@@ -7,17 +7,24 @@ from collections.abc import Sequence
 from outrider.cooperative import Work
 from outrider.packed_ids import pack_long
 from outrider.prefix_hash import PrefixHash, PrefixHasher
+from outrider_coordinator.session.table import LAST, LENGTH, IntColumn, Row
 
 
 class CommittedTokens:
     """Final tokens, which are only appended to."""
 
-    def __init__(self, prompt_token_ids: Sequence[int], prefix_hash_key: bytes = b"") -> None:
+    length = IntColumn(LENGTH)
+    """Of prompt and output."""
+
+    def __init__(
+        self, prompt_token_ids: Sequence[int], prefix_hash_key: bytes = b"", *, row: Row | None = None
+    ) -> None:
+        self.row = row or Row()
         self._prompt_token_ids: tuple[int, ...] = pack_long(prompt_token_ids)
         self._token_ids = list(prompt_token_ids)
         self._prefix_hasher = PrefixHasher(prefix_hash_key)
         self.prompt_length = self.length = len(prompt_token_ids)
-        """``length`` is of prompt and output."""
+        self._note_last()
 
     def __len__(self) -> int:
         return self.length
@@ -41,6 +48,16 @@ class CommittedTokens:
         """Add tokens at the end."""
         self._token_ids += token_ids
         self.length += len(token_ids)
+        self._note_last()
+
+    @property
+    def ids(self) -> list[int]:
+        """All tokens, to which those are added that the row's columns count already."""
+        return self._token_ids
+
+    def _note_last(self) -> None:
+        if self._token_ids:
+            self.row.values[LAST] = self._token_ids[-1]
 
     def after(self, length: int) -> tuple[int, ...]:
         """The tokens after the first ``length``."""

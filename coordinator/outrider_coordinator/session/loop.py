@@ -37,11 +37,19 @@ class SessionLoop(SessionState):
 
     def start(self, session: int) -> None:
         """The session is admitted, for the first time or again, with a number never used on these links."""
-        self.commands.session = session
+        if self.table is None:
+            self.commands.session = session
+        else:
+            self.table.enter(self, session)
         if self.resumed_ending is None:
             steps.begin(self)
         else:
             steps.end(self, self.resumed_ending)
+
+    def leave_table(self) -> None:
+        """The request has ended, and its row is free."""
+        if self.table is not None:
+            self.table.leave(self)
 
     def trace_items(self, trace_parent: str) -> None:
         """Items sent from now on carry this trace parent; empty: not traced."""

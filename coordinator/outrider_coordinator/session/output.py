@@ -14,6 +14,7 @@ from outrider.types import FinishReason, TokenLogprob
 from outrider_coordinator.session.actions import Finish
 from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.grammar_check import GrammarCheck
+from outrider_coordinator.session.table import REMAINING, IntColumn, Row
 from outrider_coordinator.text import Detokenizer, StopMatcher
 from outrider_coordinator.text.stops import StopMatch
 
@@ -25,10 +26,17 @@ class Output:
     is it made at once.
     """
 
-    def __init__(self, engine_request: EngineRequest, tokenizer: TextTokenizer | None) -> None:
+    num_remaining = IntColumn(REMAINING)
+    """Number of tokens that may still be emitted."""
+
+    def __init__(
+        self, engine_request: EngineRequest, tokenizer: TextTokenizer | None, *, row: Row | None = None
+    ) -> None:
+        self.row = row or Row()
         self._engine_request = engine_request
         self._ending = engine_request.ending_token_ids
         self._max_tokens, self._has_stops = engine_request.max_tokens, bool(engine_request.stop)
+        self.num_remaining = self._max_tokens
         self._detokenizer = (
             None
             if tokenizer is None
@@ -45,12 +53,10 @@ class Output:
         self._num_taken = 0
         """Of the texts."""
         self._logprobs: list[TokenLogprob] = []
-        self._num_tokens = 0
 
     @property
-    def num_remaining(self) -> int:
-        """Number of tokens that may still be emitted."""
-        return self._max_tokens - self._num_tokens
+    def _num_tokens(self) -> int:
+        return self._max_tokens - self.num_remaining
 
     @property
     def ending_token_ids(self) -> frozenset[int]:
@@ -117,12 +123,15 @@ class Output:
         """Add the tokens of one step, if it is plain that the generation does not end in them: whether it is so."""
         if self._has_stops or self._grammar is not None or not self._ending.isdisjoint(token_ids):
             return False
-        num_tokens = self._num_tokens + len(token_ids)
-        if num_tokens >= self._max_tokens:
+        if self.num_remaining <= len(token_ids):
             return False
-        self._num_tokens = num_tokens
+        self.num_remaining -= len(token_ids)
         self._unread += token_ids
         return True
+
+    def add_counted(self, token_ids: Sequence[int]) -> None:
+        """Add tokens that the row's columns count already, and that do not end the generation."""
+        self._unread += token_ids
 
     def _push_each(self, token_ids: Sequence[int]) -> tuple[int, Finish | None]:
         for count, token_id in enumerate(token_ids, start=1):
@@ -136,7 +145,7 @@ class Output:
         self._flush()
 
     def _push_one(self, token_id: int) -> Finish | None:
-        self._num_tokens += 1
+        self.num_remaining -= 1
         if self._grammar is not None:
             self._grammar.take(token_id)
         if token_id in self._ending:

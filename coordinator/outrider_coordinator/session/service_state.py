@@ -6,11 +6,36 @@ The bonus-token hole, late replies and rebuilds follow from this state. Decides 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outrider.types import Evidence
 from outrider.values import step_value
 from outrider_coordinator.session.hidden_states import MAX_FEED_BYTES, HiddenStateBuffer
+from outrider_coordinator.session.table import (
+    AHEAD,
+    ANY_LENGTH,
+    CAPACITY,
+    CREDIT,
+    DRAFT_ASKED,
+    DRAFT_BASE,
+    DRAFT_HELD,
+    DRAFT_LENGTH,
+    DRAFT_LOSSES,
+    DRAFT_OPENED,
+    DRAFT_READINESS,
+    FLAGS,
+    HAS_PART,
+    IS_LATE,
+    NUM_PLAIN,
+    READS_STATES,
+    TARGET_ASKED,
+    TARGET_HELD,
+    TARGET_LOSSES,
+    TARGET_READINESS,
+    Flag,
+    IntColumn,
+    Row,
+)
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 MAX_LOSSES_IN_A_ROW = 5
@@ -31,6 +56,16 @@ class Readiness(enum.Enum):
     """The service cannot be reached, or has no room for this session now."""
     GONE = "gone"
     """Of no more use to this session."""
+
+
+_READINESS = (Readiness.OPEN, Readiness.CLOSED, Readiness.AWAY, Readiness.GONE)
+"""By what ``FLAGS`` hold of a side: its higher bit is set where the side may not be used."""
+_READINESS_BITS = {readiness: bits for bits, readiness in enumerate(_READINESS)}
+
+
+def _set_readiness(row: Row, shift: int, readiness: Readiness) -> None:
+    values = row.values
+    values[FLAGS] = values.item(FLAGS) & ~(3 << shift) | _READINESS_BITS[readiness] << shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,34 +114,63 @@ class Drafted:
 NOTHING_DRAFTED = Drafted()
 
 
-@dataclass(slots=True)
 class DraftSide:
-    """State on the draft."""
+    """State on the draft; what steps read and write is in the session's row."""
 
-    readiness: Readiness
-    facts: DraftFacts
-    why_away: WithoutDraft = WithoutDraft.AWAY
-    """Why it may not be used, as long as it may not."""
-    held: int = 0
+    held = IntColumn(DRAFT_HELD)
     """Committed tokens the draft is known to hold."""
-    opened: int = -1
+    opened = IntColumn(DRAFT_OPENED)
     """The generation of the latest ``Open``."""
-    asked: Asked | None = None
-    is_late: bool = False
-    """What was asked came too late for its step: it is waited for, and nothing more is asked meanwhile."""
-    losses: int = 0
+    losses = IntColumn(DRAFT_LOSSES)
     """In a row."""
-    is_lost: bool = False
-    """It held the session and lost it: to open it is to rebuild it."""
-    has_answered: bool = False
-    """Whether it has answered since it was opened; one that reads hidden states thereby says how much it holds."""
-    states: HiddenStateBuffer = field(default_factory=HiddenStateBuffer)
-    """Hidden states that it has to be brought."""
+    is_late = Flag(IS_LATE)
+    """What was asked came too late for its step: it is waited for, and nothing more is asked meanwhile."""
+    reads_states = Flag(READS_STATES)
+    """Whether it reads hidden states of the target."""
+
+    def __init__(self, row: Row, readiness: Readiness, facts: DraftFacts) -> None:
+        self.row = row
+        self.readiness, self.facts, self.opened = readiness, facts, -1
+        self.why_away = WithoutDraft.AWAY
+        """Why it may not be used, as long as it may not."""
+        self.is_lost = False
+        """It held the session and lost it: to open it is to rebuild it."""
+        self.has_answered = False
+        """Whether it has answered since it was opened; one that reads hidden states thereby says how much it holds."""
+        self.states = HiddenStateBuffer()
+        """Hidden states that it has to be brought."""
 
     @property
-    def reads_states(self) -> bool:
-        """Whether it reads hidden states of the target."""
-        return bool(self.facts.hidden_state_layers)
+    def readiness(self) -> Readiness:
+        """Whether the session may use it."""
+        return _READINESS[self.row.values.item(FLAGS) >> DRAFT_READINESS & 3]
+
+    @readiness.setter
+    def readiness(self, readiness: Readiness) -> None:
+        _set_readiness(self.row, DRAFT_READINESS, readiness)
+
+    @property
+    def facts(self) -> DraftFacts:
+        """About the draft."""
+        return self._facts
+
+    @facts.setter
+    def facts(self, facts: DraftFacts) -> None:
+        self._facts = facts
+        self.reads_states = bool(facts.hidden_state_layers)
+        self.row.values[CAPACITY] = facts.max_length or ANY_LENGTH
+
+    @property
+    def asked(self) -> Asked | None:
+        """What it has not answered."""
+        values = self.row.values
+        generation = values.item(DRAFT_ASKED)
+        return Asked(generation, values.item(DRAFT_BASE), values.item(DRAFT_LENGTH)) if generation else None
+
+    @asked.setter
+    def asked(self, asked: Asked | None) -> None:
+        numbers = (0, 0, 0) if asked is None else (asked.generation, asked.length, asked.draft_length)
+        self.row.values[DRAFT_ASKED : DRAFT_LENGTH + 1] = numbers
 
     @property
     def wants_states(self) -> bool:
@@ -172,31 +236,61 @@ class DraftSide:
         self.states.clear()
 
 
-@dataclass(slots=True)
 class TargetSide:
-    """State on the target."""
+    """State on the target; what steps read and write is in the session's row."""
 
-    readiness: Readiness = Readiness.CLOSED
-    held: int = 0
+    held = IntColumn(TARGET_HELD)
     """Committed tokens the target is known to hold."""
-    opened: int = -1
-    """The generation of the latest ``Open``."""
-    asked: int | None = None
-    """The generation of the ``Score`` that has not been answered."""
-    part: int | None = None
-    """Tokens that it builds on, where a long text's hidden states go part by part and this is not the last."""
-    is_held_back: bool = False
-    """The next part of such a text waits until the draft has taken the states of those before."""
-    losses: int = 0
+    losses = IntColumn(TARGET_LOSSES)
     """In a row."""
-    is_lost: bool = False
-    """It held the session and lost it: to open it is to rebuild it."""
-    hidden_state_layers: tuple[int, ...] = ()
-    """With which it was opened."""
-    lookahead_credit: int = 0
+    announced = IntColumn(AHEAD)
+    """Generation of the ``Score`` that it was told of, to be scored once its proposal comes directly; 0: none."""
+    lookahead_credit = IntColumn(CREDIT)
     """Plain steps that it may compute before they are asked for: what is left of a ``Prepare``."""
-    num_plain_steps: int = 0
+    num_plain_steps = IntColumn(NUM_PLAIN)
     """Steps in a row that were asked for without drafts."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.readiness = Readiness.CLOSED
+        self.opened = -1
+        """The generation of the latest ``Open``."""
+        self.part = None
+        self.is_held_back = False
+        """The next part of such a text waits until the draft has taken the states of those before."""
+        self.is_lost = False
+        """It held the session and lost it: to open it is to rebuild it."""
+        self.hidden_state_layers: tuple[int, ...] = ()
+        """With which it was opened."""
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether the session may use it."""
+        return _READINESS[self.row.values.item(FLAGS) >> TARGET_READINESS & 3]
+
+    @readiness.setter
+    def readiness(self, readiness: Readiness) -> None:
+        _set_readiness(self.row, TARGET_READINESS, readiness)
+
+    @property
+    def asked(self) -> int | None:
+        """The generation of the ``Score`` that has not been answered."""
+        return self.row.values.item(TARGET_ASKED) or None
+
+    @asked.setter
+    def asked(self, generation: int | None) -> None:
+        self.row.values[TARGET_ASKED] = generation or 0
+
+    @property
+    def part(self) -> int | None:
+        """Tokens that it builds on, where a long text's hidden states go part by part and this is not the last."""
+        return self._part
+
+    @part.setter
+    def part(self, part: int | None) -> None:
+        self._part = part
+        values = self.row.values
+        values[FLAGS] = values.item(FLAGS) & ~HAS_PART | (HAS_PART if part is not None else 0)
 
     def note_score(self, *, is_plain: bool) -> None:
         """A step is requested; one with drafts ends the credit."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import enum
 
+import numpy as np
+
 from outrider.tokenization import TextTokenizer
-from outrider.types import TokenLogprob
+from outrider.types import JudgingRule, TokenLogprob
+from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence
 from outrider_coordinator.session.actions import Action, Finish
 from outrider_coordinator.session.commands import CommandBuilder
 from outrider_coordinator.session.committed_tokens import CommittedTokens
@@ -18,13 +21,36 @@ from outrider_coordinator.session.output import Output
 from outrider_coordinator.session.service_state import (
     MAX_LOSSES_IN_A_ROW,
     NOTHING_DRAFTED,
+    Drafted,
     DraftFacts,
     DraftSide,
     Readiness,
     TargetSide,
 )
+from outrider_coordinator.session.table import (
+    FLAGS,
+    HAS_EXTRAS,
+    IS_DENSE,
+    IS_SLOW_RULE,
+    IS_SPARSE,
+    LIMIT,
+    NO_TOKEN,
+    NUM_DRAFTED,
+    PAUSED,
+    PROPOSAL_OPENED,
+    REASON,
+    SEED,
+    STATUS,
+    STEP,
+    Flag,
+    IntColumn,
+    Row,
+    SessionTable,
+)
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats, WithoutDraft
+
+_TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
 
 
 class SessionStatus(enum.Enum):
@@ -42,8 +68,28 @@ class SessionStatus(enum.Enum):
     """It is over."""
 
 
+_STATUSES = tuple(SessionStatus)
+_STATUS_INDEX = {status: index for index, status in enumerate(SessionStatus)}
+DRAFTING, SCORING = _STATUS_INDEX[SessionStatus.DRAFTING], _STATUS_INDEX[SessionStatus.SCORING]
+"""In the column ``STATUS``."""
+_REASONS = tuple(WithoutDraft)
+_REASON_INDEX = {reason: index for index, reason in enumerate(WithoutDraft)}
+NOTHING_PROPOSED = _REASON_INDEX[WithoutDraft.NOTHING_PROPOSED]
+"""In the column ``REASON``."""
+
+
+def reason_of(index: int) -> WithoutDraft:
+    """By its index in the column ``REASON``."""
+    return _REASONS[index]
+
+
 class SessionState:
-    """The complete state of one session."""
+    """The complete state of one session: a view of its row, and what no step of many sessions reads."""
+
+    is_paused = Flag(PAUSED)
+    """Whether to begin no step, because the reader is behind."""
+    step = IntColumn(STEP)
+    """The number of the step under way."""
 
     def __init__(
         self,
@@ -52,19 +98,18 @@ class SessionState:
         *,
         draft: DraftFacts | None = None,
         tokenizer: TextTokenizer | None = None,
+        table: SessionTable | None = None,
     ) -> None:
-        """``draft`` is None while no draft can be reached. Output from before is taken in here, which takes a while
-        for a long one; ``InvalidRequestError`` when it goes on past its end.
+        """``table`` gives it a row when it starts. ``draft`` is None while no draft can be reached. Output from before
+        is taken in here, which takes a while for a long one; ``InvalidRequestError`` when it goes on past its end.
         """
         self.engine_request = engine_request
         self.policy = policy
+        self.table = table
+        self.row = row = Row()
         self.status = SessionStatus.WAITING
-        self.is_paused = False
-        """Whether to begin no step, because the reader is behind."""
-        self.step = 0
-        """The number of the step under way."""
-        self.tokens = CommittedTokens(engine_request.prompt_token_ids, engine_request.prefix_hash_key)
-        self.output = Output(engine_request, tokenizer)
+        self.tokens = CommittedTokens(engine_request.prompt_token_ids, engine_request.prefix_hash_key, row=row)
+        self.output = Output(engine_request, tokenizer, row=row)
         self.spec_stats = SpecDecodeStats()
         """Counters of failures; the receiver of ``StepEnded`` counts steps."""
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
@@ -91,15 +136,63 @@ class SessionState:
             and engine_request.matcher is None
         )
         """Whether scores bring nothing but tokens that need no check, and there is output left to generate."""
-        self.commands = CommandBuilder(engine_request, self.tokens)
-        self.draft = DraftSide(Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
-        self.target = TargetSide()
-        self.proposal = NOTHING_DRAFTED
-        """Of this step."""
+        self.commands = CommandBuilder(engine_request, self.tokens, row)
+        self.draft = DraftSide(row, Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
+        self.target = TargetSide(row)
         self.no_draft_reason = WithoutDraft.NOTHING_PROPOSED
-        """Why this step has no proposal, if it has none when it is judged."""
+        self._note_rules()
         self.actions: list[Action] = []
         """Asked for and not yet taken, in order."""
+
+    def _note_rules(self) -> None:
+        """Write what does not change into the row."""
+        rules, values = self.engine_request.rules, self.row.values
+        is_sparse = rules.rule is JudgingRule.REJECTION
+        is_slow = rules.rule not in _TOKEN_RULES and not (is_sparse and not rules.verifies_blocks)
+        is_dense = rules.rule is JudgingRule.DENSE_REJECTION
+        flags = is_sparse * IS_SPARSE | is_dense * IS_DENSE | is_slow * IS_SLOW_RULE
+        values[FLAGS] |= flags | (not self.is_plain_request or self.output.has_stops) * HAS_EXTRAS
+        values[LIMIT] = rules.num_token_ids
+        values[SEED : SEED + 1].view(np.uint64)[0] = self.engine_request.seed
+
+    @property
+    def status(self) -> SessionStatus:
+        """What it waits for."""
+        return _STATUSES[self.row.values.item(STATUS)]
+
+    @status.setter
+    def status(self, status: SessionStatus) -> None:
+        self.row.values[STATUS] = _STATUS_INDEX[status]
+
+    @property
+    def no_draft_reason(self) -> WithoutDraft:
+        """Why this step has no proposal, if it has none when it is judged."""
+        return _REASONS[self.row.values.item(REASON)]
+
+    @no_draft_reason.setter
+    def no_draft_reason(self, reason: WithoutDraft) -> None:
+        self.row.values[REASON] = _REASON_INDEX[reason]
+
+    @property
+    def proposal(self) -> Drafted:
+        """Of this step."""
+        row = self.row
+        if not (count := row.values.item(NUM_DRAFTED)):
+            return NOTHING_DRAFTED
+        evidence = row.evidence
+        if isinstance(evidence, PlacedEvidence):
+            evidence = evidence.evidence
+        return Drafted(tuple(row.drafted[:count].tolist()), evidence, row.values.item(PROPOSAL_OPENED))
+
+    @proposal.setter
+    def proposal(self, proposal: Drafted) -> None:
+        row, count = self.row, len(proposal.token_ids)
+        before = row.values.item(NUM_DRAFTED)
+        row.values[NUM_DRAFTED], row.values[PROPOSAL_OPENED] = count, proposal.opened
+        row.evidence = proposal.evidence
+        if count or before:
+            row.drafted[:count] = proposal.token_ids
+            row.drafted[count:before] = NO_TOKEN
 
     @property
     def resumed_ending(self) -> Finish | None:

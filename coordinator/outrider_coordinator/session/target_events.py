@@ -154,6 +154,7 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
         or is_stale_loss(session, event)
     ):
         session.spec_stats.num_stale_target_replies += 1
+        session.target.announced = 0  # it may be what it refused to score: the proposal is sent to it again
     elif isinstance(event, SessionLost):
         _on_session_lost(session, event)
     elif isinstance(event, SessionFailed):

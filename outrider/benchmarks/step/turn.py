@@ -43,8 +43,7 @@ from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from outrider.v1 import link_pb2 as pb
 from outrider_coordinator.requests import session_driver
 from outrider_coordinator.service import Coordinator
-from outrider_coordinator.session.scoring_batch import ScoringBatch
-from outrider_coordinator.session.scoring_row import ScoringRow
+from outrider_coordinator.session.awaited_scores import AwaitedVerdicts
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
@@ -364,8 +363,7 @@ class _TimedCore(EngineCore[Any, Any, Any, Any]):
 @contextlib.contextmanager
 def _timed_judging(times: StepTimes) -> Iterator[None]:
     places: tuple[tuple[Any, str], ...] = (
-        (session_driver, "judge"), (session_driver, "check_proposals"), (ScoringBatch, "judge"),
-        (ScoringRow, "judge"),
+        (session_driver, "judge"), (session_driver, "check_proposals"), (AwaitedVerdicts, "judge"),
     )  # fmt: skip
     originals = [(place, name, getattr(place, name)) for place, name in places]
     for place, name, original in originals:

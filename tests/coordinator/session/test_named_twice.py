@@ -11,7 +11,7 @@ import pytest
 
 from outrider.benchmarks.step import turn
 from outrider.ports import EventBatch
-from tests.coordinator.session.test_steady_batches import outputs
+from tests.coordinator.session.test_transitions import outputs
 
 
 def in_the_same_columns(batch: EventBatch[Any]) -> EventBatch[Any]:

@@ -5,6 +5,7 @@ again, by a newer generation.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,18 +13,17 @@ import numpy as np
 import pytest
 
 from outrider.columns import AnswerColumns, token_scores
-from outrider.ports import Extend, Proposal, Score, Scores
-from outrider_coordinator.session import steady
-from outrider_coordinator.session.drafting_batch import DraftingBatch
-from outrider_coordinator.session.drafting_row import DraftingRow
+from outrider.ports import Extend, Proposal, Score, Scores, SessionLost
+from outrider_coordinator.session.awaited_proposals import reserve_ahead
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.scoring_batch import ScoringBatch
-from outrider_coordinator.session.scoring_row import ScoringRow
 from outrider_coordinator.session.service_state import DraftFacts
+from outrider_coordinator.session.state import SessionStatus
+from outrider_coordinator.session.table import SessionTable
 from outrider_coordinator.session.target_events import scored_draft
+from outrider_coordinator.session.transitions import awaited, end_wait, is_ahead, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
-from tests.coordinator.session.test_steady_batches import (
+from tests.coordinator.session.test_transitions import (
     VOCAB,
     answer,
     columns_of,
@@ -32,7 +32,6 @@ from tests.coordinator.session.test_steady_batches import (
 )
 
 CHANNEL, LENGTH = 7, 4
-EVERY = slice(None), slice(None)
 
 
 class Sound(random.Random):
@@ -56,16 +55,33 @@ class Crowd:
     is_sampled: bool
     plane: int
 
+    table: SessionTable
+
     @property
     def generations(self) -> list[int]:
         """That come next."""
         return [loop.commands.next_generation for loop in self.loops]
 
-    def batch(self) -> Any:
-        return (DraftingBatch if len(self.loops) > 1 else DraftingRow)(self.loops)
+    @property
+    def index(self) -> Any:
+        """Rows of the sessions."""
+        return np.array([loop.row.index for loop in self.loops])
 
-    def scoring(self) -> Any:
-        return (ScoringBatch if len(self.loops) > 1 else ScoringRow)(self.loops)
+    def batch(self) -> Any:
+        """What the sessions wait for."""
+        return awaited(self.table, self.index)
+
+    def ahead(self) -> tuple[Any, Any]:
+        """What they wait for, and what the target is asked ahead."""
+        reserve_ahead(self.table, self.index)
+        batch = self.batch()
+        return batch, batch.ahead(CHANNEL, self.plane)
+
+    def commit(self, taken: Any) -> None:
+        """Write the rows."""
+        taken.commit()
+        for loop in self.loops:
+            end_wait(loop)
 
     def answers(self, *, channel: int = CHANNEL) -> tuple[list[Any], AnswerColumns[Any]]:
         """Proposals as asked for, and as columns."""
@@ -83,24 +99,23 @@ class Crowd:
 
     def take_directly(self) -> None:
         """All proposals come as they were asked for, here and to the target."""
-        batch, generations = self.batch(), self.generations
-        batch.ahead(CHANNEL, self.plane)
-        events, columns = self.answers()
-        assert batch.take(*EVERY, columns, self.policy, plane=self.plane, channel=CHANNEL).is_direct
-        pairs = zip(self.loops, events, generations, strict=True)
-        self.asked = [steady.take_proposal(loop, event, generation) for loop, event, generation in pairs]
-        assert all(isinstance(command, Score) for command in self.asked)
+        batch, ahead = self.ahead()
+        _, columns = self.answers()
+        taken = batch.take(columns, self.policy, plane=self.plane, ahead=ahead.channel_key)
+        assert taken.is_direct
+        self.asked = list(taken.commands.items())
+        self.commit(taken)
 
 
 def crowd(num_sessions: int, *, temperature: float = 0.0, layers: tuple[int, ...] = ()) -> Crowd:
     policy, chance = DraftLengthPolicy(LENGTH), Sound(num_sessions)
-    found = Crowd([], [], policy, chance, temperature > 0, 3 * bool(layers))
+    found = Crowd([], [], policy, chance, temperature > 0, 3 * bool(layers), SessionTable())
     for number in range(num_sessions):
         plan = make_plan(vocab_size=VOCAB, prompt=(1,) * 300, max_tokens=200, temperature=temperature, seed=number)
-        loop = SessionLoop(plan, policy, draft=DraftFacts(hidden_state_layers=layers))
+        loop = SessionLoop(plan, policy, draft=DraftFacts(hidden_state_layers=layers), table=found.table)
         loop.start(number)
         waiting: Any = next(one for one in with_text_brought(loop, commands_of(loop)) if isinstance(one, Score))
-        while not isinstance(waiting, Extend) or not DraftingBatch.may_hold(loop):
+        while not isinstance(waiting, Extend) or loop.status is not SessionStatus.DRAFTING:
             event = answer(chance, waiting, is_sampled=found.is_sampled)
             loop.on_draft_event(event) if isinstance(event, Proposal) else loop.on_target_event(event)
             said = with_text_brought(loop, commands_of(loop))
@@ -121,33 +136,36 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_asked_ahead_is_what_the_state_machines_ask(kind: dict[str, Any]) -> None:
+def test_what_is_asked_ahead_is_what_follows_from_the_proposals(kind: dict[str, Any]) -> None:
     asked = crowd(**kind)
-    batch, generations = asked.batch(), asked.generations
-    assert not any(batch.is_ahead(row, generation) for row, generation in enumerate(generations))
-    ahead = batch.ahead(CHANNEL, asked.plane)
+    generations = asked.generations
+    numbers = [loop.commands.session for loop in asked.loops]
+    assert not any(is_ahead(asked.table, *one) for one in zip(numbers, generations, strict=True))
+    assert asked.batch().ahead(CHANNEL, asked.plane) is None, "no generations are reserved"
+    batch, ahead = asked.ahead()
     assert ahead.channel == CHANNEL
     assert ahead.proposals.tolist() == [command.generation for command in asked.asked]
     assert ahead.columns.generations.tolist() == generations
     assert ahead.columns.draft_lengths.tolist() == [LENGTH] * len(generations)
     assert not ahead.columns.draft_token_ids.size and ahead.columns.support_counts is None
     assert asked.generations == [generation + 1 for generation in generations]
-    for row, generation in enumerate(generations):
-        found = [each for each in (generation - 1, generation, generation + 1) if batch.is_ahead(row, each)]
-        assert found == [generation]
+    for number, generation in zip(numbers, generations, strict=True):
+        around = (generation - 1, generation, generation + 1)
+        assert [each for each in around if is_ahead(asked.table, number, each)] == [generation]
 
-    events, columns = asked.answers()
+    _, columns = asked.answers()
     assert columns.channel_key == ahead.channel_key
-    taken = batch.take(*EVERY, columns, asked.policy, plane=asked.plane, channel=CHANNEL)
-    assert taken.is_direct and taken.rows == taken.places == list(range(len(generations)))
+    taken = batch.take(columns, asked.policy, plane=asked.plane, ahead=ahead.channel_key)
+    assert taken.is_direct
     supports = None if columns.supports is None else (columns.supports.counts, columns.supports.token_ids)
     direct = ahead.with_proposals(columns.token_ids, supports)
     assert direct.is_direct and not taken.commands.is_direct
-    assert repr(replace(direct, is_direct=False)) == repr(taken.commands)
-    for loop, event, command in zip(asked.loops, events, taken.commands.items(), strict=True):
-        own = steady.take_proposal(loop, event, command.generation)
-        assert repr(own) == repr(replace(command, plane=0))
+    assert repr(list(replace(direct, is_direct=False).items())) == repr(list(taken.commands.items()))
+    asked.commit(taken)
+    for loop, command in zip(asked.loops, taken.commands.items(), strict=True):
         assert loop.target.asked == command.generation < loop.commands.next_generation
+        assert loop.proposal.token_ids == command.draft_token_ids
+        assert not is_ahead(asked.table, loop.commands.session, command.generation)
         assert not commands_of(loop)
 
 
@@ -162,68 +180,84 @@ def fewer(asked: Crowd, events: list[Any]) -> AnswerColumns[Any]:
     return replace(columns_of(events, Proposal), channel=CHANNEL)
 
 
-CASES = ["fewer tokens", "another channel now", "no channel now", "sent by another", "sent by none", "another for both",
-         "no ahead"]  # fmt: skip
-OF_MANY, OF_STATES = [KINDS[i] for i in (0, 1, 2)], [KINDS[i] for i in (2, 5)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "case"),
-    [
-        pytest.param(*kind.values, case, id=f"{kind.id}, {case}")
-        for kinds, cases in ((KINDS, CASES), (OF_MANY, ["a part"]), (OF_STATES, ["another plane"]))
-        for kind in kinds
-        for case in cases
-    ],
-)
+@pytest.mark.parametrize("case", ["fewer tokens", "another key", "no key", "a part", "not reserved"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_as_it_was_asked_ahead_is_asked_by_a_newer_generation(kind: dict[str, Any], case: str) -> None:
     asked = crowd(**kind)
-    batch, generations = asked.batch(), asked.generations
-    if case != "no ahead":
-        batch.ahead(CHANNEL, asked.plane)
-        generations = [generation + 1 for generation in generations]
+    key = b""
+    if case != "not reserved":
+        _, ahead = asked.ahead()
+        key = ahead.channel_key
+    generations = asked.generations
     events, columns = asked.answers()
-    which: Any = EVERY
-    more = {"plane": asked.plane, "channel": CHANNEL}
     if case == "fewer tokens":
         columns = fewer(asked, events)
-    elif case == "another channel now":
-        more["channel"] = CHANNEL + 1
-    elif case == "no channel now":
-        more["channel"] = 0
-    elif case == "sent by another":
-        columns = replace(columns, channel=CHANNEL + 1)
-    elif case == "another for both":
-        columns, more["channel"] = replace(columns, channel=CHANNEL + 1), CHANNEL + 1
-    elif case == "sent by none":
-        columns = replace(columns, channel=0)
-    elif case == "another plane":
-        more["plane"] = asked.plane + 1
-    elif case == "a part":
-        which = np.array([0, 2]), np.array([0, 2])
-    taken = batch.take(*which, columns, asked.policy, **more)
+    elif case == "another key":
+        key = key[:-1] + b"x"
+    elif case == "no key":
+        key = b""
+    elif case == "not reserved":
+        key = columns.channel_key
+    which = np.array([0, 2]) if case == "a part" and len(asked.loops) > 1 else np.arange(len(asked.loops))
+    chosen = columns.selected(which) if case == "a part" else columns
+    rows = asked.table.indices(chosen.sessions.tolist())
+    ((_, batch),) = proposals_for(asked.table, rows, chosen)
+    taken: Any = batch.take(chosen, asked.policy, plane=asked.plane, ahead=key)
+    if case == "a part" and len(asked.loops) == 1:
+        assert taken.is_direct
+        return
     assert not taken.is_direct
-    assert len(taken.rows) == (2 if case == "a part" else len(asked.loops))
-    for row, command in zip(taken.rows, taken.commands.items(), strict=True):
+    for row, command in zip(which.tolist(), taken.commands.items(), strict=True):
         assert command.generation == generations[row]
         asked.loops[row].on_draft_event(events[row])
         sent = [one for one in commands_of(asked.loops[row]) if isinstance(one, Score)]
         assert repr(sent) == repr([replace(command, plane=0)])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_awaited_holds_while_the_rows_have_not_changed(kind: dict[str, Any]) -> None:
+    asked = crowd(**kind)
+    batch = asked.batch()
+    _, columns = asked.answers()
+    assert batch.is_of(columns)
+    loop = asked.loops[-1]
+    changes: tuple[Callable[[], None], ...] = (loop.pause, loop.resume, loop.commands.skip_generation)
+    for change in changes:
+        change()
+        assert not batch.is_of(columns)
+        batch = asked.batch()
+        assert batch.is_of(columns)
+    late = replace(columns, generations=columns.generations - 1)
+    assert not asked.batch().is_of(late)
+    assert not asked.batch().is_of(replace(columns, base_lengths=columns.base_lengths + 1))
+
+
 def test_a_session_that_was_asked_for_something_else_since_has_no_direct_proposal() -> None:
     asked = crowd(1)
-    (loop,), (generation,), batch = asked.loops, asked.generations, asked.batch()
-    batch.ahead(CHANNEL, 0)
-    loop.commands.skip_generation()
-    (event,), _ = asked.answers()
-    assert steady.take_proposal(loop, event, generation) is None
+    _, ahead = asked.ahead()
+    asked.loops[0].commands.skip_generation()
+    _, columns = asked.answers()
+    taken = asked.batch().take(columns, asked.policy, ahead=ahead.channel_key)
+    assert not taken.is_direct and taken.commands.generations.item() > ahead.columns.generations.item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_that_says_it_lost_what_was_asked_ahead_is_sent_the_proposals(kind: dict[str, Any]) -> None:
+    """It refused them before they came here, and waits for nothing."""
+    asked = crowd(**kind)
+    before, ahead = asked.ahead()
+    generation = ahead.columns.generations.tolist()[0]
+    asked.loops[0].on_target_event(SessionLost(asked.loops[0].commands.session, generation, "not of the vocabulary"))
+    _, columns = asked.answers()
+    assert not before.is_of(columns)
+    taken = asked.batch().take(columns, asked.policy, plane=asked.plane, ahead=ahead.channel_key)
+    assert not taken.is_direct and taken.commands.generations.tolist()[0] > generation
 
 
 def test_a_step_without_its_proposal_is_newer_than_what_was_asked_ahead() -> None:
     asked = crowd(1)
     (loop,) = asked.loops
-    ahead = asked.batch().ahead(CHANNEL, 0)
+    _, ahead = asked.ahead()
     loop.draft_timed_out(loop.step)
     (plain,) = [one for one in commands_of(loop) if isinstance(one, Score)]
     assert plain.generation > ahead.columns.generations.item() and not plain.draft_token_ids
@@ -237,12 +271,14 @@ def test_scores_of_the_proposals_that_came_here_are_taken(kind: dict[str, Any]) 
     asked = crowd(**kind)
     asked.take_directly()
     _, columns = asked.scores()
-    taken = asked.scoring().take(*EVERY, columns, asked.policy, channel=CHANNEL)
-    assert taken.rows == list(range(len(asked.loops)))
+    taken = asked.batch().take(columns, asked.policy, channel=CHANNEL)
+    assert list(taken.places) == list(range(len(asked.loops)))
     assert taken.commands.channel == CHANNEL
     if len(asked.loops) > 1:
-        some = np.array([0, 2])
-        assert asked.scoring().take(some, some, columns, asked.policy).rows == [0, 2]
+        some = columns.selected(np.array([0, 2]))
+        ((places, found),) = scores_for(asked.table, asked.table.indices(some.sessions.tolist()), some)
+        some_taken: Any = found.take(some, asked.policy)
+        assert places.tolist() == [0, 1] and len(some_taken.places) == 2
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -253,10 +289,7 @@ def test_scores_of_other_proposals_are_not_taken(kind: dict[str, Any], place: in
     _, columns = asked.scores()
     assert columns.draft_token_ids is not None
     columns.draft_token_ids[place] = (columns.draft_token_ids[place] + 1) % VOCAB
-    assert asked.scoring().take(*EVERY, columns, asked.policy, channel=CHANNEL) is None
-    if len(asked.loops) > 1:
-        others = np.array([1, 2] if place == 0 else [0, 1])
-        assert asked.scoring().take(others, others, columns, asked.policy).rows == others.tolist()
+    assert asked.batch().take(columns, asked.policy, channel=CHANNEL) is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -1,4 +1,4 @@
-"""Steady batches: columns of commands are those that the state machines would send; outputs stay the target's."""
+"""Transitions of many sessions: commands and rows are those of the transitions of one; outputs stay the target's."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ import pytest
 
 from outrider.benchmarks.step import turn
 from outrider.benchmarks.step.stand_in import follow
-from outrider.columns import AnswerColumns, StateColumns, SupportColumns, token_scores
+from outrider.columns import AnswerColumns, ExtendColumns, StateColumns, SupportColumns, token_scores
 from outrider.config import CoordinatorSettings
 from outrider.demo import TARGET
 from outrider.generation import GenerationRequest
 from outrider.planes import PlaneReference
-from outrider.ports import Extend, ItemTiming, Prepare, Proposal, Score, Scores
+from outrider.ports import Extend, Proposal, Score, Scores
 from outrider.types import HiddenStates, SamplingParams, SparseEvidence, SparseScores
-from outrider_coordinator.requests.steady_driver import SteadyDriver
+from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
-from outrider_coordinator.session.drafting_batch import DraftingBatch
-from outrider_coordinator.session.drafting_row import DraftingRow
+from outrider_coordinator.session.awaited_proposals import AwaitedProposals
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.plain_batch import PlainBatch
-from outrider_coordinator.session.scoring_batch import ScoringBatch
-from outrider_coordinator.session.scoring_row import ScoringRow
 from outrider_coordinator.session.service_state import DraftFacts
+from outrider_coordinator.session.table import LENGTH, REASON, SessionTable
+from outrider_coordinator.session.transitions import (
+    JudgedStep,
+    awaited,
+    end_step,
+    end_wait,
+    proposals_for,
+    scores_for,
+)
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 
 VOCAB, NUM_SESSIONS = 12, 7
-OF_ONE: dict[Any, Any] = {DraftingBatch: DraftingRow, ScoringBatch: ScoringRow}
-TIMING = ItemTiming(1, 2, 3, 4, 10)
 
 
 def columns_of(events: list[Any], make: Any) -> AnswerColumns[Any]:
@@ -150,7 +153,7 @@ def sparse_form(chance: random.Random, command: Score, highest: int) -> SparseSc
 
 def new_loop(
     chance: random.Random, seed: int, policy: DraftLengthPolicy, *, temperature: float = 0.0, num_more: int = 0,
-    layers: tuple[int, ...] = (),
+    layers: tuple[int, ...] = (), table: SessionTable | None = None,
 ) -> SessionLoop:  # fmt: skip
     plan = make_plan(
         vocab_size=VOCAB,
@@ -159,11 +162,104 @@ def new_loop(
         temperature=temperature,
         seed=seed,
         stop_token_ids=(5,) * chance.randrange(2),
+        num_speculative_tokens=chance.choice((None, None, 0, 2)) if policy.is_controlled else None,
     )
     facts = DraftFacts(max_length=chance.choice((0, 280)), hidden_state_layers=layers)
-    return SessionLoop(plan, policy, draft=facts)
+    loop = SessionLoop(plan, policy, draft=facts, table=table)
+    policy.enter(loop.speculation, "target")
+    return loop
 
 
+class Twins:
+    """Sessions in a table, and the same ones by themselves, which only take the transitions of one session."""
+
+    def __init__(
+        self, chance: random.Random, num_sessions: int, length: int, *, is_controlled: bool = False, **more: Any
+    ) -> None:
+        state = chance.getstate()
+        self.table = SessionTable()
+        self.policies = [DraftLengthPolicy(length, is_controlled=is_controlled) for _ in range(2)]
+        self.loops, self.alone = ([], [])  # type: tuple[list[SessionLoop], list[SessionLoop]]
+        for loops, policy, table in zip((self.loops, self.alone), self.policies, (self.table, None), strict=True):
+            chance.setstate(state)
+            loops += [new_loop(chance, number, policy, table=table, **more) for number in range(num_sessions)]
+        self.waiting: dict[int, Extend | Score] = {}
+        """What each session was asked last, by its number."""
+        for number, both in enumerate(zip(self.loops, self.alone, strict=True)):
+            for loop in both:
+                loop.start(number)
+            self.note(number, *(with_text_brought(loop, commands_of(loop)) for loop in both))
+
+    def note(self, number: int, said: list[Any], expected: list[Any]) -> None:
+        """What a session says, which is what it says alone."""
+        assert repr(said) == repr(expected)  # arrays among the fields are no booleans
+        assert self.loops[number].row.values.tolist() == self.alone[number].row.values.tolist()
+        assert self.loops[number].proposal.token_ids == self.alone[number].proposal.token_ids
+        assert self.loops[number].tokens.output == self.alone[number].tokens.output
+        assert vars(self.loops[number].draft.states).keys() == vars(self.alone[number].draft.states).keys()
+        assert repr(self.loops[number].draft.states.first_part()) == repr(self.alone[number].draft.states.first_part())
+        sent = [command for command in expected if isinstance(command, Extend | Score)]
+        self.waiting.pop(number, None)
+        self.waiting |= {number: sent[-1]} if sent else {}
+
+    def step_alone(self, event: Any) -> None:
+        """An answer by the transitions of one session, for both."""
+        both = self.loops[event.session], self.alone[event.session]
+        said = []
+        for loop in both:
+            take = loop.on_draft_event if isinstance(event, Proposal) else loop.on_target_event
+            take(event)
+            said.append(with_text_brought(loop, commands_of(loop)))
+        self.note(event.session, *said)
+
+    def step_together(self, events: list[Any], columns: AnswerColumns[Any], **more: Any) -> set[int]:
+        """Answers by the transitions of many, as far as they take them, and alone by those of one: whose they were."""
+        by_number = {event.session: event for event in events}
+        taken: set[int] = set()
+        for found, own in self.found_for(columns):
+            results = found.take(own, self.policies[0], **more)
+            if results is None:
+                continue
+            token_ids = results.commit()
+            commands = list(results.commands.items())
+            numbers = [command.session for command in commands]
+            taken |= set(numbers)
+            if isinstance(found, AwaitedProposals):
+                for number in numbers:
+                    end_wait(self.loops[number])
+            else:
+                self.end_steps(found, own, results, token_ids or [])
+            for number, command in zip(numbers, commands, strict=True):
+                loop, alone = self.loops[number], self.alone[number]
+                event = by_number[number]
+                (alone.on_draft_event if isinstance(event, Proposal) else alone.on_target_event)(event)
+                plane = {"plane": 0} if isinstance(command, Score) else {}
+                self.note(number, [replace(command, **plane), *commands_of(loop)], commands_of(alone))
+        return taken
+
+    def end_steps(self, found: Any, own: AnswerColumns[Any], results: Any, token_ids: list[list[int]]) -> None:
+        states = own.states_at(results.places)
+        is_drafting = isinstance(results.commands, ExtendColumns)
+        for place, drafted, accepted, new, each in zip(
+            results.places, results.num_drafted.tolist(), results.num_accepted.tolist(), token_ids, states, strict=True
+        ):
+            row = found.own[place]
+            step = JudgedStep(row.item(LENGTH), drafted, accepted, new, row.item(REASON))
+            end_step(found.sessions[place], step, each, is_drafting=is_drafting)
+
+    def found_for(self, columns: AnswerColumns[Any]) -> Any:
+        """What is awaited, put down before for all, or on the spot for those whose answers are in order."""
+        rows = self.table.indices(columns.sessions.tolist())
+        whole = awaited(self.table, np.array(rows)) if min(rows) >= 0 else None
+        if whole is not None and whole.is_of(columns):
+            yield whole, columns
+            return
+        is_proposal = columns.make is Proposal
+        for places, found in (proposals_for if is_proposal else scores_for)(self.table, rows, columns):
+            yield found, columns.selected(places)
+
+
+@pytest.mark.parametrize("is_controlled", [False, True])
 @pytest.mark.parametrize(
     ("length", "temperature", "layers", "num_sessions"),
     [
@@ -182,56 +278,37 @@ def new_loop(
         (4, 1.0, (), 1),
         (4, 0.0, (1, 3), 1),
         (4, 1.0, (1, 3), 1),
+        (0, 0.0, (), 1),
     ],
 )
-def test_columns_hold_what_the_state_machines_send(
-    length: int, temperature: float, layers: tuple[int, ...], num_sessions: int
+def test_many_sessions_do_what_each_does_alone(
+    length: int, temperature: float, layers: tuple[int, ...], num_sessions: int, is_controlled: bool
 ) -> None:
     chance = random.Random(length)
-    num_prepared = 0
     count: Counter[str] = Counter()
-    for seed in range(12 * NUM_SESSIONS // num_sessions):
-        policy = DraftLengthPolicy(length)
-        num_more = 0 if length else 60
-        loops = [
-            new_loop(chance, seed, policy, temperature=temperature, num_more=num_more, layers=layers)
-            for _ in range(num_sessions)
-        ]
-        waiting: dict[int, Any] = {}
-        for number, loop in enumerate(loops):
-            loop.start(number)
-            said = with_text_brought(loop, commands_of(loop))
-            waiting[number] = next(command for command in said if isinstance(command, Score))
-        while waiting:
-            sessions = [loop for loop in loops if loop.commands.session in waiting]
-            kind = type(chance.choice(list(waiting.values())))
-            asked = {number: command for number, command in waiting.items() if isinstance(command, kind)}
-            events = [answer(chance, command, is_sampled=temperature > 0) for command in asked.values()]
-            batch_kind: Any = DraftingBatch if kind is Extend else ScoringBatch if length else PlainBatch
-            taken = take(chance, sessions, events, batch_kind, policy, is_alone=num_sessions == 1)
-            for event in events:
-                loop = loops[event.session]
-                if event.generation != asked[event.session].generation:
-                    assert event.session not in taken
-                    continue  # it is late, and the right one is still to come
-                if isinstance(event, Proposal):
-                    loop.on_draft_event(event)
-                else:
-                    loop.on_target_event(event)
-                said = commands_of(loop)
-                said = with_text_brought(loop, said) if layers else said
-                sent = [command for command in said if isinstance(command, Extend | Score)]
-                num_prepared += sum(isinstance(command, Prepare) for command in said if event.session in taken)
+    for _ in range(8 * NUM_SESSIONS // num_sessions):
+        more = {"temperature": temperature, "layers": layers, "num_more": 0 if length else 60}
+        twins = Twins(chance, num_sessions, length, is_controlled=is_controlled, **more)
+        while twins.waiting:
+            kind = type(chance.choice(list(twins.waiting.values())))
+            asked = [command for command in twins.waiting.values() if isinstance(command, kind)]
+            chance.shuffle(asked)
+            asked = asked[: chance.choice((1, len(asked), len(asked)))]
+            events: list[Any] = [answer(chance, command, is_sampled=temperature > 0) for command in asked]
+            together = [event for event in events if chance.random() < 0.9]
+            with_states = [event for event in together if isinstance(event, Scores) and event.hidden_states is not None]
+            together = with_states or together  # as columns hold them
+            columns = columns_of(together, Proposal if kind is Extend else token_scores) if together else None
+            plane = {"plane": 3} if kind is Extend else {}
+            taken = set() if columns is None else twins.step_together(together, columns, **plane)
+            count["together"] += len(taken)
+            for event, command in zip(events, asked, strict=True):
                 if event.session in taken:
-                    count["taken"] += 1
-                    expected = taken[event.session]
-                    expected = replace(expected, plane=0) if layers and kind is Extend else expected
-                    assert repr(sent) == repr([expected])  # arrays among the fields are no booleans
-                count["left"] += event.session not in taken
-                waiting.pop(event.session)
-                waiting |= {event.session: sent[-1]} if sent else {}
-    assert count["taken"] > count["left"] / (2 if num_sessions == 1 else 1) > 0  # a row takes what a batch takes whole
-    assert bool(num_prepared) == (not length)
+                    assert event.generation == command.generation
+                elif event.generation == command.generation:  # otherwise it is late, and the right one is to come
+                    count["alone"] += 1
+                    twins.step_alone(event)
+    assert count["alone"] and count["together"] > (50 if is_controlled else count["alone"] / 2), count
 
 
 def with_text_brought(loop: SessionLoop, said: list[Any]) -> list[Any]:
@@ -245,35 +322,6 @@ def with_text_brought(loop: SessionLoop, said: list[Any]) -> list[Any]:
             loop.on_draft_event(Proposal(command.session, command.generation, held, ()))
     more = commands_of(loop)
     return [*said, *with_text_brought(loop, more)] if more else said
-
-
-def take(
-    chance: random.Random, sessions: list[SessionLoop], events: list[Any], batch_kind: Any, policy: DraftLengthPolicy,
-    *, is_alone: bool,
-) -> dict[int, Any]:  # fmt: skip
-    """By session the commands that a batch makes of the answers, some of them left out and in any order."""
-    with_states = [event for event in events if isinstance(event, Scores) and event.hidden_states is not None]
-    events = with_states or events  # as columns hold them
-    held = [loop for loop in sessions if batch_kind.may_hold(loop)]
-    if not held:
-        return {}
-    chance.shuffle(held)
-    make = OF_ONE[batch_kind] if is_alone else batch_kind
-    batch = make(held)
-    rows = {int(number): row for row, number in enumerate(batch.numbers)}
-    places = [place for place, event in enumerate(events) if event.session in rows and chance.random() < 0.95]
-    if not places:
-        return {}
-    is_whole = chance.random() < (0.5 if make is batch_kind else 0.95) and len(places) == len(held) == len(events)
-    if is_whole:
-        batch = make([next(one for one in held if one.commands.session == event.session) for event in events])
-    is_drafting = batch_kind is DraftingBatch
-    columns = columns_of(events, Proposal if is_drafting else token_scores)
-    more = {"plane": 3} if is_drafting else {}
-    taken_rows = np.array([rows[events[place].session] for place in places])
-    which = (slice(None), slice(None)) if is_whole else (np.array(places), taken_rows)
-    found = batch.take(*which, columns, policy, **more)
-    return {} if found is None else {command.session: command for command in found.commands.items()}
 
 
 async def generate(coordinator: Coordinator, request: GenerationRequest, *, num_deltas: int | None) -> Any:
@@ -343,19 +391,19 @@ async def outputs(
 async def test_outputs_and_counts_are_those_without_columns(
     lengths: tuple[int, ...], temperatures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_confirmed = 0
-    confirm = SteadyDriver._confirm_scores
+    num_together = 0
+    end_steps = BatchDriver._end_steps
 
-    def counted(self: SteadyDriver, *arguments: Any) -> None:
-        nonlocal num_confirmed
-        num_confirmed += len(arguments[-1])
-        confirm(self, *arguments)
+    def counted(self: BatchDriver, *arguments: Any) -> None:
+        nonlocal num_together
+        num_together += len(arguments[-1].places)
+        end_steps(self, *arguments)
 
-    monkeypatch.setattr(SteadyDriver, "_confirm_scores", counted)
+    monkeypatch.setattr(BatchDriver, "_end_steps", counted)
     plain = await outputs(columns=False, lengths=lengths, temperatures=temperatures)
-    assert not num_confirmed
+    assert not num_together
     assert await outputs(columns=True, lengths=lengths, temperatures=temperatures) == plain
-    assert num_confirmed > 100
+    assert num_together > 100
 
 
 async def test_outputs_are_the_targets_own_where_lengths_are_controlled() -> None:

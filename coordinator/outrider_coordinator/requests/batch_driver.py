@@ -1,0 +1,356 @@
+"""Batch driver: columns of answers to the transitions of many sessions, and their commands to the links.
+
+Commands leave first. What they do not depend on waits until they have left, or until anything else happens to a
+session: text, statistics, timers, hidden states that are kept, and what is awaited next (``session.awaited``).
+
+Where a draft may send its proposals to the target directly, the target is told of what it will score while the draft
+computes (``ScoreAhead``), and nothing is sent when they come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from outrider.columns import FEWEST_PLAIN_ROWS, AnswerColumns, ExtendColumns, ScoreColumns
+from outrider.ports import DraftEvent, EventBatch, ItemTiming, TargetEvent
+from outrider_coordinator.acceptance import NextToken, Verdict
+from outrider_coordinator.requests.draft_waits import DraftWaits
+from outrider_coordinator.requests.early_scores import EarlyScores
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.routing.services import DraftReplica, TargetReplica
+from outrider_coordinator.session.actions import DraftWaitEnded, StepEnded
+from outrider_coordinator.session.awaited_proposals import AwaitedProposals, TakenProposals, reserve_ahead
+from outrider_coordinator.session.awaited_scores import AwaitedScores, TakenScores
+from outrider_coordinator.session.state import reason_of
+from outrider_coordinator.session.table import LENGTH, REASON, Ints, SessionTable
+from outrider_coordinator.session.transitions import (
+    JudgedStep,
+    awaited,
+    end_step,
+    end_wait,
+    is_ahead,
+    proposals_for,
+    scores_for,
+)
+from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.stats.request_timings import RequestTimings
+
+_now = RequestTimings.now
+_MAX_WAITING = 64
+"""Batches that may wait to be answered; those of regrouped sessions are never answered whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Requests of one target and one draft, and what their sessions wait for."""
+
+    awaited: AwaitedProposals | AwaitedScores
+    requests: Sequence[RequestState]
+    target: TargetReplica
+    draft: DraftReplica | None
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Answers whose commands were sent; the rest of the step is still to be done."""
+
+    batch: _Batch
+    taken: TakenProposals | TakenScores
+    answers: AnswerColumns[Any]
+    places: Sequence[int]
+    """Of what was taken, among all answers of the message's columns."""
+    arrived: float
+    handled: float
+
+    token_ids: list[list[int]] | None = None
+    """New ones of a step that ended; None: not committed yet."""
+
+    def commit(self) -> None:
+        """Write the rows as they are from now on, once."""
+        if self.token_ids is None:
+            self.token_ids = self.taken.commit() or []
+
+    def steps(self) -> Iterator[JudgedStep]:
+        """The steps that ended."""
+        taken, own = self.taken, self.batch.awaited.own
+        if isinstance(taken, TakenScores) and self.token_ids is not None:
+            bases, reasons = own[taken.places, LENGTH].tolist(), own[taken.places, REASON].tolist()
+            counts = taken.num_drafted.tolist(), taken.num_accepted.tolist()
+            yield from map(JudgedStep, bases, *counts, self.token_ids, reasons)
+
+    @property
+    def requests(self) -> Sequence[RequestState]:
+        """Those whose answers were taken."""
+        taken, requests = self.taken, self.batch.requests
+        if isinstance(taken, TakenScores) and len(taken.places) < len(requests):
+            return [requests[place] for place in taken.places]
+        return requests
+
+    @property
+    def index(self) -> Ints:
+        """Their rows."""
+        taken, index = self.taken, self.batch.awaited.index
+        return index[list(taken.places)] if isinstance(taken, TakenScores) and len(taken.places) < len(index) else index
+
+
+class BatchDriver:
+    """Transitions of one coordinator's sessions by columns of answers."""
+
+    def __init__(
+        self,
+        table: SessionTable,
+        policy: DraftLengthPolicy,
+        draft_waits: DraftWaits,
+        *,
+        find: Callable[[int], RequestState | None],
+        act_on: Callable[[RequestState], object],
+        fail: Callable[[RequestState, Exception], None],
+        plane_between: Callable[[TargetReplica, DraftReplica | None], int],
+        channel_between: Callable[[TargetReplica, DraftReplica | None], int],
+    ) -> None:
+        """``find`` a request by its session's number; ``act_on`` does what a request's session asks for; ``fail`` ends
+        a request with an error. ``plane_between`` and ``channel_between`` are as for ``SessionDriver``.
+        """
+        self._table, self._policy, self._draft_waits = table, policy, draft_waits
+        self._find, self._act_on, self._fail = find, act_on, fail
+        self._plane_between, self._channel_between = plane_between, channel_between
+        self._waiting: dict[bytes, _Batch] = {}
+        """By the numbers of their sessions."""
+        self._taken: list[_Taken] = []
+        self._ahead: dict[DraftReplica, tuple[bytes, int, int]] = {}
+        """Of each draft the key of the last ``ScoreAhead``, its channel and its plane."""
+        self.early = EarlyScores(partial(is_ahead, table))
+
+    def take_proposals(
+        self, replica: DraftReplica, batch: EventBatch[DraftEvent], arrived: float
+    ) -> EventBatch[DraftEvent]:
+        """Bring proposals to their targets; what is left of the message."""
+        return self._without_taken(batch, partial(self._take_proposals, replica, arrived))
+
+    def take_scores(
+        self, replica: TargetReplica, batch: EventBatch[TargetEvent], arrived: float
+    ) -> EventBatch[TargetEvent]:
+        """Judge scores, and ask for the next steps; what is left of the message."""
+        return self._without_taken(batch, partial(self._take_scores, replica, arrived))
+
+    def _take_proposals(self, replica: DraftReplica, arrived: float, answers: AnswerColumns[Any]) -> Iterator[_Taken]:
+        key, *means = self._ahead.pop(replica, (b"", 0, 0))
+        waiting = self._waiting_for(answers)
+        if waiting is not None and isinstance(waiting.awaited, AwaitedProposals) and waiting.draft is replica:
+            plane, channel = (
+                self._plane_between(waiting.target, replica),
+                self._channel_between(waiting.target, replica),
+            )
+            is_same = answers.channel != 0 and answers.channel == channel and means == [channel, plane]
+            taken = waiting.awaited.take(answers, self._policy, plane=plane, ahead=key if is_same else b"")
+            if taken is not None:
+                yield self._sent_on(waiting, taken, answers, range(len(answers.sessions)), arrived)
+                return
+        for target, draft, group in self._groups(answers):
+            chosen = _selected(answers, group)
+            for places, found in proposals_for(self._table, self._rows(chosen), chosen):
+                own, plane = _selected(chosen, places), self._plane_between(target, draft)
+                taken = found.take(own, self._policy, plane=plane) if draft is replica else None
+                if taken is not None:
+                    batch = _Batch(found, self._requests(own), target, draft)
+                    yield self._sent_on(batch, taken, own, group[places].tolist(), arrived)
+
+    def _sent_on(
+        self, batch: _Batch, taken: TakenProposals, answers: AnswerColumns[Any], places: Sequence[int], arrived: float
+    ) -> _Taken:
+        if not taken.is_direct:
+            _send(batch.target, taken.commands)
+        elif not self.early.are_held(batch.target):
+            batch.target.connection.note_direct(taken.commands)
+        return _Taken(batch, taken, answers, places, arrived, _now())
+
+    def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerColumns[Any]) -> Iterator[_Taken]:
+        waiting = self._waiting_for(answers)
+        if waiting is not None and isinstance(waiting.awaited, AwaitedScores) and waiting.target is replica:
+            channel = self._channel_between(replica, waiting.draft)
+            taken: Any = waiting.awaited.take(answers, self._policy, channel=channel)
+            if taken is not None:
+                yield self._asked_next(waiting, taken, answers, taken.places, arrived)
+                return
+        for target, draft, group in self._groups(answers):
+            chosen, channel = _selected(answers, group), self._channel_between(target, draft)
+            for places, found in scores_for(self._table, self._rows(chosen), chosen):
+                own = _selected(chosen, places)
+                taken = found.take(own, self._policy, channel=channel) if target is replica else None
+                if taken is not None:
+                    batch = _Batch(found, self._requests(own), target, draft)
+                    yield self._asked_next(batch, taken, own, group[places][list(taken.places)].tolist(), arrived)
+
+    def _asked_next(
+        self, batch: _Batch, taken: TakenScores, answers: AnswerColumns[Any], places: Sequence[int], arrived: float
+    ) -> _Taken:
+        asked: Any = batch.draft if isinstance(taken.commands, ExtendColumns) else batch.target
+        _send(asked, taken.commands)
+        return _Taken(batch, taken, answers, places, arrived, _now())
+
+    def _waiting_for(self, answers: AnswerColumns[Any]) -> _Batch | None:
+        """The batch that the answers are for: all of them, in its order."""
+        waiting = self._waiting.pop(answers.sessions.tobytes(), None)
+        return waiting if waiting is not None and waiting.awaited.is_of(answers) else None
+
+    def _without_taken(
+        self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], Iterator[_Taken]]
+    ) -> EventBatch[Any]:
+        """What is left of a message: single events, once ``take`` has sent the commands that follow its columns."""
+        if not batch.columns:
+            return batch
+        events: list[Any] = list(batch.events)
+        timings: list[Any] = list(batch.timings)
+        named: set[int] = set()
+        """Sessions of the columns before: what is said of them once more comes after them."""
+        for answers in batch.columns:
+            done: list[_Taken] = []
+            if len(batch.columns) == 1 or named.isdisjoint(answers.sessions.tolist()):
+                for one in take(answers):
+                    done.append(one)
+                    self._taken.append(one)
+            if len(batch.columns) > 1:
+                named.update(answers.sessions.tolist())
+            if sum([len(one.places) for one in done]) < len(answers.sessions):
+                taken = {place for one in done for place in one.places}
+                left = [place for place in range(len(answers.sessions)) if place not in taken]
+                events += answers.events(left)
+                timings += answers.timings(left) if answers.timings_ns else []
+        return EventBatch(tuple(events), batch.report, tuple(timings))
+
+    def _groups(self, answers: AnswerColumns[Any]) -> Iterator[tuple[TargetReplica, DraftReplica | None, Ints]]:
+        """Places of answers by the services of their sessions, each session once; all rows are up to date then."""
+        for one in self._taken:
+            one.commit()
+        groups: dict[Any, list[int]] = {}
+        found: set[int] = set()
+        for place, number in enumerate(answers.sessions.tolist()):
+            request = self._find(number)
+            if request is not None and request.place.target is not None and number not in found:
+                found.add(number)
+                groups.setdefault((request.place.target, request.place.draft), []).append(place)
+        for (target, draft), places in groups.items():
+            yield target, draft, np.array(places)
+
+    def _rows(self, answers: AnswerColumns[Any]) -> list[int]:
+        return self._table.indices(answers.sessions.tolist())
+
+    def _requests(self, answers: AnswerColumns[Any]) -> list[RequestState]:
+        return [request for request in map(self._find, answers.sessions.tolist()) if request is not None]
+
+    def has_taken(self, events: Sequence[DraftEvent | TargetEvent]) -> bool:
+        """Whether an event is of a session of which something is still to be done."""
+        if not (self._taken and events):
+            return False
+        taken = {request.session for one in self._taken for request in one.requests}
+        return any(event.session in taken for event in events)
+
+    # After the commands have left.
+
+    def settle(self) -> list[RequestState]:
+        """Do what has waited for the commands to leave; the requests whose steps have ended."""
+        if not self._taken:
+            return []
+        done, self._taken = self._taken, []
+        ended: list[RequestState] = []
+        for one in done:
+            one.commit()
+        for one in done:
+            if isinstance(one.taken, TakenProposals):
+                self._end_waits(one)
+            else:
+                self._end_steps(one, one.taken)
+                ended += one.requests
+        is_alone = sum(isinstance(one.taken.commands, ExtendColumns) for one in done) == 1
+        for one in done:
+            self._await(one, may_score_ahead=is_alone)
+        return ended
+
+    def _end_waits(self, one: _Taken) -> None:
+        if one.batch.draft is not None:
+            self._draft_waits.note_response(one.batch.draft, one.requests)
+        for request, timing in zip(one.requests, one.answers.timings(range(len(one.places))), strict=True):
+            end_wait(request.loop)
+            request.clear_draft_timer()
+            request.note(DraftWaitEnded(timing), one.arrived, one.handled)
+
+    def _end_steps(self, one: _Taken, taken: TakenScores) -> None:
+        places, is_drafting = taken.places, isinstance(taken.commands, ExtendColumns)
+        answers = zip(one.requests, one.answers.timings(places), one.answers.states_at(places), strict=True)
+        for (request, timing, states), step in zip(answers, one.steps(), strict=True):
+            try:
+                end_step(request.loop, step, states, is_drafting=is_drafting)
+                self._note_step(request, step, timing, one)
+                if is_drafting:
+                    self._draft_waits.begin(request, request.loop.step)
+                elif request.loop.actions:  # a ``Prepare``
+                    self._act_on(request)
+            except Exception as error:
+                self._fail(request, error)
+
+    @staticmethod
+    def _note_step(request: RequestState, step: JudgedStep, timing: ItemTiming | None, one: _Taken) -> None:
+        """Output and statistics of a step."""
+        base, num_drafted, num_accepted, token_ids, index = step
+        reason = reason_of(index)
+        if not num_drafted:
+            request.note_plain(token_ids[0], reason, timing, one.arrived, one.handled)
+            return
+        source = NextToken.BONUS if num_accepted == num_drafted else NextToken.RECOVERED
+        verdict, number = Verdict(num_accepted, token_ids[-1], source), request.loop.step - 1
+        ended = StepEnded(number, base, num_drafted, verdict, tuple(token_ids), None, reason, timing, is_prefill=False)
+        request.note(ended, one.arrived, one.handled)
+
+    def _await(self, one: _Taken, *, may_score_ahead: bool) -> None:
+        """Put down what follows from the next answers to these requests."""
+        index, batch = one.index, one.batch
+        if (index < 0).any() or any(request.is_over for request in one.requests):
+            return
+        commands = one.taken.commands
+        channel = 0
+        if may_score_ahead and isinstance(commands, ExtendColumns) and self._may_score_ahead(one, commands):
+            channel = commands.channel
+            reserve_ahead(self._table, index)
+        found = awaited(self._table, index)
+        if found is None:
+            return
+        if len(self._waiting) >= _MAX_WAITING:
+            self._waiting.clear()
+        self._waiting[found.numbers.tobytes()] = _Batch(found, one.requests, batch.target, batch.draft)
+        if channel and isinstance(found, AwaitedProposals) and batch.draft is not None:
+            plane = self._plane_between(batch.target, batch.draft)
+            if (ahead := found.ahead(channel, plane)) is not None:
+                self._ahead[batch.draft] = ahead.channel_key, channel, plane
+                batch.target.connection.send_alone(ahead)
+
+    def _may_score_ahead(self, one: _Taken, commands: ExtendColumns) -> bool:
+        """Whether all that a draft computes now may go to the target directly."""
+        target, draft = one.batch.target, one.batch.draft
+        if draft is None or not (commands.channel and commands.channel == self._channel_between(target, draft)):
+            return False
+        if draft.connection.num_steps_open != len(commands):
+            return False
+        return commands.states is None or bool(self._plane_between(target, draft))
+
+
+def _selected(answers: AnswerColumns[Any], places: Ints) -> AnswerColumns[Any]:
+    """The answers at these places, with their times."""
+    if len(places) == len(answers.sessions) and (places == np.arange(len(places))).all():
+        return answers
+    times = answers.timings(places.tolist()) if answers.timings_ns else []
+    return replace(answers.selected(places), timings_ns=[each for one in times if one for each in one.numbers])
+
+
+def _send(replica: TargetReplica | DraftReplica, commands: ExtendColumns | ScoreColumns) -> None:
+    """A few commands of plain steps are quicker one by one."""
+    is_plain = isinstance(commands, ScoreColumns) and not commands.draft_token_ids.size
+    if replica.connection.reads_columns and not (is_plain and len(commands) < FEWEST_PLAIN_ROWS):
+        replica.send_columns(commands)
+        return
+    for command in commands.items():
+        replica.send(command)  # type: ignore[arg-type]

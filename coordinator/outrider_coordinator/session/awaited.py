@@ -1,0 +1,67 @@
+"""Awaited answers: what rows of a session table wait for, and what follows from it, put down while services compute.
+
+A cache: it is derived from the rows, holds while they have not changed (``is_of``), and is made anew where it does not.
+Each kind has the commands of all sessions but for what the answers bring, and the rows as they will be.
+
+Shape letters: ``B`` sessions, ``C`` columns of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.columns import U4, U8, AnswerColumns, Column, chain_rows
+from outrider.prefix_hash import BLOCK_TOKENS
+from outrider_coordinator.session import steps
+from outrider_coordinator.session.table import FLAGS, IS_SPARSE, LENGTH, LIMIT, NUMBER, READS_STATES, Ints, SessionTable
+
+Bools = NDArray[np.bool_]
+Which = Ints | slice
+"""Some of the sessions, or all of them as a slice, of which arrays are views."""
+EVERY = slice(None)
+NO_IDS = np.zeros(0, dtype=U4)
+
+
+class Awaited:
+    """Sessions of one target and one draft that wait for answers of one kind."""
+
+    def __init__(self, table: SessionTable, index: Ints, own: Ints, asked: int) -> None:  # [B], [B, C]
+        """``own``: the rows. ``asked``: the column with the generations of what was asked."""
+        self.table, self.index, self.own = table, index, own
+        self.sessions: list[Any] = table.at(index.tolist())
+        self.numbers = own[:, NUMBER].astype(U8)
+        self.speculations = [session.speculation for session in self.sessions]
+        self._rows = own.tobytes()
+        self._generations, self.bases = own[:, asked].astype(U8).tobytes(), own[:, LENGTH].astype(U4)
+        flags = own[:, FLAGS].tolist()
+        self.is_sparse, self.reads_states = bool(flags[0] & IS_SPARSE), bool(flags[0] & READS_STATES)
+        self.is_uniform = len({flag & (IS_SPARSE | READS_STATES) for flag in flags}) == 1
+        """Whether all are judged in the same way, and all or none are handed hidden states."""
+        self.limits = own[:, LIMIT]
+        self.limit = min(self.limits.tolist())
+
+    def is_of(self, answers: AnswerColumns[Any]) -> bool:
+        """Whether these are answers to what was asked of just these sessions, whose rows have not changed since."""
+        return (
+            answers.generations.tobytes() == self._generations
+            and answers.base_lengths.tobytes() == self.bases.tobytes()
+            and self.table.values.take(self.index, axis=0).tobytes() == self._rows
+        )
+
+    def hands_over_states(self) -> bool:
+        """Whether the target hands over the states of just what it scores, if the draft reads any."""
+        return not self.reads_states or all(map(steps.hands_over_states, self.sessions))
+
+    def hashes(self, kept: Sequence[int]) -> tuple[list[int], NDArray[np.uint8]]:
+        """Running hashes and chains of the first ``kept`` tokens of each session."""
+        found = [session.tokens.prefix_hash(count) for session, count in zip(self.sessions, kept, strict=True)]
+        return [rest for _, rest in found], chain_rows([chain for chain, _ in found])
+
+
+def chain_bytes(chains: NDArray[np.uint8], kept: Column) -> bytes:
+    """Chains of those texts that keep a full block."""
+    return chains[kept >= BLOCK_TOKENS].tobytes()

@@ -1,0 +1,169 @@
+"""Awaited proposals: sessions that wait for their drafts, and what their target is asked once the proposals are there.
+
+Shape letters: ``B`` sessions, ``C`` columns of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreAhead, ScoreColumns, SupportColumns
+from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence, SupportedProposals
+from outrider_coordinator.acceptance.vectorized import Rows, are_sound_columns
+from outrider_coordinator.session.awaited import NO_IDS, Awaited, Bools, chain_bytes
+from outrider_coordinator.session.state import DRAFTING, SCORING
+from outrider_coordinator.session.table import (
+    AHEAD,
+    DRAFT_ASKED,
+    DRAFT_BASE,
+    DRAFT_HELD,
+    DRAFT_LENGTH,
+    DRAFT_OPENED,
+    FLAGS,
+    GENERATION,
+    IS_DENSE,
+    IS_TRACED,
+    LAST,
+    LENGTH,
+    NO_TOKEN,
+    NUM_DRAFTED,
+    NUM_PLAIN,
+    PROPOSAL_OPENED,
+    SEED,
+    STATUS,
+    TARGET_ASKED,
+    TARGET_HELD,
+    TARGET_READINESS,
+    Ints,
+    SessionTable,
+)
+from outrider_coordinator.speculation import DraftLengthPolicy
+
+_UNUSUAL = 3 << TARGET_READINESS | IS_DENSE | IS_TRACED
+
+
+@dataclass(slots=True)
+class TakenProposals:
+    """Proposals that were taken to the target, in the order of the answers."""
+
+    commands: ScoreColumns
+    is_direct: bool
+    """The target has them already, by a proposal channel."""
+    commit: Callable[[], None]
+    """Writes the rows as they are from now on. Called once the commands have left, or before anything else happens."""
+
+
+def await_proposals(own: Ints) -> Bools:  # [B, C] -> [B]
+    """Which rows wait for a proposal, and are usual."""
+    found: Bools = own[:, STATUS] == DRAFTING
+    found &= own[:, DRAFT_LENGTH] > 0
+    found &= own[:, LENGTH] == own[:, DRAFT_BASE]
+    found &= own[:, LENGTH] == own[:, TARGET_HELD] + 1
+    found &= own[:, FLAGS] & _UNUSUAL == 0
+    return found
+
+
+class AwaitedProposals(Awaited):
+    """Sessions, all usual, that wait for proposals."""
+
+    def __init__(self, table: SessionTable, index: Ints, own: Ints) -> None:
+        super().__init__(table, index, own, DRAFT_ASKED)
+        self._asked = own[:, DRAFT_LENGTH].astype(U4)
+        generations = own[:, GENERATION].astype(U8)
+        self._ahead = generations if own[:, AHEAD].tolist() == generations.tolist() else None
+        self._generations_next = generations + U8.type(1)
+        self._kept = self.bases - U4.type(1)
+        rests, chains = self.hashes(own[:, TARGET_HELD].tolist())
+        self._rests, self._chains = np.array(rests, dtype=U8), chain_bytes(chains, self._kept)
+        self._ones = np.ones(len(own), dtype=U4)
+        self._hands_over = self.hands_over_states()
+
+    def take(
+        self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, plane: int = 0, ahead: bytes = b""
+    ) -> TakenProposals | None:
+        """Bring proposals, answers to all of these sessions, to their target; None if they cannot be taken together.
+
+        ``plane``: by which hidden states go; 0: inline. ``ahead``: the key of the ``ScoreAhead`` that was sent.
+        """
+        is_whole = answers.counts.tobytes() == self._asked.tobytes()
+        if not self._are_sound(answers, is_whole=is_whole):
+            return None
+        if self.reads_states and not (plane and all(map(policy.is_to_draft, self.speculations))):
+            return None
+        is_direct = bool(ahead) and is_whole and self._ahead is not None and answers.channel_key == ahead
+        generations = self._ahead if is_direct and self._ahead is not None else self._generations_next
+        commands = self._columns(generations, answers.counts, answers.token_ids, plane, answers.supports)
+        return TakenProposals(commands, is_direct, partial(self._commit, answers, generations))
+
+    def _are_sound(self, answers: AnswerColumns[Any], *, is_whole: bool) -> bool:
+        """Whether all can be judged."""
+        counts, ids = answers.counts, answers.token_ids
+        if not (self._hands_over and self.is_uniform) or answers.is_sparse != self.is_sparse or not ids.size:
+            return False
+        if not is_whole and not ((counts > 0) & (counts <= self._asked)).all():
+            return False
+        known = ids.view(U4) if ids.dtype == I4 else ids  # a negative one is high, too
+        if known.item(known.argmax()) >= self.limit:
+            return False
+        return not self.is_sparse or are_sound_columns(answers, self.limits)
+
+    def ahead(self, channel: int, plane: int) -> ScoreAhead | None:
+        """What the target is to score when the proposals come by a channel; None unless ``reserve_ahead`` was called
+        for these rows.
+        """
+        if self._ahead is None or not (self._hands_over and self.is_uniform):
+            return None
+        generations = np.frombuffer(self._generations, dtype=U8)
+        return ScoreAhead(self._columns(self._ahead, self._asked, NO_IDS, plane, None), channel, generations)
+
+    def _columns(
+        self, generations: Column, lengths: Column, draft_token_ids: Column, plane: int, supports: SupportColumns | None
+    ) -> ScoreColumns:
+        return ScoreColumns(
+            self.numbers,
+            generations,
+            self._kept,
+            self._chains,
+            self._rests,
+            self._ones,
+            self.own[:, LAST],
+            lengths,
+            draft_token_ids,
+            self._kept if self.reads_states else None,
+            plane if self.reads_states else 0,
+            None if supports is None else supports.counts,
+            None if supports is None else supports.token_ids,
+        )
+
+    def _commit(self, answers: AnswerColumns[Any], generations: Column) -> None:
+        after, counts, table = self.own.copy(), answers.counts, self.table
+        after[:, STATUS] = SCORING
+        after[:, AHEAD : NUM_PLAIN + 1] = 0  # and what was asked of the draft, and its losses
+        after[:, DRAFT_HELD] = self.bases
+        after[:, PROPOSAL_OPENED] = after[:, DRAFT_OPENED]
+        after[:, GENERATION] = after[:, TARGET_ASKED] = generations
+        after[:, NUM_DRAFTED] = counts
+        table.values[self.index] = after
+        width, size = counts.item(counts.argmax()), counts.size
+        if answers.token_ids.size == width * size:
+            table.drafted[self.index, :width] = answers.token_ids.reshape(size, width)
+        else:
+            drafted = np.full((size, width), NO_TOKEN, dtype=U4)
+            drafted[np.arange(width) < counts[:, None]] = answers.token_ids
+            table.drafted[self.index, :width] = drafted
+        if answers.is_sparse:
+            seeds, bases = self.own[:, SEED].copy().view(np.uint64), self.own[:, LENGTH]
+            proposals = SupportedProposals(Rows.of_columns(answers), limits=self.limits, seeds=seeds, bases=bases)
+            for case, session in enumerate(self.sessions):
+                session.row.evidence = PlacedEvidence(proposals, case)
+
+
+def reserve_ahead(table: SessionTable, index: Ints) -> None:
+    """Reserve the generations of a ``ScoreAhead``."""
+    table.values[index, GENERATION] += 1
+    table.values[index, AHEAD] = table.values[index, GENERATION]

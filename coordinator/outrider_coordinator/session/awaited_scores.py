@@ -1,0 +1,404 @@
+"""Awaited scores: sessions that wait for their target, and what is asked next once the scores are there.
+
+After a drafted step the draft is asked for the next proposal, and after a plain one the target for the next token. What
+is asked depends on how many draft tokens are accepted and on the token after them, so it is put down for each number
+that there may be.
+
+Shape letters: ``B`` sessions, ``W`` positions of the longest proposal and of the token after it, ``C`` columns.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from outrider.columns import I4, U4, U8, AnswerColumns, Column, ExtendColumns, ScoreColumns, StateColumns
+from outrider.prefix_hash import BLOCK_TOKENS, following
+from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
+from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts, PlacedEvidence, verdicts_on
+from outrider_coordinator.session import steps
+from outrider_coordinator.session.awaited import EVERY, NO_IDS, Awaited, Bools, Which, chain_bytes
+from outrider_coordinator.session.state import DRAFTING, NOTHING_PROPOSED, SCORING, SessionState
+from outrider_coordinator.session.table import (
+    AHEAD,
+    CAPACITY,
+    CREDIT,
+    DRAFT_ASKED,
+    DRAFT_BASE,
+    DRAFT_HELD,
+    DRAFT_LENGTH,
+    DRAFT_OPENED,
+    DRAFT_READINESS,
+    FLAGS,
+    GENERATION,
+    HAS_EXTRAS,
+    HAS_PART,
+    IS_LATE,
+    IS_SLOW_RULE,
+    IS_TRACED,
+    LAST,
+    LENGTH,
+    NO_TOKEN,
+    NUM_DRAFTED,
+    NUM_PLAIN,
+    PAUSED,
+    PROPOSAL_OPENED,
+    READS_STATES,
+    REASON,
+    REMAINING,
+    STATUS,
+    STEP,
+    TARGET_ASKED,
+    TARGET_HELD,
+    TARGET_LOSSES,
+    Ints,
+    SessionTable,
+)
+from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
+
+_UNUSUAL = PAUSED | HAS_PART | IS_SLOW_RULE | HAS_EXTRAS | IS_TRACED
+_NO_DRAFT = 2 << DRAFT_READINESS | IS_LATE
+_DRAFT_NOT_OPEN = 3 << DRAFT_READINESS | IS_LATE
+
+
+@dataclass(slots=True)
+class TakenScores:
+    """Steps that ended, and what is asked next; one entry for each session."""
+
+    places: Sequence[int]
+    """Among the answers."""
+    num_drafted: Ints
+    num_accepted: Column
+    next_ids: Column
+    commands: ExtendColumns | ScoreColumns
+    commit: Callable[[], list[list[int]]]
+    """Writes the rows as they are from now on, and commits the new tokens, which it returns. Called once the commands
+    have left, or before anything else happens."""
+
+
+def await_scores(own: Ints) -> Bools:  # [B, C] -> [B]
+    """Which rows wait for scores, and are usual."""
+    found: Bools = own[:, STATUS] == SCORING
+    found &= own[:, LENGTH] == own[:, TARGET_HELD] + 1
+    found &= own[:, FLAGS] & _UNUSUAL == 0
+    return found
+
+
+def go_on_drafting(own: Ints) -> Bools:
+    """Of those the ones with a proposal, whose draft holds all before it and may be asked for the next."""
+    found: Bools = own[:, NUM_DRAFTED] > 0
+    found &= own[:, FLAGS] & _DRAFT_NOT_OPEN == 0
+    found &= own[:, DRAFT_ASKED] == 0
+    found &= own[:, DRAFT_HELD] == own[:, LENGTH]
+    found &= own[:, PROPOSAL_OPENED] == own[:, DRAFT_OPENED]
+    return found
+
+
+def go_on_plain(own: Ints) -> Bools:
+    """Of those the ones without a proposal, and with more than one token to come."""
+    found: Bools = (own[:, NUM_DRAFTED] == 0) & (own[:, REMAINING] > 1)
+    return found
+
+
+class AwaitedScores(Awaited):
+    """Sessions, all usual, that wait for scores."""
+
+    def __init__(self, table: SessionTable, index: Ints, own: Ints) -> None:
+        super().__init__(table, index, own, TARGET_ASKED)
+        self._counts, self._base = own[:, NUM_DRAFTED], own[:, LENGTH]
+        self._next_generations = (own[:, GENERATION] + 1).astype(U8)
+        self._committed = [session.tokens.ids for session in self.sessions]
+
+    def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+        """Judge what the scores bring, and ask for the next steps; None if none can be taken here.
+
+        ``channel``: by which the next proposals may go directly; 0: none.
+        """
+        raise NotImplementedError
+
+    def _listed(self, which: Which) -> Sequence[int]:
+        return range(len(self.sessions)) if isinstance(which, slice) else which.tolist()
+
+    def _do_not_end(self, token_ids: Sequence[Sequence[int]]) -> Bools:
+        rows = zip(self.sessions, token_ids, strict=True)
+        return np.array([session.output.ending_token_ids.isdisjoint(ids) for session, ids in rows], dtype=np.bool_)
+
+
+class AwaitedPlainScores(AwaitedScores):
+    """Sessions without a proposal, which go on without one."""
+
+    def __init__(self, table: SessionTable, index: Ints, own: Ints) -> None:
+        super().__init__(table, index, own)
+        rests, chains = self.hashes(self._base.tolist())
+        self._rests, self._chains = np.array(rests, dtype=U8), chains
+        has_room = (own[:, REMAINING] > 2) & (own[:, CAPACITY] > own[:, LENGTH] + 1)
+        self._may_draft = (own[:, FLAGS] & _NO_DRAFT == 0) & has_room
+        self._reads_any = bool((own[:, FLAGS] & READS_STATES).any())
+
+    def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+        """Commit the tokens, and ask for the next ones; None if none can be taken here."""
+        masses, tokens = answers.outside_masses, answers.token_ids
+        if tokens.size != len(self.sessions) or self.is_sparse != (masses is not None):
+            return None
+        goes_on: Bools = (tokens >= 0) & (tokens < self.limits)
+        if masses is not None:
+            goes_on &= np.abs(masses.astype(np.float64) - 1.0) <= TARGET_SUM_TOLERANCE
+        goes_on &= np.array(policy.are_plain(self.speculations)) | ~self._may_draft
+        listed = tokens.tolist()
+        if self.table.may_end(listed):
+            goes_on &= self._do_not_end([[token_id] for token_id in listed])
+        if self._reads_any:
+            goes_on &= ~np.array([steps.is_to_follow(session) for session in self.sessions])
+        which: Which = EVERY
+        if not goes_on.all():
+            which = np.flatnonzero(goes_on)
+            if not which.size:
+                return None
+        return self._asked_next(which, tokens[which])
+
+    def _asked_next(self, which: Which, tokens: Column) -> TakenScores:
+        kept = self.bases[which]
+        nothing = np.zeros(len(kept), dtype=U4)
+        commands = ScoreColumns(
+            self.numbers[which],
+            self._next_generations[which],
+            kept,
+            chain_bytes(self._chains[which], kept),
+            self._rests[which],
+            np.ones(len(kept), dtype=U4),
+            tokens,
+            nothing,
+            NO_IDS,
+        )
+        commit = partial(self._commit, which, tokens)
+        return TakenScores(self._listed(which), self._counts[which], nothing, tokens, commands, commit)
+
+    def _commit(self, which: Which, tokens: Column) -> list[list[int]]:
+        after = self.own[which].copy()
+        after[:, REASON] = NOTHING_PROPOSED
+        after[:, LAST] = tokens
+        after[:, REMAINING] -= 1
+        after[:, LENGTH : GENERATION + 1] += 1  # what the target holds and the step too
+        after[:, TARGET_LOSSES] = 0
+        after[:, TARGET_ASKED] = after[:, GENERATION]
+        after[:, CREDIT] = np.maximum(after[:, CREDIT] - 1, 0)
+        after[:, NUM_PLAIN] += 1
+        self.table.values[self.index[which]] = after
+        token_ids = [[token_id] for token_id in tokens.tolist()]
+        for place, ids in zip(self._listed(which), token_ids, strict=True):
+            self._committed[place] += ids
+        return token_ids
+
+
+class AwaitedVerdicts(AwaitedScores):
+    """Sessions with proposals, which go on with the next ones."""
+
+    def __init__(self, table: SessionTable, index: Ints, own: Ints) -> None:
+        super().__init__(table, index, own)
+        counts, listed = self._counts, self._counts.tolist()
+        self._width = width = max(listed) + 1
+        is_even = min(listed) + 1 == width
+        at = np.arange(width)
+        self._drafts = drafts = table.drafted[index, :width]  # [B, W]
+        if is_even:
+            drafts[:, -1] = NO_TOKEN
+        else:
+            drafts[at >= counts[:, None]] = NO_TOKEN
+        self._draft_lists = drafts.tolist()
+        self._asked_counts = (counts + 1).astype(U4).tobytes()
+        self._firsts = np.arange(0, len(own) * width, width)
+        """Of each session among all entries of ``_drafts`` and ``_rests``."""
+        self._rooms = np.minimum(own[:, REMAINING] - 2, own[:, CAPACITY] - self._base - 1)
+        self._least_room = min((self._rooms - counts).tolist())
+        self._has_ends = table.may_end(itertools.chain.from_iterable(self._draft_lists))
+        self._verdicts = _verdicts_on(self.sessions) if self.is_sparse else None
+        self._starts = (counts + 1).cumsum() - counts - 1
+        """Of each session among all scores."""
+        self._places = None if is_even else self._starts[:, None] + np.minimum(at, counts[:, None])
+        """Where the scores of each session are among all, [B, W], the last repeated; None: they lie so."""
+        self._hands_over = self.hands_over_states()
+        self._pairs, self._ones = np.zeros((len(own), 2), dtype=U4), np.ones((len(own), 2), dtype=np.bool_)
+        self._pairs[:, 0] = drafts[:, -2] if is_even else drafts[np.arange(len(own)), counts - 1]
+        """The last draft token of each, and a place for the token after it."""
+        self._hash(listed, at)
+
+    def _hash(self, counts: list[int], at: Ints) -> None:
+        """Kept tokens, running hashes of them, and how many are brought, by accepted draft tokens.
+
+        A draft has KV for all but the last of its own tokens, so after K acceptances it lacks that one too. One that
+        reads hidden states computes its own tokens anew.
+        """
+        bases, width = self._base.tolist(), self._width
+        rests, self._chains = self.hashes(bases)
+        self._crossing = False
+        lists = [[rest] for rest in rests]
+        if not self.reads_states:
+            drafts = zip(rests, self._draft_lists, counts, strict=True)
+            lists = [following(rest, draft[: count - 1]) for rest, draft, count in drafts]
+            self._crossing = any(
+                base // BLOCK_TOKENS != (base + count) // BLOCK_TOKENS
+                for base, count in zip(bases, counts, strict=True)
+            )
+        num_kept = 0 * at[None, :] if self.reads_states else np.minimum(at, self._counts[:, None] - 1)
+        self._kept = (self._base[:, None] + num_kept).astype(U4)
+        self._brought = np.broadcast_to(at + 1 - num_kept, self._kept.shape).astype(U4)
+        self._rests = np.array([[*each, *each[-1:] * (width - len(each))] for each in lists], dtype=U8)
+        self._chain_bytes = chain_bytes(self._chains, self._base)
+
+    def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+        """Judge the scores, and ask for the next proposals; None if none can be taken here."""
+        if not self._may_be_judged(answers):
+            return None
+        judged = self.judge(answers)
+        if judged is None:
+            return None
+        accepted, next_ids, goes_on = judged
+        lengths = self._lengths(accepted, policy)
+        goes_on = self._go_on(goes_on, accepted, next_ids, lengths, answers.states)
+        states = answers.states
+        which: Which = EVERY
+        if goes_on is not True and not goes_on.all():
+            some = np.flatnonzero(goes_on)
+            if not some.size:
+                return None
+            which, accepted, next_ids, lengths = some, accepted[some], next_ids[some], lengths[some]
+            states = None if states is None else states.selected(some)
+        return self._asked_next(which, (accepted, next_ids, lengths), states, channel)
+
+    def _may_be_judged(self, answers: AnswerColumns[Any]) -> bool:
+        """Whether these are scores of the proposals, of the right form."""
+        if answers.counts.tobytes() != self._asked_counts or self.is_sparse != answers.is_sparse:
+            return False
+        if not (self._hands_over and self.is_uniform) or self.reads_states != (answers.states is not None):
+            return False
+        if (scored := answers.draft_token_ids) is None:
+            return True
+        return bool(scored.astype(U4, copy=False).tobytes() == self._drafts[self._drafts != NO_TOKEN].tobytes())
+
+    def judge(self, answers: AnswerColumns[Any]) -> tuple[Ints, Column, Any] | None:
+        """Of each session the number of accepted tokens, the token after them, and whether both may be (True: of all);
+        None if each has to be judged alone.
+        """
+        if self.is_sparse:
+            judged = None if self._verdicts is None else self._verdicts.on_columns(answers)
+            return None if judged is None else (*judged, True)
+        ids = answers.token_ids
+        ids = ids.view(U4) if ids.dtype == I4 else ids
+        own = ids.reshape(self._drafts.shape) if self._places is None else ids.take(self._places)  # [B, W]
+        accepted = (own == self._drafts).argmin(axis=1)  # the first that differs: there is no draft token at the end
+        next_ids = ids.take(accepted + self._starts)
+        return accepted, next_ids, ids.item(ids.argmax()) < self.limit or own.max(axis=1) < self.limits
+
+    def _lengths(self, accepted: Ints, policy: DraftLengthPolicy) -> Column:
+        """Draft tokens to ask for; 0 or less where there is no room for any."""
+        wanted = policy.lengths(self.speculations)
+        if max(wanted) <= self._least_room:
+            return np.array(wanted, dtype=U4)
+        found: Ints = np.minimum(np.array(wanted, dtype=np.int64), self._rooms - accepted)
+        return found
+
+    def _go_on(
+        self,
+        goes_on: Any,  # noqa: ANN401
+        accepted: Ints,
+        next_ids: Column,
+        lengths: Column,
+        states: StateColumns | None,
+    ) -> Any:  # noqa: ANN401
+        """Which sessions go on with a proposal: True, or [B]."""
+        if min(lengths.tolist()) < 1:
+            goes_on = goes_on & (lengths > 0)
+        if self._has_ends or self.table.may_end(next_ids.tolist()):
+            goes_on = goes_on & self._do_not_end(self._new_ids(EVERY, accepted, next_ids))
+        if states is not None:
+            goes_on = goes_on & (states.starts == self._base - 1) & (states.counts == self._counts + 1)
+            goes_on = goes_on & (accepted < LONGEST_INLINE_FEED)
+        return goes_on
+
+    def _new_ids(self, which: Which, accepted: Ints, next_ids: Column) -> list[list[int]]:
+        drafts = self._draft_lists if isinstance(which, slice) else [self._draft_lists[i] for i in which.tolist()]
+        rows = zip(drafts, accepted.tolist(), next_ids.tolist(), strict=True)
+        return [[*draft[:count], token_id] for draft, count, token_id in rows]
+
+    def _asked_next(
+        self,
+        which: Which,
+        verdicts: tuple[Ints, Column, Column],
+        states: StateColumns | None,
+        channel: int,
+    ) -> TakenScores:
+        """``verdicts``: accepted draft tokens, next tokens and next draft lengths."""
+        accepted, next_ids, lengths = verdicts
+        commit = partial(self._commit, which, accepted, next_ids, lengths)
+        numbers, generations, counts, firsts = self.numbers, self._next_generations, self._counts, self._firsts
+        if not isinstance(which, slice):
+            numbers, generations, counts, firsts = numbers[which], generations[which], counts[which], firsts[which]
+        at = accepted + firsts
+        kept, rests, brought = self._kept.take(at), self._rests.take(at), self._brought.take(at)
+        chains = self._chain_bytes if isinstance(which, slice) else chain_bytes(self._chains[which], kept)
+        if self._crossing:
+            commit = partial(_known, commit())
+            found = [self.sessions[place].tokens.prefix_hash(count)
+                     for place, count in zip(self._listed(which), kept.tolist(), strict=True)]  # fmt: skip
+            chains, rests = b"".join([chain for chain, _ in found]), np.array([rest for _, rest in found], dtype=U8)
+        commands = ExtendColumns(
+            numbers,
+            generations,
+            kept,
+            chains,
+            rests,
+            brought,
+            self._brought_ids(which, accepted, next_ids, brought),
+            lengths,
+            None if states is None else replace(states, counts=accepted + 1),
+            channel,
+        )
+        return TakenScores(self._listed(which), counts, accepted, next_ids, commands, commit)
+
+    def _brought_ids(self, which: Which, accepted: Ints, next_ids: Column, brought: Column) -> Column:
+        """The tokens that the drafts lack, one session after the other."""
+        if self.reads_states:
+            own = self._drafts[which].copy()
+            own[np.arange(len(own)), accepted] = next_ids
+            ids: Column = own[np.arange(self._width) <= accepted[:, None]]
+            return ids
+        if max(brought.tolist()) == 1:
+            return next_ids
+        pairs, are_brought = self._pairs[which], self._ones[which]
+        pairs[:, 1] = next_ids
+        are_brought[:, 0] = brought > 1
+        return pairs[are_brought]
+
+    def _commit(self, which: Which, accepted: Ints, next_ids: Column, lengths: Column) -> list[list[int]]:
+        after, num_new = self.own[which].copy(), accepted + 1
+        if not self.reads_states:
+            after[:, DRAFT_HELD] += np.minimum(accepted, after[:, NUM_DRAFTED] - 1)
+        after[:, STATUS : REASON + 1] = DRAFTING, NOTHING_PROPOSED
+        after[:, LAST] = next_ids
+        after[:, REMAINING] -= num_new
+        after[:, LENGTH : TARGET_HELD + 1] += num_new[:, None]
+        after[:, STEP : GENERATION + 1] += 1
+        after[:, TARGET_LOSSES : AHEAD + 1] = 0  # and what was asked of the target, and the proposal
+        after[:, PROPOSAL_OPENED] = -1
+        after[:, DRAFT_ASKED], after[:, DRAFT_BASE] = after[:, GENERATION], after[:, LENGTH]
+        after[:, DRAFT_LENGTH] = lengths
+        self.table.values[self.index[which]] = after
+        token_ids = self._new_ids(which, accepted, next_ids)
+        for place, ids in zip(self._listed(which), token_ids, strict=True):
+            self._committed[place] += ids
+        return token_ids
+
+
+def _known(token_ids: list[list[int]]) -> list[list[int]]:
+    """Of a step that is committed already."""
+    return token_ids
+
+
+def _verdicts_on(sessions: Sequence[SessionState]) -> JointVerdicts | None:
+    evidence = [session.row.evidence for session in sessions]
+    return verdicts_on(evidence) if all(isinstance(one, PlacedEvidence) for one in evidence) else None

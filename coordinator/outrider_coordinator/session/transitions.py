@@ -1,0 +1,153 @@
+"""Transitions of many sessions at once: from proposals to what targets score, and from scores to what is asked next.
+
+``awaited`` puts down what follows from the next answers to some rows of a ``SessionTable`` while services compute;
+``proposals_for`` and ``scores_for`` do so on the spot, for those answers that are in order. Each works for any number
+of sessions from 1 on. Answers that are out of the ordinary, and rows in a state that is, are left to the transitions of
+one session on the same rows (``draft_events``, ``target_events``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from outrider.columns import U4, AnswerColumns
+from outrider.types import HiddenStates
+from outrider_coordinator.session import steps
+from outrider_coordinator.session.awaited import Bools
+from outrider_coordinator.session.awaited_proposals import AwaitedProposals, await_proposals
+from outrider_coordinator.session.awaited_scores import (
+    AwaitedPlainScores,
+    AwaitedScores,
+    AwaitedVerdicts,
+    await_scores,
+    go_on_drafting,
+    go_on_plain,
+)
+from outrider_coordinator.session.state import DRAFTING, SessionState
+from outrider_coordinator.session.table import (
+    AHEAD,
+    DRAFT_ASKED,
+    DRAFT_LENGTH,
+    FLAGS,
+    IS_SPARSE,
+    LENGTH,
+    LIMIT,
+    NUM_DRAFTED,
+    READS_STATES,
+    STATUS,
+    TARGET_ASKED,
+    Ints,
+    SessionTable,
+)
+
+
+class JudgedStep(NamedTuple):
+    """A step that ended."""
+
+    base_length: int
+    num_drafted: int
+    num_accepted: int
+    token_ids: list[int]
+    """New ones."""
+    reason: int
+    """Column ``REASON``, for a plain step."""
+
+
+def awaited(table: SessionTable, index: Ints) -> AwaitedProposals | AwaitedScores | None:
+    """What these rows wait for, if that is the same, and all are usual."""
+    own = table.values.take(index, axis=0)
+    if own[0, STATUS] == DRAFTING:
+        return AwaitedProposals(table, index, own) if await_proposals(own).all() else None
+    if not await_scores(own).all():
+        return None
+    if go_on_drafting(own).all():
+        return AwaitedVerdicts(table, index, own)
+    return AwaitedPlainScores(table, index, own) if go_on_plain(own).all() else None
+
+
+def proposals_for(
+    table: SessionTable, rows: Sequence[int], answers: AnswerColumns[Any]
+) -> Iterator[tuple[Ints, AwaitedProposals]]:
+    """The proposals that are awaited: their places among the answers. ``rows``: -1 for unknown sessions."""
+    index, own, fits = _answered(table, rows, answers, DRAFT_ASKED)
+    counts = answers.counts
+    fits &= await_proposals(own)
+    fits &= (counts > 0) & (counts <= own[:, DRAFT_LENGTH])
+    fits &= (own[:, FLAGS] & IS_SPARSE != 0) == answers.is_sparse
+    fits &= _highest(answers) < own[:, LIMIT]
+    places = np.flatnonzero(fits)
+    if places.size:
+        yield places, AwaitedProposals(table, index[places], own[places])
+
+
+def scores_for(
+    table: SessionTable, rows: Sequence[int], answers: AnswerColumns[Any]
+) -> Iterator[tuple[Ints, AwaitedScores]]:
+    """The scores that are awaited: their places among the answers, of drafted and of plain steps."""
+    index, own, fits = _answered(table, rows, answers, TARGET_ASKED)
+    flags = own[:, FLAGS]
+    fits &= await_scores(own)
+    fits &= own[:, NUM_DRAFTED] + 1 == answers.counts
+    fits &= (flags & IS_SPARSE != 0) == (answers.outside_masses is not None)
+    drafted = fits & go_on_drafting(own) & ((flags & READS_STATES != 0) == (answers.states is not None))
+    for is_own, kind in ((drafted, AwaitedVerdicts), (fits & go_on_plain(own), AwaitedPlainScores)):
+        places = np.flatnonzero(is_own)
+        if places.size:
+            yield places, kind(table, index[places], own[places])
+
+
+def end_wait(session: SessionState) -> None:
+    """What a session keeps of a proposal, once the command that follows has left."""
+    side = session.draft
+    if side.reads_states:
+        side.states.move_to(max(0, side.held - 1))
+
+
+def end_step(session: SessionState, step: JudgedStep, states: HiddenStates | None, *, is_drafting: bool) -> None:
+    """What a session keeps of a step, once the command of the next has left. A ``Prepare`` may be among its actions.
+
+    ``states``: those that came with the scores. ``is_drafting``: the next step waits for a proposal.
+    """
+    session.output.add_counted(step.token_ids)
+    length = step.base_length + step.num_accepted
+    if states is not None and session.draft.wants_states:
+        session.draft.states.put(states, length)
+    lag = steps.draft_lag(session, length)
+    session.policy.note_verdict(session.speculation, step.num_drafted, step.num_accepted, draft_lag=lag)
+    if not is_drafting:
+        session.no_draft_reason = steps.why_not_asked(session)
+        steps.renew_lookahead(session)
+
+
+def is_ahead(table: SessionTable, number: int, generation: int) -> bool:
+    """Whether a session waits for the proposal that scores of this generation are of."""
+    (row,) = table.indices((number,))
+    values = table.values
+    return row >= 0 and values.item(row, AHEAD) == generation and values.item(row, STATUS) == DRAFTING
+
+
+def _answered(
+    table: SessionTable, rows: Sequence[int], answers: AnswerColumns[Any], asked: int
+) -> tuple[Ints, Ints, Bools]:
+    """The rows of the answers, and which of these answer what was asked last."""
+    index = np.array(rows, dtype=np.int64)
+    own = table.values.take(index, axis=0, mode="clip")
+    fits: Bools = own[:, asked] == answers.generations.astype(np.int64)
+    fits &= own[:, LENGTH] == answers.base_lengths.astype(np.int64)
+    fits &= index >= 0
+    return index, own, fits
+
+
+def _highest(answers: AnswerColumns[Any]) -> Ints:
+    """Highest token of each answer; -1 for one without any."""
+    counts = answers.counts
+    found = np.full(counts.size, -1, dtype=np.int64)
+    has_tokens = np.flatnonzero(counts)
+    if has_tokens.size:
+        starts = counts.cumsum() - counts
+        ids = answers.token_ids.astype(U4, copy=False)
+        found[has_tokens] = np.maximum.reduceat(ids, starts[has_tokens].astype(np.intp))
+    return found
