@@ -40,8 +40,15 @@ def is_ipv6(host: str) -> bool:
 
 
 def bare_host(host: str) -> str:
-    """Host without the brackets of an IPv6 address."""
-    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    """Host without the brackets of an IPv6 address, which gets its shortest spelling; IPv4 in it becomes IPv4."""
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not is_ipv6(bare):
+        return bare
+    try:
+        address = ipaddress.IPv6Address(bare)
+    except ValueError:
+        return bare
+    return str(address.ipv4_mapped or address)
 
 
 def host_problem(host: str) -> str:

@@ -281,3 +281,5 @@ class ModelInfo:
     other planes. Empty where none are read."""
     no_draft_reason: str = ""
     """Why no running request drafts at present; empty while some do, while none runs, or where there is no draft."""
+    exports_traces: bool = False
+    """Whether the coordinator exports the spans of traced requests."""

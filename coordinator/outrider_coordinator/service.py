@@ -82,6 +82,7 @@ class Coordinator:
         ``on_target`` is told when the first target is attached and when the last is lost.
         """
         self._settings = settings
+        self._exports_traces = tracing is not None
         self._traces = RequestTraces(tracing, max_steps=settings.max_traced_steps)
         self._text = None if settings.tokenizer is None else ModelText.from_folder(settings.tokenizer)
         """Replaces the target's tokenizer, if set."""
@@ -188,6 +189,7 @@ class Coordinator:
             draft_placement=ModelPlacement.of(draft.descriptions[0]) if draft and draft.descriptions else NOWHERE,
             tensor_planes=self._services.planes.lines(),
             no_draft_reason=why_not_drafting(self._policy, is_draft_up=draft.is_up) if draft else "",
+            exports_traces=self._exports_traces,
         )
 
     def tokenizer_files(self) -> TokenizerFiles:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from outrider.addresses import bare_host
 from outrider.planes import PlaneKind, PlaneOffer, PlaneReport
 from outrider.ports import ClosePlane, OfferPlane, PlaneChosen, PlaneCommand, PlaneEvent, RequestPlane
 from outrider.readings import Reading, each
@@ -31,7 +32,7 @@ class TargetPlanes:
     def __init__(self, device: torch.device, kinds: Sequence[PlaneKind], *, host: str = "127.0.0.1") -> None:
         """``kinds`` may be used; ``host`` is the address of the service, which drafts reach."""
         self._device, self._kinds = device, tuple(kinds)
-        self._host = "127.0.0.1" if host.startswith("unix:") else host
+        self._host = "127.0.0.1" if host.startswith("unix:") else bare_host(host)
         self._writers: PlaneWriters | None = None
         self._offers: dict[tuple[int, int], PlaneOffer] = {}
         self._closing_threads: list[threading.Thread] = []

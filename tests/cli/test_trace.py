@@ -16,17 +16,19 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.app import app
+from outrider.cli.trace.asking import Asked, trace_files
 from outrider.cli.trace.chrome import chrome_trace
 from outrider.cli.trace.page import page_data, render_page
 from outrider.cli.trace.reading import Followed, read_spans
 from outrider.cli.trace.stages import stage_figures, summary
 from outrider.cli.trace.tree import Node, build_tree, choose_trace, what_is_missing
 from outrider.cli.trace.waterfall import show_waterfall
-from outrider.errors import ConfigError, InvalidRequestError
+from outrider.errors import ConfigError, InvalidRequestError, UnavailableError
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.otlp_json import request_to_json
 from outrider.telemetry.tracing.span import Span
 from tests.support.example_trace import COORDINATOR, DECODE, DRAFT, MS, TARGET, TRACE, example_spans
+from tests.support.scripted_generator import INFO
 
 runner = CliRunner()
 
@@ -311,3 +313,21 @@ def test_listening_where_somebody_listens_is_refused() -> None:
             await server.stop()
 
     asyncio.run(twice())
+
+
+async def test_services_that_export_no_spans_are_not_waited_for(tmp_path: Path) -> None:
+    class Untraced:
+        def __enter__(self) -> Untraced:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def model_info(self) -> object:
+            return INFO
+
+    file = tmp_path / "spans.jsonl"
+    file.touch()
+    told = "the coordinator exports no spans: restart `outrider serve` with these files as trace_file"
+    with pytest.raises(UnavailableError, match=told):
+        await trace_files(Untraced, Asked("a", 1, 0.0, 1), [file], wait_s=1e9)  # type: ignore[arg-type]

@@ -101,8 +101,12 @@ async def _ask_and_collect(
     """``where``: the setting by which services send their spans to where they are taken from."""
     context = _new_context(is_sampled=True)
 
+    remedy = f"restart `outrider serve` with {where}, and leave OTEL_TRACES_SAMPLER unset or parentbased_always_off"
+
     def ask() -> None:
         with open_client() as client:
+            if not client.model_info().exports_traces:
+                raise UnavailableError(f"the coordinator exports no spans: {remedy}")
             client.generate(**asked.options(context))
 
     await asyncio.to_thread(ask)
@@ -117,8 +121,7 @@ async def _ask_and_collect(
             await asyncio.sleep(_POLL_S)
     if "coordinator" in missing:
         raise UnavailableError(
-            f"the coordinator's spans of trace {context.trace_id} did not come within {wait_s:g} s: restart"
-            f" `outrider serve` with {where}, and leave OTEL_TRACES_SAMPLER unset or parentbased_always_off"
+            f"the coordinator's spans of trace {context.trace_id} did not come within {wait_s:g} s: {remedy}"
         )
     return context.trace_id, spans
 
