@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 # Three images, by target: coordinator (no torch), cpu, cuda.
-#   docker build --target cuda -t outrider:0.1.0-cuda .
+#   docker build --target cuda -t outrider:0.2.0-cuda .
 # What RUN does is in scripts/image, so that the tests can do it too.
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 

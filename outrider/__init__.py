@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from outrider.tls import Tls
     from outrider.types import AcceptanceMethod, FinishReason, TokenLogprob
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AcceptanceMethod",

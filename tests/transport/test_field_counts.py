@@ -18,6 +18,7 @@ from outrider.errors import InvalidRequestError, UnavailableError
 from outrider.limits import LINK_COMMANDS, LINK_FIELDS, REQUEST_FIELDS
 from outrider.transport import field_counts
 from outrider.transport.field_counts import check_num_fields, counting_fields, read_varint
+from outrider.transport.link.versions import METADATA as VERSION
 from outrider.transport.long_requests import parsing
 from outrider.transport.malformed import Unchecked
 from outrider.transport.remote import RemoteDraft
@@ -170,7 +171,7 @@ async def test_a_flooded_link_ends_with_invalid_argument(serve: Serve, role: str
 
     async with grpc.aio.insecure_channel(server.address, options=[("grpc.max_send_message_length", -1)]) as channel:
         attach: Any = channel.stream_stream(f"/{service}/Attach")
-        call = attach(flood())
+        call = attach(flood(), metadata=[VERSION])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async with asyncio.timeout(60):
                 async for _ in call:
@@ -197,7 +198,7 @@ async def test_a_refused_link_message_is_not_kept(serve: Serve, role: str, is_ma
             attach: Any = channel.stream_stream(f"/{service}/Attach")
             with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
                 async with asyncio.timeout(60):
-                    async for _ in attach(flood()):
+                    async for _ in attach(flood(), metadata=[VERSION]):
                         pass
         kept = [found for found in gc.get_objects() if isinstance(found, Unchecked)]
     finally:

@@ -22,6 +22,7 @@ from outrider.transport.convert.commands import target_commands_from_proto, targ
 from outrider.transport.convert.events import target_events_to_proto
 from outrider.transport.link import heartbeats, pump, remote_link
 from outrider.transport.link.heartbeats import LOOKS, SilenceDetector, SilenceWatch
+from outrider.transport.link.versions import METADATA as VERSION
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.v1.link_pb2_grpc import TargetServiceStub
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
@@ -312,7 +313,7 @@ async def test_a_coordinator_that_announces_no_heartbeats_may_be_silent_for_long
     monkeypatch.setattr(servicers, "_silence_timeout_s", found)
     server = await serve("target", ToyTarget(ROWS, V))
     async with grpc.aio.insecure_channel(server.address) as channel:
-        call = TargetServiceStub(channel).Attach()
+        call = TargetServiceStub(channel).Attach(metadata=[VERSION])
         await call.write(target_commands_to_proto([opening(1), Score(1, 2, 0, EMPTY_PREFIX, PROMPT)]))
         async with asyncio.timeout(DEADLINE_S):
             kinds = [(await call.read()).HasField("heartbeat") for _ in range(5)]

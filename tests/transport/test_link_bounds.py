@@ -21,6 +21,7 @@ from outrider.transport.convert.commands import draft_commands_from_proto, targe
 from outrider.transport.convert.describing import description_from_proto
 from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
 from outrider.transport.link.splitting import split_commands
+from outrider.transport.link.versions import METADATA as VERSION
 from outrider.v1 import link_pb2 as pb
 from outrider.v1 import sampling_pb2, tensor_pb2
 from outrider.v1.link_pb2_grpc import DraftServiceStub
@@ -299,7 +300,7 @@ async def test_a_command_past_a_bound_fails_its_session_and_the_link_goes_on(ser
     answered = asyncio.get_running_loop().create_future()
     found: dict[int, Any] = {}
     async with grpc.aio.insecure_channel(server.address, options=message_limits(MAX_LINK_MESSAGE_BYTES)) as channel:
-        async for message in DraftServiceStub(channel).Attach(sent()):
+        async for message in DraftServiceStub(channel).Attach(sent(), metadata=[VERSION]):
             for event in message.events:
                 answer = getattr(event, event.WhichOneof("event"))
                 if not isinstance(answer, pb.Opened):  # the answer to its item comes later

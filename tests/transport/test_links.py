@@ -23,6 +23,7 @@ from outrider.ports import (
     SessionLost,
 )
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
+from outrider.transport.link.versions import METADATA as VERSION
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.transport.servicers import over_links
 from outrider.types import (
@@ -287,7 +288,7 @@ async def test_a_message_that_cannot_be_read_ends_the_link_with_its_reason(serve
     draft = ToyDraft(DRAFT_ROWS, V)
     server = await serve("draft", draft)
     async with grpc.aio.insecure_channel(server.address) as channel:
-        call = DraftServiceStub(channel).Attach()
+        call = DraftServiceStub(channel).Attach(metadata=[VERSION])
         await call.write(link_pb2.DraftCommands(commands=[link_pb2.DraftCommand()]))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async with asyncio.timeout(20):

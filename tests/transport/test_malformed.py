@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2
 from outrider.errors import DeadlineError, OutriderError
 from outrider.generation import Delta, GenerationRequest
 from outrider.limits.rate_limit import RateLimit
+from outrider.transport.link.versions import METADATA as VERSION
 from outrider.transport.remote import RemoteTarget
 from outrider.v1 import generation_pb2, link_pb2
 from tests.support.scripted_generator import ScriptedGenerator
@@ -48,7 +49,7 @@ async def status_of(address: str, method: str, shape: str, content: bytes) -> gr
                 async for _ in multi(content, timeout=20):
                     pass
             else:
-                call = multi(timeout=20)
+                call = multi(metadata=[VERSION], timeout=20)
                 await call.write(content)
                 while await call.read() is not grpc.aio.EOF:
                     pass

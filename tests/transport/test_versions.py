@@ -34,15 +34,16 @@ async def test_a_service_of_another_version_is_not_used(serve: Serve, version: s
     assert __version__ in str(raised.value) and version[:40] in str(raised.value)
 
 
-async def test_a_coordinator_of_another_version_is_refused(serve: Serve) -> None:
+@pytest.mark.parametrize(("metadata", "named"), [([("outrider-version", "9")], "9"), ([], "0.1.0")])
+async def test_a_coordinator_of_another_version_is_refused(
+    serve: Serve, metadata: list[tuple[str, str]], named: str
+) -> None:
     server = await serve("target", ToyTarget(ROWS, VOCAB_SIZE))
     async with grpc.aio.insecure_channel(server.address) as channel:
-        call = TargetServiceStub(channel).Attach(
-            iter([link_pb2.TargetCommands()]), metadata=[("outrider-version", "9")]
-        )
+        call = TargetServiceStub(channel).Attach(iter([link_pb2.TargetCommands()]), metadata=metadata)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
-    assert f"this service runs Outrider {__version__}, and the coordinator 9" in str(raised.value.details())
+    assert f"this service runs Outrider {__version__}, and the coordinator {named}" in str(raised.value.details())
 
 
 async def test_a_draft_of_another_version_is_used_once_it_is_upgraded(serve: Serve) -> None:

@@ -13,7 +13,9 @@ from outrider.errors import ProtocolError
 
 _KEY = "outrider-version"
 METADATA = (_KEY, __version__)
-"""In the metadata of the call that opens a link: the caller's version. Version 0.1.0 did not send it."""
+"""In the metadata of the call that opens a link: the caller's version."""
+_BEFORE_VERSIONS = "0.1.0"
+"""Version that did not send its own."""
 
 
 def check_service(address: str, version: str) -> None:
@@ -27,7 +29,7 @@ def check_service(address: str, version: str) -> None:
 
 def check_coordinator(metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
     """Raise ``ProtocolError`` for a coordinator that says it has another version than this service."""
-    version = dict(metadata or ()).get(_KEY, __version__)
+    version = dict(metadata or ()).get(_KEY, _BEFORE_VERSIONS)
     if version != __version__:
         raise ProtocolError(
             f"this service runs Outrider {__version__}, and the coordinator {str(version)[:40]}:"

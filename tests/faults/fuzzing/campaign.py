@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from outrider.transport.link.versions import METADATA as VERSION
 from outrider.v1 import generation_pb2, link_pb2
 from tests.faults.fuzzing import oversized, templates
 from tests.faults.fuzzing.mutation import Mutator
@@ -203,7 +204,7 @@ def _begin(channel: grpc.aio.Channel, method: Method, contents: Sequence[bytes])
     )
     # Neither serializer nor deserializer: bytes go and come as they are.
     begin: Callable[..., Any] = getattr(channel, kind)(method.path)
-    return begin(sent() if method.is_request_streamed else contents[0])
+    return begin(sent() if method.is_request_streamed else contents[0], metadata=[VERSION])
 
 
 async def _read(call: Any, method: Method) -> None:
