@@ -68,6 +68,7 @@ class ChatRenderer:
         return self.templates.choose(chat.chat_template, has_tools=bool(chat.tools))
 
     def _render(self, template: str, chat: ChatPrompt, messages: list[dict[str, Any]]) -> str:
+        name = self.name_of_template(chat)
         variables = {**self.templates.special_tokens, **plain(chat.template_kwargs)}
         try:
             # As one object: any name is a variable, also "self".
@@ -81,12 +82,12 @@ class ChatRenderer:
                 }
             )
         except jinja2.TemplateError as error:
-            raise InvalidRequestError("messages", f"are refused by the chat template: {error}") from error
+            raise InvalidRequestError("messages", f"are refused by the chat template {name}: {error}") from error
         except MemoryError:
-            raise InvalidRequestError("messages", "take too much memory in the chat template") from None
+            raise InvalidRequestError("messages", f"take too much memory in the chat template {name}") from None
         except Exception as error:  # a template is code: whatever it does wrong, it does with these messages
             raise InvalidRequestError(
-                "messages", f"cannot be rendered by the chat template: {type(error).__name__}: {error}"
+                "messages", f"cannot be rendered by the chat template {name}: {type(error).__name__}: {error}"
             ) from error
 
 

@@ -10,9 +10,11 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
@@ -51,12 +53,18 @@ class ChatRendering:
         self._renderer.check_template(chat)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_PROCESSES, thread_name_prefix="chat-template")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._render, chat)
+        turn = _Turn()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._render, chat, turn)
+        except asyncio.CancelledError:
+            turn.give_up()
+            raise
 
-    def _render(self, chat: ChatPrompt) -> str:
+    def _render(self, chat: ChatPrompt, turn: _Turn) -> str:
         process = self._idle.pop() if self._idle else _Process(pickle.dumps(self._renderer.templates))
         try:
-            kind, text = process.ask(pickle.dumps(chat.plain()))
+            with turn.of(process):
+                kind, text = process.ask(pickle.dumps(chat.plain()))
         except _EndedError as error:
             process.end()
             name = self._renderer.name_of_template(chat)
@@ -68,6 +76,35 @@ class ChatRendering:
         if kind == INVALID:
             raise InvalidRequestError(*text.split("\n", 1))
         return text
+
+
+class _Turn:
+    """One chat that a process renders; it ends with the process when its client is gone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._is_over = False
+
+    @contextlib.contextmanager
+    def of(self, process: _Process) -> Iterator[None]:
+        """While the process renders the chat; ``_EndedError`` if nobody waits for it."""
+        with self._lock:
+            if self._is_over:
+                raise _EndedError("its client is gone")
+            self._process = process
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._process = None
+
+    def give_up(self) -> None:
+        """End the process if it renders the chat; thread-safe."""
+        with self._lock:
+            self._is_over = True
+            if self._process is not None:
+                self._process.kill()
 
 
 class _Process:
@@ -99,8 +136,12 @@ class _Process:
             raise _EndedError(f"it gives more than {_MOST_BYTES} bytes")
         return kind, self._receive(length, until).decode("utf-8", "replace")
 
+    def kill(self) -> None:
+        """Kill it; ``ask`` then ends in its own thread."""
+        self._process.kill()
+
     def end(self) -> None:
-        """Kill it; idempotent."""
+        """Kill it and close its pipes; idempotent."""
         _end(self._process)
 
     def _send(self, content: bytes) -> None:
