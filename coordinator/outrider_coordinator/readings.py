@@ -58,6 +58,8 @@ def speculation_readings(spec_stats: SpecDecodeStats) -> list[Reading]:
             "reason",
             [(reason.value, spec_stats.without_draft[reason]) for reason in WithoutDraft],
         ),
+        Reading("outrider_forced_tokens_total", spec_stats.num_forced_tokens),
+        Reading("outrider_accepted_forced_tokens_total", spec_stats.num_accepted_forced_tokens),
         *each(
             "outrider_sessions_rebuilt_total",
             "side",

@@ -96,7 +96,7 @@ class Matcher:
 
     def forced_tokens(self) -> tuple[int, ...]:
         """Canonical tokens of the only text that may come next; empty if there are several."""
-        return tuple(self._engine.compute_ff_tokens())
+        return () if self._is_free else tuple(self._engine.compute_ff_tokens())
 
     def _go_back(self, length: int) -> None:
         surplus = len(self._consumed) - length

@@ -58,6 +58,26 @@ async def test_output_is_the_same_for_all_draft_lengths(stack: Stack, method: st
     assert results[-1].speculation.num_accepted_tokens > 0
 
 
+@pytest.mark.parametrize(("method", "temperature"), (("rejection", 0.0), ("coupled", 1.2), ("rejection", 0.9)))
+async def test_forced_text_takes_few_steps_and_leaves_the_output_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, stack: Stack, method: str, temperature: float
+) -> None:
+    """Without drafts: what the grammar forces is proposed nevertheless."""
+    names = ("is_available_now", "requires_registration", "supports_encryption")
+    schema = {**SCHEMA, "properties": {name: {"enum": ["yes", "no"]} for name in names}, "required": list(names)}
+    options: dict[str, Any] = {"json_schema": schema, "max_tokens": 100, "seed": 5, "temperature": temperature}
+    options |= {"acceptance_method": method, "num_speculative_tokens": 0}
+    forced = await stack.generate(prompt=PROMPT, **options)
+    monkeypatch.setattr("outrider_coordinator.session.forced_tokens.MAX_FORCED_TOKENS", 0)
+    plain = await stack.generate(prompt=PROMPT, **options)
+    jsonschema.validate(json.loads(forced.text), schema)
+    assert forced.speculation.num_draft_tokens == plain.speculation.num_draft_tokens == 0
+    assert plain.speculation.num_steps == len(plain.token_ids)
+    assert forced.speculation.num_steps < 0.7 * len(forced.token_ids)
+    if method == "coupled" or temperature == 0:
+        assert forced.token_ids == plain.token_ids
+
+
 @pytest.mark.parametrize("method", ALL)
 async def test_drawn_output_matches(stack: Stack, method: str) -> None:
     for seed, temperature in enumerate((0.8, 1.0, 1.2)):

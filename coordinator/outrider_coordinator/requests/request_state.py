@@ -146,6 +146,7 @@ class RequestState:
             num_accepted=step.num_accepted,
             num_emitted=len(step.token_ids),
             why_not=step.no_draft_reason,
+            num_forced_tokens=step.num_forced_tokens,
         )
 
     def flush(self) -> None:

@@ -51,9 +51,12 @@ class StepEnded:
     is_prefill: bool
     """Whether the target took in the whole text: the first step, and one in which the session was rebuilt."""
 
+    num_forced_tokens: int = 0
+    """Tokens that were proposed because the grammar forces them; then there are no draft tokens."""
+
     @property
     def num_accepted(self) -> int:
-        """Number of accepted draft tokens."""
+        """Number of accepted tokens of the proposal."""
         return self.verdict.num_accepted
 
 

@@ -13,6 +13,12 @@ class GrammarCheck:
         self._matcher = matcher
         self._token_ids: list[int] = []
 
+    def forced_token_ids(self) -> tuple[int, ...]:
+        """Canonical tokens of the only text that may come next; empty if there are several."""
+        if self._matcher.follow(self._token_ids) is not Outcome.OPEN:
+            return ()
+        return self._matcher.forced_tokens()
+
     def take(self, token_id: int) -> None:
         """Add a token; ``IntegrityError`` for one that the grammar refuses."""
         self._token_ids.append(token_id)

@@ -79,6 +79,10 @@ class Output:
         """One for each token; None if not requested."""
         return None if self._engine_request.num_logprobs is None else tuple(self._logprobs)
 
+    def forced_token_ids(self) -> tuple[int, ...]:
+        """Tokens of the only text that the grammar allows next; empty without a grammar or with a choice."""
+        return () if self._grammar is None else self._grammar.forced_token_ids()
+
     def take_text(self, num_tokens: int | None = None) -> str:
         """The text that has become final since this was last asked, with the first ``num_tokens`` tokens; None: all.
 

@@ -4,6 +4,7 @@
 
     WAITING -> begin -> SCORING                          prefill, or a plain step
                      -> DRAFTING -> score -> SCORING     a step with a proposal
+                     -> SCORING                         a step with the tokens that a grammar forces
     SCORING -> begin                                     after a verdict
             -> PAUSED                                    the reader is behind
             -> park -> WAITING                           the target has no room
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from outrider.ports import ItemTiming
 from outrider_coordinator.session.actions import DraftWaitBegan, DraftWaitEnded, Fail, Finish, Park, ToDraft, ToTarget
+from outrider_coordinator.session.forced_tokens import forced_proposal
 from outrider_coordinator.session.service_state import NOTHING_DRAFTED, Asked, Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, LONGEST_PROMPT_AT_ONCE
@@ -50,7 +52,12 @@ def begin(session: SessionState) -> None:
         _begin_prefill(session)
         return
     length = _draft_length(session)
-    if length and _is_fed(session):
+    forced = forced_proposal(session)
+    if len(forced.token_ids) > (1 if length else 0):
+        session.proposal, session.no_draft_reason = forced, WithoutDraft.FORCED
+        feed_states(session)
+        score(session)
+    elif length and _is_fed(session):
         _begin_drafting(session, length)
     else:
         _begin_plain(session, length)

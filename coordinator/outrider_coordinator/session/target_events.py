@@ -22,6 +22,7 @@ from outrider_coordinator.session.actions import Fail, StepEnded
 from outrider_coordinator.session.logprobs import emitted_logprobs, prompt_logprobs
 from outrider_coordinator.session.service_state import MAX_LOSSES_IN_A_ROW, Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
 def scored_draft(session: SessionState, event: Scores) -> ScoredDraft | None:
@@ -127,14 +128,18 @@ def _commit(
     reason, is_prefill = session.no_draft_reason, session.is_prefill
     session.target.note_answer(base + num_accepted)
     session.draft.settle(proposal, num_accepted)
-    num_drafted, lag = len(proposal.token_ids), steps.draft_lag(session, base + num_accepted)
-    session.policy.note_verdict(session.speculation, num_drafted, num_accepted, draft_lag=lag)
+    num_proposed, lag = len(proposal.token_ids), steps.draft_lag(session, base + num_accepted)
+    # What the grammar forces says nothing of the draft.
+    num_forced = num_proposed if reason is WithoutDraft.FORCED else 0
+    num_drafted = num_proposed - num_forced
+    num_good = num_accepted if num_drafted else 0
+    session.policy.note_verdict(session.speculation, num_drafted, num_good, draft_lag=lag)
     num_emitted, finish = session.output.push(new, logprobs)
     if finish is not None:
         new, logprobs = new[:num_emitted], None if logprobs is None else logprobs[:num_emitted]
     session.tokens.extend(new)
     session.actions.append(
-        StepEnded(session.step, base, num_drafted, verdict, new, logprobs, reason, timing, is_prefill)
+        StepEnded(session.step, base, num_drafted, verdict, new, logprobs, reason, timing, is_prefill, num_forced)
     )
     if finish is None:
         steps.begin(session)

@@ -41,6 +41,8 @@ class WithoutDraft(enum.StrEnum):
     """The session failed on the draft, which is of no more use to it."""
     BAD_EVIDENCE = "bad_evidence"
     """The proposal could not be judged."""
+    FORCED = "forced"
+    """The grammar forces the next tokens, which are proposed without a draft."""
     NOTHING_PROPOSED = "nothing_proposed"
     """The draft had nothing to propose."""
 
@@ -65,6 +67,9 @@ class SpecDecodeStats:
     """Steps that had a proposal, by how many tokens it had."""
     without_draft: Counter[WithoutDraft] = field(default_factory=Counter)
     """Steps that had no proposal, by why."""
+    num_forced_tokens: int = 0
+    """Proposed because the grammar forces them. They count as no draft tokens."""
+    num_accepted_forced_tokens: int = 0
     num_bad_evidence: int = 0
     """Proposals that could not be judged."""
     num_draft_timeouts: int = 0
@@ -91,12 +96,17 @@ class SpecDecodeStats:
         num_accepted: int,
         num_emitted: int,
         why_not: WithoutDraft = WithoutDraft.NOTHING_PROPOSED,
+        num_forced_tokens: int = 0,
     ) -> None:
-        """Count one step; ``why_not`` counts when there was no draft token."""
+        """Count one step; ``why_not`` counts when there was no draft token, ``num_accepted`` is of the draft tokens or
+        of the forced ones.
+        """
         self.num_steps += 1
         self.num_emitted_tokens += num_emitted
         if not num_draft_tokens:
             self.without_draft[why_not] += 1
+            self.num_forced_tokens += num_forced_tokens
+            self.num_accepted_forced_tokens += num_accepted
             return
         self.num_drafts += 1
         self.num_draft_tokens += num_draft_tokens

@@ -54,7 +54,7 @@ _SIDE = Label("side", "draft or target")
 _REASON_NOT = Label(
     "reason",
     "prefill, not_asked, load, not_worth, prompts, catching_up, last_token, outgrown, late, away, refused, lost,"
-    " failed, bad_evidence, nothing_proposed",
+    " failed, bad_evidence, forced, nothing_proposed",
 )
 _WINDOW = "[$__rate_interval]"
 
@@ -127,6 +127,15 @@ SPECULATION = (
         "Steps without a proposal, by reason.",
         f"sum by (reason) (rate(outrider_steps_without_draft_total{_WINDOW}))",
         _REASON_NOT,
+    ),
+    _counter(
+        "outrider_forced_tokens_total",
+        "Tokens that grammars force, proposed without a draft. They count as no draft tokens.",
+    ),
+    _counter(
+        "outrider_accepted_forced_tokens_total",
+        "Forced tokens that were accepted.",
+        f"rate(outrider_accepted_forced_tokens_total{_WINDOW}) / rate(outrider_forced_tokens_total{_WINDOW})",
     ),
     _gauge(
         "outrider_draft_length",

@@ -1,0 +1,31 @@
+"""Forced tokens: text that a grammar leaves no choice about, proposed to the target without a draft.
+
+A grammar forces bytes more often than tokens: after ``{"`` the tokens ``n``, ``na`` and ``name`` may all be legal. The
+canonical tokens of forced bytes are a proposal with all probability on each, and are judged as any other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.types import DenseEvidence, SparseEvidence
+from outrider_coordinator.session.service_state import NOTHING_DRAFTED, Drafted
+from outrider_coordinator.session.state import SessionState
+
+MAX_FORCED_TOKENS = 16
+"""Of one step. CUDA graphs cover draft lengths up to this."""
+
+
+def forced_proposal(session: SessionState) -> Drafted:
+    """The forced tokens after the committed ones; nothing where there are none, or where they cannot be judged."""
+    request = session.engine_request
+    if request.matcher is None or request.rules.evidence_form is DenseEvidence:
+        return NOTHING_DRAFTED
+    most = min(MAX_FORCED_TOKENS, session.output.num_remaining - 1)
+    token_ids = session.output.forced_token_ids()[:most] if most > 0 else ()
+    if not token_ids or max(token_ids) >= request.num_token_ids:
+        return NOTHING_DRAFTED
+    if request.rules.evidence_form is None:
+        return Drafted(token_ids)
+    ones, ids = np.ones(len(token_ids), dtype=np.int32), np.array(token_ids, dtype=np.int32)
+    return Drafted(token_ids, SparseEvidence(ones, ids, ones.astype(np.float32)))
