@@ -3,7 +3,6 @@
 Owns exactness. Independent of sessions, links and text.
 """
 
-from outrider_coordinator.acceptance.batch import ProposedDraft, ScoredDraft, check_proposals, judge
 from outrider_coordinator.acceptance.evidence import EvidenceError, check_proposal
 from outrider_coordinator.acceptance.rules import JudgeRules, judge_one, judging_rule
 from outrider_coordinator.acceptance.verdict import NextToken, Verdict
@@ -12,12 +11,8 @@ __all__ = [
     "EvidenceError",
     "JudgeRules",
     "NextToken",
-    "ProposedDraft",
-    "ScoredDraft",
     "Verdict",
     "check_proposal",
-    "check_proposals",
-    "judge",
     "judge_one",
     "judging_rule",
 ]

@@ -19,23 +19,12 @@ from numpy.typing import NDArray
 from outrider.columns import AnswerColumns, ragged
 from outrider.randomness.philox_numpy import uniform
 from outrider.randomness.streams import Stream
-from outrider.types import FloatArray, IntArray, SparseEvidence, SparseScores
+from outrider.types import FloatArray, IntArray, SparseEvidence
 from outrider.values import step_value
 from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
-from outrider_coordinator.acceptance.vectorized import FEWEST, Doubles, Indices, ProposalCase, Rows, are_near_1
-from outrider_coordinator.acceptance.verdict import NextToken, Verdict
+from outrider_coordinator.acceptance.vectorized import Doubles, Indices, Rows, are_near_1
 
 _NO_REJECTION = 1 << 40
-
-
-@step_value(frozen=True, slots=True)
-class ScoredCase:
-    """A proposal that passed ``check_proposal``, and its scores."""
-
-    proposal: ProposalCase
-    scores: SparseScores
-    seed: int
-    base: int
 
 
 class JointVerdicts:
@@ -190,39 +179,6 @@ def verdicts_on(placed: Sequence[PlacedEvidence]) -> JointVerdicts:
     ]
     order = np.argsort(np.concatenate([np.array(own) for own in groups.values()]))
     return JointVerdicts.joined(parts).selected(order)
-
-
-def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
-    """The verdict of ``judge`` on each case; None for a case that has to be judged alone."""
-    if len(cases) < FEWEST or not all(map(_has_fitting_scores, cases)):
-        return None
-    rows = Rows.of([case.proposal for case in cases])
-    verdicts = JointVerdicts.of(
-        rows,
-        limits=np.array([case.proposal.num_token_ids for case in cases], dtype=np.int64),
-        seeds=np.array([case.seed for case in cases], dtype=np.uint64),
-        bases=np.array([case.base for case in cases], dtype=np.int64),
-    )
-    judged = verdicts.on(
-        np.concatenate([case.scores.support_probs for case in cases]),
-        np.concatenate([case.scores.outside_mass for case in cases]),
-        np.concatenate([case.scores.outside_token_ids for case in cases]),
-    )
-    if judged is None:
-        return None
-    heads = zip(judged[0].tolist(), judged[1].tolist(), rows.num_rows.tolist(), strict=True)
-    return [
-        Verdict(num_accepted, token_id, NextToken.BONUS if num_accepted == num_drafted else NextToken.RECOVERED)
-        for num_accepted, token_id, num_drafted in heads
-    ]
-
-
-def _has_fitting_scores(case: ScoredCase) -> bool:
-    scores, num_positions = case.scores, len(case.proposal.draft_token_ids) + 1
-    return (
-        scores.support_probs.shape == case.proposal.evidence.token_ids.shape
-        and scores.outside_mass.shape == scores.outside_token_ids.shape == (num_positions,)
-    )
 
 
 def _steps(rows: Rows) -> Indices:  # [R]

@@ -1,8 +1,7 @@
-"""Sparse rejection for many sessions at once: proposals, and the checks of ``evidence``, bit by bit.
+"""Supports of the proposals of a message as arrays, and the checks of ``evidence`` on all of them.
 
-One session's step is a few dozen array operations on a few hundred numbers, and nearly all of their time goes into the
-calls; for thirty sessions it is the same calls once. Owns no rule and says nothing of what is wrong: wherever a
-proposal is not in order, the answer is that each has to be checked alone. Verdicts are made in ``joint_verdicts``.
+Says nothing of what is wrong: where a proposal is not in order, each is checked by itself. Verdicts are made in
+``joint_verdicts``.
 """
 
 from __future__ import annotations
@@ -15,25 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.columns import AnswerColumns, ragged
-from outrider.types import FloatArray, IntArray, SparseEvidence
-from outrider.values import step_value
+from outrider.types import FloatArray, IntArray
 from outrider_coordinator.acceptance.evidence import ROW_SUM_TOLERANCE
 
 Indices = NDArray[np.int64]
 Doubles = NDArray[np.float64]
-
-FEWEST = 8
-"""With fewer sessions than this it is hardly faster, or slower."""
-
-
-@step_value(frozen=True, slots=True)
-class ProposalCase:
-    """A proposal that has arrived."""
-
-    draft_token_ids: tuple[int, ...]
-    """At least one, and no more than were asked for."""
-    evidence: SparseEvidence
-    num_token_ids: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +32,6 @@ class Rows:
     drafted: Indices  # [R]; what a service says may be any number
     ids: IntArray  # [N]
     probs: FloatArray  # [N]
-
-    @classmethod
-    def of(cls, cases: Sequence[ProposalCase]) -> Rows:
-        """Of proposals one by one, whose supports have fitting shapes."""
-        num_rows = np.array([len(case.draft_token_ids) for case in cases], dtype=np.int64)
-        counts = np.concatenate([case.evidence.counts for case in cases]).astype(np.int64)
-        return cls(
-            num_rows=num_rows,
-            counts=counts,
-            starts=counts.cumsum() - counts,
-            cases=np.arange(len(cases)).repeat(num_rows),
-            drafted=np.array([token_id for case in cases for token_id in case.draft_token_ids], dtype=np.int64),
-            ids=np.concatenate([case.evidence.token_ids for case in cases]),
-            probs=np.concatenate([case.evidence.probs for case in cases]),
-        )
 
     @classmethod
     def of_columns(cls, proposals: AnswerColumns[Any]) -> Rows:
@@ -118,13 +88,6 @@ class Rows:
         return np.add.reduceat(values, self.starts, dtype=np.float64)
 
 
-def are_sound(cases: Sequence[ProposalCase]) -> bool:
-    """Whether ``check_proposal`` would accept all of them; False also if the test is not worthwhile."""
-    if len(cases) < FEWEST or not all(map(has_fitting_shapes, cases)):
-        return False
-    return _are_sound_rows(Rows.of(cases), np.array([case.num_token_ids for case in cases], dtype=np.int64))
-
-
 def are_sound_columns(proposals: AnswerColumns[Any], limits: Indices) -> bool:  # limits [C]
     """Whether ``check_proposal`` would accept the evidence of all proposals, which came as columns."""
     supports = proposals.supports
@@ -154,17 +117,6 @@ def _are_distinct(rows: Rows) -> bool:
     keys = np.arange(len(rows.counts)).repeat(rows.counts) * (rows.ids.item(rows.ids.argmax()) + 1) + rows.ids
     keys.sort()
     return bool((keys[1:] != keys[:-1]).all())
-
-
-def has_fitting_shapes(case: ProposalCase) -> bool:
-    """Whether every draft token has a support, and every id a probability."""
-    evidence = case.evidence
-    counts = evidence.counts
-    return (
-        counts.shape == (len(case.draft_token_ids),)
-        and int(counts.min()) > 0
-        and evidence.token_ids.shape == evidence.probs.shape == (int(counts.sum()),)
-    )
 
 
 def are_near_1(sums: Doubles, tolerance: float) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 from outrider.columns import FEWEST_PLAIN_ROWS, AnswerColumns, ExtendColumns, ScoreColumns
 from outrider.ports import DraftEvent, EventBatch, ItemTiming, TargetEvent
 from outrider_coordinator.acceptance import NextToken, Verdict
+from outrider_coordinator.requests.answer_columns import columns_of
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.early_scores import EarlyScores
 from outrider_coordinator.requests.request_state import RequestState
@@ -36,6 +37,7 @@ from outrider_coordinator.session.transitions import (
     is_ahead,
     proposals_for,
     scores_for,
+    usual_sessions,
 )
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
@@ -201,27 +203,46 @@ class BatchDriver:
     def _without_taken(
         self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], Iterator[_Taken]]
     ) -> EventBatch[Any]:
-        """What is left of a message: single events, once ``take`` has sent the commands that follow its columns."""
-        if not batch.columns:
-            return batch
-        events: list[Any] = list(batch.events)
-        timings: list[Any] = list(batch.timings)
-        named: set[int] = set()
+        """What is left of a message, as single events, once ``take`` has sent the commands that follow from it."""
+        named: set[int] | None = set() if batch.events or len(batch.columns) > 1 else None
         """Sessions of the columns before: what is said of them once more comes after them."""
+        single = dict(enumerate(batch.timed()))
+        more: list[tuple[Any, ItemTiming | None]] = []
         for answers in batch.columns:
-            done: list[_Taken] = []
-            if len(batch.columns) == 1 or named.isdisjoint(answers.sessions.tolist()):
-                for one in take(answers):
-                    done.append(one)
-                    self._taken.append(one)
-            if len(batch.columns) > 1:
-                named.update(answers.sessions.tolist())
-            if sum([len(one.places) for one in done]) < len(answers.sessions):
-                taken = {place for one in done for place in one.places}
-                left = [place for place in range(len(answers.sessions)) if place not in taken]
-                events += answers.events(left)
-                timings += answers.timings(left) if answers.timings_ns else []
-        return EventBatch(tuple(events), batch.report, tuple(timings))
+            left = self._left_of(answers, take, named)
+            more += zip(answers.events(left), answers.timings(left), strict=True) if left else ()
+        if single:
+            awaited = usual_sessions(self._table, [event.session for event, _ in single.values()])
+            for places, answers in columns_of(list(single.values()), awaited - (named or set())):
+                left = self._left_of(answers, take, named)
+                for place in set(range(len(places))).difference(left):
+                    del single[places[place]]
+        rest = [*single.values(), *more]
+        return EventBatch(
+            tuple([event for event, _ in rest]),
+            batch.report,
+            tuple([timing for _, timing in rest]),  # type: ignore[misc]
+        )
+
+    def _left_of(
+        self,
+        answers: AnswerColumns[Any],
+        take: Callable[[AnswerColumns[Any]], Iterator[_Taken]],
+        named: set[int] | None,
+    ) -> Sequence[int]:
+        """Places of those answers that ``take`` leaves to the transitions of one session."""
+        done: list[_Taken] = []
+        sessions = answers.sessions.tolist()
+        if named is None or named.isdisjoint(sessions):
+            for one in take(answers):
+                done.append(one)
+                self._taken.append(one)
+        if named is not None:
+            named.update(sessions)
+        if sum([len(one.places) for one in done]) == len(sessions):
+            return ()
+        taken = {place for one in done for place in one.places}
+        return [place for place in range(len(sessions)) if place not in taken]
 
     def _groups(self, answers: AnswerColumns[Any]) -> Iterator[tuple[TargetReplica, DraftReplica | None, Ints]]:
         """Places of answers by the services of their sessions, each session once; all rows are up to date then."""

@@ -1,6 +1,6 @@
 """Session driver: passes events to sessions and carries out their actions.
 
-A message goes: link -> ``on_target_batch`` -> ``judge`` -> session -> commands -> link. Everything else waits in the
+A message goes: link -> ``on_target_batch`` -> ``BatchDriver`` or session -> commands -> link. All else waits in the
 output scheduler until the commands have left.
 """
 
@@ -25,7 +25,6 @@ from outrider.ports import (
     TargetEvent,
 )
 from outrider.telemetry.logs import records_about
-from outrider_coordinator.acceptance import Verdict, check_proposals, judge
 from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.message_allowance import MessageAllowance
@@ -35,8 +34,7 @@ from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import actions
-from outrider_coordinator.session.draft_events import proposed_draft
-from outrider_coordinator.session.target_events import is_stale_loss, scored_draft
+from outrider_coordinator.session.target_events import is_stale_loss
 from outrider_coordinator.stats.request_timings import RequestTimings
 
 _now = RequestTimings.now
@@ -125,27 +123,21 @@ class SessionDriver:
             for event, timing in batch.timed()
             if (request := self._find(event.session)) is not None and request.place.target is replica
         ]
-        cases = {
-            index: case
-            for index, (request, event, _) in enumerate(heard)
-            if isinstance(event, Scores) and (case := scored_draft(request.loop, event)) is not None
-        }
-        verdicts = dict(zip(cases, judge(list(cases.values())), strict=True))
         handled = _now()
-        for index, (request, event, timing) in enumerate(heard):
+        for request, event, timing in heard:
             if request.session != event.session or request.place.target is not replica:
                 continue  # it has moved since, by an event before this one
             if request.trace.notes is not None:
                 request.trace.notes.answered(event, timing, is_draft=False)
             if isinstance(event, Scores):
-                handled = self._on_target_event(request, event, verdicts.get(index), timing, handled)
+                handled = self._on_target_event(request, event, timing, handled)
                 self._scored.append(request)
             else:
                 self._find_rooms()  # not once the target has preempted or refused
                 with records_about(request.log_fields):
                     if not is_stale_loss(request.loop, event):
                         log_trouble("target", event)
-                    handled = self._on_target_event(request, event, None, timing, handled)
+                    handled = self._on_target_event(request, event, timing, handled)
         # At once: steps are counted before a reader that was behind reads on.
         self._output.put([request for request, _, _ in heard])
 
@@ -206,24 +198,18 @@ class SessionDriver:
             if (request := self._find(event.session)) is not None and request.place.draft is replica
         ]
         self.draft_waits.note_response(replica, (found for found, event, _ in heard if isinstance(event, Proposal)))
-        cases = {
-            index: case
-            for index, (request, event, _) in enumerate(heard)
-            if isinstance(event, Proposal) and (case := proposed_draft(request.loop, event)) is not None
-        }
-        faults = dict(zip(cases, check_proposals(list(cases.values())), strict=True))
         handled = _now()
-        for index, (request, event, timing) in enumerate(heard):
+        for request, event, timing in heard:
             if request.session != event.session or request.place.draft is not replica:
                 continue  # as above
             if request.trace.notes is not None:
                 request.trace.notes.answered(event, timing, is_draft=True)
             if isinstance(event, Proposal):
-                handled = self._on_draft_event(request, event, faults.get(index), timing, handled)
+                handled = self._on_draft_event(request, event, timing, handled)
             else:
                 with records_about(request.log_fields):
                     log_trouble("draft", event)
-                    handled = self._on_draft_event(request, event, None, timing, handled)
+                    handled = self._on_draft_event(request, event, timing, handled)
 
     def _first_of(self, batch: EventBatch[DraftEvent]) -> RequestState | None:
         """A request that the message is for."""
@@ -243,24 +229,19 @@ class SessionDriver:
         request.flush()
 
     def _on_target_event(
-        self,
-        request: RequestState,
-        event: TargetEvent,
-        verdict: Verdict | OutriderError | None,
-        timing: ItemTiming | None,
-        arrived: float,
+        self, request: RequestState, event: TargetEvent, timing: ItemTiming | None, arrived: float
     ) -> float:
         try:
-            request.loop.on_target_event(event, verdict, timing)
+            request.loop.on_target_event(event, timing)
         except Exception as error:
             self._fail(request, error)
         return self._act_on(request, arrived)
 
     def _on_draft_event(
-        self, request: RequestState, event: DraftEvent, fault: str | None, timing: ItemTiming | None, arrived: float
+        self, request: RequestState, event: DraftEvent, timing: ItemTiming | None, arrived: float
     ) -> float:
         try:
-            request.loop.on_draft_event(event, fault, timing)
+            request.loop.on_draft_event(event, timing)
         except Exception as error:
             self._fail(request, error)
         return self._act_on(request, arrived)

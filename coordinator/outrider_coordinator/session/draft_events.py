@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.ports import DraftEvent, ItemTiming, Opened, Preempted, Proposal, Refused, SessionFailed, SessionLost
-from outrider_coordinator.acceptance import ProposedDraft, check_proposals
+from outrider_coordinator.acceptance import EvidenceError, check_proposal
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.actions import RetryDraftAfter
 from outrider_coordinator.session.service_state import MAX_LOSSES_IN_A_ROW, Drafted, Readiness
@@ -13,21 +13,8 @@ from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 LOST_DRAFT_RETRY_MS = 1000
 
 
-def proposed_draft(session: SessionState, event: Proposal) -> ProposedDraft | None:
-    """The input of ``check_proposals`` for a proposal that this step waits for; None for any other."""
-    asked = session.draft.asked
-    if session.status is not SessionStatus.DRAFTING or asked is None or event.generation != asked.generation:
-        return None
-    return ProposedDraft(session.engine_request.rules, event.token_ids, event.evidence, asked.draft_length)
-
-
-def on_proposal(
-    session: SessionState, event: Proposal, fault: str | None = None, timing: ItemTiming | None = None
-) -> None:
-    """Take a proposal to the target; one that cannot be judged costs speed and never a wrong token.
-
-    ``fault``: of ``check_proposals`` over the message that brought it; None: it is checked here.
-    """
+def on_proposal(session: SessionState, event: Proposal, timing: ItemTiming | None = None) -> None:
+    """Take a proposal to the target; one that cannot be judged costs speed and never a wrong token."""
     side = session.draft
     asked = side.asked
     if asked is None or event.generation != asked.generation:
@@ -45,17 +32,28 @@ def on_proposal(
     if asked.draft_length == 0:
         steps.ask_draft_or_score(session)
         return
-    if fault is None:
-        (fault,) = check_proposals(
-            [ProposedDraft(session.engine_request.rules, event.token_ids, event.evidence, asked.draft_length)]
-        )
-    if fault or event.base_length != asked.length:
+    if event.base_length != asked.length or not _may_be_judged(session, event, asked.draft_length):
         session.spec_stats.num_bad_evidence += 1
         session.no_draft_reason = WithoutDraft.BAD_EVIDENCE
     elif event.token_ids:
         evidence = event.evidence if session.engine_request.rules.evidence_form is not None else None
         session.proposal = Drafted(event.token_ids, evidence, side.opened)
     steps.score(session, timing)
+
+
+def _may_be_judged(session: SessionState, event: Proposal, draft_length: int) -> bool:
+    rules = session.engine_request.rules
+    try:
+        check_proposal(
+            event.token_ids,
+            event.evidence,
+            expects=rules.evidence_form,
+            asked=draft_length,
+            num_token_ids=rules.num_token_ids,
+        )
+    except EvidenceError:
+        return False
+    return True
 
 
 def on_other(session: SessionState, event: DraftEvent) -> None:

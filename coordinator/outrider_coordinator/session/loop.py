@@ -12,7 +12,6 @@ from __future__ import annotations
 from outrider.errors import DeadlineError, LostTooOftenError, OutriderError
 from outrider.ports import DraftEvent, ItemTiming, Proposal, Scores, TargetEvent
 from outrider.types import FinishReason
-from outrider_coordinator.acceptance import Verdict
 from outrider_coordinator.session import draft_events, steps, target_events
 from outrider_coordinator.session.actions import Action, Fail, Finish
 from outrider_coordinator.session.service_state import (
@@ -130,22 +129,20 @@ class SessionLoop(SessionState):
 
     # Events of the services.
 
-    def on_draft_event(self, event: DraftEvent, fault: str | None = None, timing: ItemTiming | None = None) -> None:
-        """An event of this session on the draft's link; of a proposal what ``check_proposals`` found wrong with it."""
+    def on_draft_event(self, event: DraftEvent, timing: ItemTiming | None = None) -> None:
+        """An event of this session on the draft's link."""
         if not self.is_running:
             return
         if isinstance(event, Proposal):
-            draft_events.on_proposal(self, event, fault, timing)
+            draft_events.on_proposal(self, event, timing)
         else:
             draft_events.on_other(self, event)
 
-    def on_target_event(
-        self, event: TargetEvent, verdict: Verdict | OutriderError | None = None, timing: ItemTiming | None = None
-    ) -> None:
-        """An event of this session on the target's link; of scores the verdict of ``judge``."""
+    def on_target_event(self, event: TargetEvent, timing: ItemTiming | None = None) -> None:
+        """An event of this session on the target's link."""
         if not self.is_running:
             return
         if isinstance(event, Scores):
-            target_events.on_scores(self, event, verdict, timing)
+            target_events.on_scores(self, event, timing)
         else:
             target_events.on_other(self, event)

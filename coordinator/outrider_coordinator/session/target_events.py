@@ -16,7 +16,7 @@ from outrider.ports import (
     TargetEvent,
 )
 from outrider.types import TokenLogprob
-from outrider_coordinator.acceptance import ScoredDraft, Verdict, judge
+from outrider_coordinator.acceptance import Verdict, judge_one
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.actions import Fail, StepEnded
 from outrider_coordinator.session.logprobs import emitted_logprobs, prompt_logprobs
@@ -25,26 +25,8 @@ from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
-def scored_draft(session: SessionState, event: Scores) -> ScoredDraft | None:
-    """The input of ``judge`` for scores that this session waits for; None for any others."""
-    base, proposal, engine_request = session.tokens.length, session.proposal, session.engine_request
-    if event.generation != session.target.asked or event.base_length != base or _is_of_others(session, event):
-        return None
-    return ScoredDraft(
-        engine_request.rules, proposal.token_ids, proposal.evidence, event.form, engine_request.seed, base
-    )
-
-
-def on_scores(
-    session: SessionState,
-    event: Scores,
-    verdict: Verdict | OutriderError | None = None,
-    timing: ItemTiming | None = None,
-) -> None:
-    """Commit what the verdict keeps, and begin the next step or end.
-
-    ``verdict``: of ``judge`` over the message that brought the scores; None: they are judged here.
-    """
+def on_scores(session: SessionState, event: Scores, timing: ItemTiming | None = None) -> None:
+    """Judge the scores, commit what the verdict keeps, and begin the next step or end."""
     if event.generation != session.target.asked:
         session.spec_stats.num_stale_target_replies += 1
         return
@@ -54,13 +36,13 @@ def on_scores(
     if session.target.part is not None:
         _on_part(session, event)
         return
-    if verdict is None:
-        verdict = _judge_alone(session, event)
-    if isinstance(verdict, OutriderError):
+    try:
+        verdict = judge(session, event)
+    except OutriderError as error:
         if event.draft_token_ids:
             _score_again(session)
         else:
-            steps.end(session, Fail(verdict))
+            steps.end(session, Fail(error))
         return
     new = (*session.proposal.token_ids[: verdict.num_accepted], verdict.next_token_id)
     try:
@@ -102,11 +84,19 @@ def _on_part(session: SessionState, event: Scores) -> None:
     steps.score_next_part(session)
 
 
-def _judge_alone(session: SessionState, event: Scores) -> Verdict | OutriderError:
-    case = scored_draft(session, event)
-    if case is None:
-        return ProtocolError(f"scores build on {event.base_length} tokens, not on {session.tokens.length}")
-    return judge([case])[0]
+def judge(session: SessionState, event: Scores) -> Verdict:
+    """The verdict on the proposal of the step; ``ProtocolError`` if the scores do not answer it."""
+    base, proposal, engine_request = session.tokens.length, session.proposal, session.engine_request
+    if event.base_length != base:
+        raise ProtocolError(f"scores build on {event.base_length} tokens, not on {base}")
+    return judge_one(
+        engine_request.rules,
+        proposal.token_ids,
+        proposal.evidence,
+        event.form,
+        seed=engine_request.seed,
+        base=base,
+    )
 
 
 def _take_logprobs(session: SessionState, event: Scores, new: tuple[int, ...]) -> tuple[TokenLogprob, ...] | None:

@@ -41,8 +41,8 @@ from outrider.transport.convert.events import (
 from outrider.transport.convert.generation import delta_to_proto
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from outrider.v1 import link_pb2 as pb
-from outrider_coordinator.requests import session_driver
 from outrider_coordinator.service import Coordinator
+from outrider_coordinator.session import draft_events, target_events
 from outrider_coordinator.session.awaited_scores import AwaitedVerdicts
 
 CommandT = TypeVar("CommandT")
@@ -363,7 +363,7 @@ class _TimedCore(EngineCore[Any, Any, Any, Any]):
 @contextlib.contextmanager
 def _timed_judging(times: StepTimes) -> Iterator[None]:
     places: tuple[tuple[Any, str], ...] = (
-        (session_driver, "judge"), (session_driver, "check_proposals"), (AwaitedVerdicts, "judge"),
+        (target_events, "judge"), (draft_events, "check_proposal"), (AwaitedVerdicts, "judge"),
     )  # fmt: skip
     originals = [(place, name, getattr(place, name)) for place, name in places]
     for place, name, original in originals:

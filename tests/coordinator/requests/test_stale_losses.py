@@ -22,6 +22,8 @@ async def test_only_a_loss_of_what_is_asked_for_is_told(
         await stream.read(5)
         toy.faults.hold = True
         (request,) = made.coordinator._driver._request_manager.running()
+        for _ in range(20):  # the last step that was answered is over then
+            await asyncio.sleep(0)
         await eventually(lambda: request.loop.target.asked is not None)
         replica, asked = request.place.target, request.loop.target.asked
         assert replica is not None and asked is not None

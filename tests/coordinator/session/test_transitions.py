@@ -388,9 +388,10 @@ async def outputs(
         ((4,), (0.0, 1.0)),
     ],
 )
-async def test_outputs_and_counts_are_those_without_columns(
+async def test_outputs_and_counts_are_those_of_sessions_by_themselves(
     lengths: tuple[int, ...], temperatures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """However the answers come: as columns, or one by one."""
     num_together = 0
     end_steps = BatchDriver._end_steps
 
@@ -400,10 +401,15 @@ async def test_outputs_and_counts_are_those_without_columns(
         end_steps(self, *arguments)
 
     monkeypatch.setattr(BatchDriver, "_end_steps", counted)
-    plain = await outputs(columns=False, lengths=lengths, temperatures=temperatures)
+    with monkeypatch.context() as patched:
+        for name in ("take_proposals", "take_scores"):
+            patched.setattr(BatchDriver, name, lambda self, replica, batch, arrived: batch)
+        alone = await outputs(columns=False, lengths=lengths, temperatures=temperatures)
     assert not num_together
-    assert await outputs(columns=True, lengths=lengths, temperatures=temperatures) == plain
-    assert num_together > 100
+    for columns in (True, False):
+        assert await outputs(columns=columns, lengths=lengths, temperatures=temperatures) == alone
+        assert num_together > 100
+        num_together = 0
 
 
 async def test_outputs_are_the_targets_own_where_lengths_are_controlled() -> None:

@@ -1,0 +1,107 @@
+"""Answer columns: answers that came one by one as columns, so that they take the transitions of many sessions.
+
+Only what those transitions judge: proposals with tokens, and scores that are tokens or of sparse rejection, with hidden
+states by reference or none. Any other answer stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from outrider.columns import (
+    I4,
+    U4,
+    U8,
+    AnswerColumns,
+    StateColumns,
+    SupportColumns,
+    has_whole_evidence,
+    proposal_columns,
+    token_scores,
+)
+from outrider.ports import ItemTiming, Proposal, Scores
+from outrider.types import SparseScores, TokenScores
+
+_NUM_IDS = 1 << 32
+_NO_IDS = np.zeros(0, dtype=I4)
+
+
+def columns_of(
+    answers: Sequence[tuple[Any, ItemTiming | None]], sessions: set[int]
+) -> Iterator[tuple[list[int], AnswerColumns[Any]]]:
+    """Columns of the answers to these sessions with their times, and the places of these among ``answers``.
+
+    A session that is named more than once is in none.
+    """
+    num_named = Counter([event.session for event, _ in answers])
+    groups: dict[Hashable, list[int]] = {}
+    for place, (event, _) in enumerate(answers):
+        if event.session in sessions and num_named[event.session] == 1 and (form := _form_of(event)) is not None:
+            groups.setdefault(form, []).append(place)
+    for places in groups.values():
+        timings = [timing for place in places if (timing := answers[place][1]) is not None]
+        events = [answers[place][0] for place in places]
+        columns = _joined(events, timings if len(timings) == len(events) else [])
+        if columns is not None:
+            yield places, columns
+
+
+def _form_of(event: Any) -> Hashable | None:  # noqa: ANN401 - any event
+    """What answers in the same columns have in common; None for one that is in none."""
+    if isinstance(event, Proposal):
+        is_judged = event.evidence is None or _is_typed_evidence(event)
+        return (Proposal, event.evidence is None) if is_judged and _are_ids(event.token_ids) else None
+    if not isinstance(event, Scores) or event.logprobs or event.prompt_logprobs or event.draft_token_ids:
+        return None
+    states = None if event.hidden_states is None else StateColumns.form_of(event.hidden_states)
+    if event.hidden_states is not None and states is None:
+        return None
+    form = event.form
+    if isinstance(form, TokenScores):
+        return (TokenScores, states) if _are_ids(form.token_ids) else None
+    return (SparseScores, states) if isinstance(form, SparseScores) and _is_typed(form) else None
+
+
+def _are_ids(token_ids: Sequence[int]) -> bool:
+    return bool(token_ids) and min(token_ids) >= 0 and max(token_ids) < _NUM_IDS
+
+
+def _is_typed_evidence(proposal: Proposal) -> bool:
+    evidence: Any = proposal.evidence
+    return has_whole_evidence(proposal) and evidence.token_ids.dtype == I4 and evidence.probs.dtype == np.float32
+
+
+def _is_typed(form: SparseScores) -> bool:
+    probs, masses, ids = form.support_probs, form.outside_mass, form.outside_token_ids
+    has_shapes = probs.ndim == masses.ndim == ids.ndim == 1 and 0 < masses.size == ids.size
+    return has_shapes and probs.dtype == masses.dtype == np.float32 and ids.dtype == I4
+
+
+def _joined(events: Sequence[Any], timings: Sequence[ItemTiming]) -> AnswerColumns[Any] | None:
+    if isinstance(events[0], Proposal):
+        return proposal_columns(events, timings, 0)
+    forms = [event.form for event in events]
+    is_sparse = isinstance(forms[0], SparseScores)
+    ids = [form.outside_token_ids if is_sparse else np.array(form.token_ids, dtype=U4) for form in forms]
+    states = None if events[0].hidden_states is None else StateColumns.of([event.hidden_states for event in events])
+    return AnswerColumns(
+        np.array([event.session for event in events], dtype=U8),
+        np.array([event.generation for event in events], dtype=U8),
+        np.array([event.base_length for event in events], dtype=U4),
+        np.array([each.size for each in ids], dtype=U4),
+        np.concatenate(ids),
+        [number for timing in timings for number in timing.numbers],
+        token_scores,
+        np.concatenate([form.outside_mass for form in forms]) if is_sparse else None,
+        states,
+        _supports_of(forms) if is_sparse else None,
+    )
+
+
+def _supports_of(forms: Sequence[SparseScores]) -> SupportColumns:
+    sizes = np.array([form.support_probs.size for form in forms], dtype=U4)
+    return SupportColumns(sizes, _NO_IDS, np.concatenate([form.support_probs for form in forms]))
