@@ -24,9 +24,8 @@ from outrider.model_executor.cuda_graphs import CaptureProgress
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
 from outrider.model_executor.draft_loop.columns import DraftColumns, plan_columns, restore_sequences
 from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
-from outrider.model_executor.draft_loop.loop import DraftLoop
-from outrider.model_executor.draft_loop.plan import loop_of, plan_draft
-from outrider.model_executor.draft_loop.results import Draws, read_draws
+from outrider.model_executor.draft_loop.plan import loop_of
+from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
 from outrider.model_executor.input_batch import ForwardRow, TokenLimits, check_rows
 from outrider.model_executor.kv_cache_sizing import explaining_out_of_memory
@@ -236,31 +235,8 @@ class ModelRunner:
         if (loop := self.worker.draft_loop) is None:
             raise ConfigError("drafting", "this runner was loaded without draft loops")
         check_draft_rows(self.sequences, rows, self._limits)
-        self.worker.take_device()
         groups = [rows[start : start + loop.max_rows] for start in range(0, len(rows), loop.max_rows)]
-        return [draws for group in groups for draws in self._draft(loop, group)]
-
-    def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow]) -> list[Draws]:
-        sequences = [row.sequence for row in rows]
-        lengths = [sequence.length for sequence in sequences]
-        try:
-            with torch.inference_mode():
-                plan = plan_draft(self.sequences, rows)
-                self._copy_pages(plan.page_copies)
-                command = loop.command_for(plan)
-                self._broadcast(command)
-                self.worker.run(command)
-                with_supports = any(row.metadata.needs_evidence for row in rows)
-                found = loop.results(loop_of(command), with_supports=with_supports)
-        except BaseException:
-            self.sequences.replace_tails(sequences, lengths, [()] * len(lengths))
-            raise
-        drawn = read_draws(rows, *found)
-        # The manager learns what the ids were that it made room for.
-        held = [draws.token_ids[: row.num_drafts - 1] for row, draws in zip(rows, drawn, strict=True)]
-        self.sequences.replace_tails(sequences, plan.contexts, held)
-        self.num_forwards += plan.num_steps
-        return drawn
+        return [draws for group in groups for draws in self.begin_draft(DraftColumns.of(group)).draws()]
 
     def begin_draft(self, columns: DraftColumns) -> ColumnsInFlight:
         """``draft`` in two halves, of rows that are columns: as many as one loop takes, checked by the caller

@@ -79,7 +79,7 @@ def test_rows_past_those_of_a_loop_are_drawn_by_the_next_one(
     drawn = runner.draft(rows, StateRows([torch.zeros(6, 96)]))
     assert [one.token_ids for one in drawn] == [(7, 7, 7)] * 3
     assert said == ["states 0 to 4", "plan 2", "run", "wait", "states 4 to 6", "plan 1", "run", "wait"]
-    assert [sequence.length for sequence in sequences] == [4, 4, 4]
+    assert [sequence.length for sequence in sequences] == [2, 2, 2]
     runner.sequences.check_integrity()
 
 

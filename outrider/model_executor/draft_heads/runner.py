@@ -23,8 +23,8 @@ from outrider.model_executor.draft_loop import MAX_STEPS, DraftRow, check_draft_
 from outrider.model_executor.draft_loop.columns import DraftColumns, plan_columns, restore_sequences
 from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
 from outrider.model_executor.draft_loop.loop import DraftLoop
-from outrider.model_executor.draft_loop.plan import loop_of, plan_draft
-from outrider.model_executor.draft_loop.results import Draws, read_draws
+from outrider.model_executor.draft_loop.plan import loop_of
+from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
 from outrider.model_executor.input_batch import (
     ForwardBatch,
@@ -131,42 +131,29 @@ class DraftHeadRunner:
         """Append each row's tokens, paired with the target's ``states``, row by row, and draw what follows, in
         loops of as many rows as the graphs are for.
 
-        A row's draws end before the first that failed. Its sequence then holds what it held, its tokens, and pairs of
-        what was drawn whose ids it does not know: they are to be cut. Errors are those of ``forward``.
+        A row's draws end before the first that failed. Its sequence then holds what it held and its tokens. Errors are
+        those of ``forward``.
         """
         if self._loop is None:
             raise ValueError(f"there are no draft loops on {self.device}")
         check_draft_rows(self.sequences, rows, self._limits, self._loop.max_catch_up)
-        self._take_device()
-        most, found, begin = self._loop.max_rows, list[Draws](), 0
+        most, found, first = self._loop.max_rows, list[Draws](), 0
         for start in range(0, len(rows), most):
-            own = rows[start : start + most]
-            end = begin + sum([len(row.token_ids) for row in own])
-            self._put_states(states, begin, end)
-            found += self._draft(self._loop, own)
-            begin = end
+            columns = DraftColumns.of(rows[start : start + most])
+            found += self.begin_draft(columns, states, first).draws()
+            first += len(columns.token_ids)
         return found
 
-    def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow]) -> list[Draws]:
-        with restoring_lengths(self.sequences, rows), torch.inference_mode():
-            plan = plan_draft(self.sequences, rows)
-            self._copy_pages(plan.page_copies)
-            command = loop.command_for(plan)
-            self.used_graph = loop.run(loop_of(command), command.numbers)
-            with_supports = any(row.metadata.needs_evidence for row in rows)
-            found = loop.results(loop_of(command), with_supports=with_supports)
-        return read_draws(rows, *found)
-
-    def begin_draft(self, columns: DraftColumns, states: StateRows) -> ColumnsInFlight:
+    def begin_draft(self, columns: DraftColumns, states: StateRows, first: int = 0) -> ColumnsInFlight:
         """``draft`` in two halves, of rows that are columns: ``max_draft_rows`` at most, checked by the caller. Their
-        sequences then hold no pairs of what is drawn.
+        sequences then hold no pairs of what is drawn. Their states are those from ``first`` on.
         """
         if (loop := self._loop) is None:
             raise ValueError(f"there are no draft loops on {self.device}")
         self._take_device()
         plan = plan_columns(self.sequences, columns)
         try:
-            self._put_states(states, 0, len(columns.token_ids))
+            self._put_states(states, first, first + len(columns.token_ids))
             with torch.inference_mode():
                 self._copy_pages(plan.page_copies)
                 command = loop.command_for(plan)

@@ -1,6 +1,6 @@
-"""Rows of a draft loop as arrays: sessions that draw together, laid out without a value for each.
+"""Rows of a draft loop as arrays: sessions that draw together, and the layout of their pages.
 
-Owns what ``rows`` and ``plan`` own of single rows. Refuses to know devices.
+Knows no devices.
 
 Shape letters: ``B`` rows, ``T`` tokens of all rows.
 """
@@ -73,6 +73,8 @@ class DraftColumns:
     num_drafts: Sequence[int]  # [B]
     lags: Sequence[int] | None = None  # [B]
     """As ``DraftRow.lag``; None: the sequences lack nothing."""
+    positions: Sequence[int] | None = None  # [B]
+    """Tokens of each text before its first draw; None: ``bases``, no draft was appended before."""
     contexts: Sequence[int] = field(init=False)  # [B]
     """Tokens of each sequence before the first draw."""
     lengths: Sequence[int] = field(init=False)  # [B]
@@ -81,17 +83,32 @@ class DraftColumns:
     """The tokens that are appended to each."""
 
     def __post_init__(self) -> None:
-        bases, lags = self.bases, self.lags
-        self.contexts = [base - lag for base, lag in zip(bases, lags, strict=True)] if lags else bases
+        positions, lags = self.positions or self.bases, self.lags
+        self.contexts = [length - lag for length, lag in zip(positions, lags, strict=True)] if lags else positions
         self.lengths = [context - count for context, count in zip(self.contexts, self.counts, strict=True)]
         ids, ends = self.token_ids, itertools.accumulate(self.counts)
         self.texts = [ids[end - count : end] for end, count in zip(ends, self.counts, strict=True)]
 
+    @classmethod
+    def of(cls, rows: Sequence[DraftRow]) -> DraftColumns:
+        """Of rows that append to all that their sequences hold."""
+        return cls(
+            [row.sequence for row in rows],
+            MetadataColumns.of([row.metadata for row in rows]),
+            [row.base for row in rows],
+            [token_id for row in rows for token_id in row.token_ids],
+            [len(row.token_ids) for row in rows],
+            [row.num_drafts for row in rows],
+            [row.lag for row in rows],
+            [row.sequence.length + len(row.token_ids) + row.lag for row in rows],
+        )
+
     def words(self) -> IntArray:  # [B, NUM_COLUMNS]
-        """``DraftRow.words`` of each; valid until it is called again for the same sessions."""
+        """Parameters of the draws, as the device reads them; valid until it is called again for the same sessions."""
         words = self.metadata.words
-        words[:, _POSITION] = self.bases
-        words[:, _BASE] = words[:, _POSITION] * self.metadata.keys_base
+        words[:, _BASE] = self.bases
+        words[:, _BASE] *= self.metadata.keys_base
+        words[:, _POSITION] = self.positions or self.bases
         words[:, _LENGTH] = self.num_drafts
         return words
 
@@ -103,8 +120,8 @@ class DraftColumns:
 
 
 def plan_columns(table: KVCacheManager, columns: DraftColumns) -> DraftPlan:
-    """``plan_draft`` of columns, before their sequences are truncated to what is kept and extended: these have pages
-    for that.
+    """Lay a loop out before its sequences are truncated to what is kept and extended: these have pages for that.
+    ``OutOfPagesError``, without a change, if there are too few.
     """
     counts, num_drafts = columns.counts, columns.num_drafts
     appended = [count + drafts - 1 for count, drafts in zip(counts, num_drafts, strict=True)]

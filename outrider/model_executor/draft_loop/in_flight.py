@@ -46,6 +46,15 @@ class ColumnsInFlight:
         self._drawn = read_columns(columns, *found) or read_draws(columns.rows(), *found)
         return self._drawn
 
+    def draws(self) -> list[Draws]:
+        """``finish`` and ``settle`` for rows whose evidence may be of several forms: the draws row by row."""
+        rows = self._columns.rows()
+        with torch.inference_mode():
+            found = self._loop.results(self._shape, with_supports=any(row.metadata.needs_evidence for row in rows))
+        self._drawn = drawn = read_draws(rows, *found)
+        self.settle()
+        return drawn
+
     def settle(self) -> None:
         """Say what the ids were that there was room for: sequences that keep drafts then hold all but the last, or the
         ones before the first that failed. Where none failed, they hold as many pages as before.

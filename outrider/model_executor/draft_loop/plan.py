@@ -19,9 +19,9 @@ import torch
 from outrider.kernels.draft_advance import LoopState
 from outrider.kernels.draft_sampling.layout import NUM_COLUMNS
 from outrider.kernels.paged_attention import PagedRows
-from outrider.kv_cache import KVCacheManager, PageCopy, PageTable
+from outrider.kv_cache import PageCopy, PageTable
 from outrider.model_executor.device_inputs import BatchFrame, IntArray, starts_of
-from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, UNKNOWN, DraftRow, Words
+from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, Words
 from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
 from outrider.model_executor.worker_commands import Operation, WorkerCommand
 
@@ -71,41 +71,6 @@ class DraftPlan:
     """The most tokens of a row before its first draw."""
     page_copies: tuple[PageCopy, ...]
     """Done before anything else: all sources are read before any destination is written."""
-
-
-def plan_draft(table: KVCacheManager, rows: Sequence[DraftRow]) -> DraftPlan:
-    """Extend every row's sequence, for which there is room, by what will be appended, as yet without the ids of what
-    will be drawn.
-    """
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    ends: list[int] = []
-    contexts: list[int] = []
-    page_tables: list[PageTable] = []
-    parameters = array("i")
-    for row in rows:
-        sequence, ids = row.sequence, row.token_ids
-        start, count = len(sequence.token_ids), len(ids)
-        parameters += row.words()
-        slots += table.extend_checked(sequence, [*ids, *UNKNOWN[row.num_drafts - 1]])[:count]
-        token_ids += ids
-        positions += range(start, start + count)
-        ends.append(len(token_ids))
-        contexts.append(start + count)
-        page_tables.append(sequence.page_table)
-    return DraftPlan(
-        token_ids,
-        positions,
-        slots,
-        ends,
-        contexts,
-        page_tables,
-        parameters,
-        num_steps=max([row.num_drafts for row in rows]),
-        catch_up=max([len(row.token_ids) for row in rows]),
-        page_copies=tuple(table.pending_copies()),
-    )
 
 
 def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.errors import InvalidRequestError
-from outrider.kernels.draft_sampling.layout import ALWAYS, MAX_BANNED, Column, Method, RowParameters
+from outrider.kernels.draft_sampling.layout import ALWAYS, MAX_BANNED, Method, RowParameters
 from outrider.kv_cache import KVCacheManager, KVSequence
 from outrider.model_executor.input_batch import TokenLimits
 from outrider.ports import Open
@@ -68,14 +68,6 @@ class DraftRow:
     """First tokens of the text that the sequence lacks: 1 for a head, whose KV is of pairs; many for a model with a
     window, which reads the end of a long text.
     """
-
-    def words(self) -> Words:  # [NUM_COLUMNS]
-        """Parameters of the draw for this row, as the device reads them, before its tokens are appended."""
-        words = self.metadata.words[:]
-        words[Column.BASE] = self.base if self.metadata.keys_base else 0
-        words[Column.POSITION] = self.sequence.length + len(self.token_ids) + self.lag
-        words[Column.LENGTH] = self.num_drafts
-        return words
 
 
 def check_draft_rows(

@@ -24,8 +24,8 @@ from outrider.model_executor.draft_loop.columns import (
 )
 from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
 from outrider.model_executor.draft_loop.loop import DraftLoop
-from outrider.model_executor.draft_loop.plan import LoopShape, loop_of, pack_draft, plan_draft
-from outrider.model_executor.draft_loop.results import DrawnColumns, Draws, read_draws
+from outrider.model_executor.draft_loop.plan import LoopShape, loop_of, pack_draft
+from outrider.model_executor.draft_loop.results import DrawnColumns, Draws
 from outrider.model_executor.graph_capture import CaptureBound, CaptureLimits, NoGraphs
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
@@ -115,10 +115,11 @@ class Rig:
         return sequence
 
     def draft(self, rows: list[DraftRow], shape: LoopShape | None = None) -> list[Draws]:
-        plan = plan_draft(self.table, rows)
+        columns = DraftColumns.of(rows)
+        plan = plan_columns(self.table, columns)
         shape = shape or loop_of(self.loop.command_for(plan))
         self.loop.run(shape, pack_draft(plan, shape))
-        return read_draws(rows, *self.loop.results(shape, with_supports=True))
+        return ColumnsInFlight(self.loop, shape, columns, self.table).draws()
 
 
 def opened(seed: int, method: AcceptanceMethod = AcceptanceMethod.REJECTION, **sampling: Any) -> Open:
@@ -179,7 +180,7 @@ def test_a_loop_draws_what_drawing_one_by_one_does(num_rows: int) -> None:
         found = rig.draft([row for row, _ in pairs])
         for (row, text), drawn in zip(pairs, found, strict=True):
             check(drawn, one_by_one(row, text))
-            assert row.sequence.length == len(text) + len(row.token_ids) + row.num_drafts - 1
+            assert row.sequence.token_ids == [*text, *row.token_ids, *drawn.token_ids[: row.num_drafts - 1]]
         rig.table.check_integrity()
 
 
@@ -214,39 +215,29 @@ def test_columns_draw_what_their_rows_do() -> None:
 
 
 def compare_columns_with_rows(seed: int, kinds: set[type]) -> None:
-    """After drafts of theirs were rejected, which a loop of columns leaves to be cut when it runs."""
-    found, held, packed = [], [], []
-    for are_columns in (False, True):
+    """After drafts of theirs were rejected, which a loop leaves to be cut when it runs."""
+    found, held = [], []
+    for has_rejected in (False, True):
         rig, choose = Rig(), random.Random(seed)
         pairs = [random_row(rig, choose) for _ in range(7)]
         pairs = [pair for pair in pairs if pair[0].metadata.needs_evidence == (seed % 2 > 0)] or pairs[:1]
         rows = [replace(row, base=len(text) + len(row.token_ids)) for row, text in pairs]
-        for (row, text), length in zip(pairs, [choose.randrange(9) for _ in pairs], strict=True):
-            rig.table.extend(row.sequence, [50] * length if seed > 1 else [])
-            if not are_columns:
-                rig.table.truncate(row.sequence, len(text))
         columns = columns_of(rows)
-        plan = plan_columns(rig.table, columns) if are_columns else plan_draft(rig.table, rows)
-        command = rig.loop.command_for(plan)
-        packed.append(command.numbers.tolist())
+        for row, length in zip(rows, [choose.randrange(9) for _ in rows], strict=True):
+            rig.table.extend(row.sequence, [50] * length if has_rejected else [])
+        command = rig.loop.command_for(plan_columns(rig.table, columns))
         rig.loop.run(loop_of(command), command.numbers)
-        if are_columns:
-            flight = ColumnsInFlight(rig.loop, loop_of(command), columns, rig.table)
-            assert [row.sequence.length for row in rows] == [row.base + row.num_drafts - 1 for row in rows]
-            drawn = flight.finish()
-            flight.settle()
+        flight = ColumnsInFlight(rig.loop, loop_of(command), columns, rig.table)
+        assert [row.sequence.length for row in rows] == [row.base + row.num_drafts - 1 for row in rows]
+        drawn = flight.finish() if has_rejected else flight.draws()
+        flight.settle()
+        if has_rejected:
             kinds.add(type(drawn))
-            found.append(in_rows(drawn))
-        else:
-            drawn_rows = read_draws(rows, *rig.loop.results(loop_of(command), with_supports=True))
-            found.append(in_rows(drawn_rows))
-            for row, draws in zip(rows, drawn_rows, strict=True):
-                rig.table.amend(row.sequence, row.base, draws.token_ids[: row.num_drafts - 1])
+        found.append(in_rows(drawn))
         held.append([list(row.sequence.token_ids) for row in rows])
         rig.table.check_integrity()
     assert found[0] == found[1]
     assert held[0] == held[1]
-    assert packed[0] == packed[1] or seed > 1  # else pages are taken in another order
 
 
 def in_rows(drawn: DrawnColumns | list[Draws]) -> list[tuple[tuple[int, ...], str]]:
@@ -262,21 +253,6 @@ def in_rows(drawn: DrawnColumns | list[Draws]) -> list[tuple[tuple[int, ...], st
             start, first = start + len(ids), own.stop
         rows.append((tuple(ids), repr(evidence)))
     return rows
-
-
-@pytest.mark.parametrize("lags", [[0] * 5, [1] * 5, [0, 256, 512, 0, 256]])
-def test_columns_are_laid_out_as_their_rows_are(lags: list[int]) -> None:
-    packed = []
-    for are_columns in (False, True):
-        rig, choose = Rig(), random.Random(4)
-        pairs = [random_row(rig, choose) for _ in range(5)]
-        rows = [
-            replace(row, base=len(text) + len(row.token_ids) + lag, lag=lag)
-            for (row, text), lag in zip(pairs, lags, strict=True)
-        ]
-        plan = plan_columns(rig.table, columns_of(rows)) if are_columns else plan_draft(rig.table, rows)
-        packed.append(pack_draft(plan, LoopShape(8, 16, 2)).tolist())
-    assert packed[0] == packed[1]
 
 
 def test_a_row_of_columns_that_cannot_be_drawn_from_ends_there_and_hurts_no_other() -> None:
@@ -369,7 +345,7 @@ def test_rows_are_filled_up_to_a_number_that_is_captured() -> None:
     rig.loop.capture(NoGraphs(), CaptureBound(CaptureLimits(), rig.loop.num_graphs), lambda done: None)
     for rows, padded in ((1, 1), (3, 4), (9, 16)):
         pairs = [random_row(rig, random.Random(i)) for i in range(rows)]
-        command = rig.loop.command_for(plan_draft(rig.table, [row for row, _ in pairs]))
+        command = rig.loop.command_for(plan_columns(rig.table, DraftColumns.of([row for row, _ in pairs])))
         assert loop_of(command).num_rows == padded
         for row, _ in pairs:
             rig.table.release(row.sequence)
