@@ -1,8 +1,14 @@
-"""Explanation of the mode of decoding, in words for ``outrider info``."""
+"""Explanation of the mode of decoding, in words for ``outrider info`` and in figures for the log."""
 
 from __future__ import annotations
 
-from outrider_coordinator.speculation.policy import DraftLengthPolicy
+from typing import TYPE_CHECKING
+
+from outrider_coordinator.speculation.controller import DraftLengthController
+from outrider_coordinator.speculation.mode import Mode
+
+if TYPE_CHECKING:
+    from outrider_coordinator.speculation.policy import DraftLengthPolicy
 
 
 def why_not_drafting(policy: DraftLengthPolicy, *, is_draft_up: bool) -> str:
@@ -22,4 +28,48 @@ def why_not_drafting(policy: DraftLengthPolicy, *, is_draft_up: bool) -> str:
         return "no request asks for drafts" if running else ""
     if any(controller.is_speculating for controller in asking):
         return ""
-    return max(asking, key=lambda controller: controller.num_sessions).reason
+    return reason_of(max(asking, key=lambda controller: controller.num_sessions))
+
+
+def reason_of(controller: DraftLengthController) -> str:
+    """Expected tokens and milliseconds of a round of both modes, and which estimate decided."""
+    expected, count = controller.expectation, controller.num_sessions
+    sessions = f"{count} session" + "s" * (count != 1)
+    if not expected.rates[Mode.PLAIN] or not expected.rates[Mode.SPECULATIVE]:
+        return f"drafting has not been considered yet with {sessions}"
+    verdict = "drafting pays" if controller.is_speculating else "drafting does not pay"
+    plain, speculative = (
+        f"{tokens:.1f} tokens in {1e3 * seconds:.1f} ms"
+        for tokens, seconds in (expected.rounds[mode] for mode in (Mode.PLAIN, Mode.SPECULATIVE))
+    )
+    ratio = expected.rates[Mode.SPECULATIVE] / expected.rates[Mode.PLAIN]
+    return (
+        f"{verdict}: expected {ratio:.2f} of plain at K={expected.length} with {sessions}"
+        f" ({speculative}; plain {plain}), by {_source(controller)}"
+    )
+
+
+def _source(controller: DraftLengthController) -> str:
+    """Source of the estimate of speculation."""
+    if controller.is_measured:
+        return "rounds that were measured"
+    return (
+        "the services' step costs" if controller.costs.has_profile else "usual step costs: the services measured none"
+    )
+
+
+def log_fields(target: object, controller: DraftLengthController) -> dict[str, object]:
+    """Figures of the last choice for the log; times in milliseconds."""
+    expected = controller.expectation
+    found: dict[str, object] = {
+        "sessions": controller.num_sessions,
+        "draft_length": round(controller.mean_length, 2),
+        "acceptance": round(controller.acceptance, 3),
+        "target": str(target),
+        "speculation_is_measured": controller.is_measured,
+        "has_profile": controller.costs.has_profile,
+    }
+    for mode, (tokens, seconds) in expected.rounds.items():
+        found[f"{mode}_tokens_per_s"] = round(expected.rates[mode], 1)
+        found |= {f"{mode}_tokens": round(tokens, 2), f"{mode}_ms": round(1e3 * seconds, 2)}
+    return found

@@ -15,6 +15,7 @@ from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider.types import StepCost
 from outrider_coordinator.speculation.controller import DraftLengthController
+from outrider_coordinator.speculation.explanation import log_fields, reason_of
 from outrider_coordinator.speculation.mode import Mode
 from outrider_coordinator.speculation.session_state import UNBOUNDED, ControlledSession, SessionVerdict
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
@@ -286,10 +287,10 @@ class DraftLengthPolicy:
         num_switches = controller.num_switches
         if controller.choose():
             level = logging.INFO if controller.num_switches != num_switches else logging.DEBUG
-            fields = _facts(target, controller) | {"reason": controller.reason}
+            fields = log_fields(target, controller) | {"reason": reason_of(controller)}
             _log.log(level, _CHANGES[controller.mode], extra={"fields": fields})
         if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
-            _log.debug("draft lengths were chosen", extra={"fields": _facts(target, controller)})
+            _log.debug("draft lengths were chosen", extra={"fields": log_fields(target, controller)})
 
     def take_begun_catch_up(self, target: object) -> bool:
         """Whether drafts are to be brought the text that all sessions of the target wait for; said once."""
@@ -331,14 +332,3 @@ _CHANGES = {Mode.PLAIN: "decoding is plain from now on", Mode.SPECULATIVE: "deco
 
 def _seconds(report: ForwardReport) -> float:
     return 1e-9 * (report.forward_ns + report.sample_ns)
-
-
-def _facts(target: object, controller: DraftLengthController) -> dict[str, object]:
-    return {
-        "sessions": controller.num_sessions,
-        "draft_length": round(controller.mean_length, 2),
-        "acceptance": round(controller.acceptance, 3),
-        "plain_tokens_per_s": round(controller.rates[Mode.PLAIN], 1),
-        "speculative_tokens_per_s": round(controller.rates[Mode.SPECULATIVE], 1),
-        "target": str(target),
-    } | controller.estimates()

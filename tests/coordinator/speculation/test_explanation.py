@@ -9,7 +9,7 @@ import pytest
 
 from outrider.ports import ForwardReport
 from outrider_coordinator.speculation import DraftLengthPolicy, Mode
-from outrider_coordinator.speculation.explanation import why_not_drafting
+from outrider_coordinator.speculation.explanation import reason_of, why_not_drafting
 from tests.coordinator.speculation.simulated_load import H200, Controlled, Load
 
 TARGET = "target"
@@ -35,10 +35,10 @@ def test_drafts_that_do_not_pay_are_explained_by_what_both_modes_are_expected_to
         why_not_drafting(policy, is_draft_up=True),
     )
     assert found is not None
-    ratio = controller.rates[Mode.SPECULATIVE] / controller.rates[Mode.PLAIN]
+    ratio = controller.expectation.rates[Mode.SPECULATIVE] / controller.expectation.rates[Mode.PLAIN]
     assert abs(float(found[1]) - ratio) < 0.006
-    assert int(found[2]) == controller.expected_length
-    tokens, seconds = controller.expected[Mode.SPECULATIVE]
+    assert int(found[2]) == controller.expectation.length
+    tokens, seconds = controller.expectation.rounds[Mode.SPECULATIVE]
     assert (float(found[3]), float(found[4])) == (round(tokens, 1), round(1e3 * seconds, 1))
     assert found[6] in ("the services' step costs", "rounds that were measured")
 
@@ -48,8 +48,8 @@ def test_estimates_without_a_profile_are_said_to_be_usual_ones() -> None:
     policy.enter(policy.session(None), TARGET)
     controller = policy.controller(TARGET)
     assert controller is not None
-    assert controller.reason.startswith("drafting pays: expected ")
-    assert controller.reason.endswith("by usual step costs: the services measured none")
+    assert reason_of(controller).startswith("drafting pays: expected ")
+    assert reason_of(controller).endswith("by usual step costs: the services measured none")
 
 
 def test_sessions_that_draft_need_no_explanation() -> None:
@@ -74,7 +74,7 @@ def test_a_change_of_the_mode_is_told_in_the_log_with_its_reason(caplog: pytest.
     (record,) = caplog.records
     assert record.message == "decoding is plain from now on"
     fields = record.__dict__["fields"]
-    assert fields["reason"] == controller.reason
+    assert fields["reason"] == reason_of(controller)
     assert fields["plain_tokens"] == 128.0
     assert fields["plain_ms"] > 0.0
 

@@ -13,6 +13,7 @@ from outrider.transport.link.outbox import Outbox
 from outrider.types import StepCost
 from outrider_coordinator.requests.session_driver import call_after_commands
 from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.speculation.explanation import reason_of
 from outrider_coordinator.speculation.mode import Mode
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
@@ -165,7 +166,7 @@ def test_an_idle_servers_length_is_that_with_which_the_next_session_begins() -> 
     policy.enter(session, "target")
     controller = policy.controller("target")
     assert controller is not None
-    assert 0 < policy.mean_length == session.length == controller.expected_length
+    assert 0 < policy.mean_length == session.length == controller.expectation.length
     policy.leave(session)
     assert policy.mean_length == controller.first_length > 0
 
@@ -179,7 +180,7 @@ def test_the_services_step_costs_decide_before_any_traffic() -> None:
         controller = policy.controller("target")
         assert controller is not None
         assert controller.mode is mode
-        assert "by the services' step costs" in controller.reason
+        assert "by the services' step costs" in reason_of(controller)
 
 
 def test_the_mean_of_fixed_lengths_is_that_of_the_requests_that_run() -> None:

@@ -54,7 +54,7 @@ def test_a_recorded_run_is_judged_as_it_was() -> None:
         replay.hear(event)
     assert replay.modes[-1] is Mode.SPECULATIVE
     assert replay.modes.count(Mode.SPECULATIVE) > 0.8 * len(replay.modes)
-    assert replay.controller.rates[Mode.SPECULATIVE] > replay.controller.rates[Mode.PLAIN]
+    assert replay.controller.expectation.rates[Mode.SPECULATIVE] > replay.controller.expectation.rates[Mode.PLAIN]
     assert 0.5 < replay.controller.acceptance < 0.95
     assert (replay.controller.num_sessions, replay.controller.has_prompts) == (0, False)
 
@@ -65,4 +65,4 @@ def test_a_recorded_run_gives_the_same_choices_again() -> None:
         first.hear(event)
         second.hear(event)
     assert first.modes == second.modes
-    assert first.controller.rates == second.controller.rates
+    assert first.controller.expectation.rates == second.controller.expectation.rates

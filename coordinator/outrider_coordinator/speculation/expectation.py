@@ -1,0 +1,120 @@
+"""Expected rates of both modes of a target's sessions, and the time in which drafts take in text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from outrider_coordinator.speculation.acceptance import Acceptance
+from outrider_coordinator.speculation.goodput import Choice, best_choice, usefulness
+from outrider_coordinator.speculation.mode import Mode, TextPrice
+from outrider_coordinator.speculation.rounds import RoundLearner
+from outrider_coordinator.speculation.session_state import ControlledSession
+from outrider_coordinator.speculation.step_costs import Average, StepCosts
+
+_RENEWAL_S = 30.0
+"""Seconds of plain decoding after which the optimism bonus is whole again, as if speculation were not measured."""
+_MAX_OPTIMISM = 0.15
+"""Share by which speculation may be faster than expected where it was not measured with about so many sessions."""
+_NUM_ROUNDS_WITHOUT_OPTIMISM = 24
+"""Speculative rounds after which there is no optimism bonus."""
+_MIN_JUDGED_TOKENS = 12.0
+"""Judged tokens before which there is no optimism bonus: the acceptance is hardly known either."""
+_TAIL_A_DOUBLING, _MAX_TAIL = 0.016, 0.08
+"""Share of the rate that speculation loses with each doubling of the sessions: they end at different times."""
+_DEFAULT_REQUEST_S = 1.0
+"""Seconds that a request is assumed to take before any has ended."""
+_MIN_OTHER_ROWS = 0.5
+"""Mean number of other coordinators' sessions in a forward, below which there are none."""
+
+
+class Expectation:
+    """Rates that are expected of the sessions of one target."""
+
+    def __init__(self, costs: StepCosts, acceptance: Acceptance, rounds: RoundLearner) -> None:
+        self.rates = {Mode.PLAIN: 0.0, Mode.SPECULATIVE: 0.0}
+        """Tokens per second of each mode at the last choice."""
+        self.rounds: dict[Mode, tuple[float, float]] = dict.fromkeys(Mode, (0.0, 0.0))
+        """Tokens and seconds of a round of each mode at the last choice."""
+        self.length = 0
+        """Longest draft length of that speculation."""
+        self.text = TextPrice()
+        self.request_s, self.new_lag, self.free_share = Average(), Average(), Average(1.0)
+        """Of requests: seconds, tokens that a new session's draft lacks; share of the time without prompts."""
+        self._costs, self._acceptance, self._learner = costs, acceptance, rounds
+
+    @property
+    def plain_round_s(self) -> float:
+        """Seconds of a plain round."""
+        return self.rounds[Mode.PLAIN][1]
+
+    def num_rows(self, num_sessions: int) -> int:
+        """Sessions in a forward, those of other coordinators included."""
+        return num_sessions + round(self._learner.other_rows.value)
+
+    def estimate(self, sessions: Sequence[ControlledSession], context: float) -> Choice | None:
+        """Estimate both modes; returns the best speculation, None where no session may draft."""
+        rows = self.num_rows(len(sessions))
+        plain_s = self._costs.plain(rows, context)
+        overall = self._acceptance.mean
+        useful = usefulness(
+            self._acceptance.by_position(),
+            np.array([session.acceptance.relative(overall) for session in sessions]),
+            np.array([session.limit for session in sessions]),
+        )
+        together = max(1, round(self._learner.share.value * rows))
+        choice = best_choice(useful, lambda longest: self._costs.speculative(together, context, longest), self.length)
+        self.rounds[Mode.PLAIN] = len(sessions), plain_s
+        self.rates[Mode.PLAIN] = len(sessions) / plain_s
+        if choice is not None:
+            self.length = choice.longest
+            self.rounds[Mode.SPECULATIVE] = choice.tokens, choice.seconds
+            tail = min(_TAIL_A_DOUBLING * math.log2(max(rows, 1)), _MAX_TAIL)
+            self.rates[Mode.SPECULATIVE] = choice.rate / (1.0 + tail)
+        return choice
+
+    def optimistic_rate(self, num_sessions: int, plain_for_s: float) -> float:
+        """Rate of speculation, with a bonus where it was hardly measured: trying it corrects a wrong profile.
+
+        ``plain_for_s``: seconds of plain decoding so far.
+        """
+        if self._acceptance.num_judged < _MIN_JUDGED_TOKENS:
+            return self.rates[Mode.SPECULATIVE]
+        num_rounds = self._costs.num_speculative_rounds(self.num_rows(num_sessions))
+        unknown = max(0.0, 1.0 - num_rounds / _NUM_ROUNDS_WITHOUT_OPTIMISM)
+        return self.rates[Mode.SPECULATIVE] * (1.0 + _MAX_OPTIMISM * min(max(unknown, plain_for_s / _RENEWAL_S), 1.0))
+
+    @property
+    def mode_apart(self) -> Mode | None:
+        """The mode that other coordinators' sessions are not in; None where there are none."""
+        if self._learner.other_rows.value < _MIN_OTHER_ROWS:
+            return None
+        do_draft = self._learner.other_drafts.value > 0.5 * self.length
+        return Mode.PLAIN if do_draft else Mode.SPECULATIVE
+
+    def left_s(self, sessions: Collection[ControlledSession], busy_s: float, *, is_speculating: bool) -> float:
+        """Time for which the sessions will be served: as requests take usually; before any has ended, as long again
+        as so far.
+        """
+        left_s = self.plain_round_s * sum(session.num_left for session in sessions) / max(len(sessions), 1)
+        served = [busy_s - session.began_s for session in sessions if session.began_s is not None]
+        if not served:
+            return left_s
+        served_s = sum(served) / len(served)
+        if self.request_s.num_samples:
+            return min(left_s, max(self.request_s.value - served_s, 0.0))
+        return min(left_s, served_s if served_s and not is_speculating else _DEFAULT_REQUEST_S)
+
+    def text_seconds(self, num_tokens: float, *, reads_states: bool) -> float:
+        """Time in which drafts take in text; those that read hidden states have the target compute it again."""
+        again_s = self._costs.scored_token_seconds * num_tokens if reads_states else 0.0
+        return again_s + self.text.seconds(num_tokens, self.plain_round_s)
+
+    def text_share(self, num_sessions: int, *, reads_states: bool) -> float:
+        """Time that the text of sessions to come takes, as a share of the time in which sessions may draft."""
+        if not self.request_s.num_samples:
+            return 0.0
+        seconds = self.text_seconds(self.new_lag.value * num_sessions, reads_states=reads_states)
+        return seconds / max(self.request_s.value * self.free_share.value, self.plain_round_s)

@@ -1,0 +1,111 @@
+"""Rounds of one target's sessions: the verdicts of each message, and the step costs that are learned from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider_coordinator.speculation.mode import Mode
+from outrider_coordinator.speculation.step_costs import Average, StepCosts
+
+_NUM_ROUNDS_NOT_AHEAD = 3
+"""Plain rounds after others before the target computes ahead, so that rounds are as short as they get."""
+_NUM_COLD_ROUNDS = 12
+"""First rounds of each mode that are not timed: a process's first forwards take several times as long."""
+_MIN_DRAFTING_SHARE = 0.8
+"""Share of the sessions in a message that draft, from which on its round is one of speculation by all."""
+
+
+@dataclass(slots=True)
+class Round:
+    """Verdicts of one message."""
+
+    now: float
+    num_rows: int = 0
+    num_drafting: int = 0
+    num_drafted: int = 0
+    longest: int = 0
+    num_timed: int = 0
+    sum_s: float = 0.0
+
+    def note(self, began: float | None, num_drafted: int) -> None:
+        """Add a verdict; ``began`` is the time at which its round began."""
+        self.num_rows += 1
+        if num_drafted:
+            self.num_drafting += 1
+            self.num_drafted += num_drafted
+            self.longest = max(self.longest, num_drafted)
+        if began is not None:
+            self.num_timed += 1
+            self.sum_s += self.now - began
+
+    @property
+    def seconds(self) -> float:
+        """Mean duration of the sessions' rounds; 0 where most cannot be timed."""
+        return self.sum_s / self.num_timed if 2 * self.num_timed > self.num_rows else 0.0
+
+
+class RoundLearner:
+    """Corrects the step costs by rounds, and counts the rows that other coordinators have in them."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        self.current = Round(0.0)
+        self.share = Average(1.0)
+        """Share of the sessions in one forward while they draft: less than 1 where groups take turns."""
+        self.other_rows, self.other_drafts = Average(), Average()
+        """Sessions of other coordinators in a forward, and draft tokens of each."""
+        self._costs = costs
+        self._had_drafts = False
+        self._num_plain_rounds = 0
+        self._num_rounds = dict.fromkeys(Mode, 0)
+
+    def note_draft(self, num_rows: int, draft_length: int, context: float, seconds: float) -> None:
+        """Learn from the duration of proposals that were drawn together."""
+        if draft_length and seconds > 0.0 and self._num_rounds[Mode.SPECULATIVE] >= _NUM_COLD_ROUNDS:
+            self._costs.note_draft(num_rows, draft_length, context, seconds)
+
+    def note_forward(
+        self, rows: int, tokens: int, context: float, seconds: float, *, other_rows: int, other_drafts: int
+    ) -> None:
+        """Learn from the forward of the current round; ``other_rows`` are sessions of other coordinators."""
+        if rows:
+            self.other_rows.note(other_rows)
+            if other_rows:
+                self.other_drafts.note(other_drafts / other_rows)
+        if rows < tokens <= rows * (1 + self.current.longest) and seconds > 0.0 and not self._is_cold:
+            self._costs.note_scoring(rows, tokens / rows, context, seconds)
+
+    def note_round(
+        self, num_sessions: int, context: float, *, is_disturbed: bool, other_rows: int, others_draft: bool
+    ) -> bool:
+        """Learn from the duration of the current round; returns whether it was one of speculation by all.
+
+        Nothing is learned of rounds with prompts or drafts' text, nor of those in which other coordinators are in the
+        other mode.
+        """
+        found, drafts = self.current, self.current.num_drafting > 0
+        had_drafts, self._had_drafts = self._had_drafts, drafts
+        self._num_plain_rounds = 0 if drafts or is_disturbed else self._num_plain_rounds + 1
+        if is_disturbed or (other_rows > 0 and others_draft is not drafts):
+            return False
+        self._num_rounds[Mode.SPECULATIVE if drafts else Mode.PLAIN] += 1
+        if not found.seconds or self._is_cold:
+            return False
+        rows = found.num_rows + other_rows
+        if not drafts and self._num_plain_rounds > _NUM_ROUNDS_NOT_AHEAD:
+            self._costs.note_plain_round(rows, context, found.seconds)
+        elif had_drafts and found.num_drafting >= _MIN_DRAFTING_SHARE * found.num_rows:
+            self.share.note(min(found.num_rows / max(num_sessions, 1), 1.0))
+            drafted = found.num_drafted / found.num_rows
+            self._costs.note_speculative_round(rows, drafted, found.longest, context, found.seconds)
+            return True
+        return False
+
+    def interrupt(self) -> None:
+        """Start counting plain rounds again: prompts were computed."""
+        self._num_plain_rounds = 0
+
+    @property
+    def _is_cold(self) -> bool:
+        """True while the current round is among the first ones of its mode."""
+        mode = Mode.SPECULATIVE if self.current.num_drafting else Mode.PLAIN
+        return self._num_rounds[mode] <= _NUM_COLD_ROUNDS
