@@ -20,10 +20,10 @@ SCALE ?=
 # processes, and without it each compiles torch again, which is half of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install release demo test test-all soak check format proto docs golden
+.PHONY: help install release demo test test-integration test-all soak check format proto docs golden
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 install: $(INSTALLED)  ## .venv with everything: services, SDK, tools
 
@@ -44,11 +44,16 @@ release:  ## dist/: wheels, sdist, chart package; images where Docker is
 	scripts/release.sh
 
 # Files in their order, by folder: the last ones are short, so no worker is left with a long file at the end.
-test: install  ## the suite without its slow tests; TESTS=tests/cli for a part of it
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS)
+PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10 --durations-min 5
 
-test-all: install  ## the slow tests too: every statistical test with all its draws
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TESTS)
+test: install  ## the first tier of the tests; TESTS=tests/cli for a part of it
+	$(PYTEST) -m "not slow and not integration" $(TESTS)
+
+test-integration: install  ## the second tier: real processes, faults, charts, training
+	$(PYTEST) -m "integration and not slow" $(TESTS)
+
+test-all: install  ## both tiers and the slow tests: every statistical test with all its draws
+	$(PYTEST) $(TESTS)
 
 soak: install  ## faults done to real processes, the long form; SCENARIO=name for one row, SEED=, SCALE=0.1
 	$(BIN)/python -m tests.faults $(SCENARIO) $(if $(SEED),--seed $(SEED)) $(if $(SCALE),--scale $(SCALE))
