@@ -35,7 +35,7 @@ def form_problem(address: str) -> str:
 
 
 def is_ipv6(host: str) -> bool:
-    """Whether a host without brackets is an IPv6 address."""
+    """True if a host without brackets is an IPv6 address."""
     return ":" in host and not host.startswith("unix:")
 
 

@@ -47,7 +47,7 @@ async def run_in_slices(work: Work[ResultT]) -> ResultT:
 
 
 def is_long(entries: Sized) -> bool:
-    """Whether work on a list has pauses. Work on short lists is done in one turn, however busy the machine is."""
+    """True if work on a list has pauses. Work on short lists is done in one turn, however busy the machine is."""
     return len(entries) > SLICE_ENTRIES
 
 

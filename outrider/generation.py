@@ -210,7 +210,7 @@ class ModelPlacement:
     quantization: str = ""
     """Format of quantized weights; empty: all weights are of the dtype."""
     batch_invariant: bool = False
-    """Whether a token's logits have the same bits in any batch."""
+    """True if a token's logits have the same bits in any batch."""
 
     @classmethod
     def of(cls, description: ModelDescription) -> ModelPlacement:
@@ -282,4 +282,4 @@ class ModelInfo:
     no_draft_reason: str = ""
     """Why no running request drafts at present; empty while some do, while none runs, or where there is no draft."""
     exports_traces: bool = False
-    """Whether the coordinator exports the spans of traced requests."""
+    """True if the coordinator exports the spans of traced requests."""

@@ -45,7 +45,7 @@ class PlaneReference:
 
 @dataclass(frozen=True, slots=True)
 class PlaneOffer:
-    """What a reader must know to connect to a writer; good for one connection."""
+    """Address and secret of a writer's offer; good for one connection."""
 
     offer_id: bytes  # [ID_BYTES]
     token: bytes = field(repr=False)  # [ID_BYTES]

@@ -66,7 +66,7 @@ class Histogram:
         self._total += value
 
     def read(self) -> HistogramReading:
-        """What was counted so far."""
+        """Histogram as counted so far."""
         return HistogramReading(self._bounds, tuple(self._counts), self._total)
 
 

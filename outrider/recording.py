@@ -54,7 +54,7 @@ class Recorder(Protocol):
     """Receiver of records; called by the engine's thread, returns at once."""
 
     def wants(self, trace_parent: str) -> bool:
-        """Whether an item with this nonempty ``traceparent`` is recorded."""
+        """True if an item with this nonempty ``traceparent`` is recorded."""
         ...
 
     def ended(self, item: ItemRecord) -> None:

@@ -29,12 +29,12 @@ class Stall:
 
     @property
     def is_hang(self) -> bool:
-        """Whether the process counts as hung."""
+        """True if the process counts as hung."""
         return 0.0 < self.limit_s <= self.age_s
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether a replica without a stall is the better place for a new session."""
+        """True if a replica without a stall is the better place for a new session."""
         return self.age_s >= SUSPICIOUS_S
 
 

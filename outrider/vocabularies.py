@@ -1,4 +1,4 @@
-"""Whether two tokenizers mean the same by the same ids, and how they differ.
+"""Comparison of two tokenizers: equal meanings of equal ids, and their differences.
 
 A draft never sees text, so ids decide; how text becomes ids may differ. Reads ``tokenizer.json`` as plain JSON.
 """

@@ -149,7 +149,7 @@ def speculative_rows() -> str:
 
 
 def client_rows() -> str:
-    """What callers read."""
+    """Variables that callers read."""
     return "".join(f"| `{name}` | {meaning} |\n" for name, meaning in CLIENT_VARIABLES.items())
 
 

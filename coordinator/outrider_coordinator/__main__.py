@@ -126,7 +126,7 @@ async def _drain(server: Server, ending: Ending, settings: CoordinatorSettings) 
 
 
 async def _start_unless(ending: Ending, coordinator: Coordinator) -> bool:
-    """Whether the coordinator has started; False when the signal came first. Raises what kept it from starting."""
+    """True if the coordinator has started; False when the signal came first. Raises what kept it from starting."""
     starting = asyncio.create_task(coordinator.start())
     stopping = asyncio.create_task(ending.begun.wait())
     try:

@@ -285,7 +285,7 @@ class Coordinator:
 
 
 def _has_long_text(request: GenerationRequest, rendered: str) -> bool:
-    """Whether tokenizing a request with its ``rendered`` chat, or compiling its grammar, may take tens of
+    """True if tokenizing a request with its ``rendered`` chat, or compiling its grammar, may take tens of
     milliseconds.
     """
     if request.sampling.grammar is not None:

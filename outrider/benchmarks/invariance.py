@@ -24,7 +24,7 @@ class Arm:
     """Concurrent requests."""
     draft_length: int
     is_cached: bool = False
-    """Whether the prefix cache may hold the prompts."""
+    """True if the prefix cache may hold the prompts."""
 
     def __str__(self) -> str:
         return f"batch {self.batch_size}, K = {self.draft_length}" + (", cached" if self.is_cached else "")

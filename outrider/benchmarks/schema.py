@@ -99,7 +99,7 @@ class Result:
     configuration: dict[str, Any]
     series: tuple[Series, ...]
     figures: dict[str, Any] = field(default_factory=dict)
-    """What is not a statistic of one series; for "serve", by arm, the keys of `vllm bench serve`."""
+    """Figures that are no statistic of one series; for "serve", by arm, the keys of `vllm bench serve`."""
 
     def find(self, name: str, **labels: Label) -> Series | None:
         """The first series of that name whose labels include these."""

@@ -75,7 +75,7 @@ def settings_of(options: Options) -> dict[Place, Any]:
 
 
 def flag_names(options: Options, typed: Typed, set_places: Collection[Place]) -> FlagNames:
-    """What sets each setting: what was typed for it, the strongest last; for a default, the flag that would set it."""
+    """Names of settings: as typed, the strongest last; for a default, the flag that would set it."""
     names = {
         (section, key): f"--set {section}.{key}" for section, known in SECTIONS.items() for key in known.model_fields
     }

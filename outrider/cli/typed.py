@@ -102,5 +102,5 @@ def _is_from_variable(ctx: Any, option: Any) -> bool:  # noqa: ANN401
 
 
 def _is(name: str, flag: str) -> bool:
-    """Whether a word is this flag; the value of a short one may be attached, as in ``-k4``."""
+    """True if a word is this flag; the value of a short one may be attached, as in ``-k4``."""
     return flag == name or (not name.startswith("--") and not flag.startswith("--") and flag.startswith(name))

@@ -79,7 +79,7 @@ class Attempts:
         self._failing_since: float | None = None
         self._has_heard = False
         self._is_answered = False
-        """Whether the current call was accepted."""
+        """True if the current call was accepted."""
         self._num_failures: Counter[str] = Counter()
         """Failures of addresses that waiting does not help."""
         self._num_fruitless = 0
@@ -140,11 +140,11 @@ class Attempts:
             self._num_failures[self._address] = 0
 
     def _is_elsewhere(self, error: OutriderError) -> bool:
-        """Whether the address is no coordinator, or one that cannot serve the request."""
+        """True if the address is no coordinator, or one that cannot serve the request."""
         return isinstance(error, ProtocolError) and not self._is_answered
 
     def _may_retry(self, error: OutriderError) -> TypeGuard[CapacityError]:
-        """Whether to retry after a refusal of a new request for lack of room."""
+        """True if to retry after a refusal of a new request for lack of room."""
         is_new = isinstance(error, CapacityError) and not self._has_heard
         return is_new and self._num_retries_left > 0 and not self._is_closed()
 
@@ -161,7 +161,7 @@ class Attempts:
         return pause
 
     def _may_pass(self, error: OutriderError) -> bool:
-        """Whether the error concerns availability, so that another address, or the same one later, may succeed."""
+        """True if the error concerns availability, so that another address, or the same one later, may succeed."""
         if isinstance(error, LostTooOftenError):
             return False
         if isinstance(error, UnavailableError):

@@ -183,7 +183,7 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
 
 
 def has_long_list(options: GenerateOptions) -> bool:
-    """Whether checking a list of token ids takes milliseconds."""
+    """True if checking a list of token ids takes milliseconds."""
     lists = (options.get("prompt_token_ids"), options.get("allowed_token_ids"))
     return any(isinstance(token_ids, Sized) and len(token_ids) > 2 * SLICE_ENTRIES for token_ids in lists)
 

@@ -64,7 +64,7 @@ class ResumableGeneration:
         self._started: Started | None = None
         """``Started`` of the first call that was answered."""
         self._is_answered = False
-        """Whether the current call has sent ``Started``."""
+        """True if the current call has sent ``Started``."""
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []

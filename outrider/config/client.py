@@ -33,7 +33,7 @@ class ClientEnvironment:
     token: str | None
     allow_plaintext_token: bool
     tls: bool
-    """Whether TLS is asked for, by its switch or by any of the variables about it."""
+    """True if TLS is asked for, by its switch or by any of the variables about it."""
     tls_ca_file: str | None
     tls_cert_file: str | None
     tls_key_file: str | None

@@ -45,22 +45,22 @@ class DraftMethod(enum.StrEnum):
 
     @property
     def has_model(self) -> bool:
-        """Whether a model makes the proposals."""
+        """True if a model makes the proposals."""
         return self is DraftMethod.DRAFT_MODEL or self.is_head
 
     @property
     def needs_model(self) -> bool:
-        """Whether ``draft.model`` has to name it."""
+        """True if ``draft.model`` has to name it."""
         return self.has_model and self is not DraftMethod.MTP
 
     @property
     def is_head(self) -> bool:
-        """Whether it reads the target's hidden states."""
+        """True if it reads the target's hidden states."""
         return self in _HEADS
 
     @property
     def reads_target(self) -> bool:
-        """Whether the target's folder is needed too, for embedding or head."""
+        """True if the target's folder is needed too, for embedding or head."""
         return self in _READ_TARGET
 
 
@@ -199,7 +199,7 @@ def _known_class_path(value: str) -> str:
 
 
 def is_class_path(value: object) -> bool:
-    """Whether a value names a class, as ``package.module:Class``."""
+    """True if a value names a class, as ``package.module:Class``."""
     return (
         isinstance(value, str)
         and all(part.isidentifier() for name in value.split(":", 1) for part in name.split("."))

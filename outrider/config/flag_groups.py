@@ -45,7 +45,7 @@ def group_of(key: str) -> str:
 
 
 def value_name(key: str, annotation: Any) -> str:  # noqa: ANN401 - a type as annotated
-    """What stands for a value in the help: its type, or the values there are if they are few."""
+    """Placeholder of a value in the help: its type, or the values if they are few."""
     kind = _kind(annotation)
     choices = [each.value for each in kind] if _is_enum(kind) else [str(each) for each in typing.get_args(kind)]
     if 0 < len(choices) <= _MAX_CHOICES:

@@ -30,7 +30,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 UNSET = "must be set"
-"""What an error says of a setting without a default."""
+"""Problem of a setting that has no default and no value."""
 
 
 @dataclass(frozen=True, slots=True)

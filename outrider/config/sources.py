@@ -35,12 +35,12 @@ class Source:
     origins: dict[Place, str] = field(default_factory=dict)
     """Where a single value has a better name for its origin than the source's."""
     names: dict[Place, str] = field(default_factory=dict)
-    """What errors call a setting: its flag, its variable, or the file and the key."""
+    """Names of settings in errors: the flag, the variable, or the file and the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlagNames:
-    """What errors call the flags of a command line."""
+    """Names of a command line's flags in errors."""
 
     settings: Mapping[Place, str] = field(default_factory=dict)
     """Of a setting that was given as it was typed, of another the flag that would set it."""
@@ -146,7 +146,7 @@ def _section_items(content: object, name: str) -> list[tuple[str, Any]]:
 
 
 def _is_service_link(name: str, value: str) -> bool:
-    """Whether Kubernetes made this variable for a Service that happens to be called outrider-something."""
+    """True if Kubernetes made this variable for a Service that happens to be called outrider-something."""
     return value.startswith(("tcp://", "udp://")) or re.search(r"_(SERVICE_(HOST|PORT)|PORT_\d+_)", name) is not None
 
 

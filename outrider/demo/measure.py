@@ -81,7 +81,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What every run asks for."""
+    """Requests of every run."""
 
     prompts: tuple[str, ...]
     temperature: float

@@ -1,4 +1,4 @@
-"""What the pair is asked to go on from: beginnings of Python, which is what it was trained on."""
+"""Prompts of the demonstration: beginnings of Python, on which the pair was trained."""
 
 PROMPTS = (
     'def read_lines(path, encoding="utf-8"):\n',

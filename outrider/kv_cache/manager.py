@@ -95,7 +95,7 @@ class KVCacheManager:
         return self._tables.pages_needed(sequence, count)
 
     def surely_fit(self, num_sequences: int, count: int) -> bool:
-        """Whether there are free pages for so many sequences to grow by ``count`` tokens each, wherever they end."""
+        """True if there are free pages for so many sequences to grow by ``count`` tokens each, wherever they end."""
         most = -(-count // self.pool.page_size) + 1  # and a copy of a shared page
         return num_sequences * most <= self.pool.num_free
 
@@ -135,7 +135,7 @@ class KVCacheManager:
         return table[index] * size + offset
 
     def has_room_for_one(self, sequence: KVSequence) -> bool:
-        """Whether ``require_room`` lets one more token pass."""
+        """True if ``require_room`` lets one more token pass."""
         return sequence in self._sequences and len(sequence.token_ids) < sequence.max_length
 
     def require_room(self, sequence: KVSequence, count: int) -> None:
@@ -311,7 +311,7 @@ class KVCacheManager:
         self._tables.own(sequence, len(sequence.page_table) - 1)
 
     def _attends_to_holes(self, sequence: KVSequence, length: int) -> bool:
-        """Whether the last of ``length`` tokens, or a token after them, attends to a page that was given back."""
+        """True if the last of ``length`` tokens, or a token after them, attends to a page that was given back."""
         if self.reach is None or length <= sequence.holes.start * self.pool.page_size:
             return False
         return sequence.holes.stop * self.pool.page_size > length - self.reach.window

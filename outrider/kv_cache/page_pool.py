@@ -63,7 +63,7 @@ class PagePool:
         return self._references[page]
 
     def is_writable(self, page: int) -> bool:
-        """Whether a page has one reference and is not in the prefix cache."""
+        """True if a page has one reference and is not in the prefix cache."""
         return self._is_writable[page] > 0
 
     def require(self, count: int) -> None:

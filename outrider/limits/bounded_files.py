@@ -49,7 +49,7 @@ def read_of_folder(folder: Path, name: str, most: int = MAX_SETTINGS_BYTES) -> b
 
 
 def _is_of_folder(found: Path, folder: Path) -> bool:
-    """Whether a resolved path is below a resolved folder, or below the blobs of its model in the Hub's cache."""
+    """True if a resolved path is below a resolved folder, or below the blobs of its model in the Hub's cache."""
     if found.is_relative_to(folder):
         return True
     return folder.parent.name == "snapshots" and found.is_relative_to(folder.parents[1] / "blobs")

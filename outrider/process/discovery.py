@@ -122,7 +122,7 @@ def _place(setting: str, address: str, security: ClientSecurity) -> _Place:
 
 
 def _is_literal(host: str) -> bool:
-    """Whether a host needs no resolver: an IP address, or this machine, whose both families are one."""
+    """True if a host needs no resolver: an IP address, or this machine, whose both families are one."""
     if host == "localhost":
         return True
     try:

@@ -69,7 +69,7 @@ def missing_packages(extra: str) -> list[str]:
 
 
 def is_missing(module: str) -> bool:
-    """Whether a module is not installed; imports only the packages that it is in."""
+    """True if a module is not installed; imports only the packages that it is in."""
     try:
         return importlib.util.find_spec(module) is None
     except ModuleNotFoundError:  # of the package that it is in

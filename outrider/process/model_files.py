@@ -38,7 +38,7 @@ ModelT = TypeVar("ModelT", TargetSettings, DraftSettings)
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a model's name is an id such as "Qwen/Qwen3-8B", and no local file or folder has this name."""
+    """True if a model's name is an id such as "Qwen/Qwen3-8B", and no local file or folder has this name."""
     return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
@@ -93,7 +93,7 @@ class _Repository:
     expected: tuple[str, ...]
     """Files that a folder in the cache must have to be used without asking the Hub."""
     lack: Callable[[Path], str]
-    """What a folder lacks, in words; empty for a complete one."""
+    """Files that a folder lacks, in words; empty for a complete one."""
 
     def fetch(self) -> Path:
         """Return the complete folder in the cache."""
@@ -138,7 +138,7 @@ class _Repository:
         return ModelError(f"{self.setting.replace('.', ' ')}: {told}")
 
     def _explain(self, error: Exception) -> str:
-        """What a person can do about it."""
+        """Advice for the error."""
         from huggingface_hub import constants
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 

@@ -34,7 +34,7 @@ class DirectProposals:
 
 
 def may_be_sent(answers: AnswerColumns[Any]) -> bool:
-    """Whether a message may be as large as these proposals."""
+    """True if a message may be as large as these proposals."""
     return answers.supports is None or answers.supports.token_ids.size <= LINK_SUPPORT_IDS.most
 
 
@@ -63,7 +63,7 @@ class MessageReader:
 
     @property
     def is_between(self) -> bool:
-        """Whether nothing of the next message has come."""
+        """True if nothing of the next message has come."""
         return not self._rest
 
     def read(self) -> DirectProposals | None:

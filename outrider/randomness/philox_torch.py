@@ -58,7 +58,7 @@ class StreamRows:
 
     @property
     def on_host(self) -> bool:
-        """Whether numpy can do the computation."""
+        """True if numpy can do the computation."""
         return self.words.device.type == "cpu"
 
     def __len__(self) -> int:

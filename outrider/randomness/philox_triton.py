@@ -83,7 +83,7 @@ def _row_kernel(
 
 
 def row_bits_and_gumbel(rows: StreamRows, num_tokens: int) -> tuple[Tensor, Tensor]:  # [N, V] int64, float32
-    """What ``philox_torch.row_bits`` and ``row_gumbel`` give, by one kernel."""
+    """Bits and Gumbel noise of rows, as ``philox_torch.row_bits`` and ``row_gumbel``, by one kernel."""
     shape, device = (len(rows), num_tokens), rows.words.device
     bits = torch.empty(shape, dtype=torch.int64, device=device)
     noise = torch.empty(shape, dtype=torch.float32, device=device)

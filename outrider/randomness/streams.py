@@ -34,7 +34,7 @@ class Stream(enum.IntEnum):
     PROPOSAL = 1
     """Which token the draft draws."""
     ACCEPTANCE = 2
-    """Whether a draft token is kept."""
+    """True if a draft token is kept."""
     RESIDUAL = 3
     """Which token takes the place of a rejected one."""
     OUTSIDE = 4
@@ -56,7 +56,7 @@ their masses, then of the tokens of the group that won, follows the same distrib
 needs the noise of one group instead of that of the whole vocabulary.
 """
 UNIT = 2.0**-32
-"""What a 32-bit number is multiplied by to lie in [0, 1)."""
+"""Factor that maps a 32-bit number to [0, 1)."""
 LARGEST_UNIT = 1.0 - 2.0**-24
 """The float32 below 1: ``u`` is kept at or under it so that E is finite."""
 

@@ -60,7 +60,7 @@ class DroppingStream(io.TextIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """True if it is a terminal."""
         with contextlib.suppress(OSError):
             return os.isatty(self._descriptor)
         return False
@@ -89,7 +89,7 @@ class DroppingStream(io.TextIOBase):
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything in the queue is written or dropped."""
+        """True if everything in the queue is written or dropped."""
         with self._changed:
             return not self._pending and not self._is_writing
 
@@ -106,7 +106,7 @@ class DroppingStream(io.TextIOBase):
             self._put(notice, data, num_dropped)
 
     def _take(self) -> tuple[bytes, int]:
-        """What to write next, and how many lines were dropped before it."""
+        """Next text to write, and the number of lines that were dropped before it."""
         with self._changed:
             while not self._pending:
                 if not self._changed.wait(_RETRY_S if self._num_dropped else None):

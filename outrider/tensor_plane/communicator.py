@@ -56,7 +56,7 @@ class Communicator:
         self._transfer(lambda: self._group.recv([content], WRITER, 0), None, on_queued)
 
     def has_ended(self, event: torch.cuda.Event) -> bool:
-        """Whether the transfer before an event is done; not if it was given up, which lets its event pass too."""
+        """True if the transfer before an event is done; not if it was given up, which lets its event pass too."""
         return bool(event.query()) and not self._is_aborted  # type: ignore[no-untyped-call]
 
     def abort(self) -> None:

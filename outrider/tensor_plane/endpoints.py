@@ -19,7 +19,7 @@ from outrider.planes import PlaneKind
 from outrider.tensor_plane.control import Message
 
 Details = dict[str, Any]
-"""What the reader must know to open its end; JSON."""
+"""Parameters of the reader's end; JSON."""
 
 
 class WriterEnd(abc.ABC):

@@ -34,7 +34,7 @@ class Chosen:
     end: WriterEnd
     round_trip_s: float = 0.0
     trouble: str | None = None
-    """What the reader says is wrong with it."""
+    """Problem that the reader reports."""
 
 
 class Negotiation:

@@ -160,7 +160,7 @@ class OpenPlane:
         return done
 
     def raise_floor(self, floor: int) -> None:
-        """What has a lower sequence number is not read any more; waits for what is being copied."""
+        """Release everything below a sequence number; waits for a copy that is under way."""
         with self.lock:
             self.floor = max(self.floor, floor)
             self.was_read = {sequence for sequence in self.was_read if sequence >= self.floor}

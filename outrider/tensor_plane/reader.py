@@ -39,7 +39,7 @@ class PlaneReader:
         self.device = device
         self.limits = limits or PlaneLimits()
         self.report: PlaneReport | None = None
-        """What the writer chose; None until it has."""
+        """Plane that the writer chose; None before that."""
         self.is_closed = False
         self._is_choosing = True
         self._planes: dict[bytes, OpenPlane] = {}
@@ -67,7 +67,7 @@ class PlaneReader:
             return self.report
 
     def has(self, plane_id: bytes) -> bool:
-        """Whether a plane is of this connection."""
+        """True if a plane is of this connection."""
         return plane_id in self._planes
 
     def read(self, reference: PlaneReference, out: torch.Tensor) -> None:

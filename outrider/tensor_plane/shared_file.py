@@ -37,7 +37,7 @@ _NAME = re.compile(_PREFIX + r"[0-9a-f]{32}")
 
 
 def is_available(folder: Path = FOLDER) -> bool:
-    """Whether this host has shared memory, and this process the right to use it."""
+    """True if this host has shared memory, and this process the right to use it."""
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 

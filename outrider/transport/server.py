@@ -289,6 +289,6 @@ def _unbound(host: str, port: int, setting: str) -> ConfigError:
 
 
 def _is_answered(path: str) -> bool:
-    """Whether a process listens on a socket file; a leftover file answers nothing."""
+    """True if a process listens on a socket file; a leftover file answers nothing."""
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(path) == 0

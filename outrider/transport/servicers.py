@@ -302,5 +302,5 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _limits_of(description: ModelDescription) -> ModelLimits:
-    """What a session may bring to a service; one without a model takes any token."""
+    """Bounds of a session's tokens; a service without a model takes any token."""
     return replace(ANY_MODEL, num_token_ids=description.vocab_size or ANY_MODEL.num_token_ids)

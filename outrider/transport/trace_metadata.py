@@ -12,7 +12,7 @@ from outrider.generation import GenerationRequest
 from outrider.telemetry.tracing.context import TRACE_PARENT, TRACE_STATE, TraceContext
 
 _MAX_STATE_CHARACTERS = 512
-"""What W3C asks everybody to hand on; a longer one is dropped, which it allows."""
+"""Maximum length of ``tracestate`` that W3C requires to propagate; a longer one is dropped, which it allows."""
 
 
 def trace_metadata(request: GenerationRequest) -> tuple[tuple[str, str], ...]:

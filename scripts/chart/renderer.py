@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def answer(request: dict[str, Any], kubeconfig: str) -> dict[str, Any]:
-    """What Helm makes of one request."""
+    """Objects that Helm renders for one request."""
     configuration = helm_sdkpy.Configuration(namespace=request.get("namespace", "default"), kubeconfig=kubeconfig)
     try:
         if "lint" in request:

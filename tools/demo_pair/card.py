@@ -86,7 +86,7 @@ Its mean acceptance length is {", ".join(shares)} of the draft model's.{remark}"
 
 
 def _of_eagle3(config: Report) -> tuple[str, str, str, str]:
-    """What it is, what it reads of the target, what its loss is over, and what is to be known of its figures."""
+    """Kind of the head, the states that it reads, its loss, and notes on its figures."""
     layers = _listed(config["eagle_aux_hidden_state_layer_ids"])
     return (
         f"One decoder layer over the target's states after layers {layers}",

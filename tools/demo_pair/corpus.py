@@ -39,12 +39,12 @@ class SourceFile:
 
     @property
     def is_test(self) -> bool:
-        """Whether the file belongs to the library's own test suites."""
+        """True if the file belongs to the library's own test suites."""
         return not TEST_FOLDERS.isdisjoint(Path(self.path).parts)
 
     @property
     def is_held_out(self) -> bool:
-        """Whether the file is kept for measuring: by a hash of its path, and never a test."""
+        """True if the file is kept for measuring: by a hash of its path, and never a test."""
         digest = hashlib.sha256(self.path.encode()).digest()
         return not self.is_test and int.from_bytes(digest[:4], "big") % HELD_OUT_ONE_IN == 0
 

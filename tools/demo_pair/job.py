@@ -1,4 +1,4 @@
-"""What the stages share: the corpus on the device, fitting a set of models, and the prompts of the measurements.
+"""Shared parts of the stages: the corpus on the device, fitting a set of models, and the prompts of the measurements.
 
 Owns the wiring between the parts of this package. Refuses to know the command line.
 """

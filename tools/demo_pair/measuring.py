@@ -1,4 +1,4 @@
-"""What the model card states: bits per byte, completions that parse, acceptance.
+"""Measurements of the model card: bits per byte, completions that parse, acceptance.
 
 Owns the measurements, each in float32 on the published weights. Refuses to know how weights were trained or are served.
 """
@@ -80,7 +80,7 @@ def _file_nats(model: Llama, ids: Tensor) -> float:
 
 
 def parses(text: str, *, finished: bool) -> bool:
-    """Whether the text is Python up to its last whole statement.
+    """True if the text is Python up to its last whole statement.
 
     A text that was cut off loses its last line, which may be half a line; what remains may stop inside an open bracket,
     string or block, but may hold no error before that point.
@@ -105,7 +105,7 @@ class Completion:
 
     @property
     def parses(self) -> bool:
-        """Whether prompt and text together are Python up to the last whole statement."""
+        """True if prompt and text together are Python up to the last whole statement."""
         return parses(self.prompt + self.text, finished=self.finished)
 
 
@@ -127,7 +127,7 @@ def _completion(tokenizer: Tokenizer, prompt: str, ids: list[int]) -> Completion
 
 
 class Draft(Protocol):
-    """What drafts in the reference loop, if it is no model."""
+    """Draft of the reference loop that is no model."""
 
     def propose(
         self, ids: Tensor, lengths: Tensor, *, draft_length: int, temperature: float, generator: torch.Generator

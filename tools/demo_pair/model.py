@@ -86,7 +86,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None) -> Tensor:  # [B, T, D]
-        """What each position gathers from those before it and itself; with a cache, from those it holds too."""
+        """Attention of each position to those before it and itself; with a cache, also to those it holds."""
         batch, length, _ = x.shape
         q = rotate(self.q_proj(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2), cos, sin)
         k = rotate(self.k_proj(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2), cos, sin)
@@ -108,7 +108,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:  # [B, T, D]
-        """What each position makes of itself."""
+        """Feed-forward output of each position."""
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
 
 

@@ -48,7 +48,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class History:
-    """What a training run did."""
+    """Record of a training run."""
 
     recipe: dict[str, Any]
     device: str
@@ -63,7 +63,7 @@ def mixed_precision(device: torch.device) -> contextlib.AbstractContextManager[o
 
 
 def device_name(device: torch.device) -> str:
-    """What the model card calls the device."""
+    """Name of the device in the model card."""
     return f"one {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "a CPU"
 
 

@@ -38,12 +38,12 @@ class Shape:
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys have norms of their own."""
+        """True if queries and keys have norms of their own."""
         return self.model_type == "qwen3"
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether queries, keys and values have biases."""
+        """True if queries, keys and values have biases."""
         return self.model_type == "mimo"
 
     @property

@@ -54,7 +54,7 @@ class _Steps:
 
     def __init__(self, *, is_plain: bool) -> None:
         self.is_plain = is_plain
-        """Whether they are decoded by the target without a draft."""
+        """True if they are decoded by the target without a draft."""
         self.sent_at = 0.0
 
 
@@ -73,7 +73,7 @@ class LinkQueue:
         self._prompts: dict[int, tuple[float, int]] = {}
         """Sessions whose part of a prompt was not answered: when it was put, and its tokens."""
         self._put = (_Steps(is_plain=False), _Steps(is_plain=True))
-        """What ``waiting`` has."""
+        """Number of waiting requests."""
         self.send_all = send_all
         self._dispatch = dispatch
 

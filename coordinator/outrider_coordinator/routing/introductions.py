@@ -29,7 +29,7 @@ class Introduction(Generic[StateT]):
     target: AnyReplica
     draft: AnyReplica
     state: StateT
-    """What is known of the connection."""
+    """State of the connection."""
     connection: int = 0
     """On both links; 0 while there is none."""
     retry_s: float = RETRY_S
@@ -76,7 +76,7 @@ class Introductions(abc.ABC, Generic[StateT]):
 
     @abc.abstractmethod
     def _may_meet(self, target: ModelDescription, draft: ModelDescription) -> bool:
-        """Whether the two are to be introduced."""
+        """True if the two are to be introduced."""
 
     @abc.abstractmethod
     def _request(self, connection: int) -> Any:  # noqa: ANN401 - a command

@@ -47,12 +47,12 @@ def partners_of(
 
 
 def share_device(target: TargetReplica, draft: DraftReplica) -> bool:
-    """Whether both compute on one device, as far as they say."""
+    """True if both compute on one device, as far as they say."""
     return _say_the_same(_DEVICE, target, draft)
 
 
 def share_host(one: TargetReplica, other: TargetReplica | DraftReplica) -> bool:
-    """Whether both are on one host, as far as they say."""
+    """True if both are on one host, as far as they say."""
     return _say_the_same(_HOST, one, other)
 
 

@@ -159,7 +159,7 @@ def capacity(target: ModelDescription) -> int:
 
 
 def has_room(target: ModelDescription, length: int) -> bool:
-    """Whether an empty target could hold this number of tokens."""
+    """True if an empty target could hold this number of tokens."""
     return not _trouble(target, length)
 
 

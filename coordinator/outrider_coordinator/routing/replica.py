@@ -61,7 +61,7 @@ class Replica(Generic[CommandT, EventT]):
     ) -> None:
         self.name = name
         self.is_listed = True
-        """Whether it was found when last looked for."""
+        """True if it was found when last looked for."""
         self.num_sessions = 0
         """Sessions that live there."""
         self.connection: ReplicaConnection[CommandT, EventT] = ReplicaConnection(
@@ -84,7 +84,7 @@ class Replica(Generic[CommandT, EventT]):
 
     @property
     def is_up(self) -> bool:
-        """Whether commands reach it."""
+        """True if commands reach it."""
         return self.connection.is_up
 
     @property

@@ -53,7 +53,7 @@ FIRST_ABSENCE_S, LONGEST_ABSENCE_S = 30.0, 600.0
 """For how long a service that answered nothing since it was last given up is left alone; it doubles each time."""
 
 _FATAL = (ConfigError, PairMismatchError)
-"""What no waiting mends."""
+"""Errors that persist however long one waits."""
 _UNREACHABLE = (UnavailableError, DeadlineError)
 
 
@@ -112,7 +112,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
 
     @property
     def is_up(self) -> bool:
-        """Whether commands reach the service."""
+        """True if commands reach the service."""
         return self._link is not None
 
     @property
@@ -125,7 +125,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the service has made no progress with its work lately."""
+        """True if the service has made no progress with its work lately."""
         return self._link is not None and self._link.stall.is_suspicious
 
     def start(self) -> None:
@@ -150,7 +150,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
 
     @property
     def reads_columns(self) -> bool:
-        """Whether the service reads commands as columns."""
+        """True if the service reads commands as columns."""
         return self.description is not None and self.description.reads_command_columns
 
     @property

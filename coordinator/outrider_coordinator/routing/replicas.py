@@ -80,7 +80,7 @@ class Replicas(Generic[CommandT, EventT]):
 
     @property
     def is_up(self) -> bool:
-        """Whether any is attached."""
+        """True if any is attached."""
         return any(replica.is_up for replica in self._replicas.values())
 
     @property

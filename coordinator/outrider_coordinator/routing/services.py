@@ -74,7 +74,7 @@ class Services:
         self._target_known = asyncio.Event()
         self._give_up_timer: asyncio.TimerHandle | None = None
         self.has_given_up = False
-        """Whether no target is waited for any more."""
+        """True if no target is waited for any more."""
         self.planes, self.channels = planes, channels
         dispatch = DispatchScheduler()
         self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", _TargetSide(self), dispatch)

@@ -21,7 +21,7 @@ class CoordinatorStats:
     num_refused: int
     """Refused because the queue was full."""
     spec_stats: SpecDecodeStats
-    """What speculation did."""
+    """Counts of speculation."""
     target_pages_free: int
     draft_pages_free: int
     num_target_messages: int

@@ -26,7 +26,7 @@ class StageHistograms:
 
 
 class LatencyHistograms:
-    """What stopwatches add to; in seconds."""
+    """Histograms of stopwatches, in seconds."""
 
     def __init__(self) -> None:
         self.queue = Histogram(REQUEST_SECONDS)

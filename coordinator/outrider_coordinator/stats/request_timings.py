@@ -145,7 +145,7 @@ class RequestTimings:
         return busy, waited - busy
 
     def summary(self) -> Timing:
-        """What a user is told, at the end of the request."""
+        """Timing of the result, at the end of the request."""
         now = self.now()
         return Timing(
             queue=self._queue_time(now),

@@ -49,7 +49,7 @@ class WithoutDraft(enum.StrEnum):
 
 @dataclass(slots=True)
 class SpecDecodeStats:
-    """What speculation did. The names are those that vLLM's users know from its metrics."""
+    """Counts of speculation, with the names of vLLM's metrics."""
 
     num_steps: int = 0
     num_drafts: int = 0
@@ -135,7 +135,7 @@ class SpecDecodeStats:
         return tuple(sum(n for count, n in self.accepted_counts.items() if count > i) for i in range(longest))
 
     def summary(self) -> SpeculationStats:
-        """What a user is told."""
+        """Statistics of the result."""
         longest = max(self.draft_lengths, default=-1)
         return SpeculationStats(
             num_steps=self.num_steps,

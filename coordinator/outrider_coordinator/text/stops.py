@@ -105,7 +105,7 @@ class StopMatcher:
         return self._match(num_held + end, minus_length, stop)
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Text that was held back, when no more comes."""
         for stop in self._stops:
             stop.num_matched = 0
         return self._release(0)

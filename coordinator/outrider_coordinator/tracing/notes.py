@@ -1,4 +1,4 @@
-"""What is noted of a sampled request while it runs: numbers, made into spans when it ends.
+"""Notes of a sampled request while it runs: numbers, made into spans when it ends.
 
 Every note is a few readings of this process's monotonic clock, in nanoseconds. Times of services come with their
 answers and are intervals of their own clocks; no reading of one clock is ever subtracted from another's.
@@ -82,7 +82,7 @@ class Notes:
 
     @property
     def is_full(self) -> bool:
-        """Whether the steps to come are only counted."""
+        """True if the steps to come are only counted."""
         return len(self.steps) >= self._max_steps and self._step is None
 
     def taken_in(self, model: str) -> None:
@@ -97,7 +97,7 @@ class Notes:
             self._begin_step(self.admitted_ns)
 
     def take(self, action: Action) -> None:
-        """What the session asks for and says: items that go out, waits for the draft, and verdicts are noted."""
+        """Note an action of the session: items that go out, waits for the draft, and verdicts."""
         match action:
             case ToDraft(command) | ToTarget(command):
                 self._sent(command)

@@ -37,12 +37,12 @@ class RequestTrace:
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """What the log says of it beside the request's own id."""
+        """Log fields of the trace, beside the request's own id."""
         return {"trace_id": self.trace_id} if self.trace_id else {}
 
     @property
     def trace_parent(self) -> str:
-        """What items carry. Where nothing is traced here the caller's, whose services may be."""
+        """``traceparent`` of items; the caller's where nothing is traced here, since its services may be."""
         if self._ids is not None:
             return self._ids.decode.trace_parent
         is_handed_on = self._tracing is None and self._caller is not None and self._caller.is_sampled

@@ -40,7 +40,7 @@ UNFINISHED = "the request ended within this step"
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """What had to be known before the request ended."""
+    """Ids of spans that are needed before the request ends."""
 
     request: TraceContext
     decode: TraceContext

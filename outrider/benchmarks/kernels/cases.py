@@ -28,7 +28,7 @@ class KernelCase:
     """From the reference, over the reference's norm; or the share of answers that differ."""
     tolerance: float
     is_capturable: bool = True
-    """Whether it makes no decision on the host, so that a CUDA graph can hold it."""
+    """True if it makes no decision on the host, so that a CUDA graph can hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def is_large(self) -> bool:
-        """Whether to take the sizes of real models: on a CPU they would take minutes."""
+        """True if to take the sizes of real models: on a CPU they would take minutes."""
         return self.device.type == "cuda"
 
     def random(self, *shape: int) -> torch.Tensor:

@@ -46,7 +46,7 @@ class Plan:
     """0: no evidence travels; above: a support of 64 ids a draft token."""
     over: str = TCP
     draft_ms: float = 3.0
-    """What a proposal takes, however many sessions share it."""
+    """Duration of a proposal, however many sessions share it."""
     target_ms: float = 5.0
     acceptance: float = 0.75
     num_speculative_tokens: int = 4

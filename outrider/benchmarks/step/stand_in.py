@@ -119,7 +119,7 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
         return StandInStep(self, step, time.perf_counter() + self._busy_s)
 
     def answer_columns(self, step: SteadyStep) -> AnswerColumns[EventT]:
-        """What the answers to single items would be."""
+        """Answers as single items."""
         self._note(ENDED, [step.columns])
         items: list[Any] = list(step.columns.items())
         answers: list[Any] = [
@@ -179,7 +179,7 @@ def follow(token_id: int, count: int) -> tuple[int, ...]:
 
 
 def is_right(position: int, acceptance: float) -> bool:
-    """Whether the draft is right at a position: so for this share of all, spread evenly."""
+    """True if the draft is right at a position: so for this share of all, spread evenly."""
     return (position * 0x9E3779B1 & 0xFFFFFFFF) < acceptance * 2**32
 
 

@@ -52,7 +52,7 @@ BETWEEN_FORWARDS = ("answer", "encode", "read", "judge", "decide", "write", "dec
 """Stages that a device waits for: of a service and of the coordinator, in their order. A forward's end begins them, the
 next launch ends them."""
 FORWARD = "forward"
-"""What the stand-ins take to make up their answers; told nowhere."""
+"""Time of the stand-ins for their answers; not reported."""
 DELIVER = "deliver"
 """All other work: texts, streams, statistics, the event loop."""
 STAGES = (*BETWEEN_FORWARDS, DELIVER)
@@ -73,7 +73,7 @@ class TurnPlan:
     num_samples: int = 200
     num_warmups: int = 20
     columns: bool = True
-    """Whether many sessions travel as columns."""
+    """True if many sessions travel as columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class StepTimes:
         return now_ns
 
     def discount(self, stage: str, since_ns: int) -> None:
-        """What was done since this reading of the thread's time was no part of the stage, which has just ended."""
+        """Exclude the time since this reading from the stage, which has just ended."""
         self._spent_ns[stage] -= self._charged_ns - since_ns
 
     def wrap(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:

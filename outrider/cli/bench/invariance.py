@@ -51,7 +51,7 @@ class ArmFlags:
         return self.num_speculative_tokens or [0, 4]
 
     async def run(self, client: AsyncClient, where: Where) -> tuple[ModelInfo, list[tuple[float, Any]]]:
-        """What is served, and the outcome of each temperature and arm."""
+        """Description of the served models, and the outcome of each temperature and arm."""
         bench, info = benchmark("invariance"), await client.model_info()
         arms = bench.arms_of(self.batch_size or [1, 16, 64], self.draft_lengths)
         temperatures = self.temperature or [0.0, 0.8]

@@ -39,7 +39,7 @@ _OF_STARTING = {"load_format", "settings"}
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What is measured: a pair that is started here, or what runs at an address."""
+    """Subject of a measurement: a pair that is started here, or services at an address."""
 
     target: Path | None
     draft: Path | None
@@ -47,7 +47,7 @@ class Where:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether it is the embedded pair."""
+        """True if it is the embedded pair."""
         return self.target == TARGET
 
     def pair(self, info: ModelInfo) -> str:
@@ -63,13 +63,13 @@ class Where:
         return {key: value for key, value in flags.items() if self.address is None or key not in _OF_STARTING}
 
     def weights(self, info: ModelInfo) -> dict[str, object]:
-        """What a result has to say of them, wherever they came from."""
+        """Facts of the weights for a result."""
         marked = {"load_format": "dummy"} if info.target_model.endswith(NOISE_MARK) else {}
         return {"synthetic": is_synthetic(self.target) or info.target_model.endswith(SYNTHETIC_MARK), **marked}
 
 
 def find_pair(target: Path | None, draft: Path | None, address: str | None) -> Where:
-    """What the flags name; the embedded pair when they name nothing."""
+    """Subject that the flags name; the embedded pair when they name nothing."""
     if draft is not None and target is None and address is None:
         raise ConfigError("--draft-model", "needs its target: give both folders, or neither for the embedded pair")
     if address is None and target is None:

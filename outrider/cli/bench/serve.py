@@ -85,7 +85,7 @@ class DecodingFlags:
 
 @dataclass(frozen=True, slots=True)
 class ArmFlags:
-    """What takes turns with the measured requests."""
+    """Arms that take turns with the measured requests, and the gate."""
 
     baseline: Annotated[
         bool,

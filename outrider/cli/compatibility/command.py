@@ -20,14 +20,14 @@ _ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a flag means that is no option here, or an option with other values."""
+    """Meaning of a flag that is no option here, or an option with other values."""
 
     reason: str
     takes_value: bool
     harmless: frozenset[str] = frozenset()
     """Values that are passed over; empty text for a switch that is."""
     is_option: bool = False
-    """Whether other values are the option's."""
+    """True if other values are the option's."""
 
 
 class ServeCommand(GroupedCommand):

@@ -36,7 +36,7 @@ DEFAULTS = {
     "it is the model's own length": "--max-model-len=-1|auto",
     "safetensors are read": "--load-format=auto|hf",
 }
-"""What may be left out: switches, and values of flags that are options here."""
+"""Flags without effect here: switches, and values of flags that are options here."""
 
 SETTINGS = {
     "--allowed-headers": "gateway.allowed_headers",

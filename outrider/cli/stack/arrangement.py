@@ -20,7 +20,7 @@ from outrider.errors import ConfigError, ModelError
 from outrider.process.model_files import weight_files
 
 Load: TypeAlias = Literal["latency", "throughput"]
-"""What to optimise: the time a token of few users, or the tokens a second of many."""
+"""Aim of an arrangement: time per token of few users, or tokens per second of many."""
 LOADS: tuple[Load, ...] = get_args(Load)
 
 _BYTES_PER_S = 4e12

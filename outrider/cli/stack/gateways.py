@@ -15,7 +15,7 @@ from outrider.process.extras import missing_packages
 
 MODULE = "outrider.gateway"
 _SHARED = ("api_token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file")
-"""What protects the coordinator protects the gateway too."""
+"""Security settings that the gateway shares with the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class GatewayPlan:
 
     specs: tuple[ServiceSpec, ...] = ()
     settings: GatewaySettings | None = None
-    """What the processes share."""
+    """Resources that the processes share."""
     url: str = ""
     """Where clients of OpenAI's API connect; empty without a gateway."""
     note: str = ""

@@ -56,7 +56,7 @@ def find_gpus() -> Gpus:
 
 
 def has_driver() -> bool:
-    """Whether NVIDIA's driver is installed."""
+    """True if NVIDIA's driver is installed."""
     try:
         ctypes.CDLL(_DRIVER)
     except OSError:

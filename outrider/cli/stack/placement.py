@@ -45,7 +45,7 @@ def place(settings: Settings, gpus: Gpus, *, gpu_memory_utilization: float | Non
 
 
 def share_a_gpu(settings: Settings) -> bool:
-    """Whether both models measure the free memory of the same GPU independently."""
+    """True if both models measure the free memory of the same GPU independently."""
     return _has_draft(settings) and bool(_indexes(settings.target) & _indexes(settings.draft))
 
 
@@ -56,7 +56,7 @@ def shares_of_one_gpu(utilization: float | None = None) -> tuple[float, float]:
 
 
 def has_cache_size(section: TargetSettings | DraftSettings) -> bool:
-    """Whether the section sizes its KV cache itself, and gets no share of the memory."""
+    """True if the section sizes its KV cache itself, and gets no share of the memory."""
     return any(getattr(section, name) is not None for name in _CACHE_SIZES)
 
 

@@ -42,7 +42,7 @@ class ServiceSpec:
     inherited: tuple[int, ...] = ()
     """Open files that it gets under the numbers they have here."""
     typed_flags: Mapping[str, str] = field(default_factory=dict)
-    """What the user typed for the process's own flags."""
+    """Names that the user typed for the process's own flags."""
 
     def as_typed(self, message: str) -> str:
         """A message of the process, with what the user typed instead of the process's flags."""
@@ -67,7 +67,7 @@ class StackPlan:
     coordinators: tuple[ServiceSpec, ...]
     """One, or several on one address; started when the models serve."""
     link: ClientSecurity = OPEN_CLIENT
-    """What the model services require of coordinators."""
+    """Requirements of the model services on coordinators."""
     note: str = ""
     """Where the models were placed, in a line for people; empty where the settings said so."""
     gateways: tuple[ServiceSpec, ...] = ()
@@ -161,7 +161,7 @@ def _with_room(section: ModelT, needed: int, explicit: Collection[Place]) -> Mod
 
 
 def _is_open(settings: Settings) -> bool:
-    """Whether the links are the stack's alone and no tokens are configured for them."""
+    """True if the links are the stack's alone and no tokens are configured for them."""
     configured = (section.link_token_file for section in (settings.target, settings.draft, settings.coordinator))
     has_own_draft = settings.draft.method is not DraftMethod.NONE or settings.coordinator.draft_address is None
     return has_own_draft and not any(configured)

@@ -13,7 +13,7 @@ _TIMEOUT_S = 2.0
 
 
 async def is_serving(address: str) -> bool:
-    """Whether a server answers that it is SERVING, or 200 for a URL.
+    """True if a server answers that it is SERVING, or 200 for a URL.
 
     For tcp://PLACE, only a connection is tested.
     """

@@ -60,7 +60,7 @@ class ChildProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self._process.returncode is not None
 
     async def wait(self) -> str:

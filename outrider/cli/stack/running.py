@@ -72,7 +72,7 @@ class TerminalListener:
         )
 
     def line(self, spec: ServiceSpec, text: str) -> None:
-        """What is loaded and what is wrong always, what is logged at -v, everything at -vv."""
+        """Print a line: progress and warnings always, logs at -v, everything at -vv."""
         if self._verbose >= EVERYTHING:
             self._console.print(f"{spec.name}| {text}", markup=False, style="dim")
         elif self._bars is not None and (step := step_in(text)):
@@ -93,7 +93,7 @@ def told(line: str, *, everything: bool) -> str:
 
 
 def step_in(line: str) -> tuple[str, int, int] | None:
-    """What a line of a service's log says of how far something has come: a message, so much done, of so much."""
+    """Progress in a line of a service's log: a message, the amount done, the total."""
     record = _record(line)
     if record.get("logger") != ByteProgress.__module__ or not {"message", "done", "total"} <= record.keys():
         return None
@@ -110,7 +110,7 @@ def _record(line: str) -> dict[str, Any]:
 
 
 Described = dict[str, ModelDescription]
-"""What each target and draft says of itself, by its name; without one that could not be asked."""
+"""Descriptions of targets and drafts by name; without those that could not be asked."""
 
 
 async def run_until_signal(plan: StackPlan, *, verbose: int, on_ready: Callable[[StackPlan, Described], None]) -> None:

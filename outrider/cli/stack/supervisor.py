@@ -27,7 +27,7 @@ _STEADY_S = 60.0
 ResultT = TypeVar("ResultT")
 
 Probe = Callable[[str], Awaitable[bool]]
-"""Whether a service, asked at its ``probe``, says that it is serving; answers within a bounded time."""
+"""True if a service, asked at its ``probe``, says that it is serving; answers within a bounded time."""
 
 
 class Listener(Protocol):

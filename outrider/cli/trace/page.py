@@ -26,7 +26,7 @@ def render_page(root: Node) -> str:
 
 
 def page_data(root: Node) -> dict[str, Any]:
-    """What the page draws, as plain JSON; times in nanoseconds from the request's arrival."""
+    """Data of the page as plain JSON; times in nanoseconds from the request's arrival."""
     attributes = root.span.attributes
     return {
         "trace_id": root.span.trace_id,

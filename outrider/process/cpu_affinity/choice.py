@@ -53,12 +53,12 @@ def _shares_unseen() -> bool:
 
 
 def has_quota(system: Path = _SYSTEM) -> bool:
-    """Whether a control group limits the processor time of this process, so that spinning would use it up."""
+    """True if a control group limits the processor time of this process, so that spinning would use it up."""
     return any(_is_quota(path) for path in _quota_files(system / "fs/cgroup"))
 
 
 def _is_quota(path: Path) -> bool:
-    """Whether a file says so; one that cannot be read might."""
+    """True if a file says so; one that cannot be read might."""
     try:
         return path.is_file() and not path.read_text(encoding="ascii").startswith(("max", "-1"))
     except OSError:

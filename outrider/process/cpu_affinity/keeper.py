@@ -111,7 +111,7 @@ async def _tell(spinners: Sequence[subprocess.Popen[bytes]], is_busy: Callable[[
 
 
 def _tell_one(spinning: subprocess.Popen[bytes]) -> bool:
-    """Whether it still listens."""
+    """True if it still listens."""
     try:
         if spinning.stdin is not None:
             spinning.stdin.write(b".")

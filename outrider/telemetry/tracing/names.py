@@ -69,7 +69,7 @@ IS_PREFILL = "outrider.is_prefill"
 IS_LATE = "outrider.is_late"
 """The answer came when its step was over."""
 OUTCOME = "outrider.outcome"
-"""What became of an item: the event that answered it, or why none did."""
+"""Outcome of an item: the event that answered it, or why none did."""
 
 # Ours: a service's own time for one item; the first four add up to the last.
 QUEUE_NS = "outrider.queue_ns"

@@ -36,7 +36,7 @@ class ServiceRecorder:
         self._item_name = _ITEM_NAMES[role]
 
     def wants(self, trace_parent: str) -> bool:
-        """Whether the caller samples this trace."""
+        """True if the caller samples this trace."""
         context = TraceContext.parse(trace_parent)
         return context is not None and context.is_sampled
 

@@ -56,7 +56,7 @@ _NO_PROBS = np.zeros(0, dtype=np.float32)
 
 
 def reads_columns(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-    """Whether a caller announces in its call's metadata that it reads columns."""
+    """True if a caller announces in its call's metadata that it reads columns."""
     return CAPABILITY in (metadata or ())
 
 

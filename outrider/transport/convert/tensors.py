@@ -143,7 +143,7 @@ def offer_from_proto(message: tensor_pb2.TensorPlaneOffer) -> ports.OfferPlane:
 
 
 def chosen_to_proto(event: ports.PlaneChosen) -> tensor_pb2.TensorPlaneChosen:
-    """What became of a connection."""
+    """Outcome of a connection."""
     report = event.report
     return tensor_pb2.TensorPlaneChosen(
         connection=event.connection,

@@ -39,7 +39,7 @@ def with_heartbeats(description: ModelDescription) -> ModelDescription:
 
 
 def sends_heartbeats(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-    """Whether a caller announces heartbeats in its call's metadata."""
+    """True if a caller announces heartbeats in its call's metadata."""
     return CAPABILITY in (metadata or ())
 
 

@@ -28,7 +28,7 @@ class Outbox(Generic[MessageT]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether all messages were taken."""
+        """True if all messages were taken."""
         return not self._waiting
 
     def put(self, message: MessageT) -> bool:

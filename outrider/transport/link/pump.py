@@ -38,7 +38,7 @@ def with_planes(description: ModelDescription) -> ModelDescription:
 
 
 def reads_shared_memory(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-    """Whether a caller says in its call's metadata that it would read an offered file."""
+    """True if a caller says in its call's metadata that it would read an offered file."""
     return CAPABILITY in (metadata or ())
 
 

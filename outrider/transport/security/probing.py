@@ -11,7 +11,7 @@ _TIMEOUT_S = 0.5
 
 
 def speaks_tls(address: str) -> bool:
-    """Whether the server at "host:port" answers a TLS handshake; blocks for at most a second."""
+    """True if the server at "host:port" answers a TLS handshake; blocks for at most a second."""
     host, port = split_address(address)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # nothing is sent to it that needs trust

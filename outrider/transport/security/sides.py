@@ -48,7 +48,7 @@ class ClientSecurity:
     token: Callable[[], str | None] | None = None
     """The bearer token to send now; None for a call without one."""
     allow_plaintext_token: bool = False
-    """Whether the token may go to another host without TLS."""
+    """True if the token may go to another host without TLS."""
     token_setting: str = "token"
     """What messages call it."""
 
@@ -81,7 +81,7 @@ OPEN_CLIENT = ClientSecurity()
 
 
 def _stays_here(host: str) -> bool:
-    """Whether what goes to or comes from a host never leaves this machine."""
+    """True if what goes to or comes from a host never leaves this machine."""
     if host.startswith(_UNIX) or host == "localhost":
         return True
     try:

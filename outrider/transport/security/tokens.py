@@ -54,7 +54,7 @@ class TokenFile:
         return self._tokens[0]
 
     def accepts(self, token: str) -> bool:
-        """Whether it is one of them; takes as long for a wrong one as for a right one."""
+        """True if it is one of them; takes as long for a wrong one as for a right one."""
         self._refresh()
         given = hashlib.sha256(token.encode()).digest()
         matches = [hmac.compare_digest(given, hashlib.sha256(known.encode()).digest()) for known in self._tokens]

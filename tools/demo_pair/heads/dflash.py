@@ -66,7 +66,7 @@ class BlockAttention(nn.Module):
         self.q_norm, self.k_norm = (Norm(shape.head_dim, target.norm_eps) for _ in range(2))
 
     def forward(self, x: Tensor, context: Tensor, places: Places) -> Tensor:  # x [B, Q, H], context [B, T, H]
-        """What each query gathers."""
+        """Attention output of each query."""
         q = rotate(self.q_norm(self._split(self.q_proj(x), self.heads)), *places.queries)
         k = torch.cat([self._keys(context, places.context), self._keys(x, places.queries)], 2)
         v = torch.cat([self._split(self.v_proj(rows), self.kv_heads) for rows in (context, x)], 2)

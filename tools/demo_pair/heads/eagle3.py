@@ -84,7 +84,7 @@ class HeadAttention(nn.Module):
         self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Past | None) -> tuple[Tensor, Tensor, Tensor]:
-        """What each column of x [B, n, 2 H] gathers, and its keys and values; cos and sin [n, D]."""
+        """Attention output of each column of x [B, n, 2 H], and its keys and values; cos and sin [n, D]."""
         q = rotate(self._split(self.q_proj(x), self.heads), cos, sin)
         k = rotate(self._split(self.k_proj(x), self.kv_heads), cos, sin)
         k = k.repeat_interleave(self.heads // self.kv_heads, 1)

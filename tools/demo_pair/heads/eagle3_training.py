@@ -45,7 +45,7 @@ class HeadRecipe:
 
 
 def optimizer_of(head: nn.Module, recipe: HeadRecipe) -> Optimizer:
-    """What updates a head."""
+    """Optimizer of a head."""
     return Optimizer(
         head, steps=recipe.steps, matrix_rate=recipe.matrix_rate, other_rate=recipe.other_rate,
         weight_decay=recipe.weight_decay, decay_share=recipe.decay_share,

@@ -26,12 +26,12 @@ class HeadKind:
 
     make: Callable[[Llama], nn.Module]
     load: Callable[[Path, Llama], nn.Module]
-    """What was published, to go on with."""
+    """Published weights, to continue training."""
     trainer: Callable[[Any, HeadRecipe], Any]
     recipe: HeadRecipe
     publish: Callable[[Any, Path], None]
     load_draft: Callable[[Path, Llama], Draft]
-    """What a published folder drafts with in the reference loop."""
+    """Draft of a published folder in the reference loop."""
 
 
 HEADS: Mapping[str, HeadKind] = {
