@@ -93,10 +93,14 @@ LINK_HIDDEN_STATE_BYTES = Bound(192 << 20, "bytes")
 """Of one session in one message; longer texts' states go in several."""
 LINK_STATE_REFERENCES = Bound(4096, "references")
 """To parts of one session's hidden states in one message."""
+LINK_PAGES = Bound(1 << 26, "KV pages")
+"""Of a peer; those of 63 peers together fit a field of 32 bits."""
 LONGEST_RETRY_DELAY_MS = 1_000
 """Of a peer that has no room: a longer one counts as this. It may be a mistake, and no request starts until it ends."""
 LONGEST_STAGE_NS = 3_600_000_000_000
 """Of a forward, or of a wait for one, as a peer reports it: an hour."""
+LONGEST_STALL_LIMIT_MS = 3_600_000
+"""Longest time that a peer may claim for one forward: an hour."""
 LINK_PREPARED_STEPS = Bound(1 << 16, "steps")
 LINK_LOGPROBS = Bound(MAX_LOGPROBS, "tokens asked for")
 LINK_POSITIONS = Bound(MAX_DRAFT_LENGTH + 1, "positions")

@@ -239,6 +239,8 @@ async def test_a_service_that_says_it_hangs_loses_its_links(serve: Serve, role: 
     for stall in (Stall(9.5, 10.0), Stall(9.5, 0.0), Stall(9.5, 20.0), Stall(0.0, 10.0)):  # none of them a hang
         toy.faults.stall = stall
         await eventually(partial(_says, talk, stall))
+    toy.faults.stall = Stall(9.5, 4_000_000.0)  # no claim holds for more than an hour
+    await eventually(partial(_says, talk, Stall(9.5, 3600.0)))
     assert not hearing.done()
     toy.faults.stall = Stall(10.5, 10.0)
     with pytest.raises(UnavailableError, match=r"hangs: no progress with its work for 10\.5 s"):

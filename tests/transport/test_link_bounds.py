@@ -329,3 +329,11 @@ def test_delays_and_durations_of_a_peer_are_bounded() -> None:
     assert found is not None
     stages = {found.queue_ns, found.forward_ns, found.sample_ns, found.total_ns}
     assert stages == {limits.LONGEST_STAGE_NS}
+
+
+def test_pages_of_a_peer_are_bounded() -> None:
+    """The pages of all replicas are told to users in a field of 32 bits."""
+    most = limits.LINK_PAGES.most
+    assert description_from_proto(pb.ModelDescription(role="draft", num_pages=most)).num_pages == most
+    with pytest.raises(ProtocolError, match="num_pages: has"):
+        description_from_proto(pb.ModelDescription(role="draft", num_pages=most + 1))

@@ -117,11 +117,11 @@ class ReplicaConnection(Generic[CommandT, EventT]):
 
     @property
     def num_pages_free(self) -> int:
-        """As last reported; all pages until then."""
+        """As last reported, but no more than there are; all pages until then."""
         if self._link is None or self.description is None:
             return 0
-        reported = self._link.num_pages_free
-        return self.description.num_pages if reported is None else reported
+        reported, num_pages = self._link.num_pages_free, self.description.num_pages
+        return num_pages if reported is None else min(reported, num_pages)
 
     @property
     def is_stalled(self) -> bool:

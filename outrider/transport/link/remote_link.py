@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import OutriderError, ProtocolError, UnavailableError
+from outrider.limits import LONGEST_STALL_LIMIT_MS
 from outrider.ports import EventBatch
 from outrider.stalls import NO_STALL, Stall
 from outrider.transport.channels import MAX_COMMANDS_BYTES
@@ -166,7 +167,8 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._watch_if_expected()
         if heartbeat.HasField("num_pages_free"):
             self.num_pages_free = heartbeat.num_pages_free
-        self.stall = Stall(heartbeat.stall_ms / 1000, heartbeat.stall_limit_ms / 1000)
+        limit_ms = min(heartbeat.stall_limit_ms, LONGEST_STALL_LIMIT_MS)
+        self.stall = Stall(heartbeat.stall_ms / 1000, limit_ms / 1000)
         if self.stall.is_hang:
             self._give_up(f"{self._address} hangs: no progress with its work for {self.stall.age_s:.1f} s")
         if not heartbeat.HasField("num_received_messages"):

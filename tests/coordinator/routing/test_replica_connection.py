@@ -24,7 +24,7 @@ from outrider_coordinator.routing.replica_connection import ReplicaConnection, i
 class _SlowToClose:
     """A link that breaks when told to, and whose end takes as long as it is told to."""
 
-    num_pages_free = None
+    num_pages_free: int | None = None
     stall = NO_STALL
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class _OneLink:
         self.link = _SlowToClose()
 
     async def describe(self) -> ModelDescription:
-        return ModelDescription("draft", "slow", "", 1, 1, 1, version=__version__)
+        return ModelDescription("draft", "slow", "", 1, 1, 1, num_pages=5, version=__version__)
 
     async def attach(self) -> _SlowToClose:
         return self.link
@@ -87,6 +87,21 @@ async def test_a_link_being_lost_is_closed_before_the_attachment_is() -> None:
         port.link.may_close.set()
         await closing
     assert port.link.is_closed and not connection.is_up
+
+
+@pytest.mark.parametrize(("reported", "believed"), [(None, 5), (3, 3), (5, 5), ((1 << 32) - 1, 5)])
+async def test_no_more_pages_are_free_than_there_are(reported: int | None, believed: int) -> None:
+    port, attached = _NotYet(), asyncio.Event()
+    port.first = []
+    connection = _draft_at(port, attached)
+    assert connection.num_pages_free == 0
+    connection.start()
+    async with asyncio.timeout(30):
+        await attached.wait()
+        port.link.num_pages_free = reported
+        assert connection.num_pages_free == believed
+        port.link.may_close.set()
+        await connection.close()
 
 
 class _NotYet(_OneLink):

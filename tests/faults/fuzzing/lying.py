@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Liar:
         self._rng, self._share, self._drops = random.Random(seed), share, drops
         self._mutator = Mutator(self._rng)
         self._earlier: list[bytes] = []
+        self._num_described = 0
         self._file = -1
 
     def hear(self, content: bytes) -> None:
@@ -54,6 +55,17 @@ class Liar:
             commands = self._command.FromString(content).commands
             self.seen_requests |= {each.open.request_id for each in commands if each.HasField("open")}
 
+    def describe(self, content: bytes) -> bytes:
+        """The description in place of an honest one; the first is honest, since the coordinator starts by it."""
+        is_honest = not self._num_described or self._rng.random() >= self._share
+        self._num_described += 1
+        if is_honest:
+            return content
+        self.num_lies += 1
+        message = link_pb2.ModelDescription.FromString(content)
+        self._mutator.mutate(message, self._rng.choice((1, 1, 2, 4)))
+        return message.SerializeToString()
+
     async def answer(self, content: bytes) -> list[bytes]:
         """The messages in place of an honest one."""
         message = self._event.FromString(content)
@@ -61,11 +73,20 @@ class Liar:
             self._open_file(message.plane_offer.name)
             return [content]
         self.num_answers += max(1, len(message.events) + sum(len(each.sessions) // 8 for each in message.columns))
-        if self._rng.random() >= self._share or message.HasField("heartbeat"):
+        is_honest = self._rng.random() >= self._share
+        if message.HasField("heartbeat"):
+            return [content if is_honest else self._lie_of_state(message)]
+        if is_honest:
             self._earlier = [*self._earlier[1 - _KEPT :], content]
             return [content]
         self.num_lies += 1
         return await self._lie(message, content)
+
+    def _lie_of_state(self, message: Any) -> bytes:
+        """A heartbeat with other numbers of pages, messages and times."""
+        self.num_lies += 1
+        self._mutator.mutate(message.heartbeat)
+        return bytes(message.SerializeToString())
 
     async def _lie(self, message: Any, content: bytes) -> list[bytes]:
         kind = self._rng.choice(_KINDS)
@@ -156,12 +177,17 @@ class LyingProxy:
         call = begin(heard(), metadata=metadata)
         try:
             async for content in call:
-                for each in await self.liar.answer(content) if is_link else (content,):
+                for each in await self._changed(path, content):
                     yield each
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details() or "", error.trailing_metadata())
         finally:
             call.cancel()
+
+    async def _changed(self, path: str, content: bytes) -> Sequence[bytes]:
+        if path.endswith("/Attach"):
+            return await self.liar.answer(content)
+        return (self.liar.describe(content) if path.endswith("/Describe") else content,)
 
 
 class _Handler(grpc.GenericRpcHandler):

@@ -23,6 +23,7 @@ import numpy as np
 from outrider.config import CoordinatorSettings
 from outrider.errors import OutriderError
 from outrider.generation import GenerationRequest
+from outrider.transport.convert.generation import info_to_proto
 from outrider.transport.planes import writer
 from outrider.transport.server import Server, serve_draft, serve_target
 from outrider.types import AcceptanceMethod, SamplingParams
@@ -39,9 +40,10 @@ SHARE = 0.2
 """Of the messages that are lies."""
 VOCAB_SIZE = 40
 PLANES = ("inline", "shared_memory")
-_PATIENCE_S = 5.0
+_PATIENCE_S = 20.0
 """Of a request whose target may never answer."""
 _SEED = 7
+_LOOK_S = 0.05
 _METHODS = (AcceptanceMethod.COUPLED, AcceptanceMethod.REJECTION, AcceptanceMethod.TYPICAL)
 
 
@@ -146,7 +148,10 @@ class Run:
     async def _play(self, expected: dict[GenerationRequest, list[int]]) -> None:
         async with self._coordinator() as coordinator:
             rngs = [random.Random(f"{self._seed} {number}") for number in range(NUM_CLIENTS)]
+            looking = asyncio.create_task(self._look(coordinator))
             await asyncio.gather(*(self._client(coordinator, expected, rng) for rng in rngs))
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
             self.outcome.num_answers, self.outcome.num_lies = self._liar.num_answers, self._liar.num_lies
 
     @contextlib.asynccontextmanager
@@ -187,6 +192,17 @@ class Run:
         choices = requests()
         while self._liar.num_answers < self._num_answers and time.monotonic() < self._until:
             await self._ask(coordinator, rng.choice(choices), expected)
+
+    async def _look(self, coordinator: Coordinator) -> None:
+        """Ask for what the coordinator tells of its services; an error counts as a failure."""
+        while True:
+            try:
+                info_to_proto(await coordinator.model_info())
+                coordinator.readings()
+            except Exception as error:
+                self._count(f"info: {type(error).__name__}")
+                self.outcome.num_failed += 1
+            await asyncio.sleep(_LOOK_S)
 
     def _count(self, ending: str) -> None:
         self.outcome.endings[ending] = self.outcome.endings.get(ending, 0) + 1
