@@ -1,7 +1,7 @@
 """JSON schemas in the form that the grammar engine takes, and paths of keywords that it does not support.
 
-Formats that JSON Schema does not define are annotations and are left out. A ``not`` is rewritten where its meaning can
-be said otherwise. All that is left unsupported is refused, never ignored.
+Formats that JSON Schema does not define are annotations and are left out. ``not`` and ``dependencies`` are rewritten
+where their meaning can be said otherwise. All that is left unsupported is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from outrider.structured_output.finite_values import without_refused_values
 
 _ONE = frozenset(
     (
@@ -26,6 +28,7 @@ _FORMATS = frozenset(
     )
 )
 """Those of JSON Schema."""
+_DEPENDENCIES = ("dependencies", "dependentRequired")
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 _MOST_DEEP = 128
 _ENGINE_OPTIONS = "x-guidance"
@@ -47,7 +50,9 @@ def _prepare(schema: Json, depth: int) -> Json:
     found = {key: _prepare_value(key, value, depth + 1) for key, value in schema.items()}
     if isinstance(found.get("format"), str) and found["format"] not in _FORMATS:
         del found["format"]
-    return _without_not(found) if "not" in found else found
+    for keyword in _DEPENDENCIES:
+        found = _with_dependencies(found, keyword) if keyword in found else found
+    return without_refused_values(_without_not(found) if "not" in found else found)
 
 
 def _prepare_value(key: str, value: Json, depth: int) -> Json:
@@ -56,6 +61,22 @@ def _prepare_value(key: str, value: Json, depth: int) -> Json:
     if key in _LISTS and isinstance(value, list):
         return [_prepare(entry, depth) for entry in value]
     return _prepare(value, depth) if key in _ONE else value
+
+
+def _with_dependencies(schema: dict[str, Json], keyword: str) -> dict[str, Json]:
+    """The schema without dependencies that say nothing: what a required property depends on is required too."""
+    given = schema[keyword]
+    required = schema.get("required", [])
+    if not isinstance(given, Mapping) or not isinstance(required, list):
+        return schema
+    needed = {name: names for name, names in given.items() if isinstance(names, list)}
+    found = [name for name in required if isinstance(name, str)]
+    for name in found:  # grows
+        found += [other for other in needed.get(name, ()) if other not in found]
+    left = {name: names for name, names in given.items() if name not in needed or not set(needed[name]) <= set(found)}
+    rest = {key: value for key, value in schema.items() if key != keyword}
+    rest |= {"required": found} if found else {}
+    return {**rest, keyword: left} if left else rest
 
 
 def _without_not(schema: dict[str, Json]) -> dict[str, Json]:

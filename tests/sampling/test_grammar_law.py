@@ -20,7 +20,7 @@ from outrider.sampling import process_logits
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.structured_output import Outcome
-from outrider.types import AcceptanceMethod, Grammar, GrammarKind
+from outrider.types import AcceptanceMethod, Grammar, GrammarKind, JudgingRule
 from tests.sampling.building import COUPLED, REJECTION, opening
 from tests.sampling.test_exactness import DRAFTS, NUM_TOKENS, TARGET, VOCAB, Session, draft, reported, verify
 from tests.structured_output.vocabularies import letters
@@ -35,7 +35,11 @@ TEXTS = [
     if all(second in FOLLOWERS[first] for first, second in itertools.pairwise(text))
 ]
 GRAMMAR = Grammar(GrammarKind.CHOICE, json.dumps(TEXTS))
-NUM_SESSIONS = 3_000
+NUM_SESSIONS = 3_334
+"""Each draws three tokens: 10,000 draws."""
+MANY_SESSIONS = 33_334
+FORCED = "b"
+"""A point mass, as forced text is proposed with; here the grammar leaves a choice, and it may be wrong."""
 
 
 def sessions_of(method: AcceptanceMethod, count: int, **fields: Any) -> list[Session]:
@@ -82,6 +86,14 @@ def cut(sessions: list[Session]) -> None:
         session.drafts, session.evidence = drafts[:kept], session.evidence[:kept]
 
 
+def propose_forced(sessions: list[Session]) -> None:
+    """Two tokens with all probability on each, as the coordinator proposes without a draft."""
+    row = np.array([ord(FORCED) - ord("a")], dtype=np.int32), np.ones(1, dtype=np.float32)
+    for session in sessions:
+        session.drafts = [int(row[0][0])] * 2
+        session.evidence = [row] * 2 if session.open.judging_rule is JudgingRule.REJECTION else []
+
+
 def p_value(
     draft_name: str,
     *,
@@ -89,14 +101,18 @@ def p_value(
     masks_drafts: bool,
     cuts: bool = False,
     mass: float = 1.0,
+    num_sessions: int = NUM_SESSIONS,
     **fields: Any,
 ) -> float:
-    sessions = sessions_of(method, NUM_SESSIONS, **fields)
+    sessions = sessions_of(method, num_sessions, **fields)
     masked = {id(session): session.sampling for session in sessions}
     while running := [session for session in sessions if session.num_output_tokens < NUM_TOKENS]:
         for session in running:
             session.sampling = masked[id(session)] if masks_drafts else SessionSampling(session.open)
-        draft(running, DRAFTS[draft_name], reported, mass)
+        if draft_name == FORCED:
+            propose_forced(running)
+        else:
+            draft(running, DRAFTS[draft_name], reported, mass)
         if cuts:
             cut(running)
         for session in running:
@@ -105,7 +121,7 @@ def p_value(
     observed = np.zeros((VOCAB,) * NUM_TOKENS)
     for session in sessions:
         observed[tuple(session.tokens[1 : 1 + NUM_TOKENS])] += 1
-    expected = masked_law(**fields) * NUM_SESSIONS
+    expected = masked_law(**fields) * num_sessions
     assert observed[expected == 0].sum() == 0
     rare = expected < 5
     left, right = (np.append(counts[~rare], counts[rare].sum()) for counts in (observed, expected))
@@ -126,6 +142,18 @@ def test_rejection_follows_the_masked_law(
 @pytest.mark.parametrize("masks_drafts", (True, False))
 def test_coupled_follows_the_masked_law(*, masks_drafts: bool) -> None:
     assert p_value("unrelated", method=COUPLED, masks_drafts=masks_drafts) > 1e-3
+
+
+@pytest.mark.parametrize("method", (REJECTION, COUPLED))
+def test_proposals_of_a_point_mass_follow_the_masked_law(method: AcceptanceMethod) -> None:
+    assert p_value(FORCED, method=method, masks_drafts=False) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft_name", ("unrelated", FORCED))
+@pytest.mark.parametrize("method", (REJECTION, COUPLED))
+def test_100_000_draws_follow_the_masked_law(method: AcceptanceMethod, draft_name: str) -> None:
+    assert p_value(draft_name, method=method, masks_drafts=False, num_sessions=MANY_SESSIONS) > 1e-3
 
 
 def test_proposals_cut_before_they_are_judged_are_noticed() -> None:

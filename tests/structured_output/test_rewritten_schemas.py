@@ -1,0 +1,65 @@
+"""Keywords that the engine does not support and that are said otherwise: the output is judged as by a validator."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from outrider.errors import InvalidRequestError
+from outrider.structured_output import Outcome
+from outrider.structured_output.finite_values import without_refused_values
+from tests.structured_output.vocabularies import EOS, ids, matcher
+
+NEEDS = {
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a"],
+    "dependencies": {"a": ["b"], "b": ["a"], "c": ["b"]},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    (
+        ({"enum": [1, 2, "a", None], "not": {"enum": [2, None]}}, (1, 2, "a", None)),
+        ({"allOf": [{"enum": ["foo", 3, 4.5]}, {"not": {"type": "integer"}}]}, ("foo", 3, 4.5)),
+        ({"allOf": [{"enum": [2, 3, 12]}, {"not": {"multipleOf": 2}}]}, (2, 3, 12)),
+        ({"allOf": [{"const": {"b": 1, "a": 2}}, {"not": {"required": ["c"]}}]}, ({"b": 1, "a": 2}, {"c": 1})),
+        ({"enum": [{"b": 1, "a": 2}, []], "not": {"type": "object", "required": ["a"]}}, ([], {"b": 1, "a": 2})),
+        ({"type": "object", **NEEDS}, ({"a": 1, "b": 2}, {"a": 1}, {"b": 2}, {})),
+    ),
+)
+def test_the_output_is_judged_as_by_a_validator(schema: Any, values: tuple[Any, ...]) -> None:
+    found, validator = matcher("json_schema", schema), jsonschema.Draft7Validator(schema)
+    judged = [found.follow([*ids(json.dumps(value)), EOS]) is Outcome.ENDED for value in values]
+    assert judged == [validator.is_valid(value) for value in values]
+    assert any(judged)
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    (
+        ({"type": "string", "not": {"pattern": "a"}}, "/not"),
+        ({"enum": ["a"], "not": {"$ref": "#/$defs/x"}, "$defs": {"x": {"type": "string"}}}, "/not"),
+        ({"enum": [[1, 1]], "not": {"uniqueItems": True}}, "/not"),
+        ({"enum": [1e-7], "not": {"maximum": 3}}, "/not"),
+        ({"enum": ["a\nb"], "not": {"maxLength": 1}}, "/not"),
+        ({"enum": [dict.fromkeys("abcdef", 1)], "not": {"minProperties": 9}}, "/not"),
+        ({"type": "object", "dependencies": {"a": ["b"]}}, "/dependencies"),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, "/dependentRequired"),
+        ({"type": "object", "required": ["a"], "dependencies": {"a": {"required": ["b"]}}}, "/dependencies"),
+    ),
+)
+def test_what_is_not_certain_is_refused(schema: Any, path: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{path} is not supported"):
+        matcher("json_schema", schema)
+
+
+def test_the_given_schema_is_not_changed() -> None:
+    given: Any = {"allOf": [{"enum": [1, "a"]}, {"not": {"type": "string"}}]}
+    before = json.dumps(given)
+    assert without_refused_values(given) == {"allOf": [{"enum": [1]}, {}]}
+    assert json.dumps(given) == before
