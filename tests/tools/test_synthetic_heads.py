@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from make_synthetic_pair import make_head
+from synthetic_pair.command import make_head
 from synthetic_pair.shapes import find_shape
 
 from outrider.config import DraftSettings, load

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from make_synthetic_pair import app, make_pair
+from make_pair import app
 from safetensors import safe_open
+from synthetic_pair.command import make_pair
 from synthetic_pair.shapes import SHAPES, find_shape
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from typer.testing import CliRunner
@@ -190,10 +191,10 @@ def test_shapes_have_the_parameters_of_their_models(name: str, billions: float) 
 
 def test_the_command_makes_a_pair_and_says_what_it_is(tmp_path: Path) -> None:
     arguments = ["tiny", "tiny-draft", "--acceptance", "0.9", "--out", str(tmp_path / "pair"), "--dtype", "float32"]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, ["synthetic", *arguments])
     assert result.exit_code == 0, result.output
     description = json.loads((tmp_path / "pair" / "synthetic_pair.json").read_text())
     assert description["over_the_whole_cycle"]["acceptance"] == pytest.approx(0.9, abs=0.001)
-    wrong = CliRunner().invoke(app, ["huge", "tiny", "--acceptance", "0.9", "--out", str(tmp_path)])
+    wrong = CliRunner().invoke(app, ["synthetic", "huge", "tiny", "--acceptance", "0.9", "--out", str(tmp_path)])
     assert wrong.exit_code == 2
     assert "'huge' is no shape" in wrong.output

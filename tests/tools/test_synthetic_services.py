@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from make_synthetic_pair import make_pair
+from synthetic_pair.command import make_pair
 from synthetic_pair.shapes import SHAPES
 
 from tests.support.stack import run_stack

@@ -72,7 +72,7 @@ def _head_section(pair: Path, method: str, made: Report, measured: Report, corpu
 {config["head_dim"]}, feed-forward {config["intermediate_size"]}){borrowed}
 `outrider demo --method {method}` drafts with it.
 
-Trained by `tools/train_demo_pair.py {method}` in {made["seconds"]:.0f} s on {made["device"]}:
+Trained by `tools/make_pair.py demo {method}` in {made["seconds"]:.0f} s on {made["device"]}:
 {recipe["steps"]:,} steps of {recipe["rows"]} x {recipe["length"]} tokens, {made["sampled_share"]:.0%} of the rows from
 {made["num_tokens"] / 1e6:.1f} million tokens that the target wrote ({made["sampling_seconds"]:.0f} s to write), the
 others from {made["corpus_tokens"] / 1e6:.2f} million of the Python {corpus["python"]} standard library. The loss is the
@@ -112,7 +112,7 @@ def _introduction(pair: Path) -> str:
     target, draft = (json.loads((pair / name / "config.json").read_text()) for name in ("target", "draft"))
     return f"""# The embedded pair
 
-Two small Llama models of Python source text, made by `tools/train_demo_pair.py`, so that Outrider can be tried and
+Two small Llama models of Python source text, made by `tools/make_pair.py demo`, so that Outrider can be tried and
 tested without downloading anything. They continue code in the manner of the standard library; they know nothing and
 answer nothing. All figures on this page were measured by that tool on the weights shipped here, upcast from bfloat16 to
 float32.

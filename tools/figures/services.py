@@ -30,8 +30,8 @@ def make_pair(session: Session, services: Services, *, with_weights: bool = Fals
         options += ["--no-weights"]
     folder = session.out / name
     if not (folder / "synthetic_pair.json").exists():
-        tool = str(ROOT / "tools/make_synthetic_pair.py")
-        session.run([sys.executable, tool, target, draft, "--out", str(folder), *options], name)
+        tool = str(ROOT / "tools/make_pair.py")
+        session.run([sys.executable, tool, "synthetic", target, draft, "--out", str(folder), *options], name)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The parts of `tools/make_synthetic_pair.py`: shapes and folders. What makes the weights is
+"""The parts of `tools/make_pair.py`: shapes and folders. What makes the weights is
 `outrider.model_executor.synthetic`'s.
 
 A synthetic pair costs what a real one costs (every matrix is dense, read and multiplied) while its next token is a

@@ -66,7 +66,7 @@ def print_weights_notes(facts: Mapping[str, Any]) -> None:
 
 
 def is_synthetic(folder: Path | None) -> bool:
-    """True if a model's folder is one of a pair that ``tools/make_synthetic_pair.py`` wrote."""
+    """True if a model's folder is one of a pair that ``tools/make_pair.py`` wrote."""
     return folder is not None and (folder.parent / "synthetic_pair.json").is_file()
 
 

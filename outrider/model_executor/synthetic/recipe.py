@@ -89,7 +89,7 @@ def read_recipe(folder: Path) -> Recipe:
         )
     except FileNotFoundError:
         raise ModelError(
-            f"{folder} has no {FILE}: load_format synthetic is for folders of tools/make_synthetic_pair.py"
+            f"{folder} has no {FILE}: load_format synthetic is for folders of tools/make_pair.py"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ModelError(f"{path} is no recipe of a synthetic model: {error!r}") from error

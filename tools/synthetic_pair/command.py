@@ -1,6 +1,6 @@
 """Make a pair of models of real size without downloading anything.
 
-    python tools/make_synthetic_pair.py 8B 1B --acceptance 0.75 --out pairs/8b-1b
+    python tools/make_pair.py synthetic 8B 1B --acceptance 0.75 --out pairs/8b-1b
 
 writes `OUT/target` and `OUT/draft` in the Hugging Face layout, and `OUT/synthetic_pair.json`, which says how they
 were made. The models know nothing: each costs what a real model of its shape costs (all matrices are random and dense,
@@ -8,7 +8,7 @@ read and multiplied), while greedy decoding walks one cycle over the whole vocab
 token of the cycle as often as `--acceptance` says, within 0.01 over 10,000 tokens. Figures measured with such a pair
 say what the system costs, not what a real pair of models would gain; every table that uses one must say so.
 
-    python tools/make_synthetic_pair.py 8B eagle3 --acceptance 0.8 --out pairs/8b-eagle3
+    python tools/make_pair.py synthetic 8B eagle3 --acceptance 0.8 --out pairs/8b-eagle3
 
 writes an EAGLE-3 head of the target's sizes with a reduced vocabulary of 32,000 tokens, which decoding then stays in;
 `dflash` a block drafter of five layers, and `mtp` a layer in the folder of a target whose architecture is then MiMo's.
@@ -23,18 +23,17 @@ from typing import Annotated
 import torch
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from outrider.errors import ConfigError
+from outrider.model_executor.device_setup import prepare_device
+from outrider.model_executor.synthetic.cycle import PairMap
+from outrider.model_executor.synthetic.recipe import Recipe
 from synthetic_pair.dflash import write_dflash
 from synthetic_pair.eagle3 import PUBLISHED_VOCAB, write_eagle3
 from synthetic_pair.folders import DEFAULT_SHARD_BYTES, tensor_bytes, write_folder, write_shards
 from synthetic_pair.mtp import write_mtp
 from synthetic_pair.shapes import SHAPES, Shape, find_shape
 
-from outrider.errors import ConfigError
-from outrider.model_executor.device_setup import prepare_device
-from outrider.model_executor.synthetic.cycle import PairMap
-from outrider.model_executor.synthetic.recipe import Recipe
-
-app = typer.Typer(add_completion=False, help=__doc__)
 HEADS = {"eagle3": "an EAGLE-3 head", "mtp": "an MTP layer", "dflash": "a DFlash drafter"}
 """Heads that can be made, by the method's name."""
 _VOCABULARIES = {"eagle3": PUBLISHED_VOCAB}
@@ -135,7 +134,6 @@ def _describe(out: Path, target: Shape, draft: Shape, pair: PairMap, asked: dict
     (out / "synthetic_pair.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
-@app.command(help=__doc__)
 def main(
     target_shape: Annotated[str, typer.Argument(help=f"One of {', '.join(SHAPES)}; or 8B, 1B, 3B, 70B, 32B, 0.6B.")],
     draft_shape: Annotated[str, typer.Argument(help="The same, of the same family; or eagle3, mtp, dflash.")],
@@ -168,7 +166,7 @@ def main(
     ] = None,
     shard_gib: Annotated[float, typer.Option(min=0.001, help="Size of a file.")] = DEFAULT_SHARD_BYTES / 2**30,
 ) -> None:
-    """Make the pair and say where it is."""
+    """Make a pair of real size whose weights are random, and say where it is."""
     if dtype not in _DTYPES:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(_DTYPES)}", param_hint="--dtype")
     try:
@@ -196,7 +194,3 @@ def main(
     except (ValueError, ConfigError) as error:
         raise typer.BadParameter(str(error)) from error
     typer.echo(f"{out}: synthetic pair, acceptance {pair.agrees.mean():.4f} over the whole cycle")
-
-
-if __name__ == "__main__":
-    app()

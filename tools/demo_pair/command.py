@@ -1,4 +1,4 @@
-"""Make the embedded pair: `python tools/train_demo_pair.py STAGE --work FOLDER`, stages in this order.
+"""Make the embedded pair: `python tools/make_pair.py demo STAGE --work FOLDER`, stages in this order.
 
     corpus    read the standard library's sources, learn the tokenizer, pack the ids
     target    train the target on the text
@@ -17,7 +17,6 @@ Every stage reads and writes `--work` (ignored by git). It runs on a CPU or, for
 """
 
 import json
-import logging
 import platform
 import shutil
 import time
@@ -27,6 +26,8 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from tokenizers import Tokenizer
+
 from demo_pair import corpus, measuring, publish
 from demo_pair.card import HEAD_TITLES, add_head_to_card, write_card
 from demo_pair.heads.eagle3_training import train_head
@@ -36,16 +37,14 @@ from demo_pair.measuring import Draft
 from demo_pair.model import DRAFT_SHAPES, TARGET_SHAPE, Llama
 from demo_pair.recipes import DRAFT, HEAD_SAMPLED_SHARE, HEAD_TEXT, SHIPPED_DRAFT, TARGET
 from demo_pair.training import Recipe, prepare
-from tokenizers import Tokenizer
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
-log = logging.getLogger("train_demo_pair")
 
 Work = Annotated[Path, typer.Option(help="Folder for everything that is not shipped.")]
 Device = Annotated[str, typer.Option(help="cuda or cpu.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Training steps; the recipe's own number by default.")]
 WORK = Path(".pairdata")
-PAIR = Path(__file__).parent.parent / "outrider" / "demo" / "pair"
+PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
 DEFAULT_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -196,8 +195,3 @@ def _shortened(recipe: Recipe, steps: int | None) -> Recipe:
 
 def _report(work: Path, stage: str, figures: dict[str, Any]) -> None:
     (work / f"{stage}.json").write_text(json.dumps(figures, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    app()
