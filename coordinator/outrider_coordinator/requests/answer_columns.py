@@ -55,7 +55,7 @@ def _form_of(event: Any) -> Hashable | None:  # noqa: ANN401 - any event
     if isinstance(event, Proposal):
         is_judged = event.evidence is None or _is_typed_evidence(event)
         return (Proposal, event.evidence is None) if is_judged and _are_ids(event.token_ids) else None
-    if not isinstance(event, Scores) or event.logprobs or event.prompt_logprobs or event.draft_token_ids:
+    if not isinstance(event, Scores) or event.prompt_logprobs or event.draft_token_ids:
         return None
     states = None if event.hidden_states is None else StateColumns.form_of(event.hidden_states)
     if event.hidden_states is not None and states is None:

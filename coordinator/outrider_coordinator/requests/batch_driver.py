@@ -10,30 +10,26 @@ computes (``ScoreAhead``), and nothing is sent when they come here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.columns import FEWEST_PLAIN_ROWS, AnswerColumns, ExtendColumns, ScoreColumns
+from outrider.columns import FEWEST_PLAIN_ROWS, U8, AnswerColumns, ExtendColumns, ScoreColumns
 from outrider.ports import DraftEvent, EventBatch, ItemTiming, TargetEvent
-from outrider_coordinator.acceptance import NextToken, Verdict
 from outrider_coordinator.requests.answer_columns import columns_of
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.early_scores import EarlyScores
 from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.requests.step_ends import StepEnds
+from outrider_coordinator.requests.taken_answers import TakenAnswers, WaitingBatch
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
-from outrider_coordinator.session.actions import DraftWaitEnded, StepEnded
 from outrider_coordinator.session.awaited_proposals import AwaitedProposals, TakenProposals, reserve_ahead
 from outrider_coordinator.session.awaited_scores import AwaitedScores, TakenScores
-from outrider_coordinator.session.state import reason_of
-from outrider_coordinator.session.table import LENGTH, REASON, Ints, SessionTable
+from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.session.transitions import (
-    JudgedStep,
     awaited,
-    end_step,
-    end_wait,
     is_ahead,
     proposals_for,
     scores_for,
@@ -43,61 +39,9 @@ from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
 _now = RequestTimings.now
+_Taken: TypeAlias = Iterator[TakenAnswers]
 _MAX_WAITING = 64
 """Batches that may wait to be answered; those of regrouped sessions are never answered whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Requests of one target and one draft, and what their sessions wait for."""
-
-    awaited: AwaitedProposals | AwaitedScores
-    requests: Sequence[RequestState]
-    target: TargetReplica
-    draft: DraftReplica | None
-
-
-@dataclass(slots=True)
-class _Taken:
-    """Answers whose commands were sent; the rest of the step is still to be done."""
-
-    batch: _Batch
-    taken: TakenProposals | TakenScores
-    answers: AnswerColumns[Any]
-    places: Sequence[int]
-    """Of what was taken, among all answers of the message's columns."""
-    arrived: float
-    handled: float
-
-    token_ids: list[list[int]] | None = None
-    """New ones of a step that ended; None: not committed yet."""
-
-    def commit(self) -> None:
-        """Write the rows as they are from now on, once."""
-        if self.token_ids is None:
-            self.token_ids = self.taken.commit() or []
-
-    def steps(self) -> Iterator[JudgedStep]:
-        """The steps that ended."""
-        taken, own = self.taken, self.batch.awaited.own
-        if isinstance(taken, TakenScores) and self.token_ids is not None:
-            bases, reasons = own[taken.places, LENGTH].tolist(), own[taken.places, REASON].tolist()
-            counts = taken.num_drafted.tolist(), taken.num_accepted.tolist()
-            yield from map(JudgedStep, bases, *counts, self.token_ids, reasons)
-
-    @property
-    def requests(self) -> Sequence[RequestState]:
-        """Those whose answers were taken."""
-        taken, requests = self.taken, self.batch.requests
-        if isinstance(taken, TakenScores) and len(taken.places) < len(requests):
-            return [requests[place] for place in taken.places]
-        return requests
-
-    @property
-    def index(self) -> Ints:
-        """Their rows."""
-        taken, index = self.taken, self.batch.awaited.index
-        return index[list(taken.places)] if isinstance(taken, TakenScores) and len(taken.places) < len(index) else index
 
 
 class BatchDriver:
@@ -118,12 +62,12 @@ class BatchDriver:
         """``find`` a request by its session's number; ``act_on`` does what a request's session asks for; ``fail`` ends
         a request with an error. ``plane_between`` and ``channel_between`` are as for ``SessionDriver``.
         """
-        self._table, self._policy, self._draft_waits = table, policy, draft_waits
-        self._find, self._act_on, self._fail = find, act_on, fail
+        self._table, self._policy, self._find = table, policy, find
+        self._ends = StepEnds(draft_waits, act_on=act_on, fail=fail)
         self._plane_between, self._channel_between = plane_between, channel_between
-        self._waiting: dict[bytes, _Batch] = {}
+        self._waiting: dict[bytes, WaitingBatch] = {}
         """By the numbers of their sessions."""
-        self._taken: list[_Taken] = []
+        self._taken: list[TakenAnswers] = []
         self._ahead: dict[DraftReplica, tuple[bytes, int, int]] = {}
         """Of each draft the key of the last ``ScoreAhead``, its channel and its plane."""
         self.early = EarlyScores(partial(is_ahead, table))
@@ -140,7 +84,7 @@ class BatchDriver:
         """Judge scores, and ask for the next steps; what is left of the message."""
         return self._without_taken(batch, partial(self._take_scores, replica, arrived))
 
-    def _take_proposals(self, replica: DraftReplica, arrived: float, answers: AnswerColumns[Any]) -> Iterator[_Taken]:
+    def _take_proposals(self, replica: DraftReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
         key, *means = self._ahead.pop(replica, (b"", 0, 0))
         waiting = self._waiting_for(answers)
         if waiting is not None and isinstance(waiting.awaited, AwaitedProposals) and waiting.draft is replica:
@@ -159,19 +103,24 @@ class BatchDriver:
                 own, plane = _selected(chosen, places), self._plane_between(target, draft)
                 taken = found.take(own, self._policy, plane=plane) if draft is replica else None
                 if taken is not None:
-                    batch = _Batch(found, self._requests(own), target, draft)
+                    batch = WaitingBatch(found, self._requests(own), target, draft)
                     yield self._sent_on(batch, taken, own, group[places].tolist(), arrived)
 
     def _sent_on(
-        self, batch: _Batch, taken: TakenProposals, answers: AnswerColumns[Any], places: Sequence[int], arrived: float
-    ) -> _Taken:
+        self,
+        batch: WaitingBatch,
+        taken: TakenProposals,
+        answers: AnswerColumns[Any],
+        places: Sequence[int],
+        arrived: float,
+    ) -> TakenAnswers:
         if not taken.is_direct:
-            _send(batch.target, taken.commands)
+            _send(batch.target, taken.commands, batch)
         elif not self.early.are_held(batch.target):
             batch.target.connection.note_direct(taken.commands)
-        return _Taken(batch, taken, answers, places, arrived, _now())
+        return TakenAnswers(batch, taken, answers, places, arrived, _now())
 
-    def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerColumns[Any]) -> Iterator[_Taken]:
+    def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
         waiting = self._waiting_for(answers)
         if waiting is not None and isinstance(waiting.awaited, AwaitedScores) and waiting.target is replica:
             channel = self._channel_between(replica, waiting.draft)
@@ -185,24 +134,27 @@ class BatchDriver:
                 own = _selected(chosen, places)
                 taken = found.take(own, self._policy, channel=channel) if target is replica else None
                 if taken is not None:
-                    batch = _Batch(found, self._requests(own), target, draft)
+                    batch = WaitingBatch(found, self._requests(own), target, draft)
                     yield self._asked_next(batch, taken, own, group[places][list(taken.places)].tolist(), arrived)
 
     def _asked_next(
-        self, batch: _Batch, taken: TakenScores, answers: AnswerColumns[Any], places: Sequence[int], arrived: float
-    ) -> _Taken:
+        self,
+        batch: WaitingBatch,
+        taken: TakenScores,
+        answers: AnswerColumns[Any],
+        places: Sequence[int],
+        arrived: float,
+    ) -> TakenAnswers:
         asked: Any = batch.draft if isinstance(taken.commands, ExtendColumns) else batch.target
-        _send(asked, taken.commands)
-        return _Taken(batch, taken, answers, places, arrived, _now())
+        _send(asked, taken.commands, batch)
+        return TakenAnswers(batch, taken, answers, places, arrived, _now())
 
-    def _waiting_for(self, answers: AnswerColumns[Any]) -> _Batch | None:
+    def _waiting_for(self, answers: AnswerColumns[Any]) -> WaitingBatch | None:
         """The batch that the answers are for: all of them, in its order."""
         waiting = self._waiting.pop(answers.sessions.tobytes(), None)
         return waiting if waiting is not None and waiting.awaited.is_of(answers) else None
 
-    def _without_taken(
-        self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], Iterator[_Taken]]
-    ) -> EventBatch[Any]:
+    def _without_taken(self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], _Taken]) -> EventBatch[Any]:
         """What is left of a message, as single events, once ``take`` has sent the commands that follow from it."""
         named: set[int] | None = set() if batch.events or len(batch.columns) > 1 else None
         """Sessions of the columns before: what is said of them once more comes after them."""
@@ -212,9 +164,11 @@ class BatchDriver:
             left = self._left_of(answers, take, named)
             more += zip(answers.events(left), answers.timings(left), strict=True) if left else ()
         if single:
-            awaited = usual_sessions(self._table, [event.session for event, _ in single.values()])
+            numbers = [event.session for event, _ in single.values()]
+            is_awaited = np.array(numbers, dtype=U8).tobytes() in self._waiting
+            awaited = set(numbers) if is_awaited else usual_sessions(self._table, numbers)
             for places, answers in columns_of(list(single.values()), awaited - (named or set())):
-                left = self._left_of(answers, take, named)
+                left = self._left_of(answers, take, named, [single[place][0] for place in places])
                 for place in set(range(len(places))).difference(left):
                     del single[places[place]]
         rest = [*single.values(), *more]
@@ -227,14 +181,18 @@ class BatchDriver:
     def _left_of(
         self,
         answers: AnswerColumns[Any],
-        take: Callable[[AnswerColumns[Any]], Iterator[_Taken]],
+        take: Callable[[AnswerColumns[Any]], _Taken],
         named: set[int] | None,
+        events: Sequence[Any] = (),
     ) -> Sequence[int]:
-        """Places of those answers that ``take`` leaves to the transitions of one session."""
-        done: list[_Taken] = []
+        """Places of those answers that ``take`` leaves to the transitions of one session. ``events``: of the answers,
+        where they were made of some.
+        """
+        done: list[TakenAnswers] = []
         sessions = answers.sessions.tolist()
         if named is None or named.isdisjoint(sessions):
             for one in take(answers):
+                one.events = [events[place] for place in one.places] if events else ()
                 done.append(one)
                 self._taken.append(one)
         if named is not None:
@@ -254,8 +212,9 @@ class BatchDriver:
             request = self._find(number)
             if request is not None and request.place.target is not None and number not in found:
                 found.add(number)
-                groups.setdefault((request.place.target, request.place.draft), []).append(place)
-        for (target, draft), places in groups.items():
+                is_traced = bool(request.loop.commands.trace_parent)
+                groups.setdefault((request.place.target, request.place.draft, is_traced), []).append(place)
+        for (target, draft, _), places in groups.items():
             yield target, draft, np.array(places)
 
     def _rows(self, answers: AnswerColumns[Any]) -> list[int]:
@@ -283,54 +242,23 @@ class BatchDriver:
             one.commit()
         for one in done:
             if isinstance(one.taken, TakenProposals):
-                self._end_waits(one)
+                self._ends.end_waits(one)
             else:
-                self._end_steps(one, one.taken)
+                self._ends.end_steps(one, one.taken)
                 ended += one.requests
         is_alone = sum(isinstance(one.taken.commands, ExtendColumns) for one in done) == 1
         for one in done:
             self._await(one, may_score_ahead=is_alone)
         return ended
 
-    def _end_waits(self, one: _Taken) -> None:
-        if one.batch.draft is not None:
-            self._draft_waits.note_response(one.batch.draft, one.requests)
-        for request, timing in zip(one.requests, one.answers.timings(range(len(one.places))), strict=True):
-            end_wait(request.loop)
-            request.clear_draft_timer()
-            request.note(DraftWaitEnded(timing), one.arrived, one.handled)
-
-    def _end_steps(self, one: _Taken, taken: TakenScores) -> None:
-        places, is_drafting = taken.places, isinstance(taken.commands, ExtendColumns)
-        answers = zip(one.requests, one.answers.timings(places), one.answers.states_at(places), strict=True)
-        for (request, timing, states), step in zip(answers, one.steps(), strict=True):
-            try:
-                end_step(request.loop, step, states, is_drafting=is_drafting)
-                self._note_step(request, step, timing, one)
-                if is_drafting:
-                    self._draft_waits.begin(request, request.loop.step)
-                elif request.loop.actions:  # a ``Prepare``
-                    self._act_on(request)
-            except Exception as error:
-                self._fail(request, error)
-
-    @staticmethod
-    def _note_step(request: RequestState, step: JudgedStep, timing: ItemTiming | None, one: _Taken) -> None:
-        """Output and statistics of a step."""
-        base, num_drafted, num_accepted, token_ids, index = step
-        reason = reason_of(index)
-        if not num_drafted:
-            request.note_plain(token_ids[0], reason, timing, one.arrived, one.handled)
-            return
-        source = NextToken.BONUS if num_accepted == num_drafted else NextToken.RECOVERED
-        verdict, number = Verdict(num_accepted, token_ids[-1], source), request.loop.step - 1
-        ended = StepEnded(number, base, num_drafted, verdict, tuple(token_ids), None, reason, timing, is_prefill=False)
-        request.note(ended, one.arrived, one.handled)
-
-    def _await(self, one: _Taken, *, may_score_ahead: bool) -> None:
+    def _await(self, one: TakenAnswers, *, may_score_ahead: bool) -> None:
         """Put down what follows from the next answers to these requests."""
-        index, batch = one.index, one.batch
-        if (index < 0).any() or any(request.is_over for request in one.requests):
+        index, batch, requests = one.index, one.batch, one.requests
+        if any(request.is_over for request in requests):
+            going_on = [place for place, request in enumerate(requests) if not request.is_over]
+            index, requests = index[going_on], [requests[place] for place in going_on]
+            may_score_ahead = False
+        if not requests:
             return
         commands = one.taken.commands
         channel = 0
@@ -342,17 +270,19 @@ class BatchDriver:
             return
         if len(self._waiting) >= _MAX_WAITING:
             self._waiting.clear()
-        self._waiting[found.numbers.tobytes()] = _Batch(found, one.requests, batch.target, batch.draft)
+        self._waiting[found.numbers.tobytes()] = WaitingBatch(found, requests, batch.target, batch.draft)
         if channel and isinstance(found, AwaitedProposals) and batch.draft is not None:
             plane = self._plane_between(batch.target, batch.draft)
             if (ahead := found.ahead(channel, plane)) is not None:
                 self._ahead[batch.draft] = ahead.channel_key, channel, plane
                 batch.target.connection.send_alone(ahead)
 
-    def _may_score_ahead(self, one: _Taken, commands: ExtendColumns) -> bool:
+    def _may_score_ahead(self, one: TakenAnswers, commands: ExtendColumns) -> bool:
         """Whether all that a draft computes now may go to the target directly."""
         target, draft = one.batch.target, one.batch.draft
-        if draft is None or not (commands.channel and commands.channel == self._channel_between(target, draft)):
+        if draft is None or one.batch.awaited.is_traced:
+            return False
+        if not commands.channel or commands.channel != self._channel_between(target, draft):
             return False
         if draft.connection.num_steps_open != len(commands):
             return False
@@ -367,11 +297,14 @@ def _selected(answers: AnswerColumns[Any], places: Ints) -> AnswerColumns[Any]:
     return replace(answers.selected(places), timings_ns=[each for one in times if one for each in one.numbers])
 
 
-def _send(replica: TargetReplica | DraftReplica, commands: ExtendColumns | ScoreColumns) -> None:
-    """A few commands of plain steps are quicker one by one."""
+def _send(replica: TargetReplica | DraftReplica, commands: ExtendColumns | ScoreColumns, batch: WaitingBatch) -> None:
+    """A few commands of plain steps are quicker one by one; those of traced sessions carry their traces."""
     is_plain = isinstance(commands, ScoreColumns) and not commands.draft_token_ids.size
-    if replica.connection.reads_columns and not (is_plain and len(commands) < FEWEST_PLAIN_ROWS):
+    is_traced = batch.awaited.is_traced
+    if replica.connection.reads_columns and not is_traced and not (is_plain and len(commands) < FEWEST_PLAIN_ROWS):
         replica.send_columns(commands)
         return
+    parents = {request.session: request.loop.commands.trace_parent for request in batch.requests} if is_traced else {}
     for command in commands.items():
-        replica.send(command)  # type: ignore[arg-type]
+        parent = parents.get(command.session)
+        replica.send(replace(command, trace_parent=parent) if parent else command)  # type: ignore[arg-type]

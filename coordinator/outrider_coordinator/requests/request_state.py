@@ -15,7 +15,7 @@ from outrider_coordinator.routing.placement import Place
 from outrider_coordinator.session.actions import Action, DraftWaitEnded, Fail, Finish, StepEnded
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
-from outrider_coordinator.stats.request_timings import RequestTimings
+from outrider_coordinator.stats.request_timings import NANOSECONDS, RequestTimings
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from outrider_coordinator.tracing import RequestTrace
 from outrider_coordinator.tracing.requests import NOT_TRACED
@@ -109,11 +109,11 @@ class RequestState:
             self.count_steps()
         self._uncounted_plain.append((token_id, reason, timing, arrived, handled))
 
-    def note_in_trace(self, action: Action) -> None:
-        """Record the actions of a traced session; items are traced while steps are shown."""
+    def note_in_trace(self, action: Action, at: float | None = None) -> None:
+        """Record an action of a traced session, of now or of ``at`` (s). Items are traced while steps are shown."""
         notes = self.trace.notes
         if notes is not None:
-            notes.take(action)
+            notes.take(action, None if at is None else round(at / NANOSECONDS))
             if notes.is_full:
                 self.loop.trace_items("")
 

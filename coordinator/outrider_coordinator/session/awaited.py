@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 from outrider.columns import U4, U8, AnswerColumns, Column, chain_rows
 from outrider.prefix_hash import BLOCK_TOKENS
 from outrider_coordinator.session import steps
-from outrider_coordinator.session.table import FLAGS, IS_SPARSE, LENGTH, LIMIT, NUMBER, READS_STATES, Ints, SessionTable
+from outrider_coordinator.session.table import (
+    FLAGS,
+    IS_SPARSE,
+    IS_TRACED,
+    LENGTH,
+    LIMIT,
+    NUMBER,
+    READS_STATES,
+    Ints,
+    SessionTable,
+)
 
 Bools = NDArray[np.bool_]
 Which = Ints | slice
@@ -39,6 +49,7 @@ class Awaited:
         self._generations, self.bases = own[:, asked].astype(U8).tobytes(), own[:, LENGTH].astype(U4)
         flags = own[:, FLAGS].tolist()
         self.is_sparse, self.reads_states = bool(flags[0] & IS_SPARSE), bool(flags[0] & READS_STATES)
+        self.is_traced = bool(flags[0] & IS_TRACED)
         self.is_uniform = len({flag & (IS_SPARSE | READS_STATES) for flag in flags}) == 1
         """Whether all are judged in the same way, and all or none are handed hidden states."""
         self.limits = own[:, LIMIT]

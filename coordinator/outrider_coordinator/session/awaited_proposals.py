@@ -27,7 +27,6 @@ from outrider_coordinator.session.table import (
     FLAGS,
     GENERATION,
     IS_DENSE,
-    IS_TRACED,
     LAST,
     LENGTH,
     NO_TOKEN,
@@ -44,7 +43,7 @@ from outrider_coordinator.session.table import (
 )
 from outrider_coordinator.speculation import DraftLengthPolicy
 
-_UNUSUAL = 3 << TARGET_READINESS | IS_DENSE | IS_TRACED
+_UNUSUAL = 3 << TARGET_READINESS | IS_DENSE
 
 
 @dataclass(slots=True)

@@ -36,14 +36,13 @@ from outrider_coordinator.session.table import (
     DRAFT_READINESS,
     FLAGS,
     GENERATION,
-    HAS_EXTRAS,
     HAS_PART,
     IS_LATE,
-    IS_SLOW_RULE,
-    IS_TRACED,
+    IS_SLOW,
     LAST,
     LENGTH,
     NO_TOKEN,
+    NUM_COLUMNS,
     NUM_DRAFTED,
     NUM_PLAIN,
     PAUSED,
@@ -61,9 +60,14 @@ from outrider_coordinator.session.table import (
 )
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
 
-_UNUSUAL = PAUSED | HAS_PART | IS_SLOW_RULE | HAS_EXTRAS | IS_TRACED
+_UNUSUAL = PAUSED | HAS_PART | IS_SLOW
 _NO_DRAFT = 2 << DRAFT_READINESS | IS_LATE
 _DRAFT_NOT_OPEN = 3 << DRAFT_READINESS | IS_LATE
+
+_PLAIN_STEP = np.zeros(NUM_COLUMNS, dtype=np.int64)
+"""What a plain step adds to a row."""
+_PLAIN_STEP[[LENGTH, TARGET_HELD, STEP, GENERATION, NUM_PLAIN]] = 1
+_PLAIN_STEP[[REMAINING, CREDIT]] = -1
 
 
 @dataclass(slots=True)
@@ -82,8 +86,8 @@ class TakenScores:
 
 
 def await_scores(own: Ints) -> Bools:  # [B, C] -> [B]
-    """Which rows wait for scores, and are usual."""
-    found: Bools = own[:, STATUS] == SCORING
+    """Which rows wait for scores, and are usual; no prefill is."""
+    found: Bools = (own[:, STATUS] == SCORING) & (own[:, TARGET_HELD] > 0)
     found &= own[:, LENGTH] == own[:, TARGET_HELD] + 1
     found &= own[:, FLAGS] & _UNUSUAL == 0
     return found
@@ -179,15 +183,12 @@ class AwaitedPlainScores(AwaitedScores):
         return TakenScores(self._listed(which), self._counts[which], nothing, tokens, commands, commit)
 
     def _commit(self, which: Which, tokens: Column) -> list[list[int]]:
-        after = self.own[which].copy()
+        after = self.own[which] + _PLAIN_STEP
         after[:, REASON] = NOTHING_PROPOSED
         after[:, LAST] = tokens
-        after[:, REMAINING] -= 1
-        after[:, LENGTH : GENERATION + 1] += 1  # what the target holds and the step too
         after[:, TARGET_LOSSES] = 0
         after[:, TARGET_ASKED] = after[:, GENERATION]
-        after[:, CREDIT] = np.maximum(after[:, CREDIT] - 1, 0)
-        after[:, NUM_PLAIN] += 1
+        np.maximum(after[:, CREDIT], 0, out=after[:, CREDIT])
         self.table.values[self.index[which]] = after
         token_ids = [[token_id] for token_id in tokens.tolist()]
         for place, ids in zip(self._listed(which), token_ids, strict=True):

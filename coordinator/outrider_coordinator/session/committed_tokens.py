@@ -65,6 +65,13 @@ class CommittedTokens:
             return self._prompt_token_ids  # long, mostly, and asked for by two services
         return tuple(self._token_ids[length:])
 
+    def cut(self, count: int) -> None:
+        """Drop the last ``count`` tokens, behind the end of the output."""
+        if count:
+            del self._token_ids[-count:]
+            self.length -= count
+            self._note_last()
+
     def prefix_hash(self, length: int) -> PrefixHash:
         """Prefix hash of the first ``length`` tokens; each token is hashed once."""
         return self._prefix_hasher.at(self._token_ids, length)

@@ -64,11 +64,6 @@ class Output:
         return self._ending
 
     @property
-    def has_stops(self) -> bool:
-        """Whether a stop text may end it."""
-        return self._has_stops
-
-    @property
     def text(self) -> str:
         """All text that is final."""
         self._read()
@@ -133,9 +128,17 @@ class Output:
         self._unread += token_ids
         return True
 
-    def add_counted(self, token_ids: Sequence[int]) -> None:
-        """Add tokens that the row's columns count already, and that do not end the generation."""
+    def push_counted(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+    ) -> tuple[int, Finish | None]:
+        """``push`` tokens that the row's columns count already; only a stop text may end the generation in them."""
+        if self._has_stops:
+            self.num_remaining += len(token_ids)
+            return self.push(token_ids, logprobs)
         self._unread += token_ids
+        if logprobs is not None:
+            self._logprobs += logprobs
+        return len(token_ids), None
 
     def _push_each(self, token_ids: Sequence[int]) -> tuple[int, Finish | None]:
         for count, token_id in enumerate(token_ids, start=1):

@@ -29,9 +29,8 @@ from outrider_coordinator.session.service_state import (
 )
 from outrider_coordinator.session.table import (
     FLAGS,
-    HAS_EXTRAS,
     IS_DENSE,
-    IS_SLOW_RULE,
+    IS_SLOW,
     IS_SPARSE,
     LIMIT,
     NO_TOKEN,
@@ -129,13 +128,6 @@ class SessionState:
             num_prompt_tokens=self.tokens.length,
         )
         """What its draft lengths depend on."""
-        self.is_plain_request = (
-            engine_request.num_logprobs is None
-            and engine_request.num_prompt_logprobs is None
-            and self.resumed_finish is None
-            and engine_request.matcher is None
-        )
-        """Whether scores bring nothing but tokens that need no check, and there is output left to generate."""
         self.commands = CommandBuilder(engine_request, self.tokens, row)
         self.draft = DraftSide(row, Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
         self.target = TargetSide(row)
@@ -149,9 +141,9 @@ class SessionState:
         rules, values = self.engine_request.rules, self.row.values
         is_sparse = rules.rule is JudgingRule.REJECTION
         is_slow = rules.rule not in _TOKEN_RULES and not (is_sparse and not rules.verifies_blocks)
+        is_slow |= self.engine_request.matcher is not None or self.resumed_finish is not None
         is_dense = rules.rule is JudgingRule.DENSE_REJECTION
-        flags = is_sparse * IS_SPARSE | is_dense * IS_DENSE | is_slow * IS_SLOW_RULE
-        values[FLAGS] |= flags | (not self.is_plain_request or self.output.has_stops) * HAS_EXTRAS
+        values[FLAGS] |= is_sparse * IS_SPARSE | is_dense * IS_DENSE | is_slow * IS_SLOW
         values[LIMIT] = rules.num_token_ids
         values[SEED : SEED + 1].view(np.uint64)[0] = self.engine_request.seed
 

@@ -36,13 +36,11 @@ draft, in tokens. Columns that are written together lie together.
 ``AHEAD``: generation of the ``ScoreAhead`` that was sent. ``SEED``: bits of an unsigned number. Generations begin at 1;
 0 is none.
 """
-_NUM_COLUMNS = 26
+NUM_COLUMNS = 26
 
-PAUSED, HAS_PART, IS_LATE, READS_STATES, IS_SPARSE, IS_DENSE, IS_SLOW_RULE, HAS_EXTRAS, IS_TRACED = (
-    1 << bit for bit in range(9)
-)
-"""Bits of ``FLAGS``. ``IS_SPARSE`` and ``IS_DENSE``: form of the evidence. ``IS_SLOW_RULE``: judged neither by tokens
-nor by sparse rejection token by token. ``HAS_EXTRAS``: scores bring logprobs, or a stop text may end the output."""
+PAUSED, HAS_PART, IS_LATE, READS_STATES, IS_SPARSE, IS_DENSE, IS_SLOW, IS_TRACED = (1 << bit for bit in range(8))
+"""Bits of ``FLAGS``. ``IS_SPARSE`` and ``IS_DENSE``: form of the evidence. ``IS_SLOW``: judged neither by tokens nor
+by sparse rejection token by token, checked by a grammar, or in need of prompt logprobs alone."""
 DRAFT_READINESS, TARGET_READINESS = 9, 11
 """First of the two bits of ``FLAGS`` that hold an index of ``Readiness``; 0 is open."""
 ANY_LENGTH = 1 << 40
@@ -58,7 +56,7 @@ class Row:
     __slots__ = ("drafted", "evidence", "index", "values")
 
     def __init__(self) -> None:
-        self.values: Ints = np.zeros(_NUM_COLUMNS, dtype=np.int64)  # [C]
+        self.values: Ints = np.zeros(NUM_COLUMNS, dtype=np.int64)  # [C]
         self.drafted: Column = np.full(_WIDTH, NO_TOKEN, dtype=U4)  # [W]
         """Draft tokens of this step's proposal."""
         self.evidence: Any = None
@@ -108,7 +106,7 @@ class SessionTable:
         self._free: list[int] = []
         self._by_number: dict[int, int] = {}
         self._endings: Counter[int] = Counter()
-        self.values: Ints = np.zeros((0, _NUM_COLUMNS), dtype=np.int64)  # [R, C]
+        self.values: Ints = np.zeros((0, NUM_COLUMNS), dtype=np.int64)  # [R, C]
         self.drafted: Column = np.zeros((0, _WIDTH), dtype=U4)  # [R, W], NO_TOKEN behind each proposal
 
     def enter(self, session: SessionState, number: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outrider.columns import U4, AnswerColumns
-from outrider.types import HiddenStates
+from outrider.types import HiddenStates, TokenLogprob
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.awaited import Bools
 from outrider_coordinator.session.awaited_proposals import AwaitedProposals, await_proposals
@@ -26,7 +26,7 @@ from outrider_coordinator.session.awaited_scores import (
     go_on_drafting,
     go_on_plain,
 )
-from outrider_coordinator.session.state import DRAFTING, SessionState
+from outrider_coordinator.session.state import DRAFTING, SessionState, SessionStatus
 from outrider_coordinator.session.table import (
     AHEAD,
     DRAFT_ASKED,
@@ -116,20 +116,35 @@ def end_wait(session: SessionState) -> None:
         side.states.move_to(max(0, side.held - 1))
 
 
-def end_step(session: SessionState, step: JudgedStep, states: HiddenStates | None, *, is_drafting: bool) -> None:
-    """What a session keeps of a step, once the command of the next has left. A ``Prepare`` may be among its actions.
+def end_step(
+    session: SessionState,
+    step: JudgedStep,
+    states: HiddenStates | None,
+    logprobs: Sequence[TokenLogprob] | None = None,
+    *,
+    is_drafting: bool,
+) -> JudgedStep:
+    """What a session keeps of a step, once the command of the next has left; the step, up to the stop text that ends
+    the output, if one does. A ``Prepare``, or the end, may be among the session's actions.
 
-    ``states``: those that came with the scores. ``is_drafting``: the next step waits for a proposal.
+    ``states`` and ``logprobs``: those that came with the scores. ``is_drafting``: the next step waits for a proposal.
     """
-    session.output.add_counted(step.token_ids)
+    count, finish = session.output.push_counted(step.token_ids, logprobs)
+    if finish is not None:
+        session.tokens.cut(len(step.token_ids) - count)
+        step = step._replace(token_ids=step.token_ids[:count])
     length = step.base_length + step.num_accepted
     if states is not None and session.draft.wants_states:
         session.draft.states.put(states, length)
     lag = steps.draft_lag(session, length)
     session.policy.note_verdict(session.speculation, step.num_drafted, step.num_accepted, draft_lag=lag)
-    if not is_drafting:
+    if finish is not None:
+        session.status = SessionStatus.SCORING  # no wait for a proposal has begun
+        steps.end(session, finish)
+    elif not is_drafting:
         session.no_draft_reason = steps.why_not_asked(session)
         steps.renew_lookahead(session)
+    return step
 
 
 def is_ahead(table: SessionTable, number: int, generation: int) -> bool:

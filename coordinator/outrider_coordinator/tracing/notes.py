@@ -96,31 +96,37 @@ class Notes:
             self.admitted_ns = self.clock()
             self._begin_step(self.admitted_ns)
 
-    def take(self, action: Action) -> None:
-        """Note an action of the session: items that go out, waits for the draft, and verdicts."""
+    def take(self, action: Action, at_ns: int | None = None) -> None:
+        """Note an action of the session: items that go out, waits for the draft, and verdicts.
+
+        ``at_ns``: when it was decided, by this clock; None: now.
+        """
+        now = self.clock() if at_ns is None else at_ns
         match action:
             case ToDraft(command) | ToTarget(command):
-                self._sent(command)
+                self._sent(command, now)
             case StepEnded():
-                self._step_ended(action)
+                self._step_ended(action, now)
             case DraftWaitBegan() if self._step is not None:
                 self._step.waited_for_draft = True
 
-    def _sent(self, command: DraftCommand | TargetCommand) -> None:
+    def _sent(self, command: DraftCommand | TargetCommand, now: int) -> None:
         """A command goes out; only items are noted, and in steps that are shown."""
         if self._step is None:
             return
         if isinstance(command, Extend):
-            self._asked_draft = self._exchange(self._step, command, command.draft_length, is_draft=True)
+            self._asked_draft = self._exchange(self._step, command, command.draft_length, now, is_draft=True)
         elif isinstance(command, Score):
-            self._asked_target = self._exchange(self._step, command, len(command.draft_token_ids), is_draft=False)
+            self._asked_target = self._exchange(self._step, command, len(command.draft_token_ids), now, is_draft=False)
 
-    def answered(self, event: DraftEvent | TargetEvent, timing: ItemTiming | None, *, is_draft: bool) -> None:
-        """An event has come; those that answer what was asked last are noted."""
+    def answered(
+        self, event: DraftEvent | TargetEvent, timing: ItemTiming | None, *, is_draft: bool, at_ns: int | None = None
+    ) -> None:
+        """An event has come, now or at ``at_ns``; those that answer what was asked last are noted."""
         asked = self._asked_draft if is_draft else self._asked_target
         if asked is None or event.generation != asked.generation or isinstance(event, HiddenStateChunk):
             return
-        now = self.clock()
+        now = self.clock() if at_ns is None else at_ns
         asked.answered_ns, asked.timing, asked.outcome = now, timing, type(event).__name__
         if is_draft:
             self._asked_draft = None
@@ -128,9 +134,8 @@ class Notes:
             self._asked_target = None
             self._scored_ns = now
 
-    def _step_ended(self, ended: StepEnded) -> None:
+    def _step_ended(self, ended: StepEnded, now: int) -> None:
         """A verdict was reached; the next step begins."""
-        now = self.clock()
         self.first_token_ns = self.first_token_ns or now
         step = self._step
         if step is None:
@@ -157,7 +162,8 @@ class Notes:
             self._step = Step(len(self.steps) + 1, now)
             self.steps.append(self._step)
 
-    def _exchange(self, step: Step, command: Extend | Score, draft_length: int, *, is_draft: bool) -> Exchange:
-        exchange = Exchange(is_draft, command.generation, command.num_kept_tokens == 0, draft_length, self.clock())
+    @staticmethod
+    def _exchange(step: Step, command: Extend | Score, draft_length: int, now: int, *, is_draft: bool) -> Exchange:
+        exchange = Exchange(is_draft, command.generation, command.num_kept_tokens == 0, draft_length, now)
         step.exchanges.append(exchange)
         return exchange

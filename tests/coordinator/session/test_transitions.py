@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +20,17 @@ from outrider.demo import TARGET
 from outrider.generation import GenerationRequest
 from outrider.planes import PlaneReference
 from outrider.ports import Extend, Proposal, Score, Scores
+from outrider.tokenization import TextTokenizer
 from outrider.types import HiddenStates, SamplingParams, SparseEvidence, SparseScores
 from outrider_coordinator.requests.batch_driver import BatchDriver
+from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
 from outrider_coordinator.session.awaited_proposals import AwaitedProposals
+from outrider_coordinator.session.awaited_scores import AwaitedVerdicts
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
-from outrider_coordinator.session.table import LENGTH, REASON, SessionTable
+from outrider_coordinator.session.table import DRAFT_HELD, LENGTH, REASON, REMAINING, TARGET_HELD, SessionTable
 from outrider_coordinator.session.transitions import (
     JudgedStep,
     awaited,
@@ -284,6 +288,14 @@ class Twins:
 def test_many_sessions_do_what_each_does_alone(
     length: int, temperature: float, layers: tuple[int, ...], num_sessions: int, is_controlled: bool
 ) -> None:
+    count = play(length, temperature, layers, num_sessions, is_controlled=is_controlled)
+    assert count["alone"] and count["together"] > (50 if is_controlled else count["alone"] / 2), count
+
+
+def play(
+    length: int, temperature: float, layers: tuple[int, ...], num_sessions: int, *, is_controlled: bool = False
+) -> Counter[str]:
+    """A random load, by the table and by sessions alone: how many answers were taken in which way."""
     chance = random.Random(length)
     count: Counter[str] = Counter()
     for _ in range(8 * NUM_SESSIONS // num_sessions):
@@ -308,7 +320,70 @@ def test_many_sessions_do_what_each_does_alone(
                 elif event.generation == command.generation:  # otherwise it is late, and the right one is to come
                     count["alone"] += 1
                     twins.step_alone(event)
-    assert count["alone"] and count["together"] > (50 if is_controlled else count["alone"] / 2), count
+    return count
+
+
+def changed_commands(monkeypatch: pytest.MonkeyPatch, field: str, change: Callable[[Any], Any]) -> None:
+    """The drafts are asked for something else than the sessions would ask for."""
+    take = AwaitedVerdicts.take
+
+    def wrong(self: AwaitedVerdicts, *arguments: Any, **more: Any) -> Any:
+        taken = take(self, *arguments, **more)
+        if taken is not None:
+            taken.commands = replace(taken.commands, **{field: change(getattr(taken.commands, field))})
+        return taken
+
+    monkeypatch.setattr(AwaitedVerdicts, "take", wrong)
+
+
+def changed_rows(monkeypatch: pytest.MonkeyPatch, column: int) -> None:
+    """A number of a row is one too many after a step."""
+    take = AwaitedVerdicts.take
+
+    def wrong(self: AwaitedVerdicts, *arguments: Any, **more: Any) -> Any:
+        taken = take(self, *arguments, **more)
+        if taken is not None:
+            commit = taken.commit
+
+            def commit_wrongly() -> list[list[int]]:
+                token_ids = commit()
+                self.table.values[self.index[list(taken.places)], column] += 1
+                return token_ids
+
+            taken.commit = commit_wrongly
+        return taken
+
+    monkeypatch.setattr(AwaitedVerdicts, "take", wrong)
+
+
+def late_answers_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_of(self: Any, answers: AnswerColumns[Any]) -> bool:
+        return bool(answers.base_lengths.tobytes() == self.bases.tobytes())
+
+    monkeypatch.setattr(AwaitedVerdicts, "is_of", is_of)
+    monkeypatch.setattr(AwaitedProposals, "is_of", is_of)
+
+
+MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "one token more is kept": lambda patch: changed_commands(patch, "num_kept_tokens", lambda own: own + 1),
+    "another prefix is hashed": lambda patch: changed_commands(patch, "rests", lambda own: own ^ 1),
+    "a generation is left out": lambda patch: changed_commands(patch, "generations", lambda own: own + 1),
+    "a token less is asked for": lambda patch: changed_commands(patch, "draft_lengths", lambda own: own - 1),
+    "another token is brought": lambda patch: changed_commands(patch, "token_ids", lambda own: own ^ 1),
+    "the draft has the last token": lambda patch: changed_rows(patch, DRAFT_HELD),
+    "one token more may come": lambda patch: changed_rows(patch, REMAINING),
+    "the target holds one token more": lambda patch: changed_rows(patch, TARGET_HELD),
+    "answers of earlier generations are taken": late_answers_taken,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
+def test_random_loads_find_a_mistake(
+    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    with pytest.raises(AssertionError):
+        play(4, 0.0, (), NUM_SESSIONS)
 
 
 def with_text_brought(loop: SessionLoop, said: list[Any]) -> list[Any]:
@@ -326,14 +401,17 @@ def with_text_brought(loop: SessionLoop, said: list[Any]) -> list[Any]:
 
 async def generate(coordinator: Coordinator, request: GenerationRequest, *, num_deltas: int | None) -> Any:
     token_ids: list[int] = []
+    text = ""
     async for delta in coordinator.generate_stream(request):
         token_ids += delta.token_ids
+        text += delta.text
         if delta.result is not None:
-            return delta.result.finish_reason, tuple(token_ids), delta.result.speculation
+            assert (delta.result.text, delta.result.token_ids) == (text, tuple(token_ids))
+            return delta.result.finish_reason, tuple(token_ids), delta.result.speculation, text
         if num_deltas is not None:
             num_deltas -= 1
             if not num_deltas:
-                return "cancelled", tuple(token_ids), None
+                return "cancelled", tuple(token_ids), None, text
     raise AssertionError("a stream has no result")
 
 
@@ -353,23 +431,25 @@ async def outputs(
     settings = {"tokenizer": str(TARGET), "draft_length": draft_length, "draft_timeout_ms": 60_000}
     coordinator = Coordinator(target, draft, CoordinatorSettings.model_validate(settings))
     await coordinator.start()
-    chance = random.Random(3)
+    chance, tokenizer = random.Random(3), TextTokenizer.from_folder(TARGET)
     streams = []
     for number in range(16):
+        prompt = tuple(chance.randrange(100) for _ in range(chance.choice((3, 250))))
+        spoken = tokenizer.decode(follow(prompt[-1], 24)[21:])
         request = GenerationRequest(
-            prompt_token_ids=tuple(chance.randrange(100) for _ in range(chance.choice((3, 250)))),
+            prompt_token_ids=prompt,
             max_tokens=chance.randrange(30, 160),
             sampling=SamplingParams(temperature=chance.choice(temperatures)),
             seed=number,
             stop_token_ids=(chance.randrange(2048),) if number % 3 else (),
-            stop=("never said",) if number % 7 == 0 else (),
+            stop=("never said",) if number % 7 == 0 else (spoken,) if number % 5 == 1 else (),
             ignore_eos=True,
             num_speculative_tokens=chance.choice(lengths),
         )
         streams.append((request, generate(coordinator, request, num_deltas=5 if number == 4 else None)))
     found = await asyncio.gather(*(stream for _, stream in streams))
     await coordinator.close()
-    for (request, _), (_, token_ids, _) in zip(streams, found, strict=True):
+    for (request, _), (_, token_ids, _, _) in zip(streams, found, strict=True):
         if request.sampling.temperature and any(lengths):
             continue  # drafts of other ids are accepted
         assert token_ids == follow((request.prompt_token_ids or (0,))[-1], len(token_ids))
@@ -393,14 +473,14 @@ async def test_outputs_and_counts_are_those_of_sessions_by_themselves(
 ) -> None:
     """However the answers come: as columns, or one by one."""
     num_together = 0
-    end_steps = BatchDriver._end_steps
+    end_steps = StepEnds.end_steps
 
-    def counted(self: BatchDriver, *arguments: Any) -> None:
+    def counted(self: StepEnds, *arguments: Any) -> None:
         nonlocal num_together
         num_together += len(arguments[-1].places)
         end_steps(self, *arguments)
 
-    monkeypatch.setattr(BatchDriver, "_end_steps", counted)
+    monkeypatch.setattr(StepEnds, "end_steps", counted)
     with monkeypatch.context() as patched:
         for name in ("take_proposals", "take_scores"):
             patched.setattr(BatchDriver, name, lambda self, replica, batch, arrived: batch)

@@ -1,0 +1,94 @@
+"""Ends of steps of many sessions: output, statistics, timers, logprobs and traces, once the next commands have left.
+
+A stop text is found here: the session is released, and the answer to what was asked of it meanwhile is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider.columns import ExtendColumns
+from outrider.types import HiddenStates, TokenLogprob
+from outrider_coordinator.acceptance import NextToken, Verdict
+from outrider_coordinator.requests.draft_waits import DraftWaits
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.requests.taken_answers import TakenAnswers
+from outrider_coordinator.session.actions import DraftWaitEnded, StepEnded
+from outrider_coordinator.session.awaited_scores import TakenScores
+from outrider_coordinator.session.logprobs import emitted_logprobs
+from outrider_coordinator.session.state import reason_of
+from outrider_coordinator.session.transitions import JudgedStep, end_step, end_wait
+
+
+class StepEnds:
+    """Ends of the steps of one coordinator's sessions."""
+
+    def __init__(
+        self,
+        draft_waits: DraftWaits,
+        *,
+        act_on: Callable[[RequestState], object],
+        fail: Callable[[RequestState, Exception], None],
+    ) -> None:
+        """``act_on`` does what a request's session asks for; ``fail`` ends a request with an error."""
+        self._draft_waits, self._act_on, self._fail = draft_waits, act_on, fail
+
+    def end_waits(self, one: TakenAnswers) -> None:
+        """The wait of each session for its proposal."""
+        if one.batch.draft is not None:
+            self._draft_waits.note_response(one.batch.draft, one.requests)
+        for place, (request, timing) in enumerate(zip(one.requests, one.timings, strict=True)):
+            end_wait(request.loop)
+            request.clear_draft_timer()
+            request.note(DraftWaitEnded(timing), one.arrived, one.handled)
+            if request.trace.notes is not None:
+                one.trace(place, timing)
+
+    def end_steps(self, one: TakenAnswers, taken: TakenScores) -> None:
+        """The step of each session."""
+        states = one.answers.states_at(taken.places)
+        for place, (request, judged) in enumerate(zip(one.requests, one.steps(), strict=True)):
+            try:
+                self._end_step(request, one, place, judged, states[place])
+            except Exception as error:
+                self._fail(request, error)
+
+    def _end_step(
+        self, request: RequestState, one: TakenAnswers, place: int, judged: JudgedStep, states: HiddenStates | None
+    ) -> None:
+        """The end of one session's step, whose next command has left."""
+        session, is_drafting = request.loop, isinstance(one.taken.commands, ExtendColumns)
+        num_logprobs, logprobs = session.engine_request.num_logprobs, None
+        if num_logprobs is not None:
+            logprobs = emitted_logprobs(one.event(place), judged.token_ids, num_logprobs)
+        step = end_step(session, judged, states, logprobs, is_drafting=is_drafting)
+        logprobs = None if logprobs is None else logprobs[: len(step.token_ids)]
+        ended = self._note_step(request, step, logprobs, one, place)
+        if request.trace.notes is not None:
+            one.trace(place, one.timings[place], ended)
+        if is_drafting and not session.is_over:
+            self._draft_waits.begin(request, session.step)
+        if session.actions:  # a ``Prepare``, or what follows from the end
+            self._act_on(request)
+
+    @staticmethod
+    def _note_step(
+        request: RequestState,
+        step: JudgedStep,
+        logprobs: tuple[TokenLogprob, ...] | None,
+        one: TakenAnswers,
+        place: int,
+    ) -> StepEnded | None:
+        """Output and statistics of a step; the whole of it where not only its token counts."""
+        base, num_drafted, num_accepted, token_ids, index = step
+        reason, timing = reason_of(index), one.timings[place]
+        if not num_drafted and logprobs is None and request.trace.notes is None:
+            request.note_plain(token_ids[0], reason, timing, one.arrived, one.handled)
+            return None
+        source = NextToken.BONUS if num_accepted == num_drafted else NextToken.RECOVERED
+        verdict, number = Verdict(num_accepted, token_ids[-1], source), request.loop.step - 1
+        ended = StepEnded(
+            number, base, num_drafted, verdict, tuple(token_ids), logprobs, reason, timing, is_prefill=False
+        )
+        request.note(ended, one.arrived, one.handled)
+        return ended

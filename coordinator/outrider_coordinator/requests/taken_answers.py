@@ -1,0 +1,112 @@
+"""Taken answers: answers of many sessions whose commands have been sent; the rest of the step is still to be done."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.columns import AnswerColumns
+from outrider.ports import Extend, ItemTiming, Score
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.routing.services import DraftReplica, TargetReplica
+from outrider_coordinator.session.actions import DraftWaitBegan, StepEnded, ToDraft, ToTarget
+from outrider_coordinator.session.awaited_proposals import AwaitedProposals, TakenProposals
+from outrider_coordinator.session.awaited_scores import AwaitedScores, TakenScores
+from outrider_coordinator.session.table import LENGTH, REASON, Ints
+from outrider_coordinator.session.transitions import JudgedStep
+from outrider_coordinator.stats.request_timings import NANOSECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingBatch:
+    """Requests of one target and one draft, and what their sessions wait for."""
+
+    awaited: AwaitedProposals | AwaitedScores
+    requests: Sequence[RequestState]
+    target: TargetReplica
+    draft: DraftReplica | None
+
+
+@dataclass
+class TakenAnswers:
+    """Answers whose commands were sent; the rest of the step is still to be done."""
+
+    batch: WaitingBatch
+    taken: TakenProposals | TakenScores
+    answers: AnswerColumns[Any]
+    places: Sequence[int]
+    """Of what was taken, among all answers of the message's columns."""
+    arrived: float
+    handled: float
+
+    events: Sequence[Any] = ()
+    """The single events that ``answers`` were made of, in the order of ``requests``; none: they came as columns."""
+    token_ids: list[list[int]] | None = None
+    """New ones of a step that ended; None: not committed yet."""
+
+    def commit(self) -> None:
+        """Write the rows as they are from now on, once."""
+        if self.token_ids is None:
+            self.token_ids = self.taken.commit() or []
+
+    def steps(self) -> Iterator[JudgedStep]:
+        """The steps that ended."""
+        taken, own = self.taken, self.batch.awaited.own
+        if isinstance(taken, TakenScores) and self.token_ids is not None:
+            bases, reasons = own[taken.places, LENGTH].tolist(), own[taken.places, REASON].tolist()
+            counts = taken.num_drafted.tolist(), taken.num_accepted.tolist()
+            yield from map(JudgedStep, bases, *counts, self.token_ids, reasons)
+
+    def event(self, place: int) -> Any:  # noqa: ANN401 - a proposal or scores
+        """The answer to one of ``requests``."""
+        if self.events:
+            return self.events[place]
+        return next(self.answers.events([self._own_places[place]]))
+
+    @property
+    def _own_places(self) -> Sequence[int]:
+        """Of ``requests`` among ``answers``."""
+        return self.taken.places if isinstance(self.taken, TakenScores) else range(len(self.places))
+
+    @functools.cached_property
+    def timings(self) -> list[ItemTiming | None]:
+        """The services' own times, of each request."""
+        return self.answers.timings(self._own_places)
+
+    @functools.cached_property
+    def commands(self) -> list[Extend | Score]:
+        """What was sent, one by one."""
+        return list(self.taken.commands.items())
+
+    def trace(self, place: int, timing: ItemTiming | None, ended: StepEnded | None = None) -> None:
+        """Note in the trace of a request that it was answered, and what was sent next. ``ended``: the step, after
+        scores.
+        """
+        request, command = self.requests[place], self.commands[place]
+        if request.trace.notes is None:
+            return
+        at_ns = round(self.arrived / NANOSECONDS)
+        request.trace.notes.answered(self.event(place), timing, is_draft=ended is None, at_ns=at_ns)
+        if ended is not None:
+            request.note_in_trace(ended, self.handled)
+        if isinstance(command, Extend):
+            request.note_in_trace(DraftWaitBegan(request.loop.step), self.handled)
+            request.note_in_trace(ToDraft(command), self.handled)
+        else:
+            request.note_in_trace(ToTarget(command), self.handled)
+
+    @property
+    def requests(self) -> Sequence[RequestState]:
+        """Those whose answers were taken."""
+        taken, requests = self.taken, self.batch.requests
+        if isinstance(taken, TakenScores) and len(taken.places) < len(requests):
+            return [requests[place] for place in taken.places]
+        return requests
+
+    @property
+    def index(self) -> Ints:
+        """Their rows."""
+        taken, index = self.taken, self.batch.awaited.index
+        return index[list(taken.places)] if isinstance(taken, TakenScores) and len(taken.places) < len(index) else index
