@@ -7,6 +7,8 @@ ARCHITECTURES = (
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "MixtralForCausalLM",
     "MiMoForCausalLM",
     "Gemma3ForCausalLM",
     "Gemma3ForConditionalGeneration",

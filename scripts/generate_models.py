@@ -27,8 +27,9 @@ why it would not load. Draft and target are loaded in the same way, each in a fo
 FORMATS_HEAD = """
 ## Weight formats
 
-Compared with transformers and the widened weights in float64, inputs rounded alike, for Llama, Mistral, Qwen2 and
-Qwen3. On a CPU, and on GPUs without the kernels, FP8 weights are widened to the type of the model.
+Compared with transformers and the widened weights in float64, inputs rounded alike, for Llama, Mistral, Qwen2, Qwen3,
+and experts of Qwen3 and Mixtral. On a CPU, and on GPUs without the kernels, FP8 weights are widened to the type of the
+model.
 
 | `quant_method` | weights | activations | kernels |
 |---|---|---|---|
@@ -42,7 +43,10 @@ Activations are rounded as the format says and not by the number of rows, so a t
 load. With `--tensor-parallel-size` above 1 a scale for each token is that of a rank's part of the token where ranks
 share the inputs; groups and static scales are the same for any number of ranks.
 
-Adapters (LoRA) are not served: merge them. Models with experts, images, and weights of 4 bits are not served.
+Experts are read a tensor for each expert, as published, or stacked, as transformers 5 has them in memory. Routers keep
+16 or 32 bits in every format. An input that experts share has one static scale, the largest of theirs.
+
+Adapters (LoRA) are not served: merge them. Models with images, and weights of 4 bits, are not served.
 
 Keys and values of layers with a sliding window are kept for the whole text unless every layer has one: such layers save
 time, not yet memory.

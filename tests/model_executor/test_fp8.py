@@ -30,6 +30,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3_moe": ("qwen3_moe", {"seed": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
 

@@ -63,6 +63,7 @@ GEMMA: dict[str, Any] = {
         "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0},
     },
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -86,6 +87,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "qwen3-moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "moe_intermediate_size": 24}),
+    "qwen3-moe-mlp-layers": (
+        "qwen3_moe",
+        {
+            **EXPERTS,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [3],
+            "decoder_sparse_step": 2,
+            "num_experts_per_tok": 1,
+        },
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-window": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 6}),
     "gemma3": ("gemma3_text", {**GEMMA, "final_logit_softcapping": 3.0}),
     "gemma3-text-part": ("gemma3", {**GEMMA, "query_pre_attn_scalar": 16}),
     **{f"llama-{name}": ("llama", parameters) for name, parameters in SCALED_ROPES.items()},

@@ -161,7 +161,7 @@ def quantize_folder(source: Path, folder: Path, form: Format) -> Path:
     tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if tensor.dim() != 2 or "embed" in name or not form.covers(module):
+        if tensor.dim() != 2 or "embed" in name or name.endswith(".gate.weight") or not form.covers(module):
             tensors[name] = tensor
             continue
         scales = form.scales(tensor)
@@ -187,4 +187,32 @@ def fp8_reference(source: Path, folder: Path, form: Format) -> torch.nn.Module:
         numbers = tensors[f"{name}.weight"].double()
         module.weight.data = numbers * spread(scales.double(), numbers.shape)
         module.register_forward_pre_hook(lambda _, inputs, name=name: (form.rounding(inputs[0], name),))
+    for layer, block in enumerate(model.model.layers):
+        if hasattr(block.mlp, "experts"):
+            replace_experts(block.mlp.experts, f"model.layers.{layer}.", tensors, form)
     return model
+
+
+def replace_experts(experts: Any, layer: str, tensors: dict[str, torch.Tensor], form: Format) -> None:
+    """Let experts compute with the widened weights, inputs rounded."""
+    is_mixtral = f"{layer}block_sparse_moe.gate.weight" in tensors
+    block, projections = ("block_sparse_moe", "w1 w3 w2") if is_mixtral else ("mlp", "gate_proj up_proj down_proj")
+
+    def product(x: torch.Tensor, expert: int, projection: str) -> torch.Tensor:
+        name = f"{layer}{block}.experts.{expert}.{projection}"
+        scales = tensors[f"{name}.{form.scale_name}"]
+        numbers = tensors[f"{name}.weight"].double()
+        weight = numbers * spread((scales.reshape(1) if scales.dim() == 0 else scales).double(), numbers.shape)
+        return form.rounding(x, name) @ weight.T
+
+    def forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        gate, up, down = projections.split()
+        out = torch.zeros_like(x)
+        for token, (chosen, shares) in enumerate(zip(ids.tolist(), weights, strict=True)):
+            row = x[token : token + 1]
+            for expert, share in zip(chosen, shares, strict=True):
+                inner = torch.nn.functional.silu(product(row, expert, gate)) * product(row, expert, up)
+                out[token] += share * product(inner, expert, down)[0]
+        return out
+
+    experts.forward = forward

@@ -117,7 +117,9 @@ def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if parameter.dim() == 1:
+                if "gate.weight" in name:  # of a router: tokens choose different experts, by clear margins
+                    parameter.copy_(0.4 * torch.randn_like(parameter))
+                elif parameter.dim() == 1:
                     parameter.copy_(0.2 * torch.randn_like(parameter) + (1.0 if "norm" in name else 0.0))
     return model
 

@@ -33,7 +33,9 @@ class Shard:
         _require(
             heads % self.size == 0 or self.size % heads == 0, self.size, f"its {heads} key and value heads, nor they it"
         )
-        _require(config.intermediate_size % self.size == 0, self.size, f"its MLP size {config.intermediate_size}")
+        sizes = [] if config.experts is None else [config.experts.intermediate_size]
+        for inner in (config.intermediate_size, *sizes):
+            _require(inner % self.size == 0, self.size, f"its MLP size {inner}")
 
     def part_of(self, config: ModelConfig) -> ModelConfig:
         """Configuration of a rank's part, as of a model with only its heads and MLP columns."""
@@ -41,7 +43,7 @@ class Shard:
             config,
             num_heads=len(self.heads(config)),
             num_kv_heads=len(self.kv_heads(config)),
-            intermediate_size=len(self.inner(config)),
+            intermediate_size=len(self.inner(config.intermediate_size)),
         )
 
     def heads(self, config: ModelConfig) -> range:
@@ -55,9 +57,9 @@ class Shard:
         own = self.rank * config.num_kv_heads // self.size
         return range(own, own + 1)
 
-    def inner(self, config: ModelConfig) -> range:
-        """Its columns of the MLP."""
-        return self._share(config.intermediate_size)
+    def inner(self, size: int) -> range:
+        """Its columns of an MLP with as many."""
+        return self._share(size)
 
     def vocab(self, config: ModelConfig) -> range:
         """Its rows of embedding and head; those of the last ranks may be fewer than ``vocab_rows``."""

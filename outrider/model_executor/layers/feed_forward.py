@@ -18,7 +18,7 @@ class GatedMlp:
 
     def __init__(self, context: LayerContext, layer: int) -> None:
         config = context.config
-        own = context.communicator.shard.inner(config)
+        own = context.communicator.shard.inner(config.intermediate_size)
         gate, up, inner = (Features(config.intermediate_size, own, name) for name in ("gate_proj", "up_proj", ""))
         hidden, output = Features.all(config.hidden_size), Features.all(config.hidden_size, "down_proj")
         module = f"model.layers.{layer}.mlp."

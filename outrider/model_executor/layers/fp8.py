@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from outrider.errors import ConfigError
+from outrider.kernels.experts import ExpertWeight, Routing, prepare_fp8_experts
 from outrider.kernels.fp8_linear import FP8, Fp8Matrix, Rounding, prepare_fp8_weight, quantize_rows
 from outrider.kernels.linear import PreparedWeight
 from outrider.model_executor.layers.linear_method import Axis, LinearMethod, LinearSpec, Parameter
@@ -41,6 +42,7 @@ class Fp8Linear(LinearMethod):
         self._input_scales = torch.zeros(num_rows, dtype=torch.float32, device=spec.device)
         self.bias = spec.empty(num_rows) if spec.has_bias else None
         self._prepared: PreparedWeight | None = None
+        self._experts: ExpertWeight | None = None
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Weight, bias, and the scales that the checkpoint has."""
@@ -53,23 +55,42 @@ class Fp8Linear(LinearMethod):
             found["input_scale"] = Parameter(self._input_scales, (Axis.EACH,))
         return found
 
-    def prepare(self) -> PreparedWeight:
+    def prepare(self) -> object:
         """Release what was loaded."""
+        return self._prepare_experts() if self._spec.num_experts else self._prepare()
+
+    def _prepare(self) -> PreparedWeight:
         if self._prepared is None:
-            matrix = Fp8Matrix(self._numbers, self._scales, self._rows, self._columns)
-            self._prepared = prepare_fp8_weight(matrix, self._rounding(), self._spec.dtype)
-            self._numbers = self._scales = self._input_scales = torch.empty(0)
+            self._prepared = prepare_fp8_weight(self._matrix(), self._rounding(), self._spec.dtype)
+            self._release()
         return self._prepared
+
+    def _prepare_experts(self) -> ExpertWeight:
+        if self._experts is None:
+            count, rounding = self._spec.num_experts, self._rounding()
+            self._experts = prepare_fp8_experts(self._matrix(), rounding, count, self._spec.dtype)
+            self._release()
+        return self._experts
+
+    def _matrix(self) -> Fp8Matrix:
+        return Fp8Matrix(self._numbers, self._scales, self._rows, self._columns)
+
+    def _release(self) -> None:
+        self._numbers = self._scales = self._input_scales = torch.empty(0)
+
+    def grouped(self, x: torch.Tensor, routing: Routing, *, is_weighted: bool = False) -> torch.Tensor:
+        """Products with the weights of each token's experts."""
+        return (self._experts or self._prepare_experts())(x, routing, self.bias, is_weighted=is_weighted)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
-        return (self._prepared or self.prepare())(x, self.bias)
+        return (self._prepared or self._prepare())(x, self.bias)
 
     def partial_sums(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is; the latter depends on T."""
         if self._spec.batch_invariant:
             return self(x)
-        return (self._prepared or self.prepare()).partials(x, self.bias)
+        return (self._prepared or self._prepare()).partials(x, self.bias)
 
     def _scale_parameter(self) -> Parameter:
         weights, block = self._format.weights, self._format.block if self._format.weights is Scales.BLOCK else ()

@@ -14,7 +14,7 @@ import torch
 
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import Weights, WeightTarget
-from outrider.model_executor.layers.linear_method import Axis, Features, LinearSpec, Parameter
+from outrider.model_executor.layers.linear_method import Axis, Features, LinearMethod, LinearSpec, Parameter
 
 
 class Linear:
@@ -32,14 +32,17 @@ class Linear:
         num_rows: int | None = None,
         tied_to: torch.Tensor | None = None,
         module: str = "",
+        num_experts: int = 0,
+        make_method: Callable[[LinearSpec], LinearMethod] | None = None,
     ) -> None:
         """``num_rows`` rounds the outputs up, with zeros; ``tied_to`` is an embedding that is the weight; ``module`` is
-        the prefix of the outputs' names in the whole model.
+        the prefix of the outputs' names in the whole model; ``num_experts`` share the outputs; ``make_method`` makes
+        another method than the model's.
         """
         self._inputs, self._outputs, self._has_bias = inputs, tuple(outputs), bias
         held = sum(len(features.own) for features in outputs)
         adds_bias = bias and (len(inputs.own) == inputs.size or context.communicator.shard.rank == 0)
-        self.method = context.linear_method(
+        self.method = (make_method or context.linear_method)(
             LinearSpec(
                 inputs,
                 self._outputs,
@@ -50,6 +53,7 @@ class Linear:
                 tied_to,
                 module,
                 context.batch_invariant,
+                num_experts,
             )
         )
         for parameter in self.method.parameters().values() if num_rows else ():

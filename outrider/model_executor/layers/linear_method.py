@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.kernels.experts import Routing
 from outrider.kernels.rope_and_cache import CosSin, HeadLayout, apply_rope_and_cache
 from outrider.kernels.swiglu import geglu, swiglu
 from outrider.model_executor.layers.contract import FLOAT_TYPES, Residual
@@ -83,6 +84,8 @@ class LinearSpec:
     """Name of the block that the layer is in, as a prefix of its outputs' names."""
     batch_invariant: bool = False
     """Whether a row's product must not depend on other rows."""
+    num_experts: int = 0
+    """Experts whose outputs these are, as many of each; 0: every row meets all outputs."""
 
     @property
     def in_features(self) -> int:
@@ -128,6 +131,12 @@ class LinearMethod(abc.ABC):
     def partial_sums(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is."""
         return self(x)
+
+    def grouped(self, x: torch.Tensor, routing: Routing, *, is_weighted: bool = False) -> torch.Tensor:
+        """``x`` [T, K], or [A * T, K], by the weights of each token's experts: [A * T, N / E], or weighted
+        [A, T, N / E]. Of layers of experts, which compute nothing else.
+        """
+        raise NotImplementedError
 
     def gated(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream [T, K], and silu(gate) * up [T, N / 2] of it normalised; the gate is the product's first half."""

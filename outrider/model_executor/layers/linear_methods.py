@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from outrider.kernels.experts import ExpertWeight, Routing, prepare_experts
 from outrider.kernels.few_tokens import Matrix
 from outrider.kernels.linear import PreparedWeight, prepare_weight
 from outrider.model_executor.layers.contract import Residual
@@ -29,17 +30,21 @@ class UnquantizedLinear(LinearMethod):
         self.weight = spec.empty(spec.out_features, spec.in_features) if tied is None else tied
         """[N, K]; of no use once prepared."""
         self.bias = spec.empty(spec.out_features) if spec.has_bias else None
-        self._batch_invariant = spec.batch_invariant
+        self._batch_invariant, self._num_experts = spec.batch_invariant, spec.num_experts
         self._keeps_layout = tied is not None and tied.nbytes > _MAX_SECOND_COPY_BYTES
         self._prepared: PreparedWeight | None = None
+        self._experts: ExpertWeight | None = None
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Weight and bias."""
         weight = {"weight": Parameter(self.weight, (Axis.OUT, Axis.IN))}
         return weight if self.bias is None else {**weight, "bias": Parameter(self.bias, (Axis.OUT,))}
 
-    def prepare(self) -> PreparedWeight:
+    def prepare(self) -> object:
         """Let go of the loaded weight. A large tied one is not copied: it is still needed to look up rows."""
+        return self._prepare_experts() if self._num_experts else self._prepare()
+
+    def _prepare(self) -> PreparedWeight:
         if self._prepared is None:
             self._prepared = prepare_weight(
                 self.weight, keep_layout=self._keeps_layout, batch_invariant=self._batch_invariant
@@ -47,13 +52,23 @@ class UnquantizedLinear(LinearMethod):
             self.weight = torch.empty(0)
         return self._prepared
 
+    def _prepare_experts(self) -> ExpertWeight:
+        if self._experts is None:
+            self._experts = prepare_experts(self.weight, self._num_experts)
+            self.weight = torch.empty(0)
+        return self._experts
+
+    def grouped(self, x: torch.Tensor, routing: Routing, *, is_weighted: bool = False) -> torch.Tensor:
+        """Products with the weights of each token's experts."""
+        return (self._experts or self._prepare_experts())(x, routing, self.bias, is_weighted=is_weighted)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
-        return (self._prepared or self.prepare())(x, self.bias)
+        return (self._prepared or self._prepare())(x, self.bias)
 
     def partial_sums(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is."""
-        return (self._prepared or self.prepare()).partials(x, self.bias)
+        return (self._prepared or self._prepare()).partials(x, self.bias)
 
     def gated(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """In one kernel for few tokens; for some tokens the product and the gate in one."""
@@ -63,7 +78,7 @@ class UnquantizedLinear(LinearMethod):
 
             return gated(few, matrix)
         hidden, x = source.normed()
-        return hidden, (self._prepared or self.prepare()).gated(x, self.bias)
+        return hidden, (self._prepared or self._prepare()).gated(x, self.bias)
 
     def queries(self, source: Residual, target: QueryTarget) -> tuple[torch.Tensor, torch.Tensor]:
         """In one kernel for few tokens whose heads are not normalised."""
@@ -77,7 +92,7 @@ class UnquantizedLinear(LinearMethod):
     @property
     def _matrix(self) -> Matrix | None:
         """Weight and bias for kernels that take several steps at once; None where they are not to be had."""
-        weight = (self._prepared or self.prepare()).matrix
+        weight = (self._prepared or self._prepare()).matrix
         return None if weight is None else Matrix(weight, self.bias)
 
 

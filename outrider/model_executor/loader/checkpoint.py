@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from outrider.errors import ModelError
 from outrider.limits.bounded_files import MAX_INDEX_BYTES
 from outrider.model_executor.layers.contract import WeightTarget
+from outrider.model_executor.loader.stacked_experts import unstack_experts
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.families import ModelFamily, family_of
 from outrider.model_executor.models.json_files import is_there, parse_object, read_object, validated
@@ -72,7 +73,9 @@ class StoredTensor:
     shape: tuple[int, ...]
     num_bytes: int
     key: str
-    """Name in its file: another one where a tied model stores only its head."""
+    """Name in its file: another one where a tied model stores only its head, or experts are stacked."""
+    part: tuple[slice, ...] = ()
+    """What of the file's tensor it is, with one expert's along the first axis; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,8 @@ def _check_against_config(folder: Path, config: ModelConfig, stored: _Stored) ->
         )
     if config.tied_embeddings and EMBEDDING_NAME not in tensors and HEAD_NAME in tensors:
         tensors[EMBEDDING_NAME] = replace(tensors[HEAD_NAME], name=EMBEDDING_NAME)
+    if config.experts is not None:
+        unstack_experts(tensors, config.experts)
     targets = checkpoint_targets(config)
     missing = [name for name in targets if name not in tensors]
     if missing:

@@ -99,6 +99,17 @@ def _read_parts(
 
 
 def _read(handle: Any, tensor: StoredTensor, target: WeightTarget) -> torch.Tensor:  # noqa: ANN401 - untyped
+    if tensor.part:
+        return _read_stacked(handle.get_slice(tensor.key), tensor, target)
     is_whole = target.part is None or _bytes_read(tensor, target) == tensor.num_bytes
     content: torch.Tensor = handle.get_tensor(tensor.key) if is_whole else handle.get_slice(tensor.key)[target.part]
+    return content
+
+
+def _read_stacked(stacked: Any, tensor: StoredTensor, target: WeightTarget) -> torch.Tensor:  # noqa: ANN401 - untyped
+    """The part of one of several tensors [N, K] that are stacked."""
+    expert, rows = tensor.part
+    taken, columns = target.part or (slice(None), slice(None))
+    own = range(rows.start, rows.stop)[taken]
+    content: torch.Tensor = stacked[expert.start, own.start : own.stop, columns]
     return content

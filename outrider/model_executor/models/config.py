@@ -86,6 +86,34 @@ class AttentionWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names of experts' tensors in a checkpoint."""
+
+    block: str = "mlp"
+    """Of the router and the experts."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """Experts of a model (mixture of experts, MoE)."""
+
+    count: int
+    """Of each layer."""
+    num_chosen: int
+    """Experts of each token."""
+    intermediate_size: int
+    """Inner features of each."""
+    normalizes: bool
+    """Whether the weights of a token's experts are scaled to a sum of 1."""
+    layers: tuple[bool, ...]
+    """Layer by layer, whether it has experts; the others have an MLP."""
+    names: ExpertNames = ExpertNames()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One decoder, whatever its architecture is called."""
 
@@ -113,6 +141,8 @@ class ModelConfig:
     bos_token_id: int | None
     dtype: torch.dtype
     """The type the weights were saved in."""
+    experts: ExpertsConfig | None = None
+    """None: every layer has an MLP."""
     quantization: Quantization | None = None
     """Format of the weights of linear layers; None: ``dtype``."""
     attention_window: AttentionWindow | None = None

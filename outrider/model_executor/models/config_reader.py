@@ -245,6 +245,7 @@ def _convert(
         eos_token_ids=eos_token_ids,
         bos_token_id=fields["bos_token_id"],
         dtype=_dtype(fields.get("dtype")),
+        experts=traits.experts,
         quantization=quantization,
         variant=replace(traits.variant, activation=activation),
         layer_ropes=ropes if traits.rope_types else (),

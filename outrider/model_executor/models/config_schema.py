@@ -14,6 +14,7 @@ from outrider.limits import STOP_TOKEN_IDS
 
 MAX_POSITION = (1 << 31) - 1
 Count = Annotated[int, Field(ge=1)]
+ExpertCount = Annotated[int, Field(ge=1, le=4096)]
 PositiveNumber = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
 RopeTheta = Annotated[float, Field(gt=1, le=1e12, allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=-MAX_POSITION, le=MAX_POSITION)]
@@ -122,6 +123,13 @@ class ConfigFile(SpecialTokens):
     use_sliding_window: bool | None = None
     max_window_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
     layer_types: Annotated[list[str], Field(max_length=10_000)] | None = None
+    num_experts: ExpertCount | None = None
+    num_local_experts: ExpertCount | None = None
+    num_experts_per_tok: ExpertCount | None = None
+    moe_intermediate_size: Annotated[Count, Field(le=1 << 24)] | None = None
+    norm_topk_prob: bool | None = None
+    decoder_sparse_step: Annotated[Count, Field(le=10_000)] | None = None
+    mlp_only_layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=10_000)] | None = None
     torch_dtype: str | None = None
     dtype: str | None = None
 
@@ -138,6 +146,9 @@ class ConfigFile(SpecialTokens):
             raise ValueError(
                 f"layer_types should name num_hidden_layers {self.num_hidden_layers}, and has {len(self.layer_types)}"
             )
+        experts, chosen = self.num_experts or self.num_local_experts, self.num_experts_per_tok
+        if experts and chosen and chosen > experts:
+            raise ValueError(f"num_experts_per_tok should be at most num_experts {experts}, and is {chosen}")
         return self
 
 

@@ -7,14 +7,15 @@ A family reads what only it has out of ``config.json`` and chooses the layers' f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.errors import ModelError
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import FeedForward
+from outrider.model_executor.layers.experts import sparse_mlp
 from outrider.model_executor.layers.feed_forward import GatedMlp
-from outrider.model_executor.models.config import LLAMA, LayerNorms, Variant
+from outrider.model_executor.models.config import LLAMA, ExpertNames, ExpertsConfig, LayerNorms, Variant
 
 Fields = Mapping[str, Any]
 """``config.json``, with the defaults of its architecture."""
@@ -33,6 +34,7 @@ class FamilyTraits:
     variant: Variant = LLAMA
     rope_types: tuple[str, ...] = ()
     """Layer by layer, the key of its parameters in ``rope_parameters``; empty: all layers have the same ones."""
+    experts: ExpertsConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,33 @@ def _gemma3(fields: Fields) -> FamilyTraits:
     )  # fmt: skip
 
 
+def _qwen3_moe(fields: Fields) -> FamilyTraits:
+    bias, num_layers = _attention_bias(fields), int(fields["num_hidden_layers"])
+    step, plain = int(fields["decoder_sparse_step"]), set(fields["mlp_only_layers"])
+    layers = tuple((layer + 1) % step == 0 and layer not in plain for layer in range(num_layers))
+    return FamilyTraits(
+        qkv_bias=bias,
+        output_bias=bias,
+        sliding_windows=_same_window(fields, fields.get("sliding_window")),
+        qk_norm=True,
+        experts=_experts(fields, layers, fields["moe_intermediate_size"], normalizes=fields["norm_topk_prob"]),
+    )
+
+
+_MIXTRAL_NAMES = ExpertNames("block_sparse_moe", "w1", "w3", "w2")
+
+
+def _mixtral(fields: Fields) -> FamilyTraits:
+    layers = (True,) * int(fields["num_hidden_layers"])
+    experts = _experts(fields, layers, fields["intermediate_size"], normalizes=True)
+    return replace(_mistral(fields), experts=replace(experts, names=_MIXTRAL_NAMES))
+
+
+def _experts(fields: Fields, layers: tuple[bool, ...], size: int, *, normalizes: bool) -> ExpertsConfig:
+    count = fields.get("num_local_experts") or fields["num_experts"]
+    return ExpertsConfig(count, fields["num_experts_per_tok"], size, normalizes, layers)
+
+
 def _attention_bias(fields: Fields) -> bool:
     return bool(fields.get("attention_bias", False))
 
@@ -131,6 +160,8 @@ FAMILIES = _by_architecture(
         ModelFamily("MistralForCausalLM", "mistral", _mistral),
         ModelFamily("Qwen2ForCausalLM", "qwen2", _qwen2),
         ModelFamily("Qwen3ForCausalLM", "qwen3", _qwen3),
+        ModelFamily("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe, feed_forward=sparse_mlp),
+        ModelFamily("MixtralForCausalLM", "mixtral", _mixtral, feed_forward=sparse_mlp),
         ModelFamily("MiMoForCausalLM", "mimo", _qwen2, reads_as="qwen2", has_mtp=True),
         ModelFamily("Gemma3ForCausalLM", "gemma3_text", _gemma3, has_layer_ropes=True),
         ModelFamily("Gemma3ForConditionalGeneration", "gemma3", _gemma3, has_layer_ropes=True, is_text_part=True),

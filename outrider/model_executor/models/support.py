@@ -43,6 +43,8 @@ FAMILIES = (
     FamilySupport("MistralForCausalLM", "Mistral 7B and Nemo, text", _HEADS, _LOGITS),
     FamilySupport("Qwen2ForCausalLM", "Qwen2, Qwen2.5 and QwQ, dense", _HEADS, _LOGITS),
     FamilySupport("Qwen3ForCausalLM", "Qwen3, dense", _HEADS, _LOGITS),
+    FamilySupport("Qwen3MoeForCausalLM", "Qwen3 30B-A3B, 235B-A22B and Coder, with experts", _HEADS, _LOGITS),
+    FamilySupport("MixtralForCausalLM", "Mixtral 8x7B and 8x22B", _HEADS, _LOGITS),
     FamilySupport("Gemma3ForCausalLM", "Gemma 3 270M and 1B", _NONE, _LOGITS),
     FamilySupport("Gemma3ForConditionalGeneration", "Gemma 3 4B, 12B and 27B, text", _NONE, _LOGITS),
     FamilySupport(

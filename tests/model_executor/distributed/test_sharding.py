@@ -24,7 +24,7 @@ def test_parts_are_the_whole_and_do_not_overlap(size: int) -> None:
     for part, whole in (
         (Shard.heads, model.num_heads),
         (Shard.kv_heads, model.num_kv_heads),
-        (Shard.inner, model.intermediate_size),
+        (lambda shard, model: shard.inner(model.intermediate_size), model.intermediate_size),
         (Shard.vocab, model.vocab_size),
     ):
         assert [index for shard in shards for index in part(shard, model)] == list(range(whole))

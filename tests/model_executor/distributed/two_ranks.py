@@ -30,6 +30,7 @@ from outrider.model_executor.distributed.rank_info import Place
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.graph_capture import CaptureBound, CaptureLimits, NoGraphs
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.layers.experts import SparseMlp
 from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.loader.model import LoadFormat
 from outrider.model_executor.model_runner import ModelRunner
@@ -46,7 +47,15 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-odd-vocabulary": ("llama", {"vocab_size": 271}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
 }
-QUANTIZED: tuple[str, dict[str, Any]] = ("qwen3", {"intermediate_size": 64})
+FP8_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3", {"intermediate_size": 64}),
+    "qwen3-moe": ("qwen3_moe", {"moe_intermediate_size": 64, "num_experts": 3, "num_experts_per_tok": 2}),
+}
+MADE: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "llama": ("llama", {"vocab_size": 271}),
+    "mixtral": ("mixtral", {"num_local_experts": 5}),
+}
 
 
 class BothRun(Member):
@@ -121,9 +130,8 @@ def check_made(folder: Path, rank: int, load_format: LoadFormat) -> None:
     torch.testing.assert_close(logits_of(shared), expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
 
 
-def check_fp8(form: str, rank: int) -> None:
+def check_fp8(source: Path, form: str, rank: int) -> None:
     """Scales of whole blocks, tensors and rows: the parts round their inputs as the whole does."""
-    source = build(QUANTIZED[0], **QUANTIZED[1])
     settings: dict[str, Any] = {"dtype": "float64", "page_size": 4, "num_pages": 60}
     with tempfile.TemporaryDirectory() as place:
         folder = quantize_folder(source, Path(place) / "fp8", FORMATS[form])
@@ -196,13 +204,15 @@ def check_refused_types(rank: int) -> None:
 
 
 def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
-    """Norms, and the biases of sums."""
+    """Norms, routers, and the biases of sums."""
     yield decoder.norm.weight
     for layer in decoder.layers:
         yield from (norm.weight for norm in layer.norms.values())
         if layer.attention.qk_norm is not None:
             yield layer.attention.qk_norm
-        assert isinstance(layer.feed_forward, GatedMlp)
+        assert isinstance(layer.feed_forward, GatedMlp | SparseMlp)
+        if isinstance(layer.feed_forward, SparseMlp) and decoder.config.experts is not None:
+            yield torch.empty(decoder.config.experts.count, decoder.config.hidden_size)  # the router
         for linear in (layer.attention.output, layer.feed_forward.down):
             if (bias := linear.method.parameters().get("bias")) is not None:
                 yield bias.tensor
@@ -220,9 +230,10 @@ def main(store: str, rank: int, synthetic: str) -> None:
         except Exception as error:
             raise AssertionError(name) from error
     for form in ("compressed blocks", "tensor, static", "weights alone"):
-        check_fp8(form, rank)
-    check_made(build("qwen2", tie_word_embeddings=True), rank, "dummy")
-    check_made(build("llama", vocab_size=271), rank, "dummy")
+        for architecture, config in FP8_MODELS.values():
+            check_fp8(build(architecture, **config), form, rank)
+    for architecture, config in MADE.values():
+        check_made(build(architecture, **config), rank, "dummy")
     check_made(Path(synthetic), rank, "synthetic")
     dist.destroy_process_group()
 

@@ -1,0 +1,48 @@
+"""Routing of tokens to experts (mixture of experts, MoE), and products with the weights of each token's experts
+(grouped GEMM).
+
+Contract: ``route`` takes a router's logits ``[T, E]`` and gives the ``Routing``: the A most probable experts of each
+token. ``prepare_experts`` and ``prepare_fp8_experts`` take the weights of all experts, one after the other, and give an
+``ExpertWeight``: ``(x [T, K] or [A * T, K], routing, bias) -> [A * T, N]``, in which the row of token t and its a-th
+expert is a * T + t. Weighted products [A, T, N] are what remains to be added up.
+
+On a GPU nothing waits for the host: pairs of tokens and experts are sorted into tiles whose number follows from the
+number of tokens alone. A row has the same bits with any other rows, at any place in a tile: columns are summed from the
+first to the last on one instruction shape, and a token's experts are added by falling weight. So products with experts
+are batch-invariant in any mode, if the router's are.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.kernels.experts import reference
+from outrider.kernels.experts.layout import ExpertWeight, Routing
+from outrider.kernels.experts.reference import PlainExperts
+from outrider.kernels.fp8_linear import Fp8Matrix, Rounding
+from outrider.kernels.fp8_linear.reference import widened
+
+__all__ = ["ExpertWeight", "Routing", "prepare_experts", "prepare_fp8_experts", "route", "sum_experts"]
+
+
+def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool) -> Routing:
+    """The ``num_chosen`` most probable experts of each token by ``logits`` [T, E], weighted by their probabilities;
+    ``normalizes``: the weights of a token's experts add up to 1.
+    """
+    return reference.route(logits, num_chosen, normalizes=normalizes)
+
+
+def sum_experts(products: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``products`` [A, T, N] of tokens' experts added up: [T, N] of ``dtype``."""
+    return reference.sum_experts(products, dtype)
+
+
+def prepare_experts(weight: torch.Tensor, num_experts: int) -> ExpertWeight:
+    """The form of ``weight`` [E * N, K] that computes fastest on its device."""
+    return PlainExperts(weight.view(num_experts, -1, weight.shape[1]))
+
+
+def prepare_fp8_experts(matrix: Fp8Matrix, rounding: Rounding, num_experts: int, dtype: torch.dtype) -> ExpertWeight:
+    """The same of FP8 numbers [E * N, K], for inputs of ``dtype`` that are rounded as the ``rounding`` says."""
+    weight = widened(matrix, dtype)
+    return PlainExperts(weight.view(num_experts, -1, weight.shape[1]), rounding)

@@ -1,0 +1,46 @@
+"""Operands of products with experts (mixture of experts, MoE).
+
+Shape letters: ``T`` tokens, ``E`` experts, ``A`` experts of a token, ``P`` = A * T pairs of a token and an expert in
+the order of [A, T], ``K`` features in, ``N`` features out.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTiles:
+    """Pairs sorted by expert, and their division into tiles of pairs that share an expert."""
+
+    order: torch.Tensor  # [P] int32, pairs by expert
+    tiles: torch.Tensor  # [M, 3] int32: expert, first place in ``order``, number of pairs; 0 pairs in unused ones
+    width: int
+    """Pairs of a tile at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Experts of each token."""
+
+    expert_ids: torch.Tensor  # [A, T] int32, by falling weight
+    weights: torch.Tensor  # [A, T] float32
+    tiles: TokenTiles | None = None
+    """For kernels; None: on a CPU."""
+
+
+class ExpertWeight(Protocol):
+    """Weights of all experts of a layer, [E, N, K], ready for grouped products (grouped GEMM)."""
+
+    @abstractmethod
+    def __call__(
+        self, x: torch.Tensor, routing: Routing, bias: torch.Tensor | None, *, is_weighted: bool = False
+    ) -> torch.Tensor:
+        """``x`` [T, K], or [P, K] with a row for each pair, and ``bias`` [E * N] to [P, N]; weighted by the
+        ``routing``, float32 [A, T, N].
+        """
+        ...

@@ -1,0 +1,46 @@
+"""PyTorch reference of ``experts``; runs on every device."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from outrider.kernels.experts.layout import ExpertWeight, Routing
+from outrider.kernels.fp8_linear import Rounding, round_rows
+
+
+def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool) -> Routing:
+    """``logits`` [T, E] to the ``num_chosen`` most probable experts of each token and their probabilities."""
+    weights, ids = logits.float().softmax(-1).topk(num_chosen, -1)
+    if normalizes:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return Routing(ids.T.int().contiguous(), weights.T.contiguous())
+
+
+def sum_experts(products: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``products`` [A, T, N] of tokens' experts added up: [T, N] of ``dtype``."""
+    return products.sum(0).to(dtype)
+
+
+class PlainExperts(ExpertWeight):
+    """Products expert by expert, inputs rounded to FP8 numbers where a ``rounding`` is given."""
+
+    def __init__(self, weight: torch.Tensor, rounding: Rounding | None = None) -> None:
+        self._weight = weight  # [E, N, K]
+        self._rounding = rounding or Rounding(None)
+
+    def __call__(
+        self, x: torch.Tensor, routing: Routing, bias: torch.Tensor | None, *, is_weighted: bool = False
+    ) -> torch.Tensor:
+        """``x`` [T, K] or [P, K] to [P, N], or weighted to [A, T, N]."""
+        ids, num_experts = routing.expert_ids.flatten(), self._weight.shape[0]
+        x = round_rows(x, self._rounding)
+        out = torch.empty(len(ids), self._weight.shape[1], dtype=x.dtype, device=x.device)
+        biases = None if bias is None else bias.view(num_experts, -1)
+        for expert in torch.unique(ids).tolist():
+            pairs = (ids == expert).nonzero().flatten()
+            offset = None if biases is None else biases[expert]
+            out[pairs] = F.linear(x[pairs % len(x)], self._weight[expert], offset)
+        if not is_weighted:
+            return out
+        return out.view(*routing.weights.shape, -1) * routing.weights[..., None]  # of 16 bits, in float32

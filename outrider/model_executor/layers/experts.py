@@ -1,0 +1,70 @@
+"""Experts (mixture of experts, MoE): a router chooses a few of many gated feed-forward layers for each token.
+
+The weights of all experts of a layer lie one after the other in one linear layer, so that every weight format and every
+division among ranks is that of linear layers. Of several ranks each holds a share of every expert's inner features;
+what the last product gives is then a part of a sum. The router has the model's own type in every format.
+
+Shape letters: ``T`` tokens, ``A`` experts of a token.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.errors import ModelError
+from outrider.kernels.experts import route, sum_experts
+from outrider.kernels.launching import has_kernels
+from outrider.kernels.swiglu import swiglu
+from outrider.model_executor.layers.context import LayerContext
+from outrider.model_executor.layers.contract import FeedForward, Residual, Weights
+from outrider.model_executor.layers.feed_forward import GatedMlp
+from outrider.model_executor.layers.linear import Linear
+from outrider.model_executor.layers.linear_method import Features
+from outrider.model_executor.layers.linear_methods import UnquantizedLinear
+
+
+class SparseMlp:
+    """One layer's router and experts; a ``FeedForward``."""
+
+    def __init__(self, context: LayerContext, layer: int) -> None:
+        config = context.config
+        if (experts := config.experts) is None:
+            raise ModelError(f"{config.architecture} without experts in its configuration")
+        names = experts.names
+        self._num_chosen, self._normalizes = experts.num_chosen, experts.normalizes
+        self._prefix, self._leaves_sum = f"{names.block}.", context.is_alone and has_kernels(context.device)
+        module, count, own = f"model.layers.{layer}.{names.block}.", experts.count, context.communicator.shard.inner
+        hidden = Features.all(config.hidden_size)
+        inner = Features(experts.intermediate_size, own(experts.intermediate_size))
+        self.router = Linear(
+            context, hidden, (Features.all(count, "gate"),), module=module, make_method=UnquantizedLinear
+        )
+        gates_and_ups = tuple(
+            Features(inner.size, inner.own, f"experts.{expert}.{name}")
+            for expert in range(count)
+            for name in (names.gate, names.up)
+        )
+        outputs = tuple(Features.all(hidden.size, f"experts.{expert}.{names.down}") for expert in range(count))
+        self.gate_up = Linear(context, hidden, gates_and_ups, module=module, num_experts=count)
+        self.down = Linear(context, inner, outputs, module=module, num_experts=count)
+
+    def __call__(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream with what was to be added, and what this block adds to it."""
+        hidden, x = source.normed()
+        routing = route(self.router(x), self._num_chosen, normalizes=self._normalizes)
+        inner = swiglu(self.gate_up.method.grouped(x, routing))  # [A * T, inner]
+        products = self.down.method.grouped(inner, routing, is_weighted=True)  # [A, T, hidden]
+        return hidden, products if self._leaves_sum else sum_experts(products, hidden.dtype)
+
+    def weights(self) -> Weights:
+        """The tensors of router and experts."""
+        yield from self.router.weights(self._prefix)
+        yield from self.gate_up.weights(self._prefix)
+        yield from self.down.weights(self._prefix)
+
+
+def sparse_mlp(context: LayerContext, layer: int) -> FeedForward:
+    """The second block of a layer: experts, or an MLP in the layers that have none."""
+    experts = context.config.experts
+    has_experts = experts is not None and experts.layers[layer]
+    return SparseMlp(context, layer) if has_experts else GatedMlp(context, layer)

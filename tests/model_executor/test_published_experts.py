@@ -1,0 +1,167 @@
+"""Names, shapes and types of published checkpoints with experts, and checkpoints whose experts are stacked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider.errors import ConfigError, ModelError
+from outrider.model_executor.loader.estimate import estimate_model
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.models import read_model_config
+from outrider.model_executor.models.weights import checkpoint_targets
+from tests.model_executor.parity import build, random_ids, reference_logits
+from tests.model_executor.test_fp8 import logits_of
+from tests.model_executor.test_parity import EXPERTS
+from tests.support.fp8_models import compressed
+
+QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 151_643, "decoder_sparse_step": 1, "eos_token_id": 151_645, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40_960,
+    "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+    "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": False, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1_000_000.0, "router_aux_loss_coef": 0.001, "sliding_window": None,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 151_936,
+}  # fmt: skip
+MIXTRAL_8X7B: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14_336, "max_position_embeddings": 32_768,
+    "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "num_local_experts": 8, "rms_norm_eps": 1e-05, "rope_theta": 1_000_000.0,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32_000,
+}  # fmt: skip
+QWEN3_FP8: dict[str, Any] = {
+    "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm", "model.layers.0.mlp.gate"],
+}  # fmt: skip
+MIXTRAL_FP8 = compressed("tensor", {"strategy": "tensor", "dynamic": False}, ["lm_head", "re:.*block_sparse_moe.gate"])
+
+
+def attention(hidden: int, queries: int, keys: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+    }
+
+
+def modules_of(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Linear layers of the first layer, routers left out."""
+    hidden = config["hidden_size"]
+    if config is QWEN3_30B_A3B:
+        block, inner, names, shapes = "mlp", 768, "gate_proj up_proj down_proj", attention(hidden, 4096, 512)
+    else:
+        block, inner, names, shapes = "block_sparse_moe", 14_336, "w1 w3 w2", attention(hidden, 4096, 1024)
+    yield from ((f"self_attn.{name}", shape) for name, shape in shapes.items())
+    for expert in range(config.get("num_experts") or config["num_local_experts"]):
+        for name, shape in zip(names.split(), ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True):
+            yield f"{block}.experts.{expert}.{name}", shape
+
+
+def scales_of(form: dict[str, Any] | None, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    if form is QWEN3_FP8:
+        return {"weight_scale_inv": (shape[0] // 128, shape[1] // 128)}
+    return {} if form is None else {"weight_scale": (1,), "input_scale": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("config", "form"),
+    [(QWEN3_30B_A3B, None), (QWEN3_30B_A3B, QWEN3_FP8), (MIXTRAL_8X7B, None), (MIXTRAL_8X7B, MIXTRAL_FP8)],
+)
+def test_a_published_checkpoint_has_what_is_asked_for(
+    config: dict[str, Any], form: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    fields = {**config, "num_hidden_layers": 1, **({} if form is None else {"quantization_config": form})}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    read = read_model_config(tmp_path)
+    hidden, rows, is_qwen = config["hidden_size"], config["vocab_size"], config is QWEN3_30B_A3B
+    router = "mlp.gate.weight" if is_qwen else "block_sparse_moe.gate.weight"
+    expected: dict[str, tuple[int, ...]] = {
+        "model.norm.weight": (hidden,), "model.embed_tokens.weight": (rows, hidden), "lm_head.weight": (rows, hidden),
+        "model.layers.0.input_layernorm.weight": (hidden,), "model.layers.0.post_attention_layernorm.weight": (hidden,),
+        f"model.layers.0.{router}": (128 if is_qwen else 8, hidden),
+    }  # fmt: skip
+    if is_qwen:
+        expected |= {f"model.layers.0.self_attn.{side}_norm.weight": (128,) for side in "qk"}
+    fp8 = set()
+    for module, shape in modules_of(config):
+        name = f"model.layers.0.{module}"
+        expected[f"{name}.weight"] = shape
+        expected |= {f"{name}.{kind}": size for kind, size in scales_of(form, shape).items()}
+        fp8 |= set() if form is None else {f"{name}.weight"}
+    targets = checkpoint_targets(read)
+    assert {name: target.shape for name, target in targets.items()} == expected
+    assert {name for name, target in targets.items() if "F8_E4M3" in target.file_types} == fp8
+
+
+def test_an_estimate_counts_every_expert(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B))
+    norms_of_heads = 48 * (36 - 2) * 128  # stored for each head
+    assert estimate_model(tmp_path).weight_bytes == 2 * (30_532_122_624 + norms_of_heads)
+    with pytest.raises(ConfigError, match="does not divide its 32 attention heads"):
+        estimate_model(tmp_path, tensor_parallel_size=3)
+
+
+STACKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24}),
+    "mixtral": ("mixtral", {"num_local_experts": 5}),
+}
+
+
+def stack(source: Path, folder: Path) -> Path:
+    """The checkpoint with experts as transformers has them in memory: [E, 2 I, H] and [E, H, I]."""
+    shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for layer in range(2):
+        block = f"model.layers.{layer}.block_sparse_moe" if "mixtral" in source.name else f"model.layers.{layer}.mlp"
+        gate, up, down = ("w1", "w3", "w2") if "mixtral" in source.name else ("gate_proj", "up_proj", "down_proj")
+        count = len(kept[f"{block}.gate.weight"])
+        kept[f"model.layers.{layer}.mlp.gate.weight"] = kept.pop(f"{block}.gate.weight")
+        experts = [[tensors[f"{block}.experts.{i}.{name}.weight"] for name in (gate, up, down)] for i in range(count)]
+        stacked = f"model.layers.{layer}.mlp.experts"
+        kept[f"{stacked}.gate_up_proj"] = torch.stack([torch.cat(expert[:2]) for expert in experts])
+        kept[f"{stacked}.down_proj"] = torch.stack([expert[2] for expert in experts])
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_stacked_experts_are_read_one_by_one(name: str, tmp_path: Path) -> None:
+    architecture, config = STACKED[name]
+    source, ids = build(architecture, **config), random_ids(30, seed=2)
+    folder = stack(source, tmp_path / source.name)
+    torch.testing.assert_close(logits_of(folder, ids).float(), reference_logits(source, ids), atol=1e-4, rtol=0)
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(build("mixtral", num_local_experts=5), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.block_sparse_moe.experts.4.w3.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.block_sparse_moe\.experts\.4\.w3\.weight is missing"):
+        ModelRunner.load(folder, num_pages=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_experts_per_tok": 129}, "num_experts_per_tok should be at most num_experts 128, and is 129"),
+        ({"num_experts": 0}, "num_experts"),
+        ({"moe_intermediate_size": "768"}, "moe_intermediate_size"),
+    ],
+)
+def test_bad_fields_are_named(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_30B_A3B, **changes}))
+    with pytest.raises(ModelError, match=said):
+        read_model_config(tmp_path)
