@@ -22,6 +22,8 @@ from outrider.kernels.draft_sampling.kernel import (
     _reduce_kernel,
 )
 from outrider.kernels.embedding.kernel import _look_up_kernel
+from outrider.kernels.experts.kernel import _grouped_kernel
+from outrider.kernels.experts.routing import _route_kernel, _tile_kernel
 from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _qkv_rope_kernel
 from outrider.kernels.fp8_linear.kernel import _fp8_kernel
 from outrider.kernels.fp8_linear.rounding import _round_kernel
@@ -116,6 +118,14 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _split_k_gate_kernel: {**STREAMED, "HAS_BIAS": True},
     _sum_partials_kernel: {"HAS_BIAS": True, "SPLITS": 2, "BLOCK": 2048},
     _look_up_kernel: {"BLOCK": 2048},
+    _route_kernel: {
+        **{"NUM_EXPERTS": 60, "NUM_CHOSEN": 4, "NORMALIZES": True, "IS_ALONE": True, "BLOCK_E": 64, "BLOCK_A": 4},
+    },
+    _tile_kernel: {"WIDTH": 16, "BLOCK_E": 128, "BLOCK": 1024},
+    _grouped_kernel: {
+        **{"K": 2000, "X_GROUPS": 0, "WEIGHT_GROUPS": 0, "SCALE_ROWS": 1, "IS_ROUNDED": True, "HAS_BIAS": True},
+        **{"IS_WEIGHTED": True, "HAS_TMA": False, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128},
+    },
     _copy_inputs_kernel: {"BLOCK": 2048},
     _advance_kernel: {"PAGE_SIZE": 16, "ROWS": 256},
     _product_kernel: {**FEW, "BLOCK_N": 4, "BLOCK_K": 8192},
@@ -146,11 +156,11 @@ INTEGERS = {
     "schedule", "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters",
     "best_ids", "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
     "rounds", "num_rows", "step", "positions", "contexts", "marks", "found", "counts", "chosen",
-    "group_masses", "box", "numbers",
+    "group_masses", "box", "numbers", "order", "tiles",
 }  # fmt: skip
 REALS = {
     "sums", "partials", "stats", "groups", "parts", "left_sum", "right_sum", "out_sum",
-    "x_scales", "weight_scales", "scales", "scale",
+    "x_scales", "weight_scales", "scales", "scale", "shares", "weights",
 }  # fmt: skip
 FLOATS = ("eps", "scale", "floor")
 TILES = {
@@ -159,6 +169,7 @@ TILES = {
     "weight_desc": "tensordesc<bf16[64, 64]>",
     "inputs_desc": "tensordesc<fp8e4nv[32, 128]>",
     "numbers_desc": "tensordesc<fp8e4nv[64, 128]>",
+    "expert_weight_desc": "*bf16",
 }
 WIDE = {"masses": "*fp64", "addresses": "*i64"}
 

@@ -33,7 +33,7 @@ from outrider.model_executor.input_buffer import PinnedInputBuffer
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.quantization import ONLINE, Activations, Quantization, Scales
 from outrider.model_executor.models import Decoder, ModelConfig
-from outrider.model_executor.models.config import RopeConfig
+from outrider.model_executor.models.config import ExpertsConfig, RopeConfig
 
 GPU = torch.device("cpu")  # in name: a build of torch without CUDA makes no fake tensors on one
 PROCESSORS = 132
@@ -197,6 +197,15 @@ def main() -> None:
         Model(torch.float16, qkv_bias=True, **odd).draft(StepShape(1, 1))
         Model(torch.float32, qk_norm=True, sliding_windows=(512,), **odd).forward(BatchShape(4, 20, 8), 20)
         Model(torch.bfloat16, output_bias=True).forward(BatchShape(8, 40, 8), 1)
+        experts: dict[str, Any] = {
+            "architecture": "Qwen3MoeForCausalLM",
+            "qk_norm": True,
+            "experts": ExpertsConfig(128, 8, 768, normalizes=True, layers=(True,)),
+        }
+        for quantization in (None, ONLINE, BLOCKS):
+            model = Model(torch.bfloat16, quantization=quantization, **experts)
+            for shape in map(BatchShape, (1, 8, 32, 128, 8), (1, 8, 32, 128, 1024), (1, 1, 1, 1, 128)):
+                model.forward(shape, 1)
         in_any_batch = Model(
             torch.bfloat16, batch_invariant=True, hidden_size=4096, intermediate_size=14336, head_dim=128
         )

@@ -18,9 +18,10 @@ import torch
 
 from outrider.kernels.experts import reference
 from outrider.kernels.experts.layout import ExpertWeight, Routing
-from outrider.kernels.experts.reference import PlainExperts
+from outrider.kernels.experts.reference import PlainExperts, RoundedExperts
 from outrider.kernels.fp8_linear import Fp8Matrix, Rounding
 from outrider.kernels.fp8_linear.reference import widened
+from outrider.kernels.launching import has_kernels
 
 __all__ = ["ExpertWeight", "Routing", "prepare_experts", "prepare_fp8_experts", "route", "sum_experts"]
 
@@ -29,20 +30,40 @@ def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool) -> Routing
     """The ``num_chosen`` most probable experts of each token by ``logits`` [T, E], weighted by their probabilities;
     ``normalizes``: the weights of a token's experts add up to 1.
     """
+    if has_kernels(logits.device):
+        from outrider.kernels.experts import kernel, routing  # Triton is slow to import
+
+        width = kernel.tiling_of(logits.shape[0] * num_chosen, logits.shape[1]).width
+        return routing.route(logits, num_chosen, normalizes=normalizes, width=width)
     return reference.route(logits, num_chosen, normalizes=normalizes)
 
 
 def sum_experts(products: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``products`` [A, T, N] of tokens' experts added up: [T, N] of ``dtype``."""
+    if has_kernels(products.device):
+        from outrider.kernels.linear.split_k import sum_partials  # Triton is slow to import
+
+        return sum_partials(products, None, dtype)
     return reference.sum_experts(products, dtype)
 
 
 def prepare_experts(weight: torch.Tensor, num_experts: int) -> ExpertWeight:
     """The form of ``weight`` [E * N, K] that computes fastest on its device."""
+    if has_kernels(weight.device):
+        from outrider.kernels.experts.kernel import TritonExperts  # Triton is slow to import
+
+        return TritonExperts(weight, num_experts)
     return PlainExperts(weight.view(num_experts, -1, weight.shape[1]))
 
 
 def prepare_fp8_experts(matrix: Fp8Matrix, rounding: Rounding, num_experts: int, dtype: torch.dtype) -> ExpertWeight:
     """The same of FP8 numbers [E * N, K], for inputs of ``dtype`` that are rounded as the ``rounding`` says."""
+    if has_kernels(matrix.numbers.device):
+        from outrider.kernels.experts.kernel import TritonExperts  # Triton is slow to import
+        from outrider.kernels.fp8_linear.weight import takes
+
+        if takes(matrix, rounding):
+            return TritonExperts(matrix, num_experts, rounding)
+        return RoundedExperts(TritonExperts(widened(matrix, dtype), num_experts), rounding)
     weight = widened(matrix, dtype)
-    return PlainExperts(weight.view(num_experts, -1, weight.shape[1]), rounding)
+    return RoundedExperts(PlainExperts(weight.view(num_experts, -1, weight.shape[1])), rounding)

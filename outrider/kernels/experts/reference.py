@@ -23,18 +23,16 @@ def sum_experts(products: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class PlainExperts(ExpertWeight):
-    """Products expert by expert, inputs rounded to FP8 numbers where a ``rounding`` is given."""
+    """Products expert by expert."""
 
-    def __init__(self, weight: torch.Tensor, rounding: Rounding | None = None) -> None:
+    def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight  # [E, N, K]
-        self._rounding = rounding or Rounding(None)
 
     def __call__(
         self, x: torch.Tensor, routing: Routing, bias: torch.Tensor | None, *, is_weighted: bool = False
     ) -> torch.Tensor:
         """``x`` [T, K] or [P, K] to [P, N], or weighted to [A, T, N]."""
         ids, num_experts = routing.expert_ids.flatten(), self._weight.shape[0]
-        x = round_rows(x, self._rounding)
         out = torch.empty(len(ids), self._weight.shape[1], dtype=x.dtype, device=x.device)
         biases = None if bias is None else bias.view(num_experts, -1)
         for expert in torch.unique(ids).tolist():
@@ -44,3 +42,16 @@ class PlainExperts(ExpertWeight):
         if not is_weighted:
             return out
         return out.view(*routing.weights.shape, -1) * routing.weights[..., None]  # of 16 bits, in float32
+
+
+class RoundedExperts(ExpertWeight):
+    """Weights whose inputs are rounded to FP8 numbers."""
+
+    def __init__(self, weight: ExpertWeight, rounding: Rounding) -> None:
+        self._weight, self._rounding = weight, rounding
+
+    def __call__(
+        self, x: torch.Tensor, routing: Routing, bias: torch.Tensor | None, *, is_weighted: bool = False
+    ) -> torch.Tensor:
+        """``x`` [T, K] or [P, K] to [P, N], or weighted to [A, T, N]."""
+        return self._weight(round_rows(x, self._rounding), routing, bias, is_weighted=is_weighted)

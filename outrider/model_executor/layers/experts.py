@@ -32,7 +32,9 @@ class SparseMlp:
             raise ModelError(f"{config.architecture} without experts in its configuration")
         names = experts.names
         self._num_chosen, self._normalizes = experts.num_chosen, experts.normalizes
-        self._prefix, self._leaves_sum = f"{names.block}.", context.is_alone and has_kernels(context.device)
+        self._prefix = f"{names.block}."
+        is_summed_here = not context.is_alone or config.variant.norms.has_after
+        self._leaves_sum = not is_summed_here and has_kernels(context.device)
         module, count, own = f"model.layers.{layer}.{names.block}.", experts.count, context.communicator.shard.inner
         hidden = Features.all(config.hidden_size)
         inner = Features(experts.intermediate_size, own(experts.intermediate_size))

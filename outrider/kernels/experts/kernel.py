@@ -1,0 +1,204 @@
+# Triton compiles the annotations of a kernel along with it, so kernels have none.
+# ruff: noqa: ANN001, ANN202, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
+"""Grouped products (grouped GEMM) on a GPU: pairs of tokens and experts by the weights of their experts.
+
+A program multiplies rows of one expert's weight with the inputs of one tile of pairs. The weight's rows are the rows of
+the matrix unit's tile, the pairs its columns; K is not divided. So a pair's result has the same bits in any tile and
+with any other pairs. Tiles of one expert are neighbours, so that its weight is read from memory once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from outrider.kernels.experts.layout import ExpertWeight, Routing
+from outrider.kernels.fp8_linear import Fp8Matrix, Rounding
+from outrider.kernels.fp8_linear.rounding import Rounded, rounded
+from outrider.kernels.launching import launch_options, launches_early
+from outrider.kernels.room import empty_rows
+
+BLOCK_K = 128
+"""Columns that are summed by themselves; a block's, where scales are of blocks."""
+_ALIGNED_BYTES = 16
+
+
+@triton.jit
+def _load(rows, column, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Columns of rows [M, 1] of pointers; zeros beyond the last."""
+    k = (column + tl.arange(0, BLOCK_K))[None, :]
+    if K % BLOCK_K == 0:
+        return tl.load(rows + k)
+    else:  # noqa: RET505 - of two constants, the compiler sees one branch
+        return tl.load(rows + k, mask=k < K, other=0.0)
+
+
+@triton.jit
+def _sum_columns(
+    x_rows, weight_desc, weight_rows, row, x_scales, num_rows, weight_scales,
+    K: tl.constexpr, X_GROUPS: tl.constexpr, WEIGHT_GROUPS: tl.constexpr, IS_ROUNDED: tl.constexpr,
+    HAS_TMA: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Product of a tile [BLOCK_N, WIDTH], times the scales of groups of columns."""
+    total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    for column in range(0, K, BLOCK_K):
+        x = _load(x_rows, column, K, BLOCK_K)
+        weight = weight_desc.load([row, column]) if HAS_TMA else _load(weight_rows, column, K, BLOCK_K)
+        if not IS_ROUNDED:
+            weight = weight.to(x.dtype)
+        if WEIGHT_GROUPS <= 1 and X_GROUPS <= 1:
+            total = tl.dot(weight, x.T, total, max_num_imprecise_acc=BLOCK_K, input_precision="ieee")
+        else:
+            product = tl.dot(weight, x.T, input_precision="ieee")
+            if WEIGHT_GROUPS > 1:
+                product *= tl.load(weight_scales + column // BLOCK_K)[:, None]
+            if X_GROUPS > 1:
+                product *= tl.load(x_scales + column // BLOCK_K * num_rows)[None, :]
+            total += product
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _grouped_kernel(
+    x_ptr,  # [R, K], R = T or P
+    expert_weight_desc,  # [E * N, K], by [BLOCK_N, BLOCK_K]
+    expert_weight_ptr,  # the same
+    x_scales_ptr,  # [X_GROUPS, R] float32
+    weight_scales_ptr,  # [E * N / SCALE_ROWS, WEIGHT_GROUPS] float32
+    bias_ptr,  # [E * N]
+    order_ptr,  # [P] int32
+    tiles_ptr,  # [M, 3] int32
+    shares_ptr,  # [P] float32
+    out_ptr,  # [P, N]
+    num_rows,
+    size,  # N
+    K: tl.constexpr,
+    X_GROUPS: tl.constexpr,  # 0: no scales
+    WEIGHT_GROUPS: tl.constexpr,  # 0: no scales
+    SCALE_ROWS: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_WEIGHTED: tl.constexpr,
+    HAS_TMA: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    tile = tiles_ptr + tl.program_id(0) * 3
+    count = tl.load(tile + 2)
+    if count > 0:
+        expert, first = tl.load(tile), tl.load(tile + 1)
+        t = tl.arange(0, WIDTH)
+        is_pair = t < count
+        pair = tl.load(order_ptr + first + t, mask=is_pair, other=0)
+        x_row = pair % num_rows
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_row = n < size
+        row = expert * size + tl.program_id(1) * BLOCK_N
+        scale_row = tl.where(is_row, expert * size + n, 0) // SCALE_ROWS * WEIGHT_GROUPS
+        total = _sum_columns(
+            x_ptr + x_row.to(tl.int64)[:, None] * K, expert_weight_desc,
+            expert_weight_ptr + tl.where(is_row, expert * size + n, 0).to(tl.int64)[:, None] * K,
+            row, x_scales_ptr + x_row, num_rows, weight_scales_ptr + scale_row,
+            K, X_GROUPS, WEIGHT_GROUPS, IS_ROUNDED, HAS_TMA, WIDTH, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        if WEIGHT_GROUPS == 1:
+            total *= tl.load(weight_scales_ptr + scale_row)[:, None]
+        if X_GROUPS == 1:
+            total *= tl.load(x_scales_ptr + x_row)[None, :]
+        if HAS_BIAS:
+            total += tl.load(bias_ptr + expert * size + n, mask=is_row, other=0.0).to(tl.float32)[:, None]
+        if IS_WEIGHTED:
+            total *= tl.load(shares_ptr + pair)[None, :]
+        place = pair.to(tl.int64)[:, None] * size + n[None, :]
+        inside = is_pair[:, None] & is_row[None, :]
+        tl.store(out_ptr + place, tl.trans(total).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Tile sizes; they do not change a bit."""
+
+    width: int
+    """Pairs."""
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+_TILINGS = (
+    (8, Tiling(16, 64, 4, 5)),
+    (24, Tiling(32, 64, 4, 4)),
+    (48, Tiling(64, 64, 4, 4)),
+    (1 << 62, Tiling(128, 128, 8, 3)),
+)
+"""(most pairs of an expert on average, tiling)."""
+
+
+def tiling_of(num_pairs: int, num_experts: int) -> Tiling:
+    """Tiling for a number of pairs."""
+    return next(tiling for most, tiling in _TILINGS if num_pairs <= most * num_experts)
+
+
+class TritonExperts(ExpertWeight):
+    """Weights of all experts, plain or FP8 numbers with scales."""
+
+    def __init__(self, weight: torch.Tensor | Fp8Matrix, num_experts: int, rounding: Rounding | None = None) -> None:
+        """Of FP8 numbers inputs are rounded as the ``rounding`` says; plain weights have none."""
+        self._rounding, self._num_experts = rounding or Rounding(None), num_experts
+        self._scales, self._scale_rows = None, 1
+        if isinstance(weight, Fp8Matrix):
+            self._scales, self._scale_rows = weight.scales, weight.rows
+            if self._rounding.scale is not None:  # one scale for all inputs: they have none of their own
+                self._scales = weight.scales * self._rounding.scale
+            weight = weight.numbers
+        self._weight = weight.contiguous()  # [E * N, K]
+        row_bytes = weight.shape[1] * weight.dtype.itemsize
+        self._has_tma = (
+            (launches_early(weight.device) or weight.device.type == "cpu")
+            and row_bytes % _ALIGNED_BYTES == 0
+            and weight.data_ptr() % _ALIGNED_BYTES == 0
+        )
+
+    def __call__(
+        self, x: torch.Tensor, routing: Routing, bias: torch.Tensor | None, *, is_weighted: bool = False
+    ) -> torch.Tensor:
+        """``x`` [T, K] or [P, K] to [P, N], or weighted to float32 [A, T, N]."""
+        num_pairs, size = routing.weights.numel(), self._weight.shape[0] // self._num_experts
+        if is_weighted:
+            out = torch.empty(*routing.weights.shape, size, dtype=torch.float32, device=x.device)
+        else:
+            out = empty_rows(num_pairs, size, dtype=x.dtype, device=x.device)
+        if num_pairs:
+            self._launch(rounded(x, self._rounding), routing, bias, out, is_weighted=is_weighted)
+        return out
+
+    def _launch(
+        self, x: Rounded, routing: Routing, bias: torch.Tensor | None, out: torch.Tensor, *, is_weighted: bool
+    ) -> None:
+        tiles = routing.tiles
+        if tiles is None:
+            raise ValueError("the routing is not one of kernels")
+        num_pairs, weight, unused = routing.weights.numel(), self._weight, routing.weights
+        tiling, size = tiling_of(num_pairs, self._num_experts), out.shape[-1]
+        scales = self._scales
+        _grouped_kernel[(tiles.tiles.shape[0], triton.cdiv(size, tiling.block_n))](
+            x.numbers, TensorDescriptor.from_tensor(weight, [tiling.block_n, BLOCK_K]) if self._has_tma else weight,
+            weight, unused if x.scales is None else x.scales, unused if scales is None else scales,
+            unused if bias is None else bias, tiles.order, tiles.tiles, routing.weights, out,
+            x.numbers.shape[0], size, K=weight.shape[1], X_GROUPS=0 if x.scales is None else x.scales.shape[0],
+            WEIGHT_GROUPS=0 if scales is None else scales.shape[1], SCALE_ROWS=self._scale_rows,
+            IS_ROUNDED=x.numbers.dtype == weight.dtype, HAS_BIAS=bias is not None, IS_WEIGHTED=is_weighted,
+            HAS_TMA=self._has_tma, WIDTH=tiles.width, BLOCK_N=tiling.block_n, BLOCK_K=BLOCK_K,
+            num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(out),
+        )  # fmt: skip

@@ -1,0 +1,182 @@
+"""The kernels of experts against their reference at awkward shapes; see ``triton_cases``."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from outrider.kernels.experts import Routing, prepare_experts, prepare_fp8_experts, reference, route, sum_experts
+from outrider.kernels.experts.kernel import TritonExperts
+from outrider.kernels.experts.reference import PlainExperts, RoundedExperts
+from outrider.kernels.experts.routing import most_tiles
+from outrider.kernels.experts.routing import route as route_by_tiles
+from outrider.kernels.fp8_linear import FP8, Fp8Matrix, Rounding, quantize_rows
+from outrider.kernels.fp8_linear.reference import widened
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+# The interpreter's matrix product of bfloat16 is wrong.
+DTYPE = torch.float16 if INTERPRETED else torch.bfloat16
+TOLERANCE = 4e-3 if INTERPRETED else 2e-2
+NUM_TOKENS = [1, 2, 7, 40] if INTERPRETED else [1, 2, 7, 32, 33, 100, 256, 300]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(sum(shape) + seed))
+
+
+def poison(*tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        tensor.fill_(float("nan"))
+
+
+def check(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.isfinite().all()
+    assert (found.float() - expected.float()).norm() <= TOLERANCE / 2 * expected.float().norm()
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(8, 2), (5, 5), (60, 4), (128, 8)])
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_tokens_go_to_their_most_probable_experts(
+    num_tokens: int, num_experts: int, num_chosen: int, normalizes: bool
+) -> None:
+    logits = random(num_tokens, num_experts) * 3
+    expected = reference.route(logits, num_chosen, normalizes=normalizes)
+    found = route(logits, num_chosen, normalizes=normalizes)
+    assert torch.equal(found.expert_ids, expected.expert_ids)
+    torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
+    for width in (1, 4, 16):
+        check_tiles(route_by_tiles(logits, num_chosen, normalizes=normalizes, width=width), num_experts)
+
+
+def check_tiles(routing: Routing, num_experts: int) -> None:
+    """Every pair lies in one tile of its expert; tiles of an expert are neighbours, and full but for the last."""
+    assert routing.tiles is not None
+    ids, width, order = routing.expert_ids.flatten().tolist(), routing.tiles.width, routing.tiles.order.tolist()
+    used = [tile for tile in routing.tiles.tiles.tolist() if tile[2] > 0]
+    assert routing.tiles.tiles.shape[0] == most_tiles(len(ids), num_experts, width) >= len(used)
+    pairs = [order[first : first + count] for _, first, count in used]
+    assert sorted(pair for tile in pairs for pair in tile) == list(range(len(ids)))
+    for (expert, _, count), tile in zip(used, pairs, strict=True):
+        assert count <= width
+        assert {ids[pair] for pair in tile} == {expert}
+    experts = [expert for expert, _, _ in used]
+    if routing.expert_ids.shape[1] > 1:
+        assert experts == sorted(experts)
+    assert len(used) == sum(-(-ids.count(expert) // width) for expert in set(ids))
+
+
+def test_equally_probable_experts_go_by_number() -> None:
+    logits = torch.zeros(3, 8, device=DEVICE)
+    assert route(logits, 3, normalizes=True).expert_ids.T.tolist() == [[0, 1, 2]] * 3
+
+
+def routing_of(num_tokens: int, num_experts: int, num_chosen: int = 2, *, one: bool = False) -> Routing:
+    """``one``: all tokens go to the same experts."""
+    logits = random(1 if one else num_tokens, num_experts).expand(num_tokens, -1).contiguous()
+    return route(logits, num_chosen, normalizes=True)
+
+
+@pytest.mark.parametrize("one", [False, True])
+@pytest.mark.parametrize(("size", "out"), [(128, 64), (72, 40), (200, 136)])
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_products(num_tokens: int, size: int, out: int, one: bool) -> None:
+    num_experts = 6
+    weight, bias = random(num_experts * out, size).to(DTYPE), random(num_experts * out).to(DTYPE)
+    experts = prepare_experts(weight, num_experts)
+    assert isinstance(experts, TritonExperts)
+    wide = PlainExperts(weight.float().view(num_experts, out, size))
+    routing = routing_of(num_tokens, num_experts, one=one)
+    x = random(num_tokens, size, seed=1).to(DTYPE)
+    check(experts(x, routing, bias), wide(x.float(), routing, bias.float()))
+    pairs = random(2 * num_tokens, size, seed=2).to(DTYPE)
+    found = experts(pairs, routing, None, is_weighted=True)
+    expected = wide(pairs.float(), routing, None, is_weighted=True)
+    assert found.shape == (2, num_tokens, out)
+    check(found, expected)
+    check(sum_experts(found, DTYPE), expected.sum(0))
+
+
+ROUNDINGS = {
+    "token": Rounding(1 << 20),
+    "group": Rounding(128),
+    "static": Rounding(None, torch.tensor(0.02, device=DEVICE)),
+    "none": Rounding(None),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize("scale_rows", [None, 64, 16])
+@pytest.mark.parametrize(("num_tokens", "size", "out"), [(1, 256, 64), (9, 144, 48)])
+def test_fp8_products(num_tokens: int, size: int, out: int, scale_rows: int | None, name: str) -> None:
+    num_experts, rounding = 4, ROUNDINGS[name]
+    rows = num_experts * out
+    if scale_rows is None:
+        numbers, scales = quantize_rows(random(rows, size))
+        matrix = Fp8Matrix(numbers, scales, 1, size)
+    else:
+        numbers = (random(rows, size) * 64).clamp(-448, 448).to(FP8)
+        matrix = Fp8Matrix(numbers, random(-(-rows // scale_rows), -(-size // 128)).abs() / 64 + 0.01, scale_rows, 128)
+    experts = prepare_fp8_experts(matrix, rounding, num_experts, DTYPE)
+    wide = RoundedExperts(PlainExperts(widened(matrix, torch.float32).view(num_experts, out, size)), rounding)
+    routing = routing_of(num_tokens, num_experts)
+    for count in (num_tokens, 2 * num_tokens):
+        x = random(count, size, seed=1).to(DTYPE)
+        check(experts(x, routing, None), wide(x.float(), routing, None))
+
+
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_a_row_is_the_same_with_any_others(is_fp8: bool) -> None:
+    """Bit for bit, alone and at other places of other tiles."""
+    num_experts, size, out = (4, 256, 64) if INTERPRETED else (16, 2048, 256)
+    weight = random(num_experts * out, size)
+    if is_fp8:
+        numbers, scales = quantize_rows(weight)
+        experts = prepare_fp8_experts(Fp8Matrix(numbers, scales, 1, size), Rounding(size), num_experts, DTYPE)
+    else:
+        experts = prepare_experts(weight.to(DTYPE), num_experts)
+    counts = (2, 9, 40) if INTERPRETED else (2, 17, 100, 300, 600, 1500)
+    x, logits = random(counts[-1], size, seed=1).to(DTYPE), random(counts[-1], num_experts, seed=2)
+    alone = outputs(experts, x[-1:], logits[-1:])
+    for count in counts:
+        found = outputs(experts, x[-count:], logits[-count:])
+        assert torch.equal(found[-1:], alone), count
+
+
+def outputs(experts: object, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    assert isinstance(experts, TritonExperts)
+    routing = route(logits, 2, normalizes=True)
+    return sum_experts(experts(x, routing, None, is_weighted=True), DTYPE)
+
+
+def test_a_batch_without_rows() -> None:
+    experts = prepare_experts(random(4 * 64, 128).to(DTYPE), 4)
+    routing = routing_of(0, 4)
+    assert experts(random(0, 128).to(DTYPE), routing, None).shape == (0, 64)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="graphs need a GPU")
+def test_a_graph_routes_anew_with_each_input() -> None:
+    """The number of tiles is that of the tokens, and nothing waits for the host."""
+    num_experts, size, out = 32, 512, 256
+    weight = random(num_experts * out, size).to(DTYPE)
+    experts = prepare_experts(weight, num_experts)
+    x, logits = random(50, size).to(DTYPE), random(50, num_experts)
+
+    def compute() -> torch.Tensor:
+        routing = route(logits, 4, normalizes=True)
+        return sum_experts(experts(x, routing, None, is_weighted=True), DTYPE)
+
+    compute()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = compute()
+    for seed in range(5):
+        x.copy_(random(50, size, seed=seed + 10))
+        logits.copy_(random(50, num_experts, seed=seed + 20) * (seed + 1))
+        poison(captured)
+        graph.replay()
+        assert torch.equal(captured, compute()), seed
