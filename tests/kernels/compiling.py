@@ -124,7 +124,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _tile_kernel: {"WIDTH": 16, "BLOCK_E": 128, "BLOCK": 1024},
     _grouped_kernel: {
         **{"K": 2000, "X_GROUPS": 0, "WEIGHT_GROUPS": 0, "SCALE_ROWS": 1, "IS_ROUNDED": True, "HAS_BIAS": True},
-        **{"IS_WEIGHTED": True, "HAS_TMA": False, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128},
+        **{"IS_WEIGHTED": True, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128},
     },
     _copy_inputs_kernel: {"BLOCK": 2048},
     _advance_kernel: {"PAGE_SIZE": 16, "ROWS": 256},
@@ -169,7 +169,6 @@ TILES = {
     "weight_desc": "tensordesc<bf16[64, 64]>",
     "inputs_desc": "tensordesc<fp8e4nv[32, 128]>",
     "numbers_desc": "tensordesc<fp8e4nv[64, 128]>",
-    "expert_weight_desc": "*bf16",
 }
 WIDE = {"masses": "*fp64", "addresses": "*i64"}
 

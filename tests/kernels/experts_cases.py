@@ -69,6 +69,19 @@ def check_tiles(routing: Routing, num_experts: int) -> None:
     assert len(used) == sum(-(-ids.count(expert) // width) for expert in set(ids))
 
 
+def test_logits_that_are_no_numbers_choose_experts_too() -> None:
+    """As of rows that fill up a graph: what is chosen does not matter, but it must be there."""
+    logits = random(5, 20)
+    logits[1] = float("nan")
+    logits[2, 3] = float("inf")
+    logits[3] = float("-inf")
+    found = route(logits, 4, normalizes=True)
+    assert all(len({*ids}) == 4 and max(ids) < 20 for ids in found.expert_ids.T.tolist())
+    check_tiles(route_by_tiles(logits, 4, normalizes=True, width=4), 20)
+    alone = route(logits[:1].contiguous(), 4, normalizes=True)
+    assert torch.equal(found.expert_ids[:, :1], alone.expert_ids)
+
+
 def test_equally_probable_experts_go_by_number() -> None:
     logits = torch.zeros(3, 8, device=DEVICE)
     assert route(logits, 3, normalizes=True).expert_ids.T.tolist() == [[0, 1, 2]] * 3

@@ -16,6 +16,7 @@ from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Axis, Features, LinearMethod, LinearSpec, Parameter
 from outrider.model_executor.layers.linear_methods import UnquantizedLinear
 from outrider.model_executor.layers.norm import RmsNorm
+from outrider.model_executor.models.config import LLAMA
 
 IN, FIRST, SECOND = 6, 4, 8
 CPU = torch.device("cpu")
@@ -46,7 +47,7 @@ class ScaledLinear(LinearMethod):
 
 def context_of(rank: int, size: int, method: Any = ScaledLinear) -> LayerContext:
     ranks: Any = SimpleNamespace(shard=Shard(rank, size))
-    config: Any = None
+    config: Any = SimpleNamespace(variant=LLAMA)
     return LayerContext(config, config, torch.float32, CPU, ranks, method)
 
 

@@ -47,6 +47,7 @@ def _route_kernel(
     logits = tl.load(logits_ptr + token * NUM_EXPERTS + expert, mask=expert < NUM_EXPERTS, other=float("-inf"))
     logits = logits.to(tl.float32)
     masses = tl.exp(logits - tl.max(logits, 0))
+    masses = tl.where(masses >= 0.0, masses, 0.0)  # of what is no number, as in rows that fill up a graph
     left = tl.where(expert < NUM_EXPERTS, masses, -1.0)
     chosen = tl.zeros([BLOCK_A], tl.float32)
     ids = tl.zeros([BLOCK_A], tl.int32)
