@@ -202,8 +202,8 @@ def main() -> None:
             "qk_norm": True,
             "experts": ExpertsConfig(128, 8, 768, normalizes=True, layers=(True,)),
         }
-        for quantization in (None, ONLINE, BLOCKS):
-            model = Model(torch.bfloat16, quantization=quantization, **experts)
+        for form in (None, ONLINE, BLOCKS):
+            model = Model(torch.bfloat16, quantization=form, **experts)
             for shape in map(BatchShape, (1, 8, 32, 128, 8), (1, 8, 32, 128, 1024), (1, 1, 1, 1, 128)):
                 model.forward(shape, 1)
         in_any_batch = Model(
