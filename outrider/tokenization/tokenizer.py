@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from outrider.errors import ConfigError, InvalidRequestError
+from outrider.errors import ConfigError, InvalidRequestError, ModelError
 from outrider.limits import ANY_MODEL, TOKENIZER_BYTES, ModelLimits
 from outrider.limits.bounded_files import read_of_folder
 from outrider.tokenization.decoding import DecoderTraits, byte_of
@@ -135,7 +135,12 @@ class TextTokenizer:
 
     def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Unlike ``encode``, ``encode_batch`` releases the interpreter lock."""
-        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:
+            if (panic := _panic_of(error, "encode this text")) is None:
+                raise
+            raise panic from error
         return ids
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -152,7 +157,12 @@ class TextTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids; incomplete characters become U+FFFD."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        try:
+            text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if (panic := _panic_of(error, "decode these ids")) is None:
+                raise
+            raise panic from error
         return text
 
     @property
@@ -177,6 +187,12 @@ class TextTokenizer:
         if self._traits.has_byte_fallback and byte_of(token):
             return TokenKind.BYTE
         return TokenKind.START if text and not text.startswith(REPLACEMENT) else TokenKind.INNER
+
+
+def _panic_of(error: BaseException, task: str) -> ModelError | None:
+    """The error for a panic of the library, which is no ``Exception`` and would end more than its session."""
+    is_panic = type(error).__name__ == "PanicException"
+    return ModelError(f"the tokenizer cannot {task}: {error}") if is_panic else None
 
 
 def _beginnings(text: str, num_tokens: int, *, from_end: bool = False) -> Iterator[str]:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
+from outrider.errors import ModelError
 from outrider.tokenization import REPLACEMENT, TextTokenizer
 from outrider_coordinator.text import Detokenizer
 from tests.coordinator.text.tokenizer_kinds import KINDS, SPECIALS
+from tests.coordinator.tokenizers_for_tests import text_tokenizer
 
 NUM_CASES = 60
 """Random cases for each kind and each setting of ``skip_special_tokens``."""
@@ -88,3 +91,13 @@ def test_each_cut_between_prompt_and_output_gives_the_text(kind: Callable[[], Te
     ids = random_ids(tokenizer, draw, 40)
     for cut in range(len(ids) + 1):
         check(tokenizer, Case(tuple(ids[:cut]), tuple(ids[cut:]), skips=True))
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_model() -> None:
+    """A panic is no ``Exception``: nothing would keep it to the session that it belongs to."""
+    words = Tokenizer(models.WordLevel({" ": 0, "a": 1}, unk_token="a"))
+    words.decoder = decoders.Strip(" ", 1, 1)
+    tokenizer = text_tokenizer(words)
+    assert tokenizer.decode([1]) == "a"
+    with pytest.raises(ModelError, match="the tokenizer cannot decode these ids"):
+        tokenizer.decode([0])
