@@ -228,7 +228,11 @@ class Coordinator:
 
     def readings(self) -> list[Reading]:
         """Figures of this moment, under the names that metrics have; to be called on the coordinator's event loop."""
-        return coordinator_readings(self._request_manager, self._services, self._latency_histograms, self._refusals)
+        grammars = None if self._input_processor is None else self._input_processor.grammars
+        return [
+            *coordinator_readings(self._request_manager, self._services, self._latency_histograms, self._refusals),
+            *([] if grammars is None else grammars.statistics.compile_readings()),
+        ]
 
     def _count_refusal(self, error: BaseException) -> None:
         if not isinstance(error, OutriderError):
@@ -255,6 +259,7 @@ class Coordinator:
         await run_in_slices(loop.tokens.prepare())
         self._require_input_processor()  # the target may have been lost meanwhile
         if trace.notes is not None:
+            trace.notes.grammar_ns = texts.grammar_ns
             trace.notes.taken_in(processor.model_name)
         request_state = RequestState(loop, self._latency_histograms, trace)
         self._driver.submit(request_state)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 
@@ -19,6 +20,7 @@ from outrider.errors import InvalidRequestError
 from outrider.structured_output.free_text import FreeText
 from outrider.structured_output.matcher import Matcher
 from outrider.structured_output.schemas import find_keyword, parse_schema, prepare_schema
+from outrider.structured_output.statistics import GrammarStatistics
 from outrider.types import Grammar, GrammarKind, ModelDescription
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -41,6 +43,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
+        self.statistics = GrammarStatistics()
         self._lock = threading.Lock()
         self._cached: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
@@ -59,7 +62,7 @@ class GrammarCompiler:
         with self._lock:
             engine = self._cached.get(grammar)
         if engine is None:
-            engine = self._compile(grammar)
+            engine = self._measured(grammar)
             self._keep(grammar, engine)
         return Matcher(
             engine,
@@ -67,7 +70,20 @@ class GrammarCompiler:
             end_token_ids=end_token_ids,
             hidden_token_ids=self._eos,
             free_text=FreeText(grammar.after.encode(), self._bytes_of) if grammar.after else None,
+            mask_seconds=self.statistics.mask_seconds,
         )
+
+    def _measured(self, grammar: Grammar) -> LLMatcher:
+        began = time.perf_counter()
+        try:
+            engine = self._compile(grammar)
+        except InvalidRequestError:
+            with self._lock:
+                self.statistics.num_failures += 1
+            raise
+        with self._lock:
+            self.statistics.compile_seconds.observe(time.perf_counter() - began)
+        return engine
 
     def _bytes_of(self, token_id: int) -> bytes:
         if self._tokenizer is None or not 0 <= token_id < self._vocab_size:

@@ -8,6 +8,7 @@ Shape letters: ``W`` words of 32 tokens each.
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from outrider.errors import InvalidRequestError
+from outrider.readings import Histogram
 from outrider.structured_output.free_text import FreeText
 
 Words = NDArray[np.int32]
@@ -42,10 +44,11 @@ class Matcher:
         end_token_ids: Collection[int],
         hidden_token_ids: Collection[int] = (),
         free_text: FreeText | None = None,
+        mask_seconds: Histogram | None = None,
     ) -> None:
         """``engine``: at the beginning of an output. ``end_token_ids`` may come only where the output matches as a
         whole, and end it. ``hidden_token_ids``: ends of sequence that the engine knows. ``free_text`` comes before
-        what has to match.
+        what has to match. ``mask_seconds`` takes the time of each mask.
         """
         self._origin, self._engine = engine, engine.deep_copy()
         self._vocab_size = vocab_size
@@ -55,6 +58,7 @@ class Matcher:
         self._consumed: list[int] = []
         """Tokens after the free text."""
         self._free_text, self._is_free = free_text, False
+        self._mask_seconds = mask_seconds
 
     def follow(self, token_ids: Sequence[int]) -> Outcome:
         """Go to the state after exactly these output tokens, up to the first that is refused."""
@@ -80,6 +84,13 @@ class Matcher:
         """Bit i of word w is set if token 32 * w + i may come next; ``InvalidRequestError`` for a grammar past the
         engine's bounds.
         """
+        began = time.perf_counter()
+        words = self._mask()
+        if self._mask_seconds is not None:
+            self._mask_seconds.observe(time.perf_counter() - began)
+        return words
+
+    def _mask(self) -> Words:
         words = np.zeros((self._vocab_size + 31) // 32, dtype=np.int32)
         if self._is_free:
             words.fill(-1)

@@ -90,6 +90,10 @@ def coordinator_fields(window: Window) -> Fields | None:
     for phase, stage in product(("prefill", "decode"), ("draft", "score", "accept", "wire")):
         mean = window.mean("outrider_step_stage_seconds", phase=phase, stage=stage)
         _add_mean(fields, f"{phase}_{stage}_ms", mean)
+    if forced := window.rose("outrider_forced_tokens_total"):
+        fields["forced_tokens"] = int(forced)
+    if window.rose("outrider_grammar_compile_seconds"):
+        _add_mean(fields, "grammar_compile_ms", window.mean("outrider_grammar_compile_seconds"))
     reasons = window.rises("outrider_steps_without_draft_total")
     if reasons:
         fields["without_draft"] = ",".join(f"{reason}:{int(count)}" for reason, count in reasons.items())
@@ -106,6 +110,8 @@ def service_fields(window: Window) -> Fields | None:
         fields[key] = None if mean is None else round(mean, 1)
     for stage in ("queue", "forward", "sample"):
         _add_mean(fields, f"{stage}_ms", window.mean("outrider_forward_stage_seconds", stage=stage))
+    if window.rose("outrider_grammar_mask_seconds"):
+        _add_mean(fields, "mask_ms", window.mean("outrider_grammar_mask_seconds"))
     fields["sessions"] = int(window.now("outrider_sessions_open"))
     fields["pages_used"] = int(window.now("outrider_kv_pages_used"))
     fields["pages_free"] = int(window.now("outrider_kv_pages_free"))

@@ -22,6 +22,7 @@ from outrider.ports import Scores as ScoresEvent
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.proposal_channel.host import channel_host
 from outrider.proposal_channel.receiver import ProposalReceiver
+from outrider.readings import Reading
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.in_process.engine_thread import OnFailure
 from outrider.serving.in_process.service import InProcessService
@@ -78,6 +79,11 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
             channels=ProposalReceiver(),
             hang_timeout_s=hang_timeout_s,
         )
+
+    def readings(self) -> list[Reading]:
+        """Figures of this moment; from any thread."""
+        grammars = self.runner.sampler.grammars
+        return [*super().readings(), *([] if grammars is None else grammars.statistics.mask_readings())]
 
     @classmethod
     def load(

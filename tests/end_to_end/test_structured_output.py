@@ -15,6 +15,7 @@ import pytest_asyncio
 from outrider.client.requests import build_request
 from outrider.errors import InvalidRequestError
 from outrider.generation import Resumption
+from outrider.readings import HistogramReading
 from tests.support.stack import Stack, run_stack
 
 PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
@@ -147,3 +148,12 @@ async def test_a_grammar_is_followed_on_from_tokens_that_were_given_out(stack: S
     with pytest.raises(InvalidRequestError, match="refused by the request's grammar"):
         async for _ in stack.coordinator.generate_stream(replace(request, resume=Resumption((5, 6)), resumable=True)):
             pass
+
+
+async def test_grammars_are_seen_in_metrics(stack: Stack) -> None:
+    await stack.generate(prompt=PROMPT, json_schema=SCHEMA, max_tokens=60, temperature=0)
+    readings = {reading.name: reading.value for reading in (*stack.coordinator.readings(), *stack.target.readings())}
+    for name in ("outrider_grammar_compile_seconds", "outrider_grammar_mask_seconds"):
+        found = readings[name]
+        assert isinstance(found, HistogramReading) and found.count > 0
+    assert readings["outrider_forced_tokens_total"] >= readings["outrider_accepted_forced_tokens_total"] > 0  # type: ignore[operator]

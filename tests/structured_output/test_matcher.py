@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from outrider.errors import InvalidRequestError
+from outrider.readings import HistogramReading
 from outrider.structured_output import Matcher, Outcome
 from outrider.types import Grammar, GrammarKind
 from tests.structured_output.vocabularies import EOS, VOCAB_SIZE, compiler, ids, matcher
@@ -186,3 +187,15 @@ def test_a_grammar_may_hold_after_free_text() -> None:
     # Back into the free text, and on by another way.
     assert found.follow([*free[:3]]) is Outcome.OPEN and EOS not in allowed(found)
     assert found.follow([*ids("No.</think>"), *text, EOS]) is Outcome.ENDED
+
+
+def test_compiling_masks_and_failures_are_counted() -> None:
+    shared = compiler()
+    for _ in range(2):
+        shared.compile(Grammar(GrammarKind.REGEX, "[ab]+"), (EOS,)).mask()
+    with pytest.raises(InvalidRequestError):
+        shared.compile(Grammar(GrammarKind.REGEX, "("), (EOS,))
+    compiled, failures = shared.statistics.compile_readings()
+    (masks,) = shared.statistics.mask_readings()
+    assert isinstance(compiled.value, HistogramReading) and isinstance(masks.value, HistogramReading)
+    assert (compiled.value.count, failures.value, masks.value.count) == (1, 1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ class Tokenized:
     prompt_token_ids: tuple[int, ...]
     bad_words: Runs
     matcher: Matcher | None = None
+    grammar_ns: tuple[int, int] | None = None
+    """Readings of ``time.perf_counter_ns`` before and after its grammar was compiled, or found compiled."""
 
 
 class InputProcessor:
@@ -102,7 +105,11 @@ class InputProcessor:
         """Tokenize prompt and bad words of a checked request, whose chat was ``rendered``. Call it in a thread for long
         texts and grammars, which take long.
         """
-        return Tokenized(pack_long(self._prompt(request, rendered)), self._bad_words(request), self._matcher(request))
+        prompt, bad_words = pack_long(self._prompt(request, rendered)), self._bad_words(request)
+        began_ns = time.perf_counter_ns()
+        matcher = self._matcher(request)
+        grammar_ns = None if matcher is None else (began_ns, time.perf_counter_ns())
+        return Tokenized(prompt, bad_words, matcher, grammar_ns)
 
     def processing(self, request: GenerationRequest, texts: Tokenized) -> Work[EngineRequest]:
         """Prepare a checked request."""

@@ -67,6 +67,8 @@ class Notes:
         self.epoch_ns = time.time_ns() - self.arrived_ns
         """Added to a reading of the clock it is a time of day."""
         self.model = ""
+        self.grammar_ns: tuple[int, int] | None = None
+        """Before and after the grammar was compiled."""
         self.tokenized_ns: int | None = None
         self.admitted_ns: int | None = None
         self.first_token_ns: int | None = None

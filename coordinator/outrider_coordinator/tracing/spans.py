@@ -2,6 +2,7 @@
 
     request            SERVER; how it was asked for, what came of it
       tokenize         until it is ready to wait its turn
+      compile grammar  of a request with one, within ``tokenize``
       queue            until it is admitted
       prefill          until the first token
       decode           from admission to the end; above all that services do for the request
@@ -90,6 +91,8 @@ def request_spans(ids: Ids, notes: Notes, facts: RequestFacts) -> Iterator[Span]
     yield writer.request(f"{names.TEXT_COMPLETION} {notes.model}", _request_attributes(facts, notes.model), facts.error)
     num_prompt_tokens = {names.USAGE_INPUT_TOKENS: len(facts.engine_request.prompt_token_ids)}
     yield writer.below_request(names.TOKENIZE, notes.arrived_ns, ready, num_prompt_tokens)
+    if notes.grammar_ns is not None:
+        yield writer.below_request(names.COMPILE_GRAMMAR, *notes.grammar_ns)
     yield writer.below_request(names.QUEUE, ready, ended if admitted is None else admitted)
     if admitted is None:
         return

@@ -11,6 +11,7 @@ from outrider.telemetry.tracing import names
 
 SHOWN = (
     (names.TOKENIZE, "coordinator"),
+    (names.COMPILE_GRAMMAR, "coordinator"),
     (names.QUEUE, "coordinator"),
     (names.DRAFT, "draft"),
     (names.SCORE, "target"),

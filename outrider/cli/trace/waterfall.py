@@ -14,6 +14,7 @@ from outrider.telemetry.tracing import names
 
 COLOURS = {
     names.TOKENIZE: "bright_black",
+    names.COMPILE_GRAMMAR: "bright_black",
     names.QUEUE: "bright_black",
     names.PREFILL: "magenta",
     names.DECODE: "white",

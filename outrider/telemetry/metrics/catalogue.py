@@ -262,6 +262,24 @@ RECOVERY = (
     _counter("outrider_bad_evidence_total", "Proposals that violate the protocol and cannot be judged."),
 )
 
+GRAMMARS = (
+    MetricSpec(
+        "outrider_grammar_compile_seconds",
+        Kind.HISTOGRAM,
+        COORDINATOR,
+        "Time to compile a grammar that was not cached.",
+        _quantile("outrider_grammar_compile_seconds", ""),
+    ),
+    _counter("outrider_grammar_failures_total", "Grammars that were refused."),
+    MetricSpec(
+        "outrider_grammar_mask_seconds",
+        Kind.HISTOGRAM,
+        ("target",),
+        "Time to compute the mask of one position of one session with a grammar.",
+        _quantile("outrider_grammar_mask_seconds", ""),
+    ),
+)
+
 
 def _of_services(kind: Kind, name: str, text: str, promql: str, *labels: Label) -> MetricSpec:
     return MetricSpec(name, kind, SERVICES, text, promql, (_ROLE, *labels))
@@ -476,6 +494,7 @@ SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
     "Latency": LATENCY,
     "Load": LOAD,
     "Recovery": RECOVERY,
+    "Grammars": GRAMMARS,
     "Draft and target": SERVICE,
     "HTTP gateway": HTTP,
     "All processes": PROCESS,

@@ -35,6 +35,7 @@ TEXT_COMPLETION = "text_completion"
 
 # Spans of the coordinator.
 TOKENIZE, QUEUE, PREFILL, DECODE, STEP = "tokenize", "queue", "prefill", "decode", "step"
+COMPILE_GRAMMAR = "compile grammar"
 DRAFT, SCORE, ACCEPT, WIRE = "draft", "score", "accept", "wire"
 # Spans of the services, besides QUEUE.
 PROPOSE_ITEM, SCORE_ITEM = "draft propose", "target score"

@@ -1,0 +1,28 @@
+"""Statistics of grammars: times of compiling and of masks, and failures."""
+
+from __future__ import annotations
+
+from outrider.readings import STAGE_SECONDS, Histogram, Reading
+
+
+class GrammarStatistics:
+    """Of the grammars of one compiler."""
+
+    def __init__(self) -> None:
+        self.compile_seconds = Histogram(STAGE_SECONDS)
+        """Of grammars that were not cached."""
+        self.mask_seconds = Histogram(STAGE_SECONDS)
+        """Of the mask of one position."""
+        self.num_failures = 0
+        """Grammars that were refused."""
+
+    def compile_readings(self) -> list[Reading]:
+        """Readings of a process that compiles grammars of requests first."""
+        return [
+            Reading("outrider_grammar_compile_seconds", self.compile_seconds.read()),
+            Reading("outrider_grammar_failures_total", self.num_failures),
+        ]
+
+    def mask_readings(self) -> list[Reading]:
+        """Readings of a process that masks logits."""
+        return [Reading("outrider_grammar_mask_seconds", self.mask_seconds.read())]
