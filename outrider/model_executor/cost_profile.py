@@ -38,6 +38,9 @@ _GPU_LENGTHS, _CPU_LENGTHS = (1, 2, 4, 6, 9), (1, 5)
 _NUM_REPEATS = 3
 """Runs after a first one; the shortest counts, for another process on the device can only lengthen one."""
 
+_STRIDE = 7919
+"""Between the tokens of rows and positions, a prime: different tokens meet different experts, as those of users do."""
+
 Step = Callable[[], object]
 
 
@@ -135,7 +138,8 @@ class TargetSteps:
 
     def step(self, sequences: Sequence[KVSequence], length: int) -> Step:
         """Forward with logits after each token."""
-        rows = [ForwardRow(sequence, [0] * length, length) for sequence in sequences]
+        size = self._runner.config.vocab_size
+        rows = [ForwardRow(each, _tokens(row, length, size), length) for row, each in enumerate(sequences)]
 
         def run() -> None:
             self._runner.forward_batch(RowBatch.of(rows))
@@ -155,12 +159,18 @@ class DraftSteps:
         """Proposal after one committed token."""
         if self._runner.drafting is None:
             return lambda: self._forwards(sequences, length)
-        rows = [DraftRow(self._metadata, sequence, [0], length, sequence.length + 1) for sequence in sequences]
+        size = self._runner.config.vocab_size
+        rows = [
+            DraftRow(self._metadata, each, _tokens(row, 1, size), length, each.length + 1)
+            for row, each in enumerate(sequences)
+        ]
         return lambda: self._runner.draft(rows)
 
     def _forwards(self, sequences: Sequence[KVSequence], length: int) -> None:
+        size = self._runner.config.vocab_size
         for _ in range(length):
-            self._runner.forward([ForwardRow(sequence, [0]) for sequence in sequences]).argmax(-1)
+            rows = [ForwardRow(each, _tokens(row, 1, size)) for row, each in enumerate(sequences)]
+            self._runner.forward(rows).argmax(-1)
 
 
 class HeadSteps:
@@ -177,6 +187,11 @@ class HeadSteps:
         states = torch.zeros(len(sequences), width, dtype=self._runner.head.dtype, device=self._runner.device)
         rows = [DraftRow(self._metadata, each, [0], length, each.length + 2, lag=1) for each in sequences]
         return lambda: self._runner.draft(rows, StateRows([states]))
+
+
+def _tokens(row: int, count: int, vocab_size: int) -> list[int]:
+    """Tokens of a row, others than those of the rows beside it."""
+    return [(row * count + number) * _STRIDE % vocab_size for number in range(count)]
 
 
 def profile_target(runner: ModelRunner, *, max_rows: int, max_length: int, bound_s: float) -> tuple[StepCost, ...]:

@@ -39,6 +39,17 @@ def test_counted_matrices_are_those_of_the_model() -> None:
     assert matrix_parameters(config) == matrices
 
 
+def test_experts_are_counted_as_tokens_meet_them() -> None:
+    """One token meets those that it chooses, many all of them."""
+    folder = cached_tiny_model("qwen3_moe", mlp_only_layers=[1])
+    config = ModelRunner.load(folder, num_pages=1, max_model_len=16).config
+    assert config.experts is not None
+    attention, mlp, router = 2 * 32 * 8 * 6, 3 * 32 * 48, 32 * config.experts.count
+    for num_tokens, met in ((1, config.experts.num_chosen), (1000, config.experts.count)):
+        expected = 2 * attention + mlp + router + 3 * met * 32 * 24
+        assert matrix_parameters(config, num_tokens=num_tokens) == expected
+
+
 def test_work_is_bytes_and_operations_of_what_cannot_be_avoided(runner: ModelRunner) -> None:
     config = runner.config
     matrices, head = matrix_parameters(config), config.vocab_size * config.hidden_size

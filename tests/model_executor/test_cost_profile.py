@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 
+from outrider.kernels.experts import Routing, route
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.model_executor import cost_profile
 from outrider.model_executor.cost_profile import (
@@ -16,6 +18,7 @@ from outrider.model_executor.cost_profile import (
     profile_draft,
     profile_target,
 )
+from outrider.model_executor.layers import experts
 from tests.model_executor.parity import build, poisoned_runner
 
 GRID = Grid(rows=(1, 4), lengths=(1, 3))
@@ -55,6 +58,27 @@ def test_each_point_is_run_with_its_context_and_leaves_no_page_taken() -> None:
     assert list(dict.fromkeys(steps.contexts)) == expected
     assert steps.sequences.pool.num_free == 1000
     steps.sequences.check_integrity()
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_rows_have_tokens_of_their_own(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all would go to the same experts, and the tokens of several users meet more of them."""
+    runner, met = poisoned_runner(build("qwen3_moe", num_experts=60), page_size=16), list[int]()
+    with torch.inference_mode():
+        runner.kv_cache.fill_(0)
+    monkeypatch.setattr(experts, "route", lambda *args, **options: counted(met, *args, **options))
+    if role == "target":
+        profile_target(runner, max_rows=8, max_length=1, bound_s=10.0)
+    else:
+        profile_draft(runner, max_rows=8, max_length=1, bound_s=10.0)
+    assert max(met) > 8
+
+
+def counted(met: list[int], logits: torch.Tensor, num_chosen: int, *, normalizes: bool) -> Routing:
+    """The routing; how many experts it meets is added to ``met``."""
+    routing = route(logits, num_chosen, normalizes=normalizes)
+    met.append(len(set(routing.expert_ids.flatten().tolist())))
+    return routing
 
 
 def test_points_without_room_are_left_out() -> None:

@@ -43,6 +43,10 @@ _VISION = {
 }  # fmt: skip
 _WITH_IMAGES: dict[str, dict[str, Any]] = {"gemma3": {"vision_config": _VISION, "mm_tokens_per_image": 4}}
 """Models whose decoder is one part; the rest of their configurations."""
+_OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+}
 
 
 def build_tiny_model(
@@ -62,7 +66,13 @@ def build_tiny_model(
     """
     folder = Path(folder)
     end_id = min(256, vocab_size - 1)
-    settings = {**_DEFAULTS, "vocab_size": vocab_size, "eos_token_id": end_id, **config}
+    settings = {
+        **_DEFAULTS,
+        **_OF_ARCHITECTURE.get(architecture, {}),
+        "vocab_size": vocab_size,
+        "eos_token_id": end_id,
+        **config,
+    }
     model = _random_model(_config(architecture, settings), seed)
     torch.nn.Module.to(model, dtype)  # in place; transformers' own wrapper of it is not typed
     folder.mkdir(parents=True, exist_ok=True)

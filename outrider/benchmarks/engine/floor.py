@@ -49,22 +49,30 @@ def forward_work(
 
     `num_logits` rows go through the head for each sequence. Sliding windows shorten what is read.
     """
-    matrices = matrix_parameters(config)
+    matrices = matrix_parameters(config, num_tokens=batch_size * num_tokens)
+    multiplied = matrix_parameters(config, num_tokens=1)
     head = config.vocab_size * config.hidden_size
     seen = sum(min(context, window or context) for window in config.sliding_windows)
     kv_per_token = 2 * config.num_kv_heads * config.head_dim
     embedding = batch_size * num_tokens * config.hidden_size
     written = batch_size * num_tokens * kv_per_token * config.num_layers
     values = matrices + head * (num_logits > 0) + embedding + written + batch_size * seen * kv_per_token
-    products = batch_size * (num_tokens * matrices + num_logits * head)
+    products = batch_size * (num_tokens * multiplied + num_logits * head)
     attention = 2 * batch_size * num_tokens * seen * config.num_heads * config.head_dim
     return Work(num_bytes=values * dtype.itemsize, num_operations=2 * (products + attention))
 
 
-def matrix_parameters(config: ModelConfig) -> int:
-    """Weights of all layers' matrices; embedding and head left out."""
+def matrix_parameters(config: ModelConfig, *, num_tokens: int = 1) -> int:
+    """Weights of all layers' matrices that tokens meet; embedding and head left out. Of experts, as many as independent
+    choices of so many tokens meet on average.
+    """
     attention = 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads)
-    return config.num_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+    mlp, experts = 3 * config.hidden_size * config.intermediate_size, config.experts
+    if experts is None:
+        return config.num_layers * (attention + mlp)
+    met = experts.count * (1 - (1 - experts.num_chosen / experts.count) ** num_tokens)
+    sparse = config.hidden_size * (round(3 * met * experts.intermediate_size) + experts.count)
+    return sum(attention + (sparse if has_experts else mlp) for has_experts in experts.layers)
 
 
 def measure_device(device: torch.device, dtype: torch.dtype) -> Device:

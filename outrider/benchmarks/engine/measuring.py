@@ -126,8 +126,10 @@ def _forward(runner: ModelRunner, case: Case) -> Iterator[tuple[Callable[[], obj
     before = [context - case.num_tokens for context in case.contexts]
     with _sequences(runner, case.contexts) as sequences:
         _fill(runner, sequences, before)
-        tokens = _token_ids(runner, case.num_tokens, row=1)
-        rows = [ForwardRow(sequence, tokens, case.num_tokens) for sequence in sequences]
+        count = case.num_tokens
+        rows = [
+            ForwardRow(sequence, _token_ids(runner, count, row=row), count) for row, sequence in enumerate(sequences, 1)
+        ]
         yield (
             lambda: runner.forward_batch(RowBatch.of(rows), case.layers),
             lambda: _truncate(runner, sequences, before),
