@@ -123,6 +123,13 @@ def test_the_cache_of_the_hub_has_links_to_its_blobs(folder: Path, tmp_path: Pat
             (snapshot / path.name).symlink_to(Path("../../blobs") / str(number))
     assert TEMPLATE_FILE in read_text_files(snapshot)
     read_checkpoint(snapshot, read_model_config(snapshot))
+    part = snapshot / "draft"  # a repository may keep several models
+    part.mkdir()
+    (part / TEMPLATE_FILE).symlink_to((snapshot / TEMPLATE_FILE).resolve())
+    assert TEMPLATE_FILE in read_text_files(part)
+    (part / "tokenizer_config.json").symlink_to(secret)
+    with pytest.raises(ConfigError, match="outside of the model's folder"):
+        read_text_files(part)
     (snapshot / TEMPLATE_FILE).unlink()
     (snapshot / TEMPLATE_FILE).symlink_to(secret)
     with pytest.raises(ConfigError, match="outside"):

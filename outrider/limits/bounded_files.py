@@ -52,4 +52,9 @@ def _is_of_folder(found: Path, folder: Path) -> bool:
     """True if a resolved path is below a resolved folder, or below the blobs of its model in the Hub's cache."""
     if found.is_relative_to(folder):
         return True
-    return folder.parent.name == "snapshots" and found.is_relative_to(folder.parents[1] / "blobs")
+    return any(
+        place.parent.name == "snapshots"
+        and place.parents[1].name.startswith("models--")
+        and found.is_relative_to(place.parents[1] / "blobs")
+        for place in (folder, *folder.parents)
+    )
