@@ -13,6 +13,7 @@ from outrider.tokenization.output_parsing.events import (
     Reasoning,
     split_at,
 )
+from outrider.tokenization.output_parsing.held_text import HeldTextParser
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
@@ -21,11 +22,11 @@ _NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
 _FUNCTIONS = "functions."
 
 
-class HarmonyParser:
+class HarmonyParser(HeldTextParser):
     """Parser of one output: ``analysis`` is reasoning, a message to a function is a call, all other text is content."""
 
     def __init__(self) -> None:
-        self._held = ""
+        super().__init__()
         self._is_header = True
         self._is_first = True
         """No message has begun."""
@@ -36,14 +37,9 @@ class HarmonyParser:
         self._is_fresh = False
         """The message has no text yet."""
 
-    def push(self, text: str) -> Iterator[Event]:
-        """Events of the next part of the text."""
-        self._held += text
-        yield from self._read(is_final=False)
-
     def finish(self) -> Iterator[Event]:
         """Events of the text that was held back. A text without any header is content."""
-        yield from self._read(is_final=True)
+        yield from super().finish()
         if self._is_header and self._is_first and self._held:
             yield Content(self._held)
 

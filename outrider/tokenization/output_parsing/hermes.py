@@ -5,32 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outrider.tokenization.output_parsing.events import Content, Event, split_at
+from outrider.tokenization.output_parsing.held_text import HeldTextParser
 from outrider.tokenization.output_parsing.json_calls import CallReader
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 
 
-class HermesParser:
+class HermesParser(HeldTextParser):
     """Parser of one output. What is no call between the markers is content, markers included."""
 
+    _marker = _BEGIN
+
     def __init__(self) -> None:
-        self._held = ""
-        self._call: CallReader | None = None
+        super().__init__()
         self._is_closing = False
         """After a call, before the marker of its end."""
-
-    def push(self, text: str) -> Iterator[Event]:
-        """Events of the next part of the text."""
-        self._held += text
-        yield from self._read(is_final=False)
-
-    def finish(self) -> Iterator[Event]:
-        """Events of the text that was held back."""
-        yield from self._read(is_final=True)
-        if self._call is not None:
-            yield from self._call.finish()
-            if self._call.raw:
-                yield Content(_BEGIN + self._call.raw)
 
     def _read(self, *, is_final: bool) -> Iterator[Event]:
         while self._held:

@@ -5,34 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from outrider.tokenization.output_parsing.events import Content, Event
+from outrider.tokenization.output_parsing.held_text import HeldTextParser
 from outrider.tokenization.output_parsing.json_calls import CallReader
 
 _TAG = "<|python_tag|>"
 _BETWEEN = " \t\r\n;,"
 
 
-class Llama3JsonParser:
+class Llama3JsonParser(HeldTextParser):
     """Parser of one output. Nothing marks a call, so an object is one only if it names a tool of the request."""
 
     def __init__(self, is_tool: Callable[[str], bool]) -> None:
+        super().__init__()
         self._is_tool = is_tool
-        self._held = ""
-        self._call: CallReader | None = None
         self._is_content = False
         """No more calls may follow."""
-
-    def push(self, text: str) -> Iterator[Event]:
-        """Events of the next part of the text."""
-        self._held += text
-        yield from self._read(is_final=False)
-
-    def finish(self) -> Iterator[Event]:
-        """Events of the text that was held back."""
-        yield from self._read(is_final=True)
-        if self._call is not None:
-            yield from self._call.finish()
-            if self._call.raw:
-                yield Content(self._call.raw)
 
     def _read(self, *, is_final: bool) -> Iterator[Event]:
         while self._held:

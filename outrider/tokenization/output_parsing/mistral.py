@@ -6,6 +6,7 @@ import re
 from collections.abc import Generator, Iterator
 
 from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Content, Event, split_at
+from outrider.tokenization.output_parsing.held_text import HeldTextParser
 from outrider.tokenization.output_parsing.json_calls import ArgumentsReader, CallReader
 
 _BEGIN = "[TOOL_CALLS]"
@@ -13,7 +14,7 @@ _NAME = re.compile(r"[^\[{]+")
 """Before ``[CALL_ID]``, ``[ARGS]`` or the arguments."""
 
 
-class MistralParser:
+class MistralParser(HeldTextParser):
     """Parser of one output.
 
     Up to version 7 of the tokenizer a list of ``{"name": ..., "arguments": ...}`` follows the marker, from version 11
@@ -21,25 +22,15 @@ class MistralParser:
     """
 
     def __init__(self) -> None:
-        self._held = ""
+        super().__init__()
         self._form = "content"
         """What is read: content, the beginning of calls, a list, or the arguments of one call."""
-        self._call: CallReader | None = None
         self._arguments: ArgumentsReader | None = None
-
-    def push(self, text: str) -> Iterator[Event]:
-        """Events of the next part of the text."""
-        self._held += text
-        yield from self._read(is_final=False)
 
     def finish(self) -> Iterator[Event]:
         """Events of the text that was held back."""
-        yield from self._read(is_final=True)
-        if self._call is not None:
-            yield from self._call.finish()
-            if self._call.raw:
-                yield Content(self._call.raw)
-        elif self._arguments is not None and (held := self._arguments.finish()):
+        yield from super().finish()
+        if self._call is None and self._arguments is not None and (held := self._arguments.finish()):
             yield CallArguments(held)
         if self._held:
             yield Content(self._held)

@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Iterator
 
 from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Content, Event
+from outrider.tokenization.output_parsing.held_text import HeldTextParser
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 _BLANKS = " \t\r\n"
 
 
-class PythonicParser:
+class PythonicParser(HeldTextParser):
     """Parser of one output. Nothing marks a call but its form, so it is one only if it names a tool of the request.
 
     Calls are emitted one at a time, when their last bracket has come.
@@ -22,18 +23,13 @@ class PythonicParser:
 
     def __init__(self, is_tool: Callable[[str], bool]) -> None:
         self._is_tool = is_tool
-        self._held = ""
+        super().__init__()
         self._form = "begin"
         """What is read: begin, calls, end, or content."""
 
-    def push(self, text: str) -> Iterator[Event]:
-        """Events of the next part of the text."""
-        self._held += text
-        yield from self._read(is_final=False)
-
     def finish(self) -> Iterator[Event]:
         """Events of the text that was held back."""
-        yield from self._read(is_final=True)
+        yield from super().finish()
         if self._held.strip():
             yield Content(self._held)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Content, Event, split_at
+from outrider.tokenization.output_parsing.held_text import HeldTextParser
 from outrider.tokenization.output_parsing.schema_types import typed_value
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -14,7 +15,7 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
 
-class Qwen3CoderParser:
+class Qwen3CoderParser(HeldTextParser):
     """Parser of one output. Arguments are streamed one parameter at a time, since a value's type is that of its schema.
 
     ``parameters``: name of each tool and the schemas of its parameters.
@@ -22,21 +23,12 @@ class Qwen3CoderParser:
 
     def __init__(self, parameters: Mapping[str, Mapping[str, Any]]) -> None:
         self._parameters = parameters
-        self._held = ""
+        super().__init__()
         self._form = "content"
         """What is read: content, function (its name), parameters, parameter (its name), or value."""
         self._schemas: Mapping[str, Any] = {}
         self._key = ""
         self._num_parameters = 0
-
-    def push(self, text: str) -> Iterator[Event]:
-        """Events of the next part of the text."""
-        self._held += text
-        yield from self._read(is_final=False)
-
-    def finish(self) -> Iterator[Event]:
-        """Events of the text that was held back. A call that was cut off stays incomplete."""
-        yield from self._read(is_final=True)
 
     def _read(self, *, is_final: bool) -> Iterator[Event]:
         steps = {
