@@ -23,7 +23,7 @@ from outrider.benchmarks.serving.client_processes import ClientProcesses
 from outrider.benchmarks.serving.gate import check_exactness
 from outrider.benchmarks.serving.load import Decoding
 from outrider.benchmarks.serving.records import Run
-from outrider.benchmarks.serving.run import BASELINE, SPECULATION, Outcome, Plan, to_result
+from outrider.benchmarks.serving.run import BASELINE, SPECULATION, Outcome, ServePlan, to_result
 from outrider.benchmarks.serving.workload import Prompt, Traffic, random_prompts
 from outrider.cli.bench.pairs import exact_within, find_pair
 from outrider.client import AsyncClient
@@ -110,7 +110,9 @@ async def compare(
             for seed, phase in enumerate(phases)
         ]
         plans = [
-            Plan(tuple(sent), Traffic(max_concurrency=phase.num_users), decoding, num_runs=runs, with_baseline=True)
+            ServePlan(
+                tuple(sent), Traffic(max_concurrency=phase.num_users), decoding, num_runs=runs, with_baseline=True
+            )
             for sent, phase in zip(prompts, phases, strict=True)
         ]
         users = [phase.num_users for phase in phases]

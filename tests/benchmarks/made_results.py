@@ -3,7 +3,7 @@
 import dataclasses
 
 from outrider.benchmarks.peers.engines import Pair
-from outrider.benchmarks.peers.run import Load, Outcome, Plan, to_result
+from outrider.benchmarks.peers.run import Load, Outcome, PeerPlan, to_result
 from outrider.benchmarks.schema import Result, Series
 from tests.benchmarks.test_schema import make_result
 
@@ -38,7 +38,7 @@ def peer_result(name: str, users: tuple[int, ...], *, length: int = 3) -> Result
     """A result of vLLM, without speculation where ``length`` is 0."""
     engine, ms = ("vllm-speculative", 4.0) if length else ("vllm", 8.0)
     prompt = (0,) * 128
-    plan = Plan(
+    plan = PeerPlan(
         (engine,),
         Pair("a", "b", "cuda", "bfloat16", length, 512),
         tuple(Load(count, ((prompt,) * count,)) for count in users),

@@ -16,14 +16,16 @@ from outrider.benchmarks.engine.measuring import (
     draft,
     time_forward,
 )
-from outrider.benchmarks.engine.run import Plan, floor_seconds, load, run_plan, to_result, to_rows
+from outrider.benchmarks.engine.run import EnginePlan, floor_seconds, load, run_plan, to_result, to_rows
 from outrider.errors import ConfigError
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
 torch.set_num_threads(1)
-PLAN = Plan(batch_sizes=(1, 3), num_tokens=(1, 5), contexts=(16,), draft_lengths=(3,), num_samples=2, num_warmups=1)
+PLAN = EnginePlan(
+    batch_sizes=(1, 3), num_tokens=(1, 5), contexts=(16,), draft_lengths=(3,), num_samples=2, num_warmups=1
+)
 
 
 @pytest.fixture
@@ -156,7 +158,9 @@ def test_the_device_is_measured() -> None:
 
 
 def test_one_row_may_be_longer_and_states_may_be_handed_out(runner: ModelRunner) -> None:
-    plan = Plan((2,), (2,), (8,), draft_lengths=(), longest_contexts=(24,), layers=(1, 2), num_samples=1, num_warmups=0)
+    plan = EnginePlan(
+        (2,), (2,), (8,), draft_lengths=(), longest_contexts=(24,), layers=(1, 2), num_samples=1, num_warmups=0
+    )
     found = run_plan(runner, plan)[2:]
     assert [(item.name, item.labels.get("longest_context")) for item in found] == [
         ("forward", None), ("forward", 24), ("forward_with_states", None), ("forward_with_states", 24)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from outrider.benchmarks.schema import load
 from outrider.benchmarks.serving.gate import GateError
-from outrider.benchmarks.serving.interference import BESIDE, Plan, gaps_within, run_plan, to_result
+from outrider.benchmarks.serving.interference import BESIDE, InterferencePlan, gaps_within, run_plan, to_result
 from outrider.benchmarks.serving.load import Decoding
 from outrider.benchmarks.serving.records import Record
 from outrider.benchmarks.serving.workload import random_prompts
@@ -30,7 +30,7 @@ def test_gaps_count_when_they_share_a_moment_with_a_prefill() -> None:
 async def test_both_arms_are_measured_and_the_ratio_is_of_their_p99() -> None:
     client = ScriptedClient()
     running, arriving = random_prompts(3, 5, 100, seed=1), random_prompts(2, 50, 100, seed=2)
-    plan = Plan(tuple(running), tuple(arriving), Decoding(max_tokens=40), num_runs=2)
+    plan = InterferencePlan(tuple(running), tuple(arriving), Decoding(max_tokens=40), num_runs=2)
     outcome = await run_plan(client, plan)
     assert len(outcome.alone) == 2 * 3 * 19
     assert 0 < len(outcome.beside) <= 2 * 3 * 19
@@ -44,14 +44,14 @@ async def test_both_arms_are_measured_and_the_ratio_is_of_their_p99() -> None:
 
 async def test_nothing_is_timed_while_speculation_changes_the_output() -> None:
     client = ScriptedClient(lie_at=3)
-    plan = Plan(tuple(random_prompts(3, 5, 100, seed=1)), ((1, 2),), Decoding(max_tokens=40), num_runs=2)
+    plan = InterferencePlan(tuple(random_prompts(3, 5, 100, seed=1)), ((1, 2),), Decoding(max_tokens=40), num_runs=2)
     with pytest.raises(GateError, match="log-probabilities"):
         await run_plan(client, plan)
     assert len(client.requests) == 3, "both arms of the first prompt, and the question how far apart the tokens are"
 
 
 async def test_a_long_prompt_that_fails_is_told() -> None:
-    plan = Plan(((1, 2),), ((7,) * 9,), Decoding(max_tokens=250), num_runs=1)
+    plan = InterferencePlan(((1, 2),), ((7,) * 9,), Decoding(max_tokens=250), num_runs=1)
     with pytest.raises(UnavailableError, match="a long prompt failed: no room"):
         await run_plan(ScriptedClient(fail_prompts=frozenset({7})), plan)
 

@@ -13,11 +13,11 @@ import torch
 from outrider.benchmarks.engine.measuring import GateError
 from outrider.benchmarks.kernels import run
 from outrider.benchmarks.kernels.cases import KernelCase, Place, relative_error
-from outrider.benchmarks.kernels.run import NUM_KERNELS, Plan, run_plan, to_result, to_rows
+from outrider.benchmarks.kernels.run import NUM_KERNELS, KernelPlan, run_plan, to_result, to_rows
 from outrider.benchmarks.schema import from_json, to_json
 from outrider.errors import ConfigError
 
-PLAN = Plan(num_rows=2, tokens_per_row=3, num_positions=2, num_samples=2, num_warmups=1)
+PLAN = KernelPlan(num_rows=2, tokens_per_row=3, num_positions=2, num_samples=2, num_warmups=1)
 CPU = Place(torch.device("cpu"), torch.float32)
 
 

@@ -16,7 +16,7 @@ from outrider.benchmarks.peers.engines import Generated, Pair, vllm_plain, vllm_
 from outrider.benchmarks.peers.run import (
     Load,
     Outcome,
-    Plan,
+    PeerPlan,
     installed,
     make_loads,
     num_different,
@@ -65,7 +65,7 @@ def pair_of(folder: Path, **changes: Any) -> Pair:
 
 def test_a_peer_says_what_its_model_says_and_is_timed() -> None:
     folder = cached_tiny_model("llama")
-    plan = Plan(("transformers",), pair_of(folder), (Load(2, ((PROMPT, PROMPT),)),), num_tokens=6)
+    plan = PeerPlan(("transformers",), pair_of(folder), (Load(2, ((PROMPT, PROMPT),)),), num_tokens=6)
     (outcome,) = run_plan(plan)
     reference: Any = load_reference(folder)
     import torch
@@ -116,14 +116,14 @@ def test_each_number_of_users_has_different_prompts_and_enough_repetitions() -> 
 )
 def test_plans_that_cannot_be_run_are_refused(engines: tuple[str, ...], users: tuple[int, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Plan(engines, pair_of(Path("a"), draft="b"), make_loads(users, 1, 1, lambda count: [PROMPT] * count))
+        PeerPlan(engines, pair_of(Path("a"), draft="b"), make_loads(users, 1, 1, lambda count: [PROMPT] * count))
 
 
 def test_random_weights_are_for_vllm_and_speculation_needs_a_draft() -> None:
     with pytest.raises(ConfigError, match="is needed by vllm-speculative"):
-        Plan(("vllm", "vllm-speculative"), pair_of(Path("a")), ONE_PROMPT)
+        PeerPlan(("vllm", "vllm-speculative"), pair_of(Path("a")), ONE_PROMPT)
     with pytest.raises(ConfigError, match="must be safetensors for transformers"):
-        Plan(("vllm", "transformers"), pair_of(Path("a"), load_format="dummy"), ONE_PROMPT)
+        PeerPlan(("vllm", "transformers"), pair_of(Path("a"), load_format="dummy"), ONE_PROMPT)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_an_engine_starts_once_for_all_numbers_of_users(fake_vllm: Path, tmp_pat
     log.write_text("of a run before")
     loads = make_loads((1, 8, 32), 3, 4, lambda count: [(index,) for index in range(count)])
     pair = pair_of(tmp_path, draft="d", device="cuda", tensor_parallel_size=2, gpu_memory_utilization=0.5)
-    plan = Plan(("vllm", "vllm-speculative"), pair, loads, num_tokens=4, packages=str(fake_vllm), log=log)
+    plan = PeerPlan(("vllm", "vllm-speculative"), pair, loads, num_tokens=4, packages=str(fake_vllm), log=log)
     outcomes = run_plan(plan)
     assert [(one.engine, one.num_users, len(one.all_ms)) for one in outcomes] == [
         (engine, users, runs) for engine in plan.engines for users, runs in ((1, 4), (8, 3), (32, 3))
@@ -162,7 +162,7 @@ def test_an_engine_starts_once_for_all_numbers_of_users(fake_vllm: Path, tmp_pat
 
 
 def test_the_table_has_figures_per_user_and_per_gpu() -> None:
-    plan = Plan(
+    plan = PeerPlan(
         ("vllm", "vllm-speculative"), pair_of(Path("a"), draft="b", device="cuda", tensor_parallel_size=2), ONE_PROMPT
     )
     slow = Outcome("vllm", (8.0, 10.0, 9.0), (20.0,) * 3, (PROMPT,) * 24, (10.0,) * 3, 8, "0.26.0", (9.5,) * 3)
@@ -250,7 +250,7 @@ def test_what_cannot_be_run_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_a_peer_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="transformers failed"):
-        run_plan(Plan(("transformers",), pair_of(tmp_path / "nothing"), ONE_PROMPT, num_tokens=2))
+        run_plan(PeerPlan(("transformers",), pair_of(tmp_path / "nothing"), ONE_PROMPT, num_tokens=2))
 
 
 def test_the_log_has_what_came_before_the_last_line(
@@ -258,7 +258,7 @@ def test_the_log_has_what_came_before_the_last_line(
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM_FAILS", "1")
     log = tmp_path / "log"
-    plan = Plan(("vllm",), pair_of(tmp_path), ONE_PROMPT, num_tokens=2, packages=str(fake_vllm), log=log)
+    plan = PeerPlan(("vllm",), pair_of(tmp_path), ONE_PROMPT, num_tokens=2, packages=str(fake_vllm), log=log)
     with pytest.raises(ConfigError, match=r"See root cause above \(.*/log has all that it printed\)"):
         run_plan(plan)
     assert "engine with 1" in log.read_text()
@@ -274,7 +274,7 @@ def test_a_folder_of_packages_is_seen_by_the_peers(tmp_path: Path) -> None:
     (tmp_path / "vllm/__init__.py").write_text("raise SystemExit('this is the unpacked one')")
     assert {"vllm", "vllm-speculative"} <= set(installed(str(tmp_path)))
     with pytest.raises(ConfigError, match="the unpacked one"):
-        run_plan(Plan(("vllm",), pair_of(tmp_path), ONE_PROMPT, num_tokens=2, packages=str(tmp_path)))
+        run_plan(PeerPlan(("vllm",), pair_of(tmp_path), ONE_PROMPT, num_tokens=2, packages=str(tmp_path)))
 
 
 def test_a_token_of_a_user_takes_what_its_own_stream_took(tmp_path: Path) -> None:
@@ -285,6 +285,6 @@ def test_a_token_of_a_user_takes_what_its_own_stream_took(tmp_path: Path) -> Non
     )
     pair = pair_of(tmp_path, device="cuda")
     loads = make_loads((2,), 3, 6, lambda count: [(index,) for index in range(count)])
-    (outcome,) = run_plan(Plan(("vllm",), pair, loads, num_tokens=5, packages=str(packages.parent)))
+    (outcome,) = run_plan(PeerPlan(("vllm",), pair, loads, num_tokens=5, packages=str(packages.parent)))
     assert outcome.ms_per_token == (2e3,) * 3, "eight seconds for the four tokens after the first"
     assert max(outcome.after_first_ms) < 1e3

@@ -16,7 +16,7 @@ from outrider.benchmarks.serving.figures import detailed_keys, measured_series, 
 from outrider.benchmarks.serving.gate import GateError, check_exactness
 from outrider.benchmarks.serving.load import Decoding, run_load
 from outrider.benchmarks.serving.records import Record, Run
-from outrider.benchmarks.serving.run import BASELINE, SPECULATION, Plan, run_plan, texts, to_result, to_vllm_json
+from outrider.benchmarks.serving.run import BASELINE, SPECULATION, ServePlan, run_plan, texts, to_result, to_vllm_json
 from outrider.benchmarks.serving.workload import Traffic, arrival_times, code_prompts, random_prompts
 from outrider.benchmarks.tables import render
 from outrider.benchmarks.tables.cells import best_fixed
@@ -236,8 +236,8 @@ async def test_the_gate_lets_a_tie_pass_and_counts_it() -> None:
     assert (report.num_tokens, report.num_ties) == (2 * 3, 2)
 
 
-def plan_of(**changes: Any) -> Plan:
-    plan = Plan(PROMPTS, Traffic(max_concurrency=2), Decoding(max_tokens=8), num_runs=3, with_baseline=True)
+def plan_of(**changes: Any) -> ServePlan:
+    plan = ServePlan(PROMPTS, Traffic(max_concurrency=2), Decoding(max_tokens=8), num_runs=3, with_baseline=True)
     return dataclasses.replace(plan, **changes)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.benchmarks.step.run import STAGES, Plan, run_plan, to_part_rows, to_result, to_rows
+from outrider.benchmarks.step.run import STAGES, StepPlan, run_plan, to_part_rows, to_result, to_rows
 from outrider.benchmarks.step.stamps import PARTS, SIDES, Moments
 from outrider.benchmarks.step.stand_in import VOCAB_SIZE, follow, is_right
 from outrider.benchmarks.step.turn import STAGES as TURN_STAGES
@@ -25,7 +25,7 @@ def test_the_language_goes_through_the_whole_vocabulary() -> None:
 
 
 def test_steps_of_three_real_processes_are_told_apart_from_their_forwards() -> None:
-    plan = Plan(num_sessions=(1, 3), draft_ms=1.0, target_ms=2.0, num_samples=10, num_warmups=2)
+    plan = StepPlan(num_sessions=(1, 3), draft_ms=1.0, target_ms=2.0, num_samples=10, num_warmups=2)
     done: list[None] = []
     series = run_plan(plan, on_done=lambda: done.append(None))
     assert len(done) == plan.num_cases == 4
@@ -107,4 +107,4 @@ def test_moments_of_all_processes_are_put_together_item_by_item(tmp_path: Path) 
 
 def test_an_unknown_transport_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="over"):
-        Plan(over="pigeon")
+        StepPlan(over="pigeon")

@@ -12,7 +12,7 @@ from outrider.benchmarks.tracing.run import (
     NOT_SAMPLED,
     PLACES,
     SAMPLED,
-    Plan,
+    TracingPlan,
     added_us,
     run_plan,
     to_result,
@@ -73,7 +73,7 @@ def test_a_request_that_is_not_sampled_makes_none() -> None:
 
 def test_what_is_added_is_the_difference_within_a_round() -> None:
     done: list[None] = []
-    plan = Plan(num_steps=6, num_rounds=3)
+    plan = TracingPlan(num_steps=6, num_rounds=3)
     series = run_plan(plan, on_done=lambda: done.append(None))
     assert len(done) == 4
     assert {(item.name, item.labels["arm"]) for item in series} == {
@@ -95,4 +95,4 @@ def test_what_is_added_is_the_difference_within_a_round() -> None:
 def test_what_does_not_trace_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServiceRecorder, "wants", lambda self, trace_parent: False)
     with pytest.raises(IntegrityError, match="left 0 spans of the target"):
-        run_plan(Plan(num_steps=8, num_rounds=1))
+        run_plan(TracingPlan(num_steps=8, num_rounds=1))

@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.benchmarks.wire.payloads import HEADER_BYTES, make_request, reply_to
-from outrider.benchmarks.wire.run import Plan, run_plan, to_result, to_rows
+from outrider.benchmarks.wire.run import WirePlan, run_plan, to_result, to_rows
 from outrider.errors import ConfigError
 
 
@@ -16,7 +16,7 @@ def test_requests_and_replies_have_the_sizes_asked_for(num_bytes: int, reply_byt
 
 
 def test_every_combination_is_measured_between_two_processes() -> None:
-    plan = Plan(num_bytes=(200, 3_000), reply_bytes=None, num_samples=3, num_warmups=1)
+    plan = WirePlan(num_bytes=(200, 3_000), reply_bytes=None, num_samples=3, num_warmups=1)
     done: list[None] = []
     series = run_plan(plan, on_done=lambda: done.append(None))
     assert len(series) == plan.num_cases == len(done) == 8
@@ -35,4 +35,4 @@ def test_every_combination_is_measured_between_two_processes() -> None:
 )
 def test_what_cannot_be_measured_is_refused_by_name(field: str, plan: dict[str, tuple[int | str, ...]]) -> None:
     with pytest.raises(ConfigError, match=field):
-        Plan(**plan)  # type: ignore[arg-type]
+        WirePlan(**plan)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from outrider_coordinator.session.actions import Fail, Finish
 
 
 class Driver:
-    """The sessions of one coordinator on its services; ``services.Listener`` and ``session_driver.Lifecycle``."""
+    """Sessions of one coordinator on its services: a ``ServiceListener`` and ``session_driver.Lifecycle``."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ SOON_S = 1.0
 """Interval of name lookups until the first replica is found."""
 
 
-class Listener(Protocol[CommandT, EventT]):
+class ReplicaListener(Protocol[CommandT, EventT]):
     """Receiver of the events and changes of replicas."""
 
     async def accept(self, description: ModelDescription) -> None:
@@ -66,7 +66,7 @@ class Replicas(Generic[CommandT, EventT]):
         self,
         source: Source[CommandT, EventT],
         side: str,
-        listener: Listener[CommandT, EventT],
+        listener: ReplicaListener[CommandT, EventT],
         dispatch: DispatchScheduler,
     ) -> None:
         self._source, self._side, self._listener, self._dispatch = source, side, listener, dispatch

@@ -25,7 +25,7 @@ TargetReplica = Replica[TargetCommand, TargetEvent]
 DraftReplica = Replica[DraftCommand, DraftEvent]
 
 
-class Listener(Protocol):
+class ServiceListener(Protocol):
     """Receiver of events and changes of the services."""
 
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
@@ -57,7 +57,7 @@ class Services:
         self,
         targets: Source[TargetCommand, TargetEvent],
         drafts: Source[DraftCommand, DraftEvent] | None,
-        listener: Listener,
+        listener: ServiceListener,
         *,
         planes: PlaneIntroductions,
         channels: ChannelIntroductions,
@@ -174,13 +174,13 @@ class Services:
         self._listener.draft_lost(replica)
 
     @property
-    def listener(self) -> Listener:
+    def listener(self) -> ServiceListener:
         """Who is told."""
         return self._listener
 
 
 class _TargetSide:
-    """``replicas.Listener`` of the targets."""
+    """``replicas.ReplicaListener`` of the targets."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -195,7 +195,7 @@ class _TargetSide:
 
 
 class _DraftSide:
-    """``replicas.Listener`` of the drafts."""
+    """``replicas.ReplicaListener`` of the drafts."""
 
     def __init__(self, services: Services) -> None:
         self.on_batch = services.listener.on_draft_batch

@@ -66,12 +66,12 @@ class DraftLengthController:
 
     @property
     def is_speculating(self) -> bool:
-        """Whether all sessions are to draft."""
+        """True if all sessions are to draft."""
         return self.mode is Mode.SPECULATIVE
 
     @property
     def may_draft(self) -> bool:
-        """Whether any session's request allows drafts."""
+        """True if any session's request allows drafts."""
         return any(session.limit for session in self._sessions)
 
     @property
@@ -86,7 +86,7 @@ class DraftLengthController:
 
     @property
     def has_prompts(self) -> bool:
-        """Whether a session's prompt is being computed."""
+        """True if a session's prompt is being computed."""
         return self._num_prompts > 0
 
     @property
@@ -106,7 +106,7 @@ class DraftLengthController:
 
     @property
     def has_just_chosen(self) -> bool:
-        """Whether nothing was judged since the last choice."""
+        """True if nothing was judged since the last choice."""
         return not self._rounds_since_choice
 
     @property
@@ -116,7 +116,7 @@ class DraftLengthController:
 
     @property
     def is_measured(self) -> bool:
-        """Whether speculation was measured with about as many sessions, rather than expected from the profile."""
+        """True if speculation was measured with about as many sessions, rather than expected from the profile."""
         return self.costs.knows_speculation(self.expectation.num_rows(len(self._sessions)))
 
     def length(self, session: ControlledSession) -> int:
@@ -128,21 +128,21 @@ class DraftLengthController:
         return [0] * len(sessions) if self._is_held_back else [session.length for session in sessions]
 
     def are_plain(self, sessions: Sequence[ControlledSession]) -> list[bool]:
-        """Whether each session's next step is plain, and its draft is not brought text meanwhile."""
+        """True if each session's next step is plain, and its draft is not brought text meanwhile."""
         if self._is_held_back and not self._is_bringing_text:
             return [True] * len(sessions)
         return [not session.length for session in sessions]
 
     def is_to_draft(self, session: ControlledSession) -> bool:
-        """Whether the session drafts now, or will once prompts are computed and its draft has the text."""
+        """True if the session drafts now, or will once prompts are computed and its draft has the text."""
         return session.limit > 0 and (self.is_speculating or session.length > 0)
 
     def is_catching_up(self, session: ControlledSession) -> bool:
-        """Whether the session's draft is to be brought its text, so that the session can draft later."""
+        """True if the session's draft is to be brought its text, so that the session can draft later."""
         return self._is_bringing_text and session.length > 0
 
     def will_draft(self, num_tokens: int) -> bool:
-        """Whether a session with such a prompt that has just entered will draft soon after it, so that its draft
+        """True if a session with such a prompt that has just entered will draft soon after it, so that its draft
         computes the prompt too.
         """
         is_known = len(self._sessions) <= _MAX_GROWTH_RATIO * max(self._num_at_choice, 1)
@@ -270,7 +270,7 @@ class DraftLengthController:
 
     @property
     def _is_disturbed(self) -> bool:
-        """Whether prompts or drafts' text were computed during the round."""
+        """True if prompts or drafts' text were computed during the round."""
         return self._num_prompts > 0 or self._has_prompt_ended or self._has_text_come or self._catch_up.is_active
 
     @property
@@ -280,7 +280,7 @@ class DraftLengthController:
 
     @property
     def _is_new(self) -> bool:
-        """Whether most sessions have nearly all of their output before them."""
+        """True if most sessions have nearly all of their output before them."""
         return 2 * sum(session.is_new for session in self._sessions) > len(self._sessions)
 
     def _update_catch_up(self) -> None:
@@ -290,7 +290,7 @@ class DraftLengthController:
         self._has_catch_up_begun = self._catch_up.is_active and (self._has_catch_up_begun or not was_active)
 
     def take_begun_catch_up(self) -> bool:
-        """Whether a catch-up has begun since this was asked last, and goes on."""
+        """True if a catch-up has begun since this was asked last, and goes on."""
         has_begun, self._has_catch_up_begun = self._has_catch_up_begun, False
         return has_begun
 

@@ -60,11 +60,11 @@ class ModeSwitch:
         self._observed_s: float | None = None
 
     def is_worth(self, gain: float, text_s: float, plain_s: float, left_s: float) -> bool:
-        """Whether the other mode's gain over ``left_s`` seconds, an estimate, pays for a switch now."""
+        """True if the other mode's gain over ``left_s`` seconds, an estimate, pays for a switch now."""
         return gain > _MIN_GAIN and left_s * (1.0 - 1.0 / (1.0 + gain)) > text_s + _SWITCH_ROUNDS * plain_s
 
     def observe(self, now: float, gain: float, text_s: float, plain_s: float) -> bool:
-        """Whether the time lost so far pays for a switch. ``gain``: of the other mode's rate over the current one's;
+        """True if the time lost so far pays for a switch. ``gain``: of the other mode's rate over the current one's;
         ``text_s``: seconds of the text that drafts lack; ``plain_s``: of a plain round.
         """
         interval_s = 0.0 if self._observed_s is None else now - self._observed_s

@@ -66,12 +66,12 @@ class DraftLengthPolicy:
 
     @property
     def is_always_off(self) -> bool:
-        """Whether a single request is load enough to keep every session from drafting."""
+        """True if a single request is load enough to keep every session from drafting."""
         return self._disable_by_batch_size == 1
 
     @property
     def is_off_by_load(self) -> bool:
-        """Whether the load keeps every session from drafting."""
+        """True if the load keeps every session from drafting."""
         return 0 < self._disable_by_batch_size <= self._num_requests
 
     # Sessions.
@@ -164,7 +164,7 @@ class DraftLengthPolicy:
         return [session.limit for session in sessions] if controller is None else controller.lengths(sessions)
 
     def are_plain(self, sessions: Sequence[ControlledSession]) -> list[bool]:
-        """Whether each session's next step is plain, and its draft is not brought text meanwhile; all live on one
+        """True if each session's next step is plain, and its draft is not brought text meanwhile; all live on one
         target.
         """
         controller = self._controller_of.get(sessions[0]) if sessions else None
@@ -173,7 +173,7 @@ class DraftLengthPolicy:
         return controller.are_plain(sessions)
 
     def will_draft(self, session: ControlledSession, num_tokens: int) -> bool:
-        """Whether it drafts as soon as its prompt of ``num_tokens`` was taken in, so that its draft needs that too."""
+        """True if it drafts as soon as its prompt of ``num_tokens`` was taken in, so that its draft needs that too."""
         if self.is_off_by_load or not session.limit:
             return False
         if not self.is_controlled:
@@ -182,19 +182,19 @@ class DraftLengthPolicy:
         return controller is not None and controller.will_draft(num_tokens)
 
     def is_alone(self, session: ControlledSession) -> bool:
-        """Whether no other session lives on its target; with fixed lengths, on any target."""
+        """True if no other session lives on its target; with fixed lengths, on any target."""
         controller = self._controller_of.get(session)
         return (len(self._fixed) if controller is None else controller.num_sessions) == 1
 
     def is_to_draft(self, session: ControlledSession) -> bool:
-        """Whether the session drafts, or will once its draft has the text: until then nothing is to follow for it."""
+        """True if the session drafts, or will once its draft has the text: until then nothing is to follow for it."""
         if self.is_off_by_load or not session.limit:
             return False
         controller = self._controller_of.get(session)
         return controller is None or controller.is_to_draft(session)
 
     def is_catching_up(self, session: ControlledSession) -> bool:
-        """Whether the session's draft is to be brought its text, for steps to come."""
+        """True if the session's draft is to be brought its text, for steps to come."""
         if not session.length:
             return False
         controller = self._controller_of.get(session)
@@ -293,7 +293,7 @@ class DraftLengthPolicy:
             _log.debug("draft lengths were chosen", extra={"fields": log_fields(target, controller)})
 
     def take_begun_catch_up(self, target: object) -> bool:
-        """Whether drafts are to be brought the text that all sessions of the target wait for; said once."""
+        """True if drafts are to be brought the text that all sessions of the target wait for; said once."""
         controller = self._controllers.get(target)
         return controller is not None and controller.take_begun_catch_up()
 

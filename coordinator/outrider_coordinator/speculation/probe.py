@@ -30,7 +30,7 @@ class Probe:
         self._due_s = -math.inf
 
     def is_due(self, now: float) -> bool:
-        """Whether a probe may begin."""
+        """True if a probe may begin."""
         return not self.sessions and now >= self._due_s
 
     def begin(self, now: float, sessions: Sequence[ControlledSession], round_s: float, text_token_s: float) -> None:

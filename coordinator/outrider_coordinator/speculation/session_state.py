@@ -32,23 +32,23 @@ class ControlledSession:
         self.context = num_prompt_tokens
         """Committed tokens."""
         self.reads_states = reads_states
-        """Whether its draft reads hidden states, so that the target computes again what the draft lacks."""
+        """True if its draft reads hidden states, so that the target computes again what the draft lacks."""
         self.length = 0
         """Draft length of the next step."""
         self.acceptance = SessionAcceptance()
         self.num_rounds = self.num_probes = self.draft_lag = 0
         self.has_drafted = self.has_ever_drafted = False
-        """Whether the last step, or any on this target, had draft tokens."""
+        """True if the last step, or any on this target, had draft tokens."""
         self.round_began: float | None = None
         """Time of the last verdict; None where the round since then cannot be timed."""
         self.began_s: float | None = None
         """Seconds of service when its prompt had been computed."""
         self.has_begun = False
-        """Whether its prompt has been computed."""
+        """True if its prompt has been computed."""
 
     @property
     def is_new(self) -> bool:
-        """Whether nearly all of its output is still to come."""
+        """True if nearly all of its output is still to come."""
         return self.num_rounds < _NEW_ROUNDS
 
     def enter(self, length: int) -> None:

@@ -165,11 +165,11 @@ class StepCosts:
 
     @property
     def has_profile(self) -> bool:
-        """Whether both services have told what they measured."""
+        """True if both services have told what they measured."""
         return self._has_target and self._has_draft
 
     def knows_speculation(self, rows: int) -> bool:
-        """Whether speculative rounds were measured with about so many rows."""
+        """True if speculative rounds were measured with about so many rows."""
         return bucket_of(rows) in self._overheads
 
     def num_speculative_rounds(self, rows: int) -> int:

@@ -36,7 +36,7 @@ WITH_STATES, WITH_STATES_ON_DEVICE = "forward_with_states", "forward_with_states
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """Combinations to time."""
 
     batch_sizes: tuple[int, ...] = (1,)
@@ -85,7 +85,9 @@ class Plan:
         )
 
 
-def run_plan(runner: ModelRunner, plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> tuple[Series, ...]:
+def run_plan(
+    runner: ModelRunner, plan: EnginePlan, *, on_done: Callable[[], None] = lambda: None
+) -> tuple[Series, ...]:
     """Time everything; the first two series are what the device can do. `GateError` comes before any figure."""
     check_against_single_tokens(runner)
     if plan.draft_lengths:
@@ -204,7 +206,7 @@ def to_result(series: tuple[Series, ...], runner: ModelRunner, *, name: str, con
 
 def load(
     folder: Path,
-    plan: Plan,
+    plan: EnginePlan,
     *,
     device: str,
     dtype: str,

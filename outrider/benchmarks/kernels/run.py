@@ -27,7 +27,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class KernelPlan:
     """Kernels and sizes to time."""
 
     num_rows: int = 32
@@ -41,7 +41,9 @@ class Plan:
 
 
 @torch.inference_mode()
-def run_plan(plan: Plan, *, device: str, dtype: str, on_done: Callable[[], None] = lambda: None) -> tuple[Series, ...]:
+def run_plan(
+    plan: KernelPlan, *, device: str, dtype: str, on_done: Callable[[], None] = lambda: None
+) -> tuple[Series, ...]:
     """Check and time every kernel.
 
     ``GateError`` names the kernel whose answer is not the reference's: nothing is timed then.
@@ -75,7 +77,7 @@ def to_rows(series: tuple[Series, ...]) -> list[tuple[str, str, float, float, fl
     return rows
 
 
-def to_result(series: tuple[Series, ...], plan: Plan, *, name: str, device: str, dtype: str) -> Result:
+def to_result(series: tuple[Series, ...], plan: KernelPlan, *, name: str, device: str, dtype: str) -> Result:
     """The result to save."""
     return Result(
         kind="kernels",
@@ -100,14 +102,14 @@ def _place(device: str, dtype: str) -> Place:
     return Place(torch.device(device), _DTYPES["bfloat16" if prepared == "auto" else prepared])
 
 
-def _cases(place: Place, plan: Plan) -> Iterator[KernelCase]:
+def _cases(place: Place, plan: KernelPlan) -> Iterator[KernelCase]:
     yield from scoring_cases(place, num_rows=plan.num_rows, num_positions=plan.num_positions)
     yield from drafting_cases(place, num_rows=plan.num_rows)
     yield from layer_cases(place, num_rows=plan.num_rows, tokens_per_row=plan.tokens_per_row)
     yield from attention_cases(place, num_rows=plan.num_rows, tokens_per_row=plan.tokens_per_row)
 
 
-def _time(case: KernelCase, device: torch.device, plan: Plan) -> list[float]:
+def _time(case: KernelCase, device: torch.device, plan: KernelPlan) -> list[float]:
     """Seconds of each go; on a GPU of goes that follow each other in a graph, so that launches are not timed."""
     if device.type != "cuda" or not case.is_capturable:
         turn = iter(range(plan.num_samples + plan.num_warmups))

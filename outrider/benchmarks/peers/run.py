@@ -53,7 +53,7 @@ def make_loads(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PeerPlan:
     """Workload of every peer."""
 
     engines: tuple[str, ...]
@@ -122,7 +122,7 @@ def _is_found(package: str, folder: str | None) -> bool:
     return in_folder or importlib.util.find_spec(package) is not None
 
 
-def run_plan(plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> list[Outcome]:
+def run_plan(plan: PeerPlan, *, on_done: Callable[[], None] = lambda: None) -> list[Outcome]:
     """One after the other, each with all numbers of users; `ConfigError` names the peer that failed and its last line.
 
     The log is written anew.
@@ -146,7 +146,7 @@ def _log(path: Path | None) -> IO[bytes]:
         raise ConfigError("--log", f"{path} cannot be written: {error.strerror}") from error
 
 
-def _run_one(plan: Plan, engine: str, log: IO[bytes]) -> list[Outcome]:
+def _run_one(plan: PeerPlan, engine: str, log: IO[bytes]) -> list[Outcome]:
     job = {
         "engine": engine,
         "pair": {**dataclasses.asdict(plan.pair), "num_users": plan.most_users},
@@ -248,7 +248,7 @@ def to_rows(outcomes: Sequence[Outcome], pair: Pair) -> list[tuple[str, int, flo
     return rows
 
 
-def to_result(outcomes: Sequence[Outcome], plan: Plan, *, name: str, configuration: dict[str, Any]) -> Result:
+def to_result(outcomes: Sequence[Outcome], plan: PeerPlan, *, name: str, configuration: dict[str, Any]) -> Result:
     """The result to save."""
     series = []
     for outcome in outcomes:

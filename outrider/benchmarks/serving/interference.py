@@ -29,7 +29,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class InterferencePlan:
     """Running streams, and the long prompts that interfere."""
 
     running: tuple[Prompt, ...]
@@ -61,7 +61,7 @@ class Outcome:
         return None if alone is None or beside is None else ratio(beside.p99, alone.p99)
 
 
-async def run_plan(client: AsyncClient, plan: Plan) -> Outcome:
+async def run_plan(client: AsyncClient, plan: InterferencePlan) -> Outcome:
     """Both arms, as often as the plan says.
 
     ``GateError`` when speculation changes greedy output; ``UnavailableError`` when a request failed or no prompt was in
@@ -102,7 +102,7 @@ def gaps_within(record: Record, intervals: Sequence[Interval]) -> list[float]:
     ]
 
 
-async def _beside(client: AsyncClient, plan: Plan) -> tuple[Run, list[Interval]]:
+async def _beside(client: AsyncClient, plan: InterferencePlan) -> tuple[Run, list[Interval]]:
     began, intervals = time.perf_counter(), list[Interval]()
     arriving = asyncio.create_task(_keep_arriving(client, plan, began, intervals))
     try:
@@ -115,7 +115,7 @@ async def _beside(client: AsyncClient, plan: Plan) -> tuple[Run, list[Interval]]
     return run, intervals
 
 
-async def _keep_arriving(client: AsyncClient, plan: Plan, began: float, intervals: list[Interval]) -> None:
+async def _keep_arriving(client: AsyncClient, plan: InterferencePlan, began: float, intervals: list[Interval]) -> None:
     while True:
         for prompt in plan.arriving:
             sent = time.perf_counter() - began
@@ -130,7 +130,9 @@ def _whole(run: Run) -> Run:
     return run
 
 
-def to_result(outcome: Outcome, plan: Plan, *, name: str, device: str, configuration: dict[str, Any]) -> Result:
+def to_result(
+    outcome: Outcome, plan: InterferencePlan, *, name: str, device: str, configuration: dict[str, Any]
+) -> Result:
     """The result to save."""
     return Result(
         kind="interference",

@@ -53,7 +53,7 @@ class RunLoad(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServePlan:
     """Runs to perform."""
 
     prompts: tuple[Prompt, ...]
@@ -97,7 +97,7 @@ class Plan:
             )
         return arms
 
-    def with_prompts(self, prompts: Sequence[Prompt]) -> Plan:
+    def with_prompts(self, prompts: Sequence[Prompt]) -> ServePlan:
         """The same with other prompts."""
         return dataclasses.replace(self, prompts=tuple(prompts))
 
@@ -135,7 +135,7 @@ class Outcome:
 
 async def run_plan(
     client: AsyncClient,
-    plan: Plan,
+    plan: ServePlan,
     *,
     on_done: Callable[[], None] = lambda: None,
     load: RunLoad | None = None,
@@ -171,7 +171,7 @@ async def run_plan(
     return Outcome(info, gate, draft_length, {arm: tuple(done) for arm, done in runs.items()})
 
 
-async def _first_tokens_duration(plan: Plan, load: RunLoad, decoding: Decoding) -> float | None:
+async def _first_tokens_duration(plan: ServePlan, load: RunLoad, decoding: Decoding) -> float | None:
     """Seconds of the whole load with one token a request; None where the plan does not ask for it."""
     if not plan.with_first_tokens:
         return None
@@ -179,7 +179,7 @@ async def _first_tokens_duration(plan: Plan, load: RunLoad, decoding: Decoding) 
     return _whole(await load(plan.prompts, plan.traffic, one_token)).duration
 
 
-def _salted(plan: Plan) -> Callable[[Decoding], Decoding]:
+def _salted(plan: ServePlan) -> Callable[[Decoding], Decoding]:
     """Gives a run's decoding its cache salt. All runs send the same prompts, and none may find those of another in a
     prefix cache, unless the plan wants all to.
     """
@@ -195,7 +195,7 @@ def _fresh_salt() -> str:
     return f"bench-{secrets.token_hex(8)}"
 
 
-async def _gate(client: AsyncClient, plan: Plan, draft_length: int) -> GateReport | None:
+async def _gate(client: AsyncClient, plan: ServePlan, draft_length: int) -> GateReport | None:
     if not plan.num_gate_prompts:
         return None
     return await check_exactness(
@@ -214,7 +214,7 @@ def _whole(run: Run) -> Run:
     return run
 
 
-def texts(outcome: Outcome, plan: Plan) -> list[str]:
+def texts(outcome: Outcome, plan: ServePlan) -> list[str]:
     """The blocks to print, one an arm, and the comparison."""
     blocks = [
         format_block(vllm_keys(runs), plan.traffic, measured_series(runs, arm), _title(arm, outcome))
@@ -232,7 +232,13 @@ def _title(arm: str, outcome: Outcome) -> str:
 
 
 def to_result(
-    outcome: Outcome, plan: Plan, *, name: str, device: str, configuration: Mapping[str, Any], gpus: int | None = None
+    outcome: Outcome,
+    plan: ServePlan,
+    *,
+    name: str,
+    device: str,
+    configuration: Mapping[str, Any],
+    gpus: int | None = None,
 ) -> Result:
     """The result to save; ``gpus`` where further replicas make more of them than the placement tells."""
     series = tuple(item for arm, runs in outcome.runs.items() for item in measured_series(runs, arm))
@@ -255,7 +261,7 @@ def to_result(
     )
 
 
-def to_vllm_json(outcome: Outcome, plan: Plan, arm: str = SPECULATION) -> dict[str, Any]:
+def to_vllm_json(outcome: Outcome, plan: ServePlan, arm: str = SPECULATION) -> dict[str, Any]:
     """One arm in the flat layout of `vllm bench serve --save-result --save-detailed`."""
     runs, rate = outcome.runs[arm], plan.traffic.request_rate
     return {
@@ -274,7 +280,7 @@ def to_vllm_json(outcome: Outcome, plan: Plan, arm: str = SPECULATION) -> dict[s
     }
 
 
-def _configuration(outcome: Outcome, plan: Plan) -> dict[str, Any]:
+def _configuration(outcome: Outcome, plan: ServePlan) -> dict[str, Any]:
     traffic: dict[str, Any] = dataclasses.asdict(plan.traffic)
     if traffic["request_rate"] == float("inf"):
         traffic["request_rate"] = "inf"

@@ -38,7 +38,7 @@ _PROMPT = (11, 7, 5, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """Numbers of sessions and temperatures to time."""
 
     num_sessions: tuple[int, ...] = (1, 32)
@@ -98,12 +98,12 @@ class _Stack:
         return (int(fields[11]) + int(fields[12])) / self.clock_ticks
 
 
-def run_plan(plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> tuple[Series, ...]:
+def run_plan(plan: StepPlan, *, on_done: Callable[[], None] = lambda: None) -> tuple[Series, ...]:
     """Time everything, in milliseconds."""
     return uvloop.run(_run(plan, on_done))
 
 
-async def _run(plan: Plan, on_done: Callable[[], None]) -> tuple[Series, ...]:
+async def _run(plan: StepPlan, on_done: Callable[[], None]) -> tuple[Series, ...]:
     series: list[Series] = []
     windows: list[_Window] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +132,7 @@ class _Window:
 
 
 async def _measure(
-    stack: _Stack, client: AsyncClient, plan: Plan, temperature: float, num_sessions: int
+    stack: _Stack, client: AsyncClient, plan: StepPlan, temperature: float, num_sessions: int
 ) -> list[Series]:
     before = stack.processor_s()
     heard = await asyncio.gather(*(_generate(client, plan, temperature, seed) for seed in range(num_sessions)))
@@ -150,7 +150,7 @@ async def _measure(
     return [Series(name, "ms", tuple(values), labels) for name, values in samples.items()]
 
 
-async def _generate(client: AsyncClient, plan: Plan, temperature: float, seed: int) -> _TimedResult:
+async def _generate(client: AsyncClient, plan: StepPlan, temperature: float, seed: int) -> _TimedResult:
     # Two more than are timed: the first step is a prefill, the last may draft less.
     num_steps = plan.num_warmups + plan.num_samples + 2
     times: list[float] = []
@@ -175,7 +175,7 @@ async def _generate(client: AsyncClient, plan: Plan, temperature: float, seed: i
 
 
 @contextlib.asynccontextmanager
-async def _stack(plan: Plan, folder: Path) -> AsyncIterator[_Stack]:
+async def _stack(plan: StepPlan, folder: Path) -> AsyncIterator[_Stack]:
     """All three, until they are not needed any more."""
     awake = () if plan.num_awake_processors is None else ("--awake", str(plan.num_awake_processors))
 
@@ -230,7 +230,7 @@ def _mean(series: tuple[Series, ...], name: str, labels: dict[str, Label]) -> fl
     return 0.0 if found is None else found.mean
 
 
-def to_result(series: tuple[Series, ...], plan: Plan, *, name: str) -> Result:
+def to_result(series: tuple[Series, ...], plan: StepPlan, *, name: str) -> Result:
     """The result to save."""
     configuration: dict[str, Any] = {
         "draft_ms": plan.draft_ms,

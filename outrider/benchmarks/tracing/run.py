@@ -33,7 +33,7 @@ MAKING = "making and exporting spans"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TracingPlan:
     """Numbers of rounds and steps to time."""
 
     num_steps: int = 256
@@ -42,7 +42,7 @@ class Plan:
     """Each with new requests; the first is not counted."""
 
 
-def run_plan(plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> tuple[Series, ...]:
+def run_plan(plan: TracingPlan, *, on_done: Callable[[], None] = lambda: None) -> tuple[Series, ...]:
     """Microseconds a step: one sample a round."""
     rounds: list[dict[tuple[str, str], float]] = []
     for _ in range(plan.num_rounds + 1):
@@ -139,7 +139,7 @@ def added_us(series: Sequence[Series], place: str, arm: str) -> float:
     return statistics.median(more - less for more, less in zip(found[arm], found[OFF], strict=True))
 
 
-def to_result(series: Sequence[Series], plan: Plan, *, name: str) -> Result:
+def to_result(series: Sequence[Series], plan: TracingPlan, *, name: str) -> Result:
     """The result to save."""
     figures = {arm: {place: added_us(series, place, arm) for place in PLACES} for arm in (NOT_SAMPLED, SAMPLED)}
     configuration: dict[str, Any] = {

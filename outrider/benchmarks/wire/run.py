@@ -33,7 +33,7 @@ Call = Callable[[bytes], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WirePlan:
     """Combinations to time."""
 
     num_bytes: tuple[int, ...] = (200, 20_000, 2_000_000)
@@ -62,12 +62,12 @@ class Plan:
                 raise ConfigError(name, f"must be of {', '.join(known)}, not {', '.join(given)}")
 
 
-def run_plan(plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> tuple[Series, ...]:
+def run_plan(plan: WirePlan, *, on_done: Callable[[], None] = lambda: None) -> tuple[Series, ...]:
     """Time everything; one series a combination, in milliseconds."""
     return uvloop.run(_run(plan, on_done))
 
 
-async def _run(plan: Plan, on_done: Callable[[], None]) -> tuple[Series, ...]:
+async def _run(plan: WirePlan, on_done: Callable[[], None]) -> tuple[Series, ...]:
     series: list[Series] = []
     with tempfile.TemporaryDirectory() as folder:
         for over in plan.over:
@@ -83,7 +83,7 @@ async def _run(plan: Plan, on_done: Callable[[], None]) -> tuple[Series, ...]:
     return tuple(series)
 
 
-async def _measure(address: str, plan: Plan, call: str, over: str, num_bytes: int) -> Series:
+async def _measure(address: str, plan: WirePlan, call: str, over: str, num_bytes: int) -> Series:
     reply_bytes = num_bytes if plan.reply_bytes is None else plan.reply_bytes
     request = make_request(num_bytes, reply_bytes)
     channel = open_channel(address, max_message_bytes=MAX_LINK_MESSAGE_BYTES)
@@ -155,7 +155,7 @@ def plane_ratios(series: tuple[Series, ...]) -> dict[int, float]:
     return {size: medians[INLINE, size] / time for (over, size), time in medians.items() if over == SHARED}
 
 
-def to_result(series: tuple[Series, ...], plan: Plan, *, name: str) -> Result:
+def to_result(series: tuple[Series, ...], plan: WirePlan, *, name: str) -> Result:
     """The result to save."""
     configuration: dict[str, Any] = {
         "num_samples": plan.num_samples,

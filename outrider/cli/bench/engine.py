@@ -72,7 +72,7 @@ class CaseFlags:
 
     def plan(self) -> Any:  # noqa: ANN401 - a benchmark's
         """The benchmark's plan."""
-        return benchmark("engine.run").Plan(
+        return benchmark("engine.run").EnginePlan(
             batch_sizes=tuple(self.batch_size or (1,)),
             num_tokens=tuple(self.num_tokens or (1, 5)),
             contexts=tuple(self.context or (256,)),

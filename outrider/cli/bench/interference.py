@@ -36,7 +36,7 @@ class LoadFlags:
     def plan(self, num_token_ids: int, tie_tolerance: float) -> Any:  # noqa: ANN401 - a benchmark's
         """The benchmark's plan for a vocabulary."""
         random_prompts = benchmark("serving.workload").random_prompts
-        return benchmark("serving.interference").Plan(
+        return benchmark("serving.interference").InterferencePlan(
             running=tuple(random_prompts(self.num_running, self.input_len, num_token_ids, self.seed)),
             arriving=tuple(random_prompts(4, self.prefill_len, num_token_ids, self.seed + 1)),
             decoding=benchmark("serving.load").Decoding(

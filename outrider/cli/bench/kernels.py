@@ -26,7 +26,7 @@ def kernels(
 ) -> None:
     """Measure the kernels one by one, each checked first: an 8B model's sizes on a GPU, tiny ones on a CPU."""
     bench = benchmark("kernels.run")
-    plan = bench.Plan(num_rows, tokens_per_row, num_positions, num_samples=samples, num_warmups=warmups)
+    plan = bench.KernelPlan(num_rows, tokens_per_row, num_positions, num_samples=samples, num_warmups=warmups)
     with bar("kernels", bench.NUM_KERNELS) as advance:
         series = bench.run_plan(plan, device=device, dtype=dtype, on_done=advance)
     output.print(table(_HEADS, bench.to_rows(series)))

@@ -147,7 +147,7 @@ def peers(
     engines.check()
     names = engines.names(has_draft=folders[1] is not None, has_many_users=max(load.users) > 1)
     pair = engines.pair(*folders, load.input_len + load.output_len)
-    plan = bench.Plan(
+    plan = bench.PeerPlan(
         engines=names,
         pair=pair,
         loads=load.loads(_vocab_size(folders[0])),

@@ -44,7 +44,7 @@ def rpc(
 ) -> None:
     """Measure the wire alone: round trips between two processes."""
     bench = benchmark("wire.run")
-    plan = bench.Plan(
+    plan = bench.WirePlan(
         num_bytes=tuple(num_bytes or (200, 20_000, 2_000_000)),
         reply_bytes=None if reply_bytes < 0 else reply_bytes,
         calls=tuple(call or ("unary", "stream")),

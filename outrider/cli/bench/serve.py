@@ -208,7 +208,7 @@ def serve(
 
 def _plan(pair: PairFlags, arms: ArmFlags, decoding: DecodingFlags, prompts: PromptFlags, traffic: TrafficFlags) -> Any:  # noqa: ANN401 - a benchmark's
     """The benchmark's plan, still without prompts."""
-    return benchmark("serving.run").Plan(
+    return benchmark("serving.run").ServePlan(
         prompts=(),
         traffic=benchmark("serving.workload").Traffic(
             traffic.request_rate, traffic.burstiness, traffic.max_concurrency or None

@@ -45,7 +45,7 @@ def step(
 ) -> None:
     """Measure a step without its forwards: three processes, simulated models."""
     bench = benchmark("step.run")
-    plan = bench.Plan(
+    plan = bench.StepPlan(
         num_sessions=tuple(sessions or (1, 32)),
         temperatures=tuple((0.0, 1.0) if temperature is None else temperature),
         over=over,

@@ -21,7 +21,7 @@ def tracing(
 ) -> None:
     """Measure the cost of tracing per step in the loops of all three services, and of building the spans."""
     bench = benchmark("tracing.run")
-    plan = bench.Plan(num_steps=steps, num_rounds=rounds)
+    plan = bench.TracingPlan(num_steps=steps, num_rounds=rounds)
     with bar("rounds", rounds + 1) as advance:
         series = bench.run_plan(plan, on_done=advance)
     output.print(table(_HEADS, bench.to_rows(series)))

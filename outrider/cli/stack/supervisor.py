@@ -30,7 +30,7 @@ Probe = Callable[[str], Awaitable[bool]]
 """True if a service, asked at its ``probe``, says that it is serving; answers within a bounded time."""
 
 
-class Listener(Protocol):
+class SupervisorListener(Protocol):
     """Told what happens, for people."""
 
     def starting(self, spec: ServiceSpec) -> None:
@@ -49,7 +49,7 @@ class Listener(Protocol):
 class Stack:
     """The services of one plan, as an async context manager: serving inside, gone outside."""
 
-    def __init__(self, plan: StackPlan, *, probe: Probe, listener: Listener) -> None:
+    def __init__(self, plan: StackPlan, *, probe: Probe, listener: SupervisorListener) -> None:
         self.plan = plan
         self._probe = probe
         self._listener = listener
