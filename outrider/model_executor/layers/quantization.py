@@ -6,6 +6,7 @@ All formats are FP8 (E4M3) numbers with scales. Refuses to know how a ``config.j
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,9 +84,15 @@ class Quantization:
         return f"fp8 ({self.method}): weights by {weights}, activations {_HOW[self.activations]}{inputs}"
 
     def _covers_one(self, module: str) -> bool:
-        if any(re.match(pattern, module) for pattern in self.ignored):
+        if any(pattern.match(module) for pattern in _compiled(self.ignored)):
             return False
-        return not self.targets or any(re.match(pattern, module) for pattern in self.targets)
+        return not self.targets or any(pattern.match(module) for pattern in _compiled(self.targets))
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """Patterns to match with; models with experts have tens of thousands of modules."""
+    return tuple(map(re.compile, patterns))
 
 
 _HOW = {Activations.UNCHANGED: "", Activations.STATIC: "", Activations.TOKEN: "by ", Activations.GROUP: "by "}
