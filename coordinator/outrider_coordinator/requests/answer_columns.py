@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.columns import (
     I4,
@@ -48,6 +50,14 @@ def columns_of(
         columns = _joined(events, timings if len(timings) == len(events) else [])
         if columns is not None:
             yield places, columns
+
+
+def selected(answers: AnswerColumns[Any], places: NDArray[np.int64]) -> AnswerColumns[Any]:
+    """The answers at these places, with their times."""
+    if len(places) == len(answers.sessions) and (places == np.arange(len(places))).all():
+        return answers
+    times = answers.timings(places.tolist()) if answers.timings_ns else []
+    return replace(answers.selected(places), timings_ns=[each for one in times if one for each in one.numbers])
 
 
 def _form_of(event: Any) -> Hashable | None:  # noqa: ANN401 - any event

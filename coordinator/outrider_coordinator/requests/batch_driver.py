@@ -18,19 +18,19 @@ import numpy as np
 
 from outrider.columns import FEWEST_PLAIN_ROWS, U8, AnswerColumns, ExtendColumns, ScoreColumns
 from outrider.ports import DraftEvent, EventBatch, ItemTiming, TargetEvent
-from outrider_coordinator.requests.answer_columns import columns_of
+from outrider_coordinator.requests.answer_columns import columns_of, selected
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.early_scores import EarlyScores
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.requests.taken_answers import TakenAnswers, WaitingBatch
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
-from outrider_coordinator.session.awaited_proposals import AwaitedProposals, TakenProposals, reserve_ahead
+from outrider_coordinator.session.awaited_proposals import AwaitedProposals, TakenProposals, announce
 from outrider_coordinator.session.awaited_scores import AwaitedScores, TakenScores
 from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.session.transitions import (
     awaited,
-    is_ahead,
+    is_announced,
     proposals_for,
     scores_for,
     usual_sessions,
@@ -68,9 +68,9 @@ class BatchDriver:
         self._waiting: dict[bytes, WaitingBatch] = {}
         """By the numbers of their sessions."""
         self._taken: list[TakenAnswers] = []
-        self._ahead: dict[DraftReplica, tuple[bytes, int, int]] = {}
+        self._announced: dict[DraftReplica, tuple[bytes, int, int]] = {}
         """Of each draft the key of the last ``ScoreAhead``, its channel and its plane."""
-        self.early = EarlyScores(partial(is_ahead, table))
+        self.early = EarlyScores(partial(is_announced, table))
 
     def take_proposals(
         self, replica: DraftReplica, batch: EventBatch[DraftEvent], arrived: float
@@ -85,7 +85,7 @@ class BatchDriver:
         return self._without_taken(batch, partial(self._take_scores, replica, arrived))
 
     def _take_proposals(self, replica: DraftReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
-        key, *means = self._ahead.pop(replica, (b"", 0, 0))
+        key, *means = self._announced.pop(replica, (b"", 0, 0))
         waiting = self._waiting_for(answers)
         if waiting is not None and isinstance(waiting.awaited, AwaitedProposals) and waiting.draft is replica:
             plane, channel = (
@@ -93,14 +93,14 @@ class BatchDriver:
                 self._channel_between(waiting.target, replica),
             )
             is_same = answers.channel != 0 and answers.channel == channel and means == [channel, plane]
-            taken = waiting.awaited.take(answers, self._policy, plane=plane, ahead=key if is_same else b"")
+            taken = waiting.awaited.take(answers, self._policy, plane=plane, announced=key if is_same else b"")
             if taken is not None:
                 yield self._sent_on(waiting, taken, answers, range(len(answers.sessions)), arrived)
                 return
         for target, draft, group in self._groups(answers):
-            chosen = _selected(answers, group)
+            chosen = selected(answers, group)
             for places, found in proposals_for(self._table, self._rows(chosen), chosen):
-                own, plane = _selected(chosen, places), self._plane_between(target, draft)
+                own, plane = selected(chosen, places), self._plane_between(target, draft)
                 taken = found.take(own, self._policy, plane=plane) if draft is replica else None
                 if taken is not None:
                     batch = WaitingBatch(found, self._requests(own), target, draft)
@@ -129,9 +129,9 @@ class BatchDriver:
                 yield self._asked_next(waiting, taken, answers, taken.places, arrived)
                 return
         for target, draft, group in self._groups(answers):
-            chosen, channel = _selected(answers, group), self._channel_between(target, draft)
+            chosen, channel = selected(answers, group), self._channel_between(target, draft)
             for places, found in scores_for(self._table, self._rows(chosen), chosen):
-                own = _selected(chosen, places)
+                own = selected(chosen, places)
                 taken = found.take(own, self._policy, channel=channel) if target is replica else None
                 if taken is not None:
                     batch = WaitingBatch(found, self._requests(own), target, draft)
@@ -248,23 +248,23 @@ class BatchDriver:
                 ended += one.requests
         is_alone = sum(isinstance(one.taken.commands, ExtendColumns) for one in done) == 1
         for one in done:
-            self._await(one, may_score_ahead=is_alone)
+            self._await(one, may_announce=is_alone)
         return ended
 
-    def _await(self, one: TakenAnswers, *, may_score_ahead: bool) -> None:
+    def _await(self, one: TakenAnswers, *, may_announce: bool) -> None:
         """Put down what follows from the next answers to these requests."""
         index, batch, requests = one.index, one.batch, one.requests
         if any(request.is_over for request in requests):
             going_on = [place for place, request in enumerate(requests) if not request.is_over]
             index, requests = index[going_on], [requests[place] for place in going_on]
-            may_score_ahead = False
+            may_announce = False
         if not requests:
             return
         commands = one.taken.commands
         channel = 0
-        if may_score_ahead and isinstance(commands, ExtendColumns) and self._may_score_ahead(one, commands):
+        if may_announce and isinstance(commands, ExtendColumns) and self._may_announce(one, commands):
             channel = commands.channel
-            reserve_ahead(self._table, index)
+            announce(self._table, index)
         found = awaited(self._table, index)
         if found is None:
             return
@@ -273,11 +273,11 @@ class BatchDriver:
         self._waiting[found.numbers.tobytes()] = WaitingBatch(found, requests, batch.target, batch.draft)
         if channel and isinstance(found, AwaitedProposals) and batch.draft is not None:
             plane = self._plane_between(batch.target, batch.draft)
-            if (ahead := found.ahead(channel, plane)) is not None:
-                self._ahead[batch.draft] = ahead.channel_key, channel, plane
-                batch.target.connection.send_alone(ahead)
+            if (announcement := found.announcement(channel, plane)) is not None:
+                self._announced[batch.draft] = announcement.channel_key, channel, plane
+                batch.target.connection.send_alone(announcement)
 
-    def _may_score_ahead(self, one: TakenAnswers, commands: ExtendColumns) -> bool:
+    def _may_announce(self, one: TakenAnswers, commands: ExtendColumns) -> bool:
         """Whether all that a draft computes now may go to the target directly."""
         target, draft = one.batch.target, one.batch.draft
         if draft is None or one.batch.awaited.is_traced:
@@ -287,14 +287,6 @@ class BatchDriver:
         if draft.connection.num_steps_open != len(commands):
             return False
         return commands.states is None or bool(self._plane_between(target, draft))
-
-
-def _selected(answers: AnswerColumns[Any], places: Ints) -> AnswerColumns[Any]:
-    """The answers at these places, with their times."""
-    if len(places) == len(answers.sessions) and (places == np.arange(len(places))).all():
-        return answers
-    times = answers.timings(places.tolist()) if answers.timings_ns else []
-    return replace(answers.selected(places), timings_ns=[each for one in times if one for each in one.numbers])
 
 
 def _send(replica: TargetReplica | DraftReplica, commands: ExtendColumns | ScoreColumns, batch: WaitingBatch) -> None:

@@ -18,7 +18,7 @@ from outrider_coordinator.acceptance.vectorized import Rows, are_sound_columns
 from outrider_coordinator.session.awaited import NO_IDS, Awaited, Bools, chain_bytes
 from outrider_coordinator.session.state import DRAFTING, SCORING
 from outrider_coordinator.session.table import (
-    AHEAD,
+    ANNOUNCED,
     DRAFT_ASKED,
     DRAFT_BASE,
     DRAFT_HELD,
@@ -74,7 +74,7 @@ class AwaitedProposals(Awaited):
         super().__init__(table, index, own, DRAFT_ASKED)
         self._asked = own[:, DRAFT_LENGTH].astype(U4)
         generations = own[:, GENERATION].astype(U8)
-        self._ahead = generations if own[:, AHEAD].tolist() == generations.tolist() else None
+        self._announced = generations if own[:, ANNOUNCED].tolist() == generations.tolist() else None
         self._generations_next = generations + U8.type(1)
         self._kept = self.bases - U4.type(1)
         rests, chains = self.hashes(own[:, TARGET_HELD].tolist())
@@ -83,19 +83,19 @@ class AwaitedProposals(Awaited):
         self._hands_over = self.hands_over_states()
 
     def take(
-        self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, plane: int = 0, ahead: bytes = b""
+        self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, plane: int = 0, announced: bytes = b""
     ) -> TakenProposals | None:
         """Bring proposals, answers to all of these sessions, to their target; None if they cannot be taken together.
 
-        ``plane``: by which hidden states go; 0: inline. ``ahead``: the key of the ``ScoreAhead`` that was sent.
+        ``plane``: by which hidden states go; 0: inline. ``announced``: the key of the ``ScoreAhead`` that was sent.
         """
         is_whole = answers.counts.tobytes() == self._asked.tobytes()
         if not self._are_sound(answers, is_whole=is_whole):
             return None
         if self.reads_states and not (plane and all(map(policy.is_to_draft, self.speculations))):
             return None
-        is_direct = bool(ahead) and is_whole and self._ahead is not None and answers.channel_key == ahead
-        generations = self._ahead if is_direct and self._ahead is not None else self._generations_next
+        is_direct = bool(announced) and is_whole and self._announced is not None and answers.channel_key == announced
+        generations = self._announced if is_direct and self._announced is not None else self._generations_next
         commands = self._columns(generations, answers.counts, answers.token_ids, plane, answers.supports)
         return TakenProposals(commands, is_direct, partial(self._commit, answers, generations))
 
@@ -111,14 +111,14 @@ class AwaitedProposals(Awaited):
             return False
         return not self.is_sparse or are_sound_columns(answers, self.limits)
 
-    def ahead(self, channel: int, plane: int) -> ScoreAhead | None:
-        """What the target is to score when the proposals come by a channel; None unless ``reserve_ahead`` was called
+    def announcement(self, channel: int, plane: int) -> ScoreAhead | None:
+        """What the target is to score when the proposals come by a channel; None unless ``announce`` was called
         for these rows.
         """
-        if self._ahead is None or not (self._hands_over and self.is_uniform):
+        if self._announced is None or not (self._hands_over and self.is_uniform):
             return None
         generations = np.frombuffer(self._generations, dtype=U8)
-        return ScoreAhead(self._columns(self._ahead, self._asked, NO_IDS, plane, None), channel, generations)
+        return ScoreAhead(self._columns(self._announced, self._asked, NO_IDS, plane, None), channel, generations)
 
     def _columns(
         self, generations: Column, lengths: Column, draft_token_ids: Column, plane: int, supports: SupportColumns | None
@@ -142,7 +142,7 @@ class AwaitedProposals(Awaited):
     def _commit(self, answers: AnswerColumns[Any], generations: Column) -> None:
         after, counts, table = self.own.copy(), answers.counts, self.table
         after[:, STATUS] = SCORING
-        after[:, AHEAD : NUM_PLAIN + 1] = 0  # and what was asked of the draft, and its losses
+        after[:, ANNOUNCED : NUM_PLAIN + 1] = 0  # and what was asked of the draft, and its losses
         after[:, DRAFT_HELD] = self.bases
         after[:, PROPOSAL_OPENED] = after[:, DRAFT_OPENED]
         after[:, GENERATION] = after[:, TARGET_ASKED] = generations
@@ -162,7 +162,7 @@ class AwaitedProposals(Awaited):
                 session.row.evidence = PlacedEvidence(proposals, case)
 
 
-def reserve_ahead(table: SessionTable, index: Ints) -> None:
+def announce(table: SessionTable, index: Ints) -> None:
     """Reserve the generations of a ``ScoreAhead``."""
     table.values[index, GENERATION] += 1
-    table.values[index, AHEAD] = table.values[index, GENERATION]
+    table.values[index, ANNOUNCED] = table.values[index, GENERATION]

@@ -25,7 +25,7 @@ from outrider_coordinator.session import steps
 from outrider_coordinator.session.awaited import EVERY, NO_IDS, Awaited, Bools, Which, chain_bytes
 from outrider_coordinator.session.state import DRAFTING, NOTHING_PROPOSED, SCORING, SessionState
 from outrider_coordinator.session.table import (
-    AHEAD,
+    ANNOUNCED,
     CAPACITY,
     CREDIT,
     DRAFT_ASKED,
@@ -384,7 +384,7 @@ class AwaitedVerdicts(AwaitedScores):
         after[:, REMAINING] -= num_new
         after[:, LENGTH : TARGET_HELD + 1] += num_new[:, None]
         after[:, STEP : GENERATION + 1] += 1
-        after[:, TARGET_LOSSES : AHEAD + 1] = 0  # and what was asked of the target, and the proposal
+        after[:, TARGET_LOSSES : ANNOUNCED + 1] = 0  # and what was asked of the target, and the proposal
         after[:, PROPOSAL_OPENED] = -1
         after[:, DRAFT_ASKED], after[:, DRAFT_BASE] = after[:, GENERATION], after[:, LENGTH]
         after[:, DRAFT_LENGTH] = lengths

@@ -36,15 +36,6 @@ class CommandBuilder:
     def trace_parent(self, trace_parent: str) -> None:
         self._trace_parent, self._is_traced = trace_parent, bool(trace_parent)
 
-    @property
-    def next_generation(self) -> int:
-        """Generation of the next command."""
-        return self._generation + 1
-
-    def skip_generation(self) -> None:
-        """Leave out a generation: of a command that was sent without being built here."""
-        self._generation += 1
-
     def open_draft(self, side: DraftSide) -> Open:
         """Open the session on the draft, which may have fewer ids than the target."""
         limit = self._engine_request.num_token_ids
@@ -102,20 +93,16 @@ class CommandBuilder:
         drafted: Drafted,
         hidden_states_from: int | None = None,
         length: int | None = None,
-        generation: int | None = None,
     ) -> Score:
         """Brings the target what it lacks, and the proposal to judge. Positions whose hidden states are wanted are
         computed anew where it holds them. ``length``: with the text up to there alone, which is part of it.
-        ``generation``: that was left out for it before.
         """
         kept, tokens = side.held, self._tokens
-        if generation is None:
-            generation = self._next_generation()
         if hidden_states_from is not None:
             kept = min(kept, hidden_states_from)
         return Score(
             self.session,
-            generation,
+            self._next_generation(),
             kept,
             tokens.prefix_hash(kept),
             tokens.after(kept) if length is None else tokens.after(kept)[: length - kept],

@@ -12,7 +12,7 @@ from outrider.types import Evidence
 from outrider.values import step_value
 from outrider_coordinator.session.hidden_states import MAX_FEED_BYTES, HiddenStateBuffer
 from outrider_coordinator.session.table import (
-    AHEAD,
+    ANNOUNCED,
     ANY_LENGTH,
     CAPACITY,
     CREDIT,
@@ -243,7 +243,7 @@ class TargetSide:
     """Committed tokens the target is known to hold."""
     losses = IntColumn(TARGET_LOSSES)
     """In a row."""
-    announced = IntColumn(AHEAD)
+    announced = IntColumn(ANNOUNCED)
     """Generation of the ``Score`` that it was told of, to be scored once its proposal comes directly; 0: none."""
     lookahead_credit = IntColumn(CREDIT)
     """Plain steps that it may compute before they are asked for: what is left of a ``Prepare``."""

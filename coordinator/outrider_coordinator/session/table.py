@@ -26,15 +26,15 @@ Ints = NDArray[np.int64]
 
 (
     NUMBER, STATUS, REASON, FLAGS, LIMIT, SEED, LAST, REMAINING, LENGTH, TARGET_HELD, STEP, GENERATION,
-    TARGET_LOSSES, TARGET_ASKED, NUM_DRAFTED, AHEAD, DRAFT_ASKED, DRAFT_BASE, DRAFT_LENGTH, DRAFT_LOSSES, CREDIT,
+    TARGET_LOSSES, TARGET_ASKED, NUM_DRAFTED, ANNOUNCED, DRAFT_ASKED, DRAFT_BASE, DRAFT_LENGTH, DRAFT_LOSSES, CREDIT,
     NUM_PLAIN, DRAFT_HELD, DRAFT_OPENED, PROPOSAL_OPENED, CAPACITY,
 ) = range(26)  # fmt: skip
 """Columns of ``SessionTable.values``.
 
 ``LAST``: newest committed token. ``REASON``: index of a ``WithoutDraft``. ``LIMIT``: of token ids. ``CAPACITY``: of the
 draft, in tokens. Columns that are written together lie together.
-``AHEAD``: generation of the ``ScoreAhead`` that was sent. ``SEED``: bits of an unsigned number. Generations begin at 1;
-0 is none.
+``ANNOUNCED``: generation of the ``ScoreAhead`` that was sent. ``SEED``: bits of an unsigned number. Generations begin
+at 1; 0 is none.
 """
 NUM_COLUMNS = 26
 

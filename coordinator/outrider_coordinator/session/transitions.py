@@ -28,7 +28,7 @@ from outrider_coordinator.session.awaited_scores import (
 )
 from outrider_coordinator.session.state import DRAFTING, SessionState, SessionStatus
 from outrider_coordinator.session.table import (
-    AHEAD,
+    ANNOUNCED,
     DRAFT_ASKED,
     DRAFT_LENGTH,
     FLAGS,
@@ -147,11 +147,11 @@ def end_step(
     return step
 
 
-def is_ahead(table: SessionTable, number: int, generation: int) -> bool:
+def is_announced(table: SessionTable, number: int, generation: int) -> bool:
     """Whether a session waits for the proposal that scores of this generation are of."""
     (row,) = table.indices((number,))
     values = table.values
-    return row >= 0 and values.item(row, AHEAD) == generation and values.item(row, STATUS) == DRAFTING
+    return row >= 0 and values.item(row, ANNOUNCED) == generation and values.item(row, STATUS) == DRAFTING
 
 
 def _answered(

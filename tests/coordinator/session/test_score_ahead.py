@@ -14,12 +14,12 @@ import pytest
 
 from outrider.columns import AnswerColumns, token_scores
 from outrider.ports import Extend, Proposal, Score, Scores, SessionLost
-from outrider_coordinator.session.awaited_proposals import reserve_ahead
+from outrider_coordinator.session.awaited_proposals import announce
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.session.state import SessionStatus
-from outrider_coordinator.session.table import SessionTable
-from outrider_coordinator.session.transitions import awaited, end_wait, is_ahead, proposals_for, scores_for
+from outrider_coordinator.session.table import GENERATION, SessionTable
+from outrider_coordinator.session.transitions import awaited, end_wait, is_announced, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 from tests.coordinator.session.test_transitions import (
@@ -59,7 +59,7 @@ class Crowd:
     @property
     def generations(self) -> list[int]:
         """That come next."""
-        return [loop.commands.next_generation for loop in self.loops]
+        return [(loop.row.values.item(GENERATION) + 1) for loop in self.loops]
 
     @property
     def index(self) -> Any:
@@ -72,9 +72,9 @@ class Crowd:
 
     def ahead(self) -> tuple[Any, Any]:
         """What they wait for, and what the target is asked ahead."""
-        reserve_ahead(self.table, self.index)
+        announce(self.table, self.index)
         batch = self.batch()
-        return batch, batch.ahead(CHANNEL, self.plane)
+        return batch, batch.announcement(CHANNEL, self.plane)
 
     def commit(self, taken: Any) -> None:
         """Write the rows."""
@@ -100,7 +100,7 @@ class Crowd:
         """All proposals come as they were asked for, here and to the target."""
         batch, ahead = self.ahead()
         _, columns = self.answers()
-        taken = batch.take(columns, self.policy, plane=self.plane, ahead=ahead.channel_key)
+        taken = batch.take(columns, self.policy, plane=self.plane, announced=ahead.channel_key)
         assert taken.is_direct
         self.asked = list(taken.commands.items())
         self.commit(taken)
@@ -139,8 +139,8 @@ def test_what_is_asked_ahead_is_what_follows_from_the_proposals(kind: dict[str, 
     asked = crowd(**kind)
     generations = asked.generations
     numbers = [loop.commands.session for loop in asked.loops]
-    assert not any(is_ahead(asked.table, *one) for one in zip(numbers, generations, strict=True))
-    assert asked.batch().ahead(CHANNEL, asked.plane) is None, "no generations are reserved"
+    assert not any(is_announced(asked.table, *one) for one in zip(numbers, generations, strict=True))
+    assert asked.batch().announcement(CHANNEL, asked.plane) is None, "no generations are reserved"
     batch, ahead = asked.ahead()
     assert ahead.channel == CHANNEL
     assert ahead.proposals.tolist() == [command.generation for command in asked.asked]
@@ -150,11 +150,11 @@ def test_what_is_asked_ahead_is_what_follows_from_the_proposals(kind: dict[str, 
     assert asked.generations == [generation + 1 for generation in generations]
     for number, generation in zip(numbers, generations, strict=True):
         around = (generation - 1, generation, generation + 1)
-        assert [each for each in around if is_ahead(asked.table, number, each)] == [generation]
+        assert [each for each in around if is_announced(asked.table, number, each)] == [generation]
 
     _, columns = asked.answers()
     assert columns.channel_key == ahead.channel_key
-    taken = batch.take(columns, asked.policy, plane=asked.plane, ahead=ahead.channel_key)
+    taken = batch.take(columns, asked.policy, plane=asked.plane, announced=ahead.channel_key)
     assert taken.is_direct
     supports = None if columns.supports is None else (columns.supports.counts, columns.supports.token_ids)
     direct = ahead.with_proposals(columns.token_ids, supports)
@@ -162,9 +162,9 @@ def test_what_is_asked_ahead_is_what_follows_from_the_proposals(kind: dict[str, 
     assert repr(list(replace(direct, is_direct=False).items())) == repr(list(taken.commands.items()))
     asked.commit(taken)
     for loop, command in zip(asked.loops, taken.commands.items(), strict=True):
-        assert loop.target.asked == command.generation < loop.commands.next_generation
+        assert loop.target.asked == command.generation < (loop.row.values.item(GENERATION) + 1)
         assert loop.proposal.token_ids == command.draft_token_ids
-        assert not is_ahead(asked.table, loop.commands.session, command.generation)
+        assert not is_announced(asked.table, loop.commands.session, command.generation)
         assert not commands_of(loop)
 
 
@@ -201,7 +201,7 @@ def test_what_is_not_as_it_was_asked_ahead_is_asked_by_a_newer_generation(kind: 
     chosen = columns.selected(which) if case == "a part" else columns
     rows = asked.table.indices(chosen.sessions.tolist())
     ((_, batch),) = proposals_for(asked.table, rows, chosen)
-    taken: Any = batch.take(chosen, asked.policy, plane=asked.plane, ahead=key)
+    taken: Any = batch.take(chosen, asked.policy, plane=asked.plane, announced=key)
     if case == "a part" and len(asked.loops) == 1:
         assert taken.is_direct
         return
@@ -220,7 +220,7 @@ def test_what_is_awaited_holds_while_the_rows_have_not_changed(kind: dict[str, A
     _, columns = asked.answers()
     assert batch.is_of(columns)
     loop = asked.loops[-1]
-    changes: tuple[Callable[[], None], ...] = (loop.pause, loop.resume, loop.commands.skip_generation)
+    changes: tuple[Callable[[], object], ...] = (loop.pause, loop.resume, loop.commands.release)
     for change in changes:
         change()
         assert not batch.is_of(columns)
@@ -234,9 +234,9 @@ def test_what_is_awaited_holds_while_the_rows_have_not_changed(kind: dict[str, A
 def test_a_session_that_was_asked_for_something_else_since_has_no_direct_proposal() -> None:
     asked = crowd(1)
     _, ahead = asked.ahead()
-    asked.loops[0].commands.skip_generation()
+    asked.loops[0].commands.release()
     _, columns = asked.answers()
-    taken = asked.batch().take(columns, asked.policy, ahead=ahead.channel_key)
+    taken = asked.batch().take(columns, asked.policy, announced=ahead.channel_key)
     assert not taken.is_direct and taken.commands.generations.item() > ahead.columns.generations.item()
 
 
@@ -249,7 +249,7 @@ def test_a_target_that_says_it_lost_what_was_asked_ahead_is_sent_the_proposals(k
     asked.loops[0].on_target_event(SessionLost(asked.loops[0].commands.session, generation, "not of the vocabulary"))
     _, columns = asked.answers()
     assert not before.is_of(columns)
-    taken = asked.batch().take(columns, asked.policy, plane=asked.plane, ahead=ahead.channel_key)
+    taken = asked.batch().take(columns, asked.policy, plane=asked.plane, announced=ahead.channel_key)
     assert not taken.is_direct and taken.commands.generations.tolist()[0] > generation
 
 
