@@ -153,6 +153,11 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
         ModelRunner.load(folder, num_pages=8)
 
 
+def test_synthetic_models_have_no_experts() -> None:
+    with pytest.raises(ModelError, match="load_format synthetic makes no models with experts"):
+        ModelRunner.load(build("mixtral", num_local_experts=5), num_pages=8, load_format="synthetic")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

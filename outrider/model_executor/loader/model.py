@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypedDict
 
 import torch
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
 from outrider.kernels.invariance import obstacle
 from outrider.kv_cache.sizing import DEFAULT_MAX_SEQUENCES, KVCacheRequest
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
@@ -121,6 +121,8 @@ def load_model(
     config = replace(read_model_config(folder), attention_window=attention_window)
     if quantization == "fp8" and config.quantization is None:
         config = replace(config, quantization=ONLINE)
+    if load_format == "synthetic" and config.experts is not None:
+        raise ModelError(f"{folder}: load_format synthetic makes no models with experts; dummy does")
     if load_format == "safetensors":
         # Before memory is taken for what config.json promises; of several ranks one warns.
         read_checkpoint(folder, config, warns=ranks is None or ranks.publish is not None)
