@@ -10,7 +10,15 @@ ARCHITECTURES = (
     "Qwen3MoeForCausalLM",
     "MixtralForCausalLM",
     "MiMoForCausalLM",
+    "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "Gemma3ForConditionalGeneration",
+    "GlmForCausalLM",
+    "Glm4ForCausalLM",
+    "GraniteForCausalLM",
+    "Mistral3ForConditionalGeneration",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "Phi3ForCausalLM",
 )
 """As ``architectures`` of config.json names them."""

@@ -11,13 +11,20 @@ import pytest
 import torch
 
 from tests.end_to_end.waiting import all_free
+from tests.model_executor.test_parity import MODELS
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
 NUM_TOKEN_IDS = 257  # 256 bytes and an end
 NUM_ROWS = 272  # of the tiny models' heads: the rest is padding, never proposed and never emitted
 CHUNK = 24  # tokens in a forward of these stacks: prompts of several chunks are cheap
-ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3"]
+ARCHITECTURES = [
+    *("llama", "mistral", "qwen2", "qwen3", "gemma3", "phi4-mini"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("gemma2", "gemma3-text-part", "glm", "glm4", "granite", "mistral-small", "olmo2", "olmo3", "phi3")
+    ),
+]
 
 
 def reference(folder: Path, prompt: list[int], max_tokens: int, *, padding: range = range(0)) -> list[int]:
@@ -81,7 +88,8 @@ def stack_of(folder: Path, draft: Path | str | None, *, wire: bool) -> Any:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", ["equal", "unrelated", "missing", "ngram", "suffix"])
 async def test_a_mixed_batch_equals_transformers(architecture: str, kind: str) -> None:
-    folder = cached_tiny_model(architecture, seed=1)
+    model_type, config = MODELS[architecture]
+    folder = cached_tiny_model(model_type, seed=1, **config)
     draft: Path | str | None = {
         "equal": folder,
         "unrelated": cached_tiny_model("llama", seed=9),

@@ -46,7 +46,15 @@ from outrider.kernels.sum_norm.kernel import _sum_norm_kernel
 from outrider.kernels.swiglu.kernel import _swiglu_kernel
 
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
-ATTENTION = {"PAGE_SIZE": 16, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HAS_WINDOW": True, "SINKS": 4}
+ATTENTION = {
+    "PAGE_SIZE": 16,
+    "GROUP": 4,
+    "NUM_KV_HEADS": 8,
+    "HEAD_DIM": 128,
+    "HAS_WINDOW": True,
+    "SINKS": 4,
+    "SOFTCAP": 0.0,
+}
 TILE = {
     "BLOCK_M": 32,
     "BLOCK_N": 64,

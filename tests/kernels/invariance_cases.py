@@ -183,9 +183,10 @@ def test_attention_is_right(window: int | None, sinks: int) -> None:
     plain = plan_attention(
         batch, page_size=4, window=window, num_sinks=sinks, device=torch.device("cpu"), dtype=torch.float64
     )
-    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain)
-    for tiling in TILINGS:
-        check(attend_segments(query, kv, plan, tiling=tiling), truth, text.dtype)
+    for options in ({}, {"scale": 0.7, "softcap": 1.5}):
+        truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain, **options)
+        for tiling in TILINGS:
+            check(attend_segments(query, kv, plan, tiling=tiling, **options), truth, text.dtype)
     assert not plan.rows.counters.any()
 
 

@@ -221,9 +221,9 @@ def test_attention(
     query = fused.narrow(1, 0, heads)
     own_shape = BatchShape.of(batch)
     padded = BatchShape(own_shape.num_rows + 2, own_shape.num_tokens + 3, own_shape.max_queries + 1)
-    scale = 0.7 if window == 7 else None
+    options: dict[str, float] = {"scale": 0.7, "softcap": 1.5} if window == 7 else {}
     plain = plan_attention(batch, page_size=page_size, window=window, device=torch.device("cpu"), dtype=torch.float64)
-    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain, scale=scale)
+    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain, **options)
     spread = BatchShape(padded.num_tokens, padded.num_tokens, padded.max_queries)  # far more rows than there are
     for shape in (own_shape, padded, spread):
         counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
@@ -232,13 +232,13 @@ def test_attention(
         assert isinstance(plan, DevicePlan)
         tiling = Tiling(16, 16, 4, 2) if INTERPRETED else None
         rows = torch.cat((query, query.new_full((shape.num_tokens - len(query), heads, head_dim), NAN)))
-        found = kernel.paged_attention(rows, kv, plan, tiling=tiling, budget=budget, scale=scale)
+        found = kernel.paged_attention(rows, kv, plan, tiling=tiling, budget=budget, **options)
         check(found[: len(query)], truth, dtype)
         assert found[len(query) :].isnan().all()
         if dtype == torch.float32:
             continue
         for shares in (1, 9):
-            found = attend_chunks(rows, kv, plan, tiling=ChunkTiling(32, 16, 4, 3), budget=shares, scale=scale)
+            found = attend_chunks(rows, kv, plan, tiling=ChunkTiling(32, 16, 4, 3), budget=shares, **options)
             check(found[: len(query)], truth, dtype)
             assert found[len(query) :].isnan().all()
         assert not counters.any()

@@ -182,16 +182,19 @@ def spoil_config(**changes: Any) -> Callable[[Path], None]:
         ),
         (spoil_config(num_hidden_layers="two"), r"num_hidden_layers should be a valid integer, not 'two'"),
         (
+            spoil_config(rope_parameters={"rope_type": "proportional", "rope_theta": 1e4}),
+            r"rope type 'proportional' is not supported; supported are default, linear",
+        ),
+        (
             spoil_config(
                 rope_parameters={
                     "rope_type": "longrope",
                     "rope_theta": 1e4,
                     "short_factor": [1.0] * 4,
-                    "long_factor": [2.0] * 4,
-                    "factor": 2.0,
+                    "long_factor": [2.0] * 3,
                 }
             ),
-            r"rope type 'longrope' is not supported; supported are default, linear",
+            r"long_factor should have 4 numbers, and has 3",
         ),
         (lambda folder: (folder / "config.json").unlink(), r"config\.json is missing"),
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json cannot be read as JSON"),

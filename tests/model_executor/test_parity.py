@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
 from tests.model_executor.parity import (
     TOLERANCE,
     build,
@@ -64,6 +65,15 @@ GEMMA: dict[str, Any] = {
     },
 }
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
+PHI_4_MINI: dict[str, Any] = {
+    "tie_word_embeddings": True, "hidden_size": 64, "head_dim": 16, "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 120,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 120,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 2.0, 3.0, 5.0, 7.0, 9.0],
+    },
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -103,6 +113,52 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral-window": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 6}),
     "gemma3": ("gemma3_text", {**GEMMA, "final_logit_softcapping": 3.0}),
     "gemma3-text-part": ("gemma3", {**GEMMA, "query_pre_attn_scalar": 16}),
+    "gemma2": (
+        "gemma2",
+        {
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "glm": ("glm", {"head_dim": 16}),
+    "glm4": ("glm4", {"head_dim": 16, "attention_bias": True}),
+    "glm4-a-quarter": ("glm4", {"head_dim": 16, "partial_rotary_factor": 0.25}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.5,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "mistral-small": ("mistral3", {}),
+    "olmo2": ("olmo2", {}),
+    "olmo2-one-kv-head": ("olmo2", {"num_key_value_heads": 1}),
+    "olmo3": (
+        "olmo3",
+        {
+            "num_hidden_layers": 3,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+            },
+        },
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-window": ("phi3", {"sliding_window": 7}),
+    "phi4-mini": ("phi3", PHI_4_MINI),
     **{f"llama-{name}": ("llama", parameters) for name, parameters in SCALED_ROPES.items()},
     "qwen2-yarn": ("qwen2", SCALED_ROPES["yarn"]),
 }
@@ -213,6 +269,16 @@ def test_dynamic_rope_equals_the_reference_that_decodes_token_by_token() -> None
     sequence = runner.sequences.open(60)
     whole = runner.forward([ForwardRow(sequence, text, 60)])
     torch.testing.assert_close(whole.clone(), torch.cat(expected), atol=TOLERANCE, rtol=0)
+
+
+def test_longrope_has_one_set_of_factors_for_all_lengths() -> None:
+    """Short ones up to the trained length, which is the default; long ones where longer sequences are asked for."""
+    folder, text = build("phi3", **PHI_4_MINI), random_ids(150, seed=8)
+    assert poisoned_runner(folder, page_size=4).max_model_len == 120
+    runner = ModelRunner.load(folder, page_size=4, num_pages=100, max_model_len=200)
+    sequence = runner.sequences.open(150)
+    parts = [runner.forward([ForwardRow(sequence, part, len(part))]).clone() for part in (text[:70], text[70:])]
+    torch.testing.assert_close(torch.cat(parts), reference_logits(folder, text), atol=TOLERANCE, rtol=0)
 
 
 def test_only_the_wanted_logits_come_back() -> None:

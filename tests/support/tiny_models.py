@@ -41,7 +41,10 @@ _VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
 }  # fmt: skip
-_WITH_IMAGES: dict[str, dict[str, Any]] = {"gemma3": {"vision_config": _VISION, "mm_tokens_per_image": 4}}
+_WITH_IMAGES: dict[str, dict[str, Any]] = {
+    "gemma3": {"vision_config": _VISION, "mm_tokens_per_image": 4},
+    "mistral3": {"vision_config": {**_VISION, "head_dim": 8}},
+}
 """Models whose decoder is one part; the rest of their configurations."""
 _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
@@ -101,12 +104,18 @@ def cached_tiny_model(architecture: str = "llama", **arguments: Any) -> Path:
 
 def load_reference(folder: Path) -> PreTrainedModel:
     """The transformers model of a folder in float32: the truth that the engine is held against."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    model: PreTrainedModel = _auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     return model
+
+
+def _auto_class(config: PreTrainedConfig) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if config.model_type in _WITH_IMAGES else AutoModelForCausalLM
 
 
 def _config(architecture: str, settings: dict[str, Any]) -> PreTrainedConfig:
@@ -120,11 +129,9 @@ def _config(architecture: str, settings: dict[str, Any]) -> PreTrainedConfig:
 
 
 def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
-
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = _auto_class(config).from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "gate.weight" in name:  # of a router: tokens choose different experts, by clear margins

@@ -76,18 +76,24 @@ def prepare_prompts(
 
 
 def paged_attention(
-    query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan | DevicePlan, *, scale: float | None = None
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    plan: AttentionPlan | DevicePlan,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over one layer's ``kv`` [S, 2, H_kv, D]; returns [T, H, D]. Scores are multiplied by
-    ``scale``, None: D ** -0.5.
+    ``scale``, None: D ** -0.5; with a ``softcap`` c a score x then becomes c * tanh(x / c).
     """
     if isinstance(plan, DevicePlan):
         from outrider.kernels.paged_attention import chunks, invariant, kernel, prompts  # Triton is slow to import
 
         if plan.batch_invariant:
-            return invariant.attend_segments(query, kv, plan, scale=scale)
+            return invariant.attend_segments(query, kv, plan, scale=scale, softcap=softcap)
         if chunks.takes_chunks(query, plan.rows.max_queries):
-            attend = prompts.attend_prompts if prompts.takes_prompts(query, plan) else chunks.attend_chunks
-            return attend(query, kv, plan, scale=scale)
-        return kernel.paged_attention(query, kv, plan, scale=scale)
-    return reference.paged_attention(query, kv, plan, scale=scale)
+            if softcap is None and prompts.takes_prompts(query, plan):
+                return prompts.attend_prompts(query, kv, plan, scale=scale)
+            return chunks.attend_chunks(query, kv, plan, scale=scale, softcap=softcap)
+        return kernel.paged_attention(query, kv, plan, scale=scale, softcap=softcap)
+    return reference.paged_attention(query, kv, plan, scale=scale, softcap=softcap)

@@ -100,6 +100,7 @@ def _attend_chunks_kernel(
     HEAD_DIM: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     LARGE_M: tl.constexpr,
     SMALL_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -128,15 +129,15 @@ def _attend_chunks_kernel(
         attend_tile(
             query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, query_stride, scale, window,
             first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
-            PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SMALL_M, BLOCK_N, BLOCK_D, LARGE_M, False,
-            STAGES, 4, "tf32", PDL,
+            PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SOFTCAP, SMALL_M, BLOCK_N, BLOCK_D, LARGE_M,
+            False, STAGES, 4, "tf32", PDL,
         )  # fmt: skip
     else:
         attend_tile(
             query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, query_stride, scale, window,
             first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
-            PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, LARGE_M, BLOCK_N, BLOCK_D, LARGE_M, True,
-            STAGES, 1, "tf32", PDL,
+            PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SOFTCAP, LARGE_M, BLOCK_N, BLOCK_D, LARGE_M,
+            True, STAGES, 1, "tf32", PDL,
         )  # fmt: skip
 
 
@@ -165,6 +166,7 @@ def attend_chunks(
     *,
     tiling: ChunkTiling = _TILING,
     scale: float | None = None,
+    softcap: float | None = None,
     budget: int | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D], two bytes a number; returns [T, H, D], of which rows of
@@ -190,7 +192,7 @@ def attend_chunks(
         query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages, sums, stats,
         rows.counters, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, num_rows, budget, slots,
         PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, LARGE_M=tiling.large_m,
+        HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, SOFTCAP=softcap or 0.0, LARGE_M=tiling.large_m,
         SMALL_M=min(64, max(16, triton.next_power_of_2(_FEW_QUERIES * group))), BLOCK_N=tiling.block_n,
         BLOCK_D=block_d, ROWS=max(_ROWS, triton.next_power_of_2(num_rows)), LEAST_BLOCKS=_LEAST_BLOCKS,
         STAGES=tiling.num_stages, num_warps=tiling.num_warps, **launch_options(query),

@@ -65,6 +65,7 @@ def _attend_segments_kernel(
     HEAD_DIM: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     SLOT_M: tl.constexpr,  # rows of a tile that may have queries
     BLOCK_N: tl.constexpr,
@@ -116,7 +117,8 @@ def _attend_segments_kernel(
             low = 0
         largest, weight_sum, total = attend_keys(
             low, highest + 1 - skipped, lowest, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
-            BLOCK_M, True, HAS_WINDOW, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION, STAGES,
+            BLOCK_M, True, HAS_WINDOW, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
+            STAGES,
         )  # fmt: skip
         out = (first_query + query).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)
         out += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
@@ -137,7 +139,8 @@ def _attend_segments_kernel(
             tl.maximum(segment_start(segment, BLOCK_N), first),
             tl.minimum(segment_start(segment + 1, BLOCK_N), highest + 1),
             lowest, 0, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
-            BLOCK_M, False, HAS_WINDOW, 0, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION, STAGES,
+            BLOCK_M, False, HAS_WINDOW, 0, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
+            STAGES,
         )  # fmt: skip
         own_slot = slot + segment - first_segment
         tl.store(sums_ptr + own_slot * SLOT_SIZE + i[:, None] * BLOCK_D + d[None, :], total, mask=inside)
@@ -190,6 +193,7 @@ def attend_segments(
     plan: DevicePlan,
     *,
     scale: float | None = None,
+    softcap: float | None = None,
     tiling: SegmentTiling | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D]; returns [T, H, D], of which rows of no query are left
@@ -216,8 +220,9 @@ def attend_segments(
         query, kv, out, plan.rows.pages, plan.schedule, sums, stats, plan.rows.counters,
         query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, division.num_parts, division.slots,
         PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, BLOCK_M=tiling.block_m, SLOT_M=slot_m,
-        BLOCK_N=tiling.block_n, BLOCK_D=block_d, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, SOFTCAP=softcap or 0.0,
+        BLOCK_M=tiling.block_m, SLOT_M=slot_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         STAGES=tiling.num_stages, UNROLLED=max(2, min(16, _FETCHED_ROWS // slot_m)), num_warps=tiling.num_warps,
         enable_fp_fusion=False, **launch_options(query),
     )  # fmt: skip

@@ -68,6 +68,7 @@ def _attend_kernel(
     HEAD_DIM: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     IS_SCHEDULED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -114,8 +115,8 @@ def _attend_kernel(
         query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, pages_ptr + first_page, query_stride, scale,
         window, first_query, num_queries, first_position, kv_head, tile, part, num_cuts,
         kv_head * slots + number - part, cut_tile * NUM_KV_HEADS + kv_head,
-        PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_M, False, STAGES,
-        UNROLLED, PRECISION, PDL,
+        PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SOFTCAP, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_M, False,
+        STAGES, UNROLLED, PRECISION, PDL,
     )  # fmt: skip
 
 
@@ -135,6 +136,7 @@ def paged_attention(
     plan: DevicePlan,
     *,
     scale: float | None = None,
+    softcap: float | None = None,
     tiling: Tiling | None = None,
     budget: int | None = None,
 ) -> torch.Tensor:
@@ -161,9 +163,9 @@ def paged_attention(
         query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages, schedule, sums, stats,
         rows.counters, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, sharing.num_parts,
         sharing.budget, slots, PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, IS_SCHEDULED=num_rows > 1, BLOCK_M=tiling.block_m,
-        BLOCK_N=tiling.block_n, BLOCK_D=block_d, STAGES=tiling.num_stages,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNROLLED=_UNROLLED,
+        HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, SOFTCAP=softcap or 0.0,
+        IS_SCHEDULED=num_rows > 1, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d,
+        STAGES=tiling.num_stages, PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNROLLED=_UNROLLED,
         num_warps=tiling.num_warps, **launch_options(query),
     )  # fmt: skip
     return out

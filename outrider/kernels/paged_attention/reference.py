@@ -97,10 +97,15 @@ def _with_sinks(
 
 
 def paged_attention(
-    query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan, *, scale: float | None = None
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over one layer's ``kv`` [S, 2, H_kv, D]; returns [T, H, D]. Scores are multiplied by
-    ``scale``, None: D ** -0.5.
+    ``scale``, None: D ** -0.5; with a ``softcap`` c a score x then becomes c * tanh(x / c).
     """
     in_place = _heads_first(kv)
     rows = []
@@ -110,7 +115,12 @@ def paged_attention(
             if row.slots is None
             else _heads_first(kv.index_select(0, row.slots))
         )
-        rows.append(_attend(query[row.query_start : row.query_end], selected, row, scale))
+        own = query[row.query_start : row.query_end]
+        rows.append(
+            _attend(own, selected, row, scale)
+            if softcap is None
+            else _attend_capped(own, selected, row, scale or query.shape[-1] ** -0.5, softcap)
+        )
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
@@ -136,6 +146,21 @@ def _attend(query: torch.Tensor, selected: torch.Tensor, row: RowPlan, scale: fl
         enable_gqa=num_kv_heads != num_heads,
     )
     return attended.squeeze(0).transpose(0, 1)
+
+
+def _attend_capped(
+    query: torch.Tensor, selected: torch.Tensor, row: RowPlan, scale: float, softcap: float
+) -> torch.Tensor:
+    """``_attend`` step by step: PyTorch's own operation knows no cap."""
+    group = query.shape[1] // selected.shape[2]
+    keys, values = selected.squeeze(1).repeat_interleave(group, 1).unbind(0)  # [H, C, D]
+    scores = query.transpose(0, 1) @ keys.transpose(1, 2) * scale  # [H, T, C]
+    scores = torch.tanh(scores / softcap) * softcap
+    if row.mask is not None:
+        scores = scores + row.mask
+    elif row.is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores[0], dtype=torch.bool).triu(1), float("-inf"))
+    return (scores.softmax(-1) @ values).transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0917
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0915, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """Segments of keys: device functions of batch-invariant attention.
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from outrider.kernels.paged_attention.tiles import capped
 
 _BLOCKS_OF_FIRST_SEGMENTS = tl.constexpr(2)
 
@@ -69,6 +71,7 @@ def _attend_span(
     low, until, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
     largest, weight_sum, total, own_largest, own_sum, own_total,
     IS_MASKED: tl.constexpr, IS_JOINED: tl.constexpr, HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -99,6 +102,8 @@ def _attend_span(
             keys = tl.load(pointers)
             values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+        if SOFTCAP > 0:
+            scores = capped(scores, scale, SOFTCAP)
         if IS_MASKED:
             visible = (place < high)[None, :] & (key[None, :] <= position[:, None])
             if HAS_WINDOW:
@@ -132,6 +137,7 @@ def _attend_span(
 def attend_keys(
     low, high, lowest, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
     BLOCK_M: tl.constexpr, IS_JOINED: tl.constexpr, HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -148,12 +154,14 @@ def attend_keys(
         largest, weight_sum, total, own_largest, own_sum, own_total = _attend_span(
             low, masked_from, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
             largest, weight_sum, total, own_largest, own_sum, own_total,
-            False, IS_JOINED, False, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION, STAGES,
+            False, IS_JOINED, False, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
+            STAGES,
         )  # fmt: skip
     largest, weight_sum, total, own_largest, own_sum, own_total = _attend_span(
         masked_from, high, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
         largest, weight_sum, total, own_largest, own_sum, own_total,
-        True, IS_JOINED, HAS_WINDOW, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION, STAGES,
+        True, IS_JOINED, HAS_WINDOW, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
+        STAGES,
     )  # fmt: skip
     if IS_JOINED:
         return largest, weight_sum, total

@@ -27,6 +27,13 @@ def _keys_at(place, skipped, SINKS: tl.constexpr):
 
 
 @triton.jit
+def capped(scores, scale, SOFTCAP: tl.constexpr):
+    """Scores that, times ``scale``, which includes log2(e), are at most SOFTCAP: a tanh."""
+    bound = SOFTCAP * 1.4426950408889634 / scale
+    return bound - 2.0 * bound / (1.0 + tl.exp(2.0 * scores / bound))
+
+
+@triton.jit
 def _pages_of(page_ptr, start, high, skipped, SINKS: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Of BLOCK_N keys; those past the last take its page."""
     place = tl.maximum(tl.minimum(start + tl.arange(0, BLOCK_N), high - 1), 0)
@@ -68,6 +75,7 @@ def _attend_block(
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -92,6 +100,8 @@ def _attend_block(
         keys = tl.load(ptrs)
         values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM)
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+    if SOFTCAP > 0:
+        scores = capped(scores, scale, SOFTCAP)
     if IS_MASKED:
         visible = (place < high)[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
@@ -130,6 +140,7 @@ def _attend_span(
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -146,7 +157,7 @@ def _attend_span(
         next_page = _pages_of(page_ptr, start + BLOCK_N, high, skipped, SINKS, PAGE_SIZE, BLOCK_N)
         largest, weight_sum, total = _attend_block(
             start, high, skipped, page, kv_ptr, kv_head, queries, position, largest, weight_sum, total, scale, window,
-            IS_MASKED, HAS_WINDOW, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
+            IS_MASKED, HAS_WINDOW, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
         page = next_page
     return largest, weight_sum, total
@@ -158,9 +169,9 @@ def attend_tile(
     query_stride, scale, window, first_query, num_queries, first_position, kv_head, tile, part_of_tile, num_cuts,
     slot, counter,
     PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    SLOT_M: tl.constexpr, IS_LARGE: tl.constexpr, STAGES: tl.constexpr, UNROLLED: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SLOT_M: tl.constexpr, IS_LARGE: tl.constexpr,
+    STAGES: tl.constexpr, UNROLLED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One part of one tile; the last to finish writes the tile's outputs."""
     m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -205,20 +216,20 @@ def attend_tile(
                 plain_from = tl.minimum(low + tl.cdiv(unseen, BLOCK_N) * BLOCK_N, high)
                 largest, weight_sum, total = _attend_span(
                     low, plain_from, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum,
-                    total, scale, window, True, True, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D,
-                    STAGES, PRECISION,
+                    total, scale, window, True, True, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N,
+                    BLOCK_D, STAGES, PRECISION,
                 )  # fmt: skip
             plain = tl.maximum(tl.minimum(lowest + 1 - skipped, high) - plain_from, 0)
             masked_from = plain_from + plain // BLOCK_N * BLOCK_N
             largest, weight_sum, total = _attend_span(
                 plain_from, masked_from, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest,
-                weight_sum, total, scale, window, False, False, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N,
-                BLOCK_D, STAGES, PRECISION,
+                weight_sum, total, scale, window, False, False, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM,
+                BLOCK_N, BLOCK_D, STAGES, PRECISION,
             )  # fmt: skip
         largest, weight_sum, total = _attend_span(
             masked_from, high, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum, total,
-            scale, window, True, HAS_WINDOW, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, STAGES,
-            PRECISION,
+            scale, window, True, HAS_WINDOW, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D,
+            STAGES, PRECISION,
         )  # fmt: skip
 
         out_place = (first_query + query).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.paged_attention import paged_attention
-from outrider.kernels.rope_and_cache import CosSin, HeadLayout
+from outrider.kernels.rope_and_cache import CosSin, HeadLayout, apply_rope_and_cache
 from outrider.kv_cache import KVCacheSpec
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import AttentionInputs, Residual, Weights
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features, QueryTarget
 from outrider.model_executor.layers.norm import norm_dtype, norm_target
+from outrider.model_executor.layers.rope import head_order
+from outrider.model_executor.layers.wide_norm import WideNorm
 
 
 class Attention:
@@ -28,18 +30,22 @@ class Attention:
         self.kv_cache_spec = KVCacheSpec(part.num_kv_heads, size, *config.reach(layer))
         self._heads = HeadLayout(part.num_heads, part.num_kv_heads, size, config.rms_norm_eps)
         hidden = Features.all(input_size or config.hidden_size)
-        queries = Features(config.num_heads * size, _scaled(shard.heads(config), size), "q_proj")
-        keys, values = (
-            Features(config.num_kv_heads * size, _scaled(shard.kv_heads(config), size), name)
-            for name in ("k_proj", "v_proj")
-        )
+        self._order = order = head_order(config.rope_of(layer), size)
+        queries = Features(config.num_heads * size, _scaled(shard.heads(config), size), "q_proj", order)
+        own = _scaled(shard.kv_heads(config), size)
+        keys = Features(config.num_kv_heads * size, own, "k_proj", order)
+        values = Features(config.num_kv_heads * size, own, "v_proj")
         module = f"model.layers.{layer}.self_attn."
         self.qkv = Linear(context, hidden, (queries, keys, values), bias=config.qkv_bias, module=module)
         output = Features.all(config.hidden_size, "o_proj")
         self.output = Linear(context, queries, (output,), bias=config.output_bias, module=module)
         num_turned = part.num_heads + part.num_kv_heads
         # One weight a head, the queries' then the keys', so that both are normalised in one go.
-        self._scale, self._offset = config.variant.attention_scale, config.variant.norm_offset
+        variant = config.variant
+        self._scale, self._softcap, self._offset = (
+            variant.attention_scale, variant.attention_softcap, variant.norm_offset,
+        )  # fmt: skip
+        self.wide_norm = WideNorm(context) if variant.has_wide_qk_norm else None
         dtype = norm_dtype(context.dtype, self._offset)
         self.qk_norm = torch.empty(num_turned, size, dtype=dtype, device=context.device) if config.qk_norm else None
 
@@ -50,13 +56,22 @@ class Attention:
         residual stream with what was to be added, and what this block adds to it.
         """
         target = QueryTarget(kv, inputs.slots, cos_sin, self._heads, self.qk_norm)
-        hidden, queries = self.qkv.method.queries(source, target)
-        attended = paged_attention(queries, kv, inputs.plan, scale=self._scale)
+        hidden, queries = self._queries(source, target)
+        attended = paged_attention(queries, kv, inputs.plan, scale=self._scale, softcap=self._softcap)
         return hidden, self.output.to_residual(attended.reshape(queries.shape[0], -1))
 
     def store(self, source: Residual, kv: torch.Tensor, cos_sin: CosSin, inputs: AttentionInputs) -> None:
         """Store the keys and values of tokens that attend to nothing themselves."""
-        self.qkv.method.queries(source, QueryTarget(kv, inputs.slots, cos_sin, self._heads, self.qk_norm))
+        self._queries(source, QueryTarget(kv, inputs.slots, cos_sin, self._heads, self.qk_norm))
+
+    def _queries(self, source: Residual, target: QueryTarget) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream [T, hidden], and its queries [T, H, D]; keys and values go to the ``target``."""
+        if self.wide_norm is None:
+            return self.qkv.method.queries(source, target)
+        hidden, x = source.normed()
+        qkv = self.qkv(x)
+        self.wide_norm(qkv)
+        return hidden, apply_rope_and_cache(qkv, target.kv, target.slots, target.cos_sin, target.heads)
 
     def weights(self) -> Weights:
         """The projections' tensors and the norms of heads."""
@@ -65,7 +80,9 @@ class Attention:
         if self.qk_norm is not None:
             num_heads = self._heads.num_heads
             for name, rows in (("q_norm", self.qk_norm[:num_heads]), ("k_norm", self.qk_norm[num_heads:])):
-                yield f"{name}.weight", norm_target(rows, self._offset)
+                yield f"{name}.weight", norm_target(rows, self._offset, self._order)
+        if self.wide_norm is not None:
+            yield from self.wide_norm.weights()
 
 
 def _scaled(heads: range, size: int) -> range:

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from outrider.errors import ModelError
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import Weights, WeightTarget
 from outrider.model_executor.layers.linear_method import Axis, Features, LinearMethod, LinearSpec, Parameter
@@ -107,7 +108,7 @@ class Linear:
             rows = slice(start // parameter.rows, -(-(start + len(features.own)) // parameter.rows))
         return WeightTarget(
             parameter.tensor[rows], tuple(shape), tuple(part), self, parameter.file_types,
-            _writer(parameter, rows, features.own, blocks[0]),
+            _ordered(_writer(parameter, rows, features.own, blocks[0]), parameter, rows, features, blocks[0]),
         )  # fmt: skip
 
 
@@ -119,3 +120,16 @@ def _writer(parameter: Parameter, rows: slice, own: range, block: int) -> Callab
         return None
     source = torch.arange(own.start, own.stop, parameter.rows) // block - own.start // block
     return lambda content: parameter.tensor[rows].copy_(content.index_select(0, source.to(content.device)))
+
+
+def _ordered(
+    writer: Callable[[torch.Tensor], object] | None, parameter: Parameter, rows: slice, features: Features, block: int
+) -> Callable[[torch.Tensor], object] | None:
+    """A writer that first brings content into the order of the features."""
+    size = len(features.order)
+    if not size or parameter.axes[0] is not Axis.OUT or (block > 1 and block % size == 0):
+        return writer
+    if block > 1:
+        raise ModelError(f"{features.name}: heads of {size} features do not lie whole in blocks of {block} rows")
+    write, order = writer or parameter.tensor[rows].copy_, list(features.order)
+    return lambda content: write(content.reshape(-1, size, *content.shape[1:])[:, order].flatten(0, 1))

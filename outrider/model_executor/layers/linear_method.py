@@ -44,6 +44,8 @@ class Features:
     own: range
     name: str = ""
     """Of outputs: the tensors' name in the checkpoint, less its last part."""
+    order: tuple[int, ...] = ()
+    """Order of features in each run of as many, as of a head; empty: that of the checkpoint."""
 
     @classmethod
     def all(cls, size: int, name: str = "") -> Features:

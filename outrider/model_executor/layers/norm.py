@@ -45,9 +45,12 @@ def norm_dtype(dtype: torch.dtype, offset: float) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32) if offset else dtype
 
 
-def norm_target(weight: torch.Tensor, offset: float) -> WeightTarget:
-    """Destination of a norm's weight on file, [N], to which ``offset`` is added; ``weight`` is [..., N]."""
+def norm_target(weight: torch.Tensor, offset: float, order: tuple[int, ...] = ()) -> WeightTarget:
+    """Destination of a norm's weight on file, [N], to which ``offset`` is added; ``weight`` is [..., N]. ``order`` is
+    that of its features, empty: the one on file.
+    """
     shape = tuple(weight.shape[-1:])
-    if not offset:
+    if not offset and not order:
         return WeightTarget(weight, shape)
-    return WeightTarget(weight, shape, writer=lambda content: weight.copy_(content.to(weight.dtype) + offset))
+    places = list(order) or slice(None)
+    return WeightTarget(weight, shape, writer=lambda content: weight.copy_(content.to(weight.dtype)[places] + offset))

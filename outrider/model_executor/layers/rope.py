@@ -24,16 +24,18 @@ class RotaryEmbedding:
     def __init__(self, rope: RopeConfig, *, head_dim: int, max_position: int, device: torch.device) -> None:
         self._rope = rope
         self._head_dim = head_dim
+        size = rotated_size(rope, head_dim)
+        self._size = size
         self._max_position = max_position
         self._table: CosSin | None = None
         if device.type == "meta":  # a model whose shapes alone are read; sums there import torch._dynamo, for 2 s
             device = torch.device("cpu")
-        self._exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim  # [D/2]
+        self._exponents = torch.arange(0, size, 2, device=device, dtype=torch.float32) / size  # [R/2]
         self._unstretched_length = max_position / rope.factor if rope.rope_type == "dynamic" else 0.0
-        frequencies = _SCALINGS[rope.rope_type](rope, 1.0 / rope.theta**self._exponents, head_dim)
-        self._inverse_frequencies = frequencies.repeat(2)  # [D], both halves alike
+        frequencies = _SCALINGS[rope.rope_type](rope, 1.0 / rope.theta**self._exponents, size)
+        self._inverse_frequencies = self._of_head(frequencies)  # [D], both halves alike
         self._signs = torch.tensor([-1.0, 1.0], device=device).repeat_interleave(head_dim // 2)  # [D]
-        self._scale = _attention_factor(rope) if rope.rope_type == "yarn" else 1.0
+        self._scale = _FACTORS[rope.rope_type](rope) if rope.rope_type in _FACTORS else 1.0
 
     def cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> CosSin:
         """Cos and sin of tokens at ``positions`` [T].
@@ -51,7 +53,9 @@ class RotaryEmbedding:
         angles = positions.float().view(-1, 1, 1) * self._frequencies_at(positions)  # [T, 1, D]
         cos, sin = angles.cos(), angles.sin().mul_(self._signs)
         if self._scale != 1.0:
-            cos, sin = cos.mul_(self._scale), sin.mul_(self._scale)
+            for half in (slice(0, self._size // 2), slice(self._head_dim // 2, (self._head_dim + self._size) // 2)):
+                cos[..., half].mul_(self._scale)
+                sin[..., half].mul_(self._scale)
         return CosSin(cos.to(dtype), sin.to(dtype))
 
     def _frequencies_at(self, positions: torch.Tensor) -> torch.Tensor:
@@ -62,8 +66,33 @@ class RotaryEmbedding:
         # text.
         lengths = (positions + 1).clamp(min=self._unstretched_length).double().view(-1, 1, 1)
         stretch = self._rope.factor * lengths / self._unstretched_length - (self._rope.factor - 1)
-        base = self._rope.theta * stretch ** (self._head_dim / (self._head_dim - 2))
-        return (1.0 / base**self._exponents).float().repeat(1, 1, 2)  # [T, 1, D]
+        base = self._rope.theta * stretch ** (self._size / (self._size - 2))
+        return self._of_head((1.0 / base**self._exponents).float())  # [T, 1, D]
+
+    def _of_head(self, frequencies: torch.Tensor) -> torch.Tensor:
+        """Frequencies [..., R/2] of both halves of a head [..., D]; features that are not rotated have frequency 0."""
+        half = torch.nn.functional.pad(frequencies, (0, (self._head_dim - self._size) // 2))
+        return torch.cat((half, half), dim=-1)
+
+
+def rotated_size(rope: RopeConfig, head_dim: int) -> int:
+    """Features of a head that are rotated, R."""
+    return int(head_dim * rope.partial)
+
+
+def head_order(rope: RopeConfig, head_dim: int) -> tuple[int, ...]:
+    """Order of a head's features in which each is rotated with that half a head away; empty: their own.
+
+    Scores do not depend on the order, as long as queries and keys have the same one.
+    """
+    size = rotated_size(rope, head_dim)
+    if size == head_dim and not rope.is_interleaved:
+        return ()
+    firsts, seconds = range(size // 2), range(size // 2, size)
+    if rope.is_interleaved:
+        firsts, seconds = range(0, size, 2), range(1, size, 2)
+    middle = (size + head_dim) // 2
+    return (*firsts, *range(size, middle), *seconds, *range(middle, head_dim))
 
 
 def _unscaled(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -72,6 +101,12 @@ def _unscaled(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> tor
 
 def _linear(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
     return frequencies / rope.factor
+
+
+def _longrope(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Each frequency has divisors of its own, for short texts and for long ones (Ding et al., 2024)."""
+    factors = rope.long_factor if rope.is_long else rope.short_factor
+    return frequencies / torch.tensor(factors, dtype=frequencies.dtype, device=frequencies.device)
 
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -112,4 +147,15 @@ def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-_SCALINGS = {"default": _unscaled, "dynamic": _unscaled, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+def _longrope_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return float(rope.attention_factor)
+    return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
+
+
+_SCALINGS = {
+    "default": _unscaled, "dynamic": _unscaled, "linear": _linear, "llama3": _llama3, "longrope": _longrope,
+    "yarn": _yarn,
+}  # fmt: skip
+_FACTORS = {"longrope": _longrope_factor, "yarn": _attention_factor}
+"""Of cosines and sines."""

@@ -6,6 +6,7 @@ sizes in ``config.json``. Refuses to know where a tensor goes.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import struct
@@ -22,7 +23,7 @@ from outrider.model_executor.loader.stacked_experts import unstack_experts
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.families import ModelFamily, family_of
 from outrider.model_executor.models.json_files import is_there, parse_object, read_object, validated
-from outrider.model_executor.models.tensor_names import name_in_decoder
+from outrider.model_executor.models.tensor_names import name_in_decoder, projection_sizes
 from outrider.model_executor.models.weights import checkpoint_targets, is_ignored
 
 _log = logging.getLogger(__name__)
@@ -73,9 +74,17 @@ class StoredTensor:
     shape: tuple[int, ...]
     num_bytes: int
     key: str
-    """Name in its file: another one where a tied model stores only its head, or experts are stacked."""
+    """Name in its file: another one where a tied model stores only its head, or where it is a part of a tensor."""
     part: tuple[slice, ...] = ()
     """What of the file's tensor it is, with one expert's along the first axis; empty: all."""
+    rows: slice | None = None
+    """Those that it is of the file's tensor; None: all."""
+
+    def split(self, start: int, size: int, name: str) -> StoredTensor:
+        """Some rows as a tensor of their own."""
+        num_bytes = self.num_bytes * size // self.shape[0]
+        rows = slice(start, start + size)
+        return replace(self, name=name, shape=(size, *self.shape[1:]), num_bytes=num_bytes, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,10 @@ def read_checkpoint(folder: Path, config: ModelConfig, *, warns: bool = False) -
     ``ModelError`` names the file or tensor at fault when a file contradicts itself, or a tensor that the model needs is
     missing or of another shape. Other tensors are left out; with ``warns`` one warning names them.
     """
-    stored = _renamed(_read_folder(folder), family_of(config.architecture))
+    family = family_of(config.architecture)
+    stored = _renamed(_read_folder(folder), family)
+    if family.fused:
+        stored = _split(stored, family, config)
     unused = _check_against_config(folder, config, stored)
     if unused and warns:
         _log.warning("%s: %s not used: no part of a %s", folder, _some(unused), config.architecture)
@@ -110,6 +122,42 @@ def _renamed(stored: _Stored, family: ModelFamily) -> _Stored:
     names = {name: name_in_decoder(name, family) for name in (*stored.tensors, *stored.unmet)}
     tensors = {names[name]: replace(tensor, name=names[name]) for name, tensor in stored.tensors.items()}
     return _Stored(tensors, {names[name]: why for name, why in stored.unmet.items()})
+
+
+def _split(stored: _Stored, family: ModelFamily, config: ModelConfig) -> _Stored:
+    """The same tensors, those of fused projections as the parts that the decoder has."""
+    sizes, tensors, unmet = projection_sizes(config), dict[str, StoredTensor](), dict[str, str]()
+    for name, why in stored.unmet.items():
+        unmet |= dict.fromkeys(_names_of_parts(name, family) or [name], why)
+    for name, tensor in stored.tensors.items():
+        names = _names_of_parts(name, family)
+        tensors |= _parts_of(tensor, names, sizes) if names else {name: tensor}
+    return _Stored(tensors, unmet)
+
+
+def _names_of_parts(name: str, family: ModelFamily) -> list[str]:
+    """Names of a fused tensor's parts; empty for others."""
+    block, _, rest = name.rpartition(".")
+    block, _, projection = block.rpartition(".")
+    return [f"{block}.{part}.{rest}" for part in family.fused.get(projection, ())]
+
+
+def _parts_of(tensor: StoredTensor, names: list[str], sizes: dict[str, int]) -> dict[str, StoredTensor]:
+    """Parts of a fused tensor, whose rows, or blocks of them, lie one after the other; a single number is each's."""
+    if not tensor.shape or tensor.shape[0] == 1:
+        return {name: replace(tensor, name=name) for name in names}
+    counts = [sizes[name.split(".")[-2]] for name in names]
+    block = max(1, sum(counts) // tensor.shape[0])
+    starts = list(itertools.accumulate(counts, initial=0))
+    if starts[-1] != tensor.shape[0] * block or any(count % block for count in counts):
+        raise ModelError(
+            f"{tensor.file}: {tensor.key} has {tensor.shape[0]} rows; config.json asks for {starts[-1]} in parts of"
+            f" {', '.join(map(str, counts))}"
+        )
+    return {
+        name: tensor.split(start // block, count // block, name)
+        for name, start, count in zip(names, starts, counts, strict=False)
+    }
 
 
 def _read_folder(folder: Path) -> _Stored:

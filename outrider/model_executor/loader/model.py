@@ -127,6 +127,7 @@ def load_model(
         # Before memory is taken for what config.json promises; of several ranks one warns.
         read_checkpoint(folder, config, warns=ranks is None or ranks.publish is not None)
     length = choose_length(config, max_model_len)
+    config = config.for_length(length)
     chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
     with torch.inference_mode(), explaining_out_of_memory(chosen_device):
         communicator = SINGLE_RANK if ranks is None else ranks.open_communicator(chosen_device, chosen_dtype)
@@ -170,6 +171,8 @@ def is_batch_invariant(
         reason = f"products with weights that are {config.quantization} do not keep one order of sums"
     if setting == "on" and reason is not None:
         raise ConfigError("batch_invariant", f"cannot be on: {reason}")
+    if config.variant.has_wide_qk_norm and num_ranks > 1:
+        reason = "queries and keys are normalised over heads of several ranks, whose sums have no fixed order"
     # On several GPUs, and in the interpreter, only where it is asked for.
     is_cheap = reason is None and num_ranks == 1 and device.type == "cuda"
     return setting == "on" or (setting == "auto" and is_cheap)
@@ -178,7 +181,7 @@ def is_batch_invariant(
 def choose_length(config: ModelConfig, max_model_len: int | None) -> int:
     """Tokens of the longest sequence: the model's own where None; ``ConfigError`` for more than that."""
     if max_model_len is None:
-        return config.max_position
+        return config.default_length
     if not 1 <= max_model_len <= config.max_position:
         raise ConfigError("max_model_len", f"must be from 1 to {config.max_position}, not {max_model_len}")
     return max_model_len

@@ -102,6 +102,12 @@ def _read(handle: Any, tensor: StoredTensor, target: WeightTarget) -> torch.Tens
     if tensor.part:
         return _read_stacked(handle.get_slice(tensor.key), tensor, target)
     is_whole = target.part is None or _bytes_read(tensor, target) == tensor.num_bytes
+    if tensor.rows is not None:
+        rows, *others = target.part or (slice(None),)
+        start, stop, _ = rows.indices(tensor.shape[0])
+        place = slice(tensor.rows.start + start, tensor.rows.start + stop)
+        part: torch.Tensor = handle.get_slice(tensor.key)[(place, *others)]
+        return part
     content: torch.Tensor = handle.get_tensor(tensor.key) if is_whole else handle.get_slice(tensor.key)[target.part]
     return content
 

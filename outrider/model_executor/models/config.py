@@ -5,7 +5,7 @@ The registry of families alone asks for a model's name. ``config_reader`` reads 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -32,6 +32,19 @@ class RopeConfig:
     """yarn: whether the correction range is rounded outwards to whole dimensions."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    partial: float = 1.0
+    """Share of a head's features that are rotated, the first ones."""
+    is_interleaved: bool = False
+    """Whether neighbouring features are rotated together, and not those half of the rotated ones apart."""
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    """longrope: divisors of the frequencies."""
+    is_long: bool = False
+    """longrope: ``long_factor`` is used, for short texts too: keys in the cache do not change as a text grows."""
+
+    def for_length(self, length: int) -> RopeConfig:
+        """Of sequences up to ``length`` tokens."""
+        return replace(self, is_long=self.rope_type == "longrope" and length > self.original_max_position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,10 @@ class Variant:
     """Multiplies what a block adds to the residual stream."""
     attention_scale: float | None = None
     """Multiplies scores; None: head_dim ** -0.5."""
+    attention_softcap: float | None = None
+    """Scores x become cap * tanh(x / cap)."""
+    has_wide_qk_norm: bool = False
+    """Whether queries and keys are normalized over all heads together."""
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
     """Logits x become cap * tanh(x / cap)."""
@@ -150,6 +167,17 @@ class ModelConfig:
     variant: Variant = LLAMA
     layer_ropes: tuple[RopeConfig, ...] = ()
     """Rotary embedding of each layer where they differ; empty: ``rope`` for all."""
+
+    @property
+    def default_length(self) -> int:
+        """Tokens of the longest sequence unless another is asked for: of longrope, for which ``short_factor`` holds."""
+        ropes = self.layer_ropes or (self.rope,)
+        return min([self.max_position, *(one.original_max_position for one in ropes if one.rope_type == "longrope")])
+
+    def for_length(self, length: int) -> ModelConfig:
+        """Of sequences up to ``length`` tokens."""
+        ropes = tuple(rope.for_length(length) for rope in self.layer_ropes)
+        return replace(self, rope=self.rope.for_length(length), layer_ropes=ropes)
 
     def rope_of(self, layer: int) -> RopeConfig:
         """Rotary embedding of a layer."""

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.errors import ModelError
 from outrider.model_executor.layers.quantization import Quantization
+from outrider.model_executor.layers.rope import rotated_size
 from outrider.model_executor.models.config import Activation, ModelConfig, RopeConfig
 from outrider.model_executor.models.config_schema import (
     CONFIG_FILE,
@@ -41,7 +42,7 @@ _DTYPE_NAMES = {"auto": "float32", "float": "float32", "fp32": "float32", "half"
 _MAX_FIELDS_TRIED = 200
 """Models have some fifty."""
 _LOOKED_UP = ("architectures", "auto_map", "dtype", "torch_dtype")
-SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -122,6 +123,8 @@ def _checked(path: Path, raw: dict[str, Any], family: ModelFamily) -> ConfigFile
     text = raw.get("text_config", {}) if family.is_text_part else {}
     if not isinstance(text, dict):
         raise ModelError(f"{path}: text_config should be an object, not {shown(text)}")
+    if family.is_text_part and (kind := text.get("model_type", family.text_types[0])) not in family.text_types:
+        raise ModelError(f"{path}: a text_config of type {shown(kind)} is not supported by {family.architecture}")
     parts = [validated(path, CONFIG_FILE, _without_layer_ropes(path, part, family)) for part in (raw, text)]
     for part in parts:
         _check_dtypes(path, part.torch_dtype, part.dtype)
@@ -223,7 +226,10 @@ def _convert(
     fields: dict[str, Any], family: ModelFamily, quantization: Quantization | None, eos_token_ids: tuple[int, ...]
 ) -> ModelConfig:
     traits, activation = family.traits(fields), _activation(fields)
-    ropes = _read_ropes(fields, traits.rope_types)
+    ropes = _read_ropes(fields, traits.rope_types, family)
+    head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    for rope in ropes:
+        _check_rotated(rope, head_dim)
     return ModelConfig(
         architecture=family.architecture,
         vocab_size=fields["vocab_size"],
@@ -232,7 +238,7 @@ def _convert(
         num_layers=fields["num_hidden_layers"],
         num_heads=fields["num_attention_heads"],
         num_kv_heads=fields["num_key_value_heads"],
-        head_dim=fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"],
+        head_dim=head_dim,
         max_position=max(_max_position(fields["max_position_embeddings"], rope) for rope in ropes),
         rms_norm_eps=fields["rms_norm_eps"],
         qkv_bias=traits.qkv_bias,
@@ -268,20 +274,21 @@ def _dtype(name: object) -> torch.dtype:
     return found
 
 
-def _read_ropes(fields: dict[str, Any], types: tuple[str, ...]) -> tuple[RopeConfig, ...]:
+def _read_ropes(fields: dict[str, Any], types: tuple[str, ...], family: ModelFamily) -> tuple[RopeConfig, ...]:
     """Rotary embedding of each layer, whose parameters have these keys; without keys, the one of all layers."""
     parameters: dict[str, Any] = dict(fields["rope_parameters"] or {})
     if not types:
-        return (_read_rope(fields, parameters),)
-    found = {name: _read_rope(fields, dict(parameters[name] or {})) for name in set(types)}
+        return (_read_rope(fields, parameters, family),)
+    found = {name: _read_rope(fields, dict(parameters[name] or {}), family) for name in set(types)}
     return tuple(found[name] for name in types)
 
 
-def _read_rope(fields: dict[str, Any], parameters: dict[str, Any]) -> RopeConfig:
+def _read_rope(fields: dict[str, Any], parameters: dict[str, Any], family: ModelFamily) -> RopeConfig:
     rope_type = str(parameters.get("rope_type", "default"))
     if rope_type not in SUPPORTED_ROPE_TYPES:
         raise ModelError(f"rope type {rope_type!r} is not supported; supported are {', '.join(SUPPORTED_ROPE_TYPES)}")
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+    partial = float(parameters.get("partial_rotary_factor") or 1.0)
+    if partial != 1.0 and not family.has_partial_rotary:
         raise ModelError("a partial_rotary_factor other than 1 is not supported")
     original = parameters.get("original_max_position_embeddings") or fields["max_position_embeddings"]
     factor = parameters.get("factor")
@@ -300,7 +307,21 @@ def _read_rope(fields: dict[str, Any], parameters: dict[str, Any]) -> RopeConfig
         truncate=bool(parameters.get("truncate", True)),
         low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
         high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
+        partial=partial,
+        is_interleaved=family.rotates_pairs,
+        short_factor=tuple(map(float, parameters.get("short_factor") or ())),
+        long_factor=tuple(map(float, parameters.get("long_factor") or ())),
     )
+
+
+def _check_rotated(rope: RopeConfig, head_dim: int) -> None:
+    size = rotated_size(rope, head_dim)
+    if size < 2 or size % 2:
+        raise ModelError(f"partial_rotary_factor {rope.partial} should rotate an even number of {head_dim} features")
+    factors = {"short_factor": rope.short_factor, "long_factor": rope.long_factor}
+    for name, given in factors.items() if rope.rope_type == "longrope" else ():
+        if len(given) != size // 2:
+            raise ModelError(f"{name} should have {size // 2} numbers, and has {len(given)}")
 
 
 def _max_position(max_position_embeddings: int, rope: RopeConfig) -> int:

@@ -41,7 +41,9 @@ class RopeParameters(BaseModel):
     truncate: bool | None = None
     low_freq_factor: PositiveNumber | None = None
     high_freq_factor: PositiveNumber | None = None
-    partial_rotary_factor: PositiveNumber | None = None
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] | None = None
+    short_factor: Annotated[list[PositiveNumber], Field(max_length=1 << 13)] | None = None
+    long_factor: Annotated[list[PositiveNumber], Field(max_length=1 << 13)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -106,13 +108,18 @@ class ConfigFile(SpecialTokens):
     rope_theta: RopeTheta | None = None
     original_max_position_embeddings: Annotated[int, Field(ge=1, le=MAX_POSITION)] | None = None
     """As in ``rope_scaling``, over which it has priority."""
-    partial_rotary_factor: PositiveNumber | None = None
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] | None = None
     rope_scaling: RopeParameters | None = None
     rope_parameters: RopeParameters | None = None
     hidden_act: str | None = None
     hidden_activation: str | None = None
     query_pre_attn_scalar: PositiveNumber | None = None
+    attn_logit_softcapping: PositiveNumber | None = None
     final_logit_softcapping: PositiveNumber | None = None
+    embedding_multiplier: PositiveNumber | None = None
+    residual_multiplier: PositiveNumber | None = None
+    attention_multiplier: PositiveNumber | None = None
+    logits_scaling: PositiveNumber | None = None
     rope_local_base_freq: RopeTheta | None = None
     use_bidirectional_attention: bool | None = None
     attention_bias: bool | None = None

@@ -7,7 +7,7 @@ A family reads what only it has out of ``config.json`` and chooses the layers' f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.errors import ModelError
@@ -53,10 +53,18 @@ class ModelFamily:
     has_mtp: bool = False
     """Whether checkpoints may hold layers for multi-token prediction, ``model.mtp_layers``, which the model itself does
     not run."""
+    has_partial_rotary: bool = False
+    """Whether a share of each head's features may be rotated alone."""
+    rotates_pairs: bool = False
+    """Whether neighbouring features are rotated together."""
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Projections that checkpoints keep as one, and their parts from the first row on."""
     has_layer_ropes: bool = False
     """Whether ``rope_parameters`` has parameters for each type of layer."""
     is_text_part: bool = False
     """Whether checkpoints hold a model that takes images or sound too, of which the text part is served."""
+    text_types: tuple[str, ...] = ()
+    """``model_type`` of such a text part."""
 
 
 def _llama(fields: Fields) -> FamilyTraits:
@@ -131,6 +139,53 @@ def _experts(fields: Fields, layers: tuple[bool, ...], size: int, *, normalizes:
     return ExpertsConfig(count, fields["num_experts_per_tok"], size, normalizes, layers)
 
 
+def _gemma2(fields: Fields) -> FamilyTraits:
+    bias = _attention_bias(fields)
+    variant = Variant(
+        norms=_SANDWICH,
+        norm_offset=1.0,
+        embedding_multiplier=fields["hidden_size"] ** 0.5,
+        attention_scale=fields["query_pre_attn_scalar"] ** -0.5,
+        attention_softcap=fields.get("attn_logit_softcapping"),
+        logits_softcap=fields.get("final_logit_softcapping"),
+    )
+    return FamilyTraits(qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), variant=variant)
+
+
+def _glm(fields: Fields) -> FamilyTraits:
+    return FamilyTraits(qkv_bias=_attention_bias(fields), output_bias=False, sliding_windows=_same_window(fields, None))
+
+
+def _glm4(fields: Fields) -> FamilyTraits:
+    norms = LayerNorms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+    return replace(_glm(fields), variant=Variant(norms=norms))
+
+
+def _granite(fields: Fields) -> FamilyTraits:
+    variant = Variant(
+        embedding_multiplier=fields["embedding_multiplier"],
+        residual_multiplier=fields["residual_multiplier"],
+        attention_scale=fields["attention_multiplier"],
+        logits_divisor=fields["logits_scaling"],
+    )
+    return replace(_llama(fields), variant=variant)
+
+
+def _olmo2(fields: Fields) -> FamilyTraits:
+    norms = LayerNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+    return replace(_llama(fields), variant=Variant(norms=norms, has_wide_qk_norm=True))
+
+
+def _olmo3(fields: Fields) -> FamilyTraits:
+    windows, types = _windows_by_layer(fields), tuple(fields["layer_types"])
+    return replace(_olmo2(fields), sliding_windows=windows, rope_types=types)
+
+
+def _phi3(fields: Fields) -> FamilyTraits:
+    windows = _same_window(fields, fields.get("sliding_window"))
+    return FamilyTraits(qkv_bias=False, output_bias=False, sliding_windows=windows)
+
+
 def _attention_bias(fields: Fields) -> bool:
     return bool(fields.get("attention_bias", False))
 
@@ -154,6 +209,8 @@ def _by_architecture(families: Iterable[ModelFamily]) -> Mapping[str, ModelFamil
     return {family.architecture: family for family in families}
 
 
+_FUSED_QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+_FUSED_GATE = {"gate_up_proj": ("gate_proj", "up_proj")}
 FAMILIES = _by_architecture(
     (
         ModelFamily("LlamaForCausalLM", "llama", _llama),
@@ -163,8 +220,25 @@ FAMILIES = _by_architecture(
         ModelFamily("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe, feed_forward=sparse_mlp),
         ModelFamily("MixtralForCausalLM", "mixtral", _mixtral, feed_forward=sparse_mlp),
         ModelFamily("MiMoForCausalLM", "mimo", _qwen2, reads_as="qwen2", has_mtp=True),
+        ModelFamily("Gemma2ForCausalLM", "gemma2", _gemma2),
         ModelFamily("Gemma3ForCausalLM", "gemma3_text", _gemma3, has_layer_ropes=True),
-        ModelFamily("Gemma3ForConditionalGeneration", "gemma3", _gemma3, has_layer_ropes=True, is_text_part=True),
+        ModelFamily(
+            "Gemma3ForConditionalGeneration",
+            "gemma3",
+            _gemma3,
+            has_layer_ropes=True,
+            is_text_part=True,
+            text_types=("gemma3_text",),
+        ),
+        ModelFamily("GlmForCausalLM", "glm", _glm, has_partial_rotary=True, rotates_pairs=True, fused=_FUSED_GATE),
+        ModelFamily("Glm4ForCausalLM", "glm4", _glm4, has_partial_rotary=True, rotates_pairs=True, fused=_FUSED_GATE),
+        ModelFamily("GraniteForCausalLM", "granite", _granite),
+        ModelFamily(
+            "Mistral3ForConditionalGeneration", "mistral3", _mistral, is_text_part=True, text_types=("mistral",)
+        ),
+        ModelFamily("Olmo2ForCausalLM", "olmo2", _olmo2),
+        ModelFamily("Olmo3ForCausalLM", "olmo3", _olmo3, has_layer_ropes=True),
+        ModelFamily("Phi3ForCausalLM", "phi3", _phi3, has_partial_rotary=True, fused={**_FUSED_QKV, **_FUSED_GATE}),
     )
 )
 """By the name of the architecture."""

@@ -40,13 +40,26 @@ _LOGITS = "transformers, float32: logits within 1e-4, in every shape of forward"
 
 FAMILIES = (
     FamilySupport("LlamaForCausalLM", "Llama 2, 3, 3.1, 3.2 and 3.3", _HEADS, _LOGITS),
-    FamilySupport("MistralForCausalLM", "Mistral 7B and Nemo, text", _HEADS, _LOGITS),
+    FamilySupport("MistralForCausalLM", "Mistral 7B, Nemo and Small 3, text", _HEADS, _LOGITS),
     FamilySupport("Qwen2ForCausalLM", "Qwen2, Qwen2.5 and QwQ, dense", _HEADS, _LOGITS),
     FamilySupport("Qwen3ForCausalLM", "Qwen3, dense", _HEADS, _LOGITS),
     FamilySupport("Qwen3MoeForCausalLM", "Qwen3 30B-A3B, 235B-A22B and Coder, with experts", _HEADS, _LOGITS),
     FamilySupport("MixtralForCausalLM", "Mixtral 8x7B and 8x22B", _HEADS, _LOGITS),
+    FamilySupport("Gemma2ForCausalLM", "Gemma 2", _NONE, _LOGITS),
     FamilySupport("Gemma3ForCausalLM", "Gemma 3 270M and 1B", _NONE, _LOGITS),
     FamilySupport("Gemma3ForConditionalGeneration", "Gemma 3 4B, 12B and 27B, text", _NONE, _LOGITS),
+    FamilySupport("GlmForCausalLM", "GLM-4 9B (0414 and before, converted)", _NONE, _LOGITS),
+    FamilySupport("Glm4ForCausalLM", "GLM-4 and GLM-Z1, 9B and 32B, 0414", _NONE, _LOGITS),
+    FamilySupport("GraniteForCausalLM", "Granite 3.0 to 3.3, dense", _NONE, _LOGITS),
+    FamilySupport(
+        "Mistral3ForConditionalGeneration",
+        "Mistral Small 3.1 and 3.2, Magistral and Devstral with images, text",
+        _NONE,
+        _LOGITS,
+    ),
+    FamilySupport("Olmo2ForCausalLM", "OLMo 2", _NONE, _LOGITS),
+    FamilySupport("Olmo3ForCausalLM", "OLMo 3", _NONE, _LOGITS),
+    FamilySupport("Phi3ForCausalLM", "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini and reasoning", _NONE, _LOGITS),
     FamilySupport(
         "MiMoForCausalLM", "MiMo 7B", "its own MTP layers", "Qwen2's layers; MTP with a reference of its own"
     ),

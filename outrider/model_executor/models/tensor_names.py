@@ -6,6 +6,7 @@ saved it.
 
 from __future__ import annotations
 
+from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.families import ModelFamily
 
 _TEXT_PREFIXES = (
@@ -28,3 +29,12 @@ def name_in_decoder(name: str, family: ModelFamily) -> str:
 def is_of_other_part(name: str, family: ModelFamily) -> bool:
     """Whether a tensor belongs to a part of the model that is not served."""
     return family.is_text_part and name.removeprefix("model.").startswith(_OTHER_PARTS)
+
+
+def projection_sizes(config: ModelConfig) -> dict[str, int]:
+    """Rows of the projections that a checkpoint may keep as one."""
+    keys = config.num_kv_heads * config.head_dim
+    return {
+        "q_proj": config.num_heads * config.head_dim, "k_proj": keys, "v_proj": keys,
+        "gate_proj": config.intermediate_size, "up_proj": config.intermediate_size,
+    }  # fmt: skip
