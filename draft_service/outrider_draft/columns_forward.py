@@ -1,4 +1,4 @@
-"""Drafts of a model for a step that came as columns: sessions that draw all their tokens in one loop.
+"""Drafts for a step that came as columns: sessions that draw all their tokens in one loop.
 
 Owns how what a loop drew becomes columns. What follows for a session that nothing
 could be drawn for is decided as for single items.
@@ -8,28 +8,61 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.columns import AnswerColumns, SupportColumns
 from outrider.errors import OutriderError
-from outrider.model_executor.draft_loop.columns import DraftColumns
+from outrider.kv_cache import KVSequence
+from outrider.model_executor.draft_loop.columns import MetadataColumns
+from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
 from outrider.model_executor.draft_loop.results import DrawnColumns, Draws
-from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Proposal
 from outrider.serving.executor import ExecutorOutput
+from outrider.serving.session import Session
 from outrider.types import SparseEvidence
 
 if TYPE_CHECKING:
     from outrider.serving.steady.step import SteadyStep
 
 
-class ColumnsForward:
-    """A loop that runs."""
+@dataclass(frozen=True, slots=True)
+class DraftSessions:
+    """Properties of sessions for a draft loop that do not change between their steps."""
 
-    def __init__(self, runner: ModelRunner, step: SteadyStep, columns: DraftColumns) -> None:
-        self._step, self._drawing = step, runner.begin_draft(columns)
+    kvs: list[KVSequence]  # [B]
+    lags: list[int] | None  # [B] first tokens of the texts that these lack; None: no sequence lacks any
+    metadata: MetadataColumns
+    longest: list[int]  # [B] tokens, drafted ones included
+
+    @classmethod
+    def of(cls, sessions: Sequence[Session[Any]], kvs: list[KVSequence], lags: list[int]) -> DraftSessions:
+        """Of sessions whose tokens are drawn in loops."""
+        states: list[Any] = [session.executor_state for session in sessions]
+        metadata = MetadataColumns.of([state.metadata for state in states])
+        # A drafted token's own KV is not computed, so that the last may stand just past the reservation.
+        longest = [min(session.open.max_length, session.reserved_length + 1) for session in sessions]
+        return cls(kvs, lags if any(lags) else None, metadata, longest)
+
+    def selected(self, places: NDArray[np.intp]) -> DraftSessions:
+        """Those at these places."""
+        own = places.tolist()
+        return DraftSessions(
+            [self.kvs[place] for place in own],
+            [self.lags[place] for place in own] if self.lags else None,
+            self.metadata.selected(places),
+            [self.longest[place] for place in own],
+        )
+
+
+class LoopForward:
+    """A loop that runs, of a model or a head."""
+
+    def __init__(self, step: SteadyStep, drawing: ColumnsInFlight) -> None:
+        self._step, self._drawing = step, drawing
 
     def is_done(self) -> bool:
         """Always true: ``finish`` waits."""

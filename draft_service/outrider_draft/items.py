@@ -55,7 +55,7 @@ def proposal_length(opened: Open, item: Extend, *, reserved_length: int) -> int:
 
 def proposal_lengths(step: SteadyStep) -> Ints:  # [B]
     """``proposal_length`` of each item of a step."""
-    room = np.minimum(step.max_lengths, step.reserved_lengths + 1) - step.bases
+    room = np.minimum(step.own.max_lengths, step.own.reserved_lengths + 1) - step.bases
     found: Ints = np.minimum(step.draft_lengths, room)
     return found
 
@@ -67,5 +67,5 @@ def keeps_bounds(step: SteadyStep, *, vocab_size: int) -> bool:
         min(ids) >= 0
         and max(ids) < vocab_size
         and max(step.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH
-        and are_all(step.bases <= np.minimum(step.max_lengths, step.reserved_lengths))
+        and are_all(step.bases <= np.minimum(step.own.max_lengths, step.own.reserved_lengths))
     )

@@ -144,7 +144,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
             return False
         return (
             are_within(columns.token_ids.tolist(), 0, self._runner.config.vocab_size - 1)
-            and are_all(step.bases + step.draft_lengths <= step.max_lengths)
+            and are_all(step.bases + step.draft_lengths <= step.own.max_lengths)
             and self._runner.sequences.surely_fit(len(counts), max(map(operator.add, counts, lengths)))
         )
 

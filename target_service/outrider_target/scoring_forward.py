@@ -49,6 +49,7 @@ class ScoringForward:
         self.jobs = [job for job, _ in shares]
         self._step = None if step is None else StepRows(step, planes, is_drawn=drawn is not None)
         self._jobs = JobRows(shares, planes) if shares else None
+        self._parts = [part for part in (self._step, self._jobs) if part is not None]
         self._launch(drawn, None if step is None else step.plan)
         # Without it the forward's time would be counted where its result is first read.
         self._forward = Mark(runner.device)
@@ -58,27 +59,30 @@ class ScoringForward:
         """Start the forward. Hidden states are handed over before it is marked: when that is reached, they are where
         the draft finds them.
         """
-        parts = [part for part in (self._step, self._jobs) if part is not None]
+        parts = self._parts
         if drawn is not None and self._step is None:
             batch = RowBatch.drawn([job.sequence for job in self.jobs])
         else:
             batch = parts[0].batch() if len(parts) == 1 else RowBatch.joined(*[part.batch() for part in parts])
-        layers = sorted({layer for part in parts for layer in part.layers})
+        layers = parts[0].layers if len(parts) == 1 else sorted({layer for part in parts for layer in part.layers})
         self._logits, states = self._runner.forward_batch(batch, layers, drawn=drawn, plan=plan)
-        self._used_graph, start = self._runner.used_graph, 0
-        for part in parts:
-            stop = start + part.num_tokens
-            part.hand_over(states[start:stop], layers)
-            start = stop
+        self._used_graph = self._runner.used_graph
+        for part, own in zip(
+            parts, self._split(states, 0 if self._jobs is None else self._jobs.num_tokens), strict=True
+        ):
+            part.hand_over(own, layers)
 
     def _begin_scoring(self) -> None:
         """Start the scoring, before the forward has ended: preparing it costs the device no time."""
-        start = 0
-        for part in (self._step, self._jobs):
-            if part is not None:
-                stop = start + part.num_logits
-                part.begin_scoring(self._runner.sampler, self._logits[start:stop])
-                start = stop
+        parts = self._parts
+        for part, own in zip(
+            parts, self._split(self._logits, 0 if self._jobs is None else self._jobs.num_logits), strict=True
+        ):
+            part.begin_scoring(self._runner.sampler, own)
+
+    def _split(self, rows: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """Rows of the step, and those of the jobs: the last ``count``."""
+        return [rows] if len(self._parts) == 1 else [rows[: len(rows) - count], rows[len(rows) - count :]]
 
     def is_done(self) -> bool:
         """Whether the forward has ended."""

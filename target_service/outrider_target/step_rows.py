@@ -117,16 +117,6 @@ class StepRows:
         """Whose hidden states are wanted."""
         return () if self._columns is None else layers_of(self._columns, self._own)
 
-    @property
-    def num_logits(self) -> int:
-        """Positions that are scored."""
-        return len(self._step) + int(self._lengths.sum())
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all rows."""
-        return len(self._step) if self._columns is None else self._columns.token_ids.size + int(self._lengths.sum())
-
     def batch(self) -> RowBatch:
         """The rows."""
         step, columns = self._step, self._columns

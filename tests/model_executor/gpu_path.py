@@ -47,7 +47,7 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
-from outrider_draft.columns_forward import ColumnsForward as DraftColumnsForward
+from outrider_draft.columns_forward import LoopForward
 from outrider_draft.proposers.draft_model import ModelProposer, ProposalJob
 from outrider_draft.service import build_model_core
 from outrider_target.executor import next_token
@@ -326,9 +326,7 @@ class ColumnsProposer(ModelProposer):
 
     num_columns = 0
 
-    def start_step(
-        self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ProposalJob, int]] = ()
-    ) -> DraftColumnsForward:
+    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ProposalJob, int]] = ()) -> LoopForward:
         self.num_columns += 1
         return super().start_step(step, batch)
 

@@ -15,11 +15,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from outrider.columns import ExtendColumns
 from outrider.config import DraftSettings
@@ -31,7 +28,7 @@ from outrider.model_executor.cost_profile import profile_draft
 from outrider.model_executor.device_lock import device_lock
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftMetadata, DraftRow, fits_loop
-from outrider.model_executor.draft_loop.columns import DraftColumns, MetadataColumns
+from outrider.model_executor.draft_loop.columns import DraftColumns
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.loader.description import describe_model
@@ -45,7 +42,7 @@ from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.step import SteadyStep
 from outrider.structured_output import GrammarCompiler
 from outrider.types import ModelDescription, StepCost, part_of
-from outrider_draft.columns_forward import ColumnsForward
+from outrider_draft.columns_forward import DraftSessions, LoopForward
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer
@@ -146,26 +143,6 @@ class ProposalJob:
         self.token_ids, self.num_left = draws.token_ids[-1:], 1
 
 
-@dataclass(frozen=True, slots=True)
-class SteadyRows:
-    """What a loop is told of sessions in every step."""
-
-    kvs: list[KVSequence]  # [B]
-    lags: list[int] | None  # [B] first tokens of the texts that these lack; None: no sequence lacks any
-    metadata: MetadataColumns
-    longest: list[int]  # [B] tokens, drafted ones included
-
-    def selected(self, places: NDArray[np.intp]) -> SteadyRows:
-        """Those at these places."""
-        own = places.tolist()
-        return SteadyRows(
-            [self.kvs[place] for place in own],
-            [self.lags[place] for place in own] if self.lags else None,
-            self.metadata.selected(places),
-            [self.longest[place] for place in own],
-        )
-
-
 class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
     """Proposes with one model. Forwards are synchronous."""
 
@@ -246,15 +223,12 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
         """Sessions whose tokens are drawn in one launch."""
         return isinstance(session.executor_state, DraftState) and session.executor_state.metadata is not None
 
-    def session_rows(self, sessions: Sequence[DraftSession]) -> SteadyRows:
+    def session_rows(self, sessions: Sequence[DraftSession]) -> DraftSessions:
         """How the tokens of sessions are drawn."""
-        states: list[Any] = [session.executor_state for session in sessions]  # ``DraftState``
-        metadata = MetadataColumns.of([state.metadata for state in states])
         sequences = [session.sequence for session in sessions]
-        lags = [sequence.lag for sequence in sequences]
-        # A drafted token's own KV is not computed, so that the last may stand just past the reservation.
-        longest = [min(session.open.max_length, session.reserved_length + 1) for session in sessions]
-        return SteadyRows([sequence.kv for sequence in sequences], lags if any(lags) else None, metadata, longest)
+        return DraftSessions.of(
+            sessions, [sequence.kv for sequence in sequences], [sequence.lag for sequence in sequences]
+        )
 
     @property
     def truncates_columns(self) -> bool:
@@ -282,11 +256,11 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
         step.asked = DraftColumns(rows.kvs, rows.metadata, step.bases.tolist(), ids, counts, lengths, rows.lags)
         return is_sound and self.runner.sequences.surely_fit(len(lengths), longest + most)
 
-    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ProposalJob, int]] = ()) -> ColumnsForward:
+    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ProposalJob, int]] = ()) -> LoopForward:
         """A loop over all of them."""
         if not isinstance(step, SteadyStep):
             raise TypeError("a draft proposes for columns alone")
-        return ColumnsForward(self.runner, step, step.asked)
+        return LoopForward(step, self.runner.begin_draft(step.asked))
 
     def _state_of(self, session: DraftSession) -> DraftState:
         state = session.executor_state

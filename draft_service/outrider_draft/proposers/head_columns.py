@@ -6,100 +6,63 @@ the step is computed as its single items would be.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from outrider.columns import StateColumns
 from outrider.kernels.device_stream import to_device
-from outrider.kv_cache import KVSequence
-from outrider.model_executor.draft_heads.runner import PAIR_LAG
 from outrider.model_executor.draft_heads.state_rows import StateRows
-from outrider.model_executor.draft_loop.columns import DraftColumns, MetadataColumns
-from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
-from outrider.model_executor.draft_loop.results import DrawnColumns, Draws
+from outrider.model_executor.draft_loop.columns import DraftColumns
+from outrider.model_executor.draft_loop.results import Draws
 from outrider.ports import Proposal
 from outrider.serving.executor import ExecutorOutput
-from outrider.serving.session import Session
-from outrider_draft.columns_forward import drawn_output, output_of
-from outrider_draft.proposers.state_sequences import StateSequence
+from outrider_draft.columns_forward import LoopForward, output_of
 
 if TYPE_CHECKING:
     from outrider.serving.steady.step import SteadyStep
     from outrider_draft.proposers.head_executor import HeadExecutor
 
 
-@dataclass(frozen=True, slots=True)
-class SteadyHeads:
-    """What a loop is told of sessions in every step."""
+@torch.inference_mode()
+def begin_loop(executor: HeadExecutor, step: SteadyStep, states: StateColumns) -> LoopForward:
+    """Start the loop; then bring texts and last states up to date, which do not depend on what is drawn. ``states``
+    were fetched, and are those of the pairs.
+    """
+    rows, columns = step.rows, step.columns
+    own_rows, last_places = _rows_of(states, executor.runner.head.dtype)
+    drawing = DraftColumns(
+        rows.kvs,
+        rows.metadata,
+        step.bases.tolist(),
+        columns.token_ids.tolist(),
+        columns.counts.tolist(),
+        executor.lengths(step).tolist(),
+        rows.lags,
+    )
+    forward = LoopForward(step, executor.runner.begin_draft(drawing, own_rows))
+    last_states = own_rows.parts[0].index_select(0, last_places).split(1)  # type: ignore[no-untyped-call]
+    for session, token_ids, last_state in zip(step.sessions, drawing.texts, last_states, strict=True):
+        state: Any = session.executor_state
+        state.last_state = last_state
+        session.sequence.text.extend(token_ids)
+    return forward
 
-    kvs: list[KVSequence]  # [B] of their pairs
-    metadata: MetadataColumns
 
-    @classmethod
-    def of(cls, sessions: Sequence[Session[StateSequence]]) -> SteadyHeads:
-        """Of sessions whose tokens are drawn in loops."""
-        states: list[Any] = [session.executor_state for session in sessions]  # ``HeadState``
-        kvs: list[Any] = [session.sequence.kv for session in sessions]
-        return cls(kvs, MetadataColumns.of([state.metadata for state in states]))
+class ItemsForward:
+    """A step that is computed as its single items would be, when it is finished."""
 
-    def selected(self, places: NDArray[np.intp]) -> SteadyHeads:
-        """Those at these places."""
-        return SteadyHeads([self.kvs[place] for place in places.tolist()], self.metadata.selected(places))
-
-
-class HeadColumnsForward:
-    """A loop that runs, or a step that is computed when it is finished."""
-
-    def __init__(self, executor: HeadExecutor, step: SteadyStep, states: StateColumns) -> None:
-        """``states`` were fetched, and are those of the pairs."""
+    def __init__(self, executor: HeadExecutor, step: SteadyStep) -> None:
         self._executor, self._step = executor, step
-        self._drawing: ColumnsInFlight | None = None
-        if executor.runner.max_catch_up:
-            self._begin(step.rows, states)
 
     def is_done(self) -> bool:
         """Always true: ``finish`` waits."""
         return True
 
+    @torch.inference_mode()
     def finish(self) -> ExecutorOutput[Proposal]:
-        """Wait for the tokens; called once."""
-        if self._drawing is None:
-            return self._as_items()
-        drawn = self._drawing.finish()
-        computed = time.perf_counter_ns()
-        if isinstance(drawn, DrawnColumns):
-            return drawn_output(self._step, drawn, computed)
-        return output_of(self._step, drawn, computed)
-
-    @torch.inference_mode()
-    def _begin(self, rows: SteadyHeads, states: StateColumns) -> None:
-        """Start the loop; then bring texts and last states up to date, which do not depend on what is drawn."""
-        step, columns = self._step, self._step.columns
-        own_rows, last_places = _rows_of(states, self._executor.runner.head.dtype)
-        drawing = DraftColumns(
-            rows.kvs,
-            rows.metadata,
-            step.bases.tolist(),
-            columns.token_ids.tolist(),
-            columns.counts.tolist(),
-            self._executor.lengths(step).tolist(),
-            [PAIR_LAG] * len(rows.kvs),
-        )
-        self._drawing = self._executor.runner.begin_draft(drawing, own_rows)
-        last_states = own_rows.parts[0].index_select(0, last_places).split(1)  # type: ignore[no-untyped-call]
-        for session, token_ids, last_state in zip(step.sessions, drawing.texts, last_states, strict=True):
-            state: Any = session.executor_state
-            state.last_state = last_state
-            session.sequence.text.extend(token_ids)
-
-    @torch.inference_mode()
-    def _as_items(self) -> ExecutorOutput[Proposal]:
+        """Compute it; called once."""
         items: Any = self._step.columns.items()
         jobs = [self._executor.begin(session, item) for session, item in zip(self._step.sessions, items, strict=True)]
         output = self._executor.execute([(job, job.num_left) for job in jobs])

@@ -30,8 +30,9 @@ from outrider.serving.session import Session
 from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.sessions import Ints
 from outrider.serving.steady.step import SteadyStep
+from outrider_draft.columns_forward import DraftSessions, LoopForward
 from outrider_draft.items import check_extend, check_hidden_states, keeps_bounds, proposal_length, proposal_lengths
-from outrider_draft.proposers.head_columns import HeadColumnsForward, SteadyHeads
+from outrider_draft.proposers.head_columns import ItemsForward, begin_loop
 from outrider_draft.proposers.head_state import HeadState, last_of, last_of_each
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.state_sequences import StateSequence, StateSequences
@@ -167,9 +168,12 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             return False
         return state.metadata is not None or not self.runner.max_catch_up
 
-    def session_rows(self, sessions: Sequence[HeadSession]) -> SteadyHeads | None:
+    def session_rows(self, sessions: Sequence[HeadSession]) -> DraftSessions | None:
         """How the tokens of sessions are drawn, where there are loops."""
-        return SteadyHeads.of(sessions) if self.runner.max_catch_up else None
+        if not self.runner.max_catch_up:
+            return None
+        kvs = [session.sequence.kv for session in sessions if session.sequence.kv is not None]
+        return DraftSessions.of(sessions, kvs, [PAIR_LAG] * len(kvs))
 
     @property
     def truncates_columns(self) -> bool:
@@ -198,12 +202,14 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         starts, counts = (step.kept - 1).tolist(), step.columns.counts.tolist()
         return bool(states.starts.tolist() == starts and states.counts.tolist() == counts)
 
-    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[HeadJob, int]] = ()) -> HeadColumnsForward:
+    def start_step(
+        self, step: PlainStep | SteadyStep, batch: Sequence[tuple[HeadJob, int]] = ()
+    ) -> LoopForward | ItemsForward:
         """A loop over all of them, or what single items would lead to."""
         columns = step.columns if isinstance(step, SteadyStep) else None
         if not isinstance(step, SteadyStep) or not isinstance(columns, ExtendColumns) or columns.states is None:
             raise TypeError("a head reads states")
-        return HeadColumnsForward(self, step, columns.states)
+        return begin_loop(self, step, columns.states) if self.runner.max_catch_up else ItemsForward(self, step)
 
     def lengths(self, step: SteadyStep) -> Ints:  # [B]
         """``proposal_length`` of each."""

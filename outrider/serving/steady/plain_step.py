@@ -18,73 +18,10 @@ from outrider.ports import Score, Scores
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import PlainOutcome
 from outrider.serving.session import Session, SessionKey
-from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores
+from outrider.serving.steady.sessions import Bools, Ints, RunningSessions
+from outrider.types import ScoreForm, SparseScores, TokenScores
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 Rows = NDArray[np.intp]
-
-
-@dataclass(slots=True, eq=False)
-class PlainSessions:
-    """What does not change between the steps of sessions."""
-
-    sessions: list[Session[Any]]  # [B]
-    rows: Any
-    """The executor's (``Executor.session_rows``)."""
-    numbers: NDArray[np.uint64]  # [B] on their links
-    link_ids: Ints  # [B]
-    max_lengths: Ints  # [B] of ``Open``
-    are_sparse: Bools  # [B] whether their answers are ``SparseScores``
-    endings: frozenset[int]
-    """Tokens that end some of them."""
-
-    @classmethod
-    def of(cls, sessions: Sequence[Session[Any]], rows: Any) -> PlainSessions:  # noqa: ANN401 - the executor's
-        """Of these."""
-        openings = [session.open for session in sessions]
-        return cls(
-            list(sessions),
-            rows,
-            np.array([opening.session for opening in openings], dtype=np.uint64),
-            np.array([session.link_id for session in sessions], dtype=np.int64),
-            np.array([opening.max_length for opening in openings], dtype=np.int64),
-            np.array([opening.judging_rule is JudgingRule.REJECTION for opening in openings], dtype=np.bool_),
-            frozenset().union(*(opening.eos_token_ids for opening in openings)),
-        )
-
-    def selected(self, places: Rows) -> PlainSessions:
-        """Those at these places."""
-        return PlainSessions(
-            [self.sessions[place] for place in places.tolist()],
-            self.rows.selected(places),
-            self.numbers[places],
-            self.link_ids[places],
-            self.max_lengths[places],
-            self.are_sparse[places],
-            self.endings,
-        )
-
-    @staticmethod
-    def joined(parts: Sequence[PlainSessions]) -> PlainSessions:
-        """One after the other."""
-        return PlainSessions(
-            [session for part in parts for session in part.sessions],
-            parts[0].rows.joined([part.rows for part in parts]),
-            np.concatenate([part.numbers for part in parts]),
-            np.concatenate([part.link_ids for part in parts]),
-            np.concatenate([part.max_lengths for part in parts]),
-            np.concatenate([part.are_sparse for part in parts]),
-            frozenset().union(*(part.endings for part in parts)),
-        )
-
-    def do_not_end(self, token_ids: Ints, bases: Ints) -> Bools:
-        """Whether these tokens, each after so many, are followed by another step."""
-        goes_on = (token_ids >= 0) & (bases + 1 < self.max_lengths)
-        if self.endings:
-            for place in np.flatnonzero(np.isin(token_ids, list(self.endings))).tolist():
-                goes_on[place] &= int(token_ids[place]) not in self.sessions[place].open.eos_token_ids
-        return goes_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +65,7 @@ class PlainStep:
     A session leaves a step when something else comes for it: its row then stays, and counts for nothing.
     """
 
-    own: PlainSessions
+    own: RunningSessions
     bases: Ints  # [B] committed tokens, those of the items included
     tokens: Ints  # [B] of the items; without meaning while ``is_queued``
     places: Sequence[int] = ()
@@ -209,7 +146,7 @@ class PlainStep:
         if len(parts) == 1:
             return parts[0]
         step = PlainStep(
-            PlainSessions.joined([part.own for part in parts]),
+            RunningSessions.joined([part.own for part in parts]),
             np.concatenate([part.bases for part in parts]),
             np.concatenate([part.tokens for part in parts]),
         )

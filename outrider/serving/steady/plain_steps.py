@@ -26,7 +26,8 @@ from outrider.serving.request import AnyRequest, Batch, Request, RequestQueue, R
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.plain_step import Bools, Ints, KnownTokens, PlainSessions, PlainStep, Rows
+from outrider.serving.steady.plain_step import KnownTokens, PlainStep, Rows
+from outrider.serving.steady.sessions import Bools, Ints, RunningSessions
 
 FEWEST_SESSIONS = 16
 """Fewer take no less time as arrays."""
@@ -165,7 +166,7 @@ class PlainSteps:
     def _computed_step(self, requests: Sequence[AnyRequest]) -> PlainStep:
         """Of requests that one forward has served."""
         sessions = [request.session for request in requests]
-        own = PlainSessions.of(sessions, self._executor.session_rows(sessions))
+        own = RunningSessions.of(sessions, self._executor.session_rows(sessions))
         answers: list[Any] = [request.answer for request in requests]
         bases = _ints([answer.base_length for answer in answers])
         step = PlainStep(own, bases, _ints([request.item.token_ids[-1] for request in requests]))

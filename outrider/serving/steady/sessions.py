@@ -1,4 +1,4 @@
-"""Steady sessions: what does not change from one steady step of the same sessions to the next, as arrays.
+"""Running sessions: what does not change from one step of the same sessions to the next, as arrays.
 
 Shape letters: ``B`` sessions.
 """
@@ -14,45 +14,80 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.serving.session import Session, SessionKey
+from outrider.types import JudgingRule
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+_NAMES = ("numbers", "link_ids", "max_lengths", "reserved_lengths", "are_sparse")
+_PROPERTIES = np.dtype(list(zip(_NAMES, "Qqqq?", strict=True)), align=True)
 
 
 @dataclass(eq=False)
-class SteadySessions:
-    """Sessions that were answered together."""
+class RunningSessions:
+    """Sessions that decode together: a row for each session, a column for each property."""
 
-    sessions: Sequence[Session[Any]]  # [B]
+    sessions: list[Session[Any]]  # [B]
     rows: Any
     """The executor's (``Executor.session_rows``)."""
-    numbers: NDArray[np.uint64]  # [B] on their link
-    max_lengths: Ints  # [B] of ``Open``
-    reserved_lengths: Ints  # [B] tokens that the sequences can grow to
-    num_token_ids: Ints  # [B] of ``Open``
+    properties: NDArray[np.void]  # [B]
+    endings: frozenset[int] = frozenset()
+    """Tokens that end some of them."""
 
     @classmethod
-    def of(cls, sessions: Sequence[Session[Any]], rows: Any) -> SteadySessions:  # noqa: ANN401 - the executor's
+    def of(cls, sessions: Sequence[Session[Any]], rows: Any) -> RunningSessions:  # noqa: ANN401 - the executor's
         """Of these."""
-        openings = [session.open for session in sessions]
-        return cls(
-            sessions,
-            rows,
-            np.array([opening.session for opening in openings], dtype=np.uint64),
-            np.array([opening.max_length for opening in openings], dtype=np.int64),
-            np.array([session.reserved_length for session in sessions], dtype=np.int64),
-            np.array([opening.num_token_ids for opening in openings], dtype=np.int64),
+        found = [_properties_of(session) for session in sessions]
+        endings = frozenset[int]().union(*[session.open.eos_token_ids for session in sessions])
+        return cls(list(sessions), rows, np.array(found, dtype=_PROPERTIES), endings)
+
+    def selected(self, places: NDArray[np.intp]) -> RunningSessions:
+        """Those at these places."""
+        chosen = [self.sessions[place] for place in places.tolist()]
+        rows = None if self.rows is None else self.rows.selected(places)
+        return RunningSessions(chosen, rows, self.properties[places], self.endings)
+
+    @staticmethod
+    def joined(parts: Sequence[RunningSessions]) -> RunningSessions:
+        """One after the other."""
+        return RunningSessions(
+            [session for part in parts for session in part.sessions],
+            parts[0].rows.joined([part.rows for part in parts]),
+            np.concatenate([part.properties for part in parts]),
+            frozenset().union(*(part.endings for part in parts)),
         )
 
-    def selected(self, places: NDArray[np.intp]) -> SteadySessions:
-        """Those at these places."""
-        return SteadySessions(
-            [self.sessions[place] for place in places.tolist()],
-            None if self.rows is None else self.rows.selected(places),
-            self.numbers[places],
-            self.max_lengths[places],
-            self.reserved_lengths[places],
-            self.num_token_ids[places],
-        )
+    @property
+    def numbers(self) -> NDArray[np.uint64]:  # [B]
+        """On their links."""
+        return self.properties["numbers"]
+
+    @property
+    def link_ids(self) -> Ints:  # [B]
+        """Their links."""
+        return self.properties["link_ids"]
+
+    @property
+    def max_lengths(self) -> Ints:  # [B]
+        """Of ``Open``."""
+        return self.properties["max_lengths"]
+
+    @property
+    def reserved_lengths(self) -> Ints:  # [B]
+        """Tokens that the sequences can grow to."""
+        return self.properties["reserved_lengths"]
+
+    @property
+    def are_sparse(self) -> Bools:  # [B]
+        """Whether their answers are ``SparseScores``."""
+        return self.properties["are_sparse"]
+
+    def do_not_end(self, token_ids: Ints, bases: Ints) -> Bools:
+        """Whether these tokens, each after so many, are followed by another step."""
+        goes_on = (token_ids >= 0) & (bases + 1 < self.max_lengths)
+        if self.endings:
+            for place in np.flatnonzero(np.isin(token_ids, list(self.endings))).tolist():
+                goes_on[place] &= int(token_ids[place]) not in self.sessions[place].open.eos_token_ids
+        return goes_on
 
     @functools.cached_property
     def keys(self) -> dict[SessionKey, int]:
@@ -73,3 +108,14 @@ class SteadySessions:
 def are_all(flags: NDArray[np.bool_]) -> bool:
     """Whether all are set: of few, a third of the time of ``flags.all()``."""
     return 0 not in flags.tobytes()
+
+
+def _properties_of(session: Session[Any]) -> tuple[int, int, int, int, bool]:
+    opened = session.open
+    return (
+        opened.session,
+        session.link_id,
+        opened.max_length,
+        session.reserved_length,
+        opened.judging_rule is JudgingRule.REJECTION,
+    )

@@ -22,7 +22,7 @@ from outrider.columns import (
 from outrider.ports import Extend, Score
 from outrider.prefix_hash import chain_size
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.steady.sessions import Ints, SteadySessions
+from outrider.serving.steady.sessions import Ints, RunningSessions
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,7 @@ class SteadyStep:
 
     link_id: int
     columns: CommandColumns
-    own: SteadySessions
+    own: RunningSessions
     kept: Ints  # [B] tokens to keep, none fewer than were committed
     bases: Ints  # [B] committed tokens, those of the items included
     draft_lengths: Ints  # [B] draft tokens asked for, or to be scored
@@ -53,21 +53,6 @@ class SteadyStep:
     def rows(self) -> Any:  # noqa: ANN401 - the executor's
         """What the executor knows of the sessions in every step."""
         return self.own.rows
-
-    @property
-    def max_lengths(self) -> Ints:  # [B]
-        """Of ``Open``."""
-        return self.own.max_lengths
-
-    @property
-    def reserved_lengths(self) -> Ints:  # [B]
-        """Tokens that the sequences can grow to."""
-        return self.own.reserved_lengths
-
-    @property
-    def num_token_ids(self) -> Ints:  # [B]
-        """Of ``Open``."""
-        return self.own.num_token_ids
 
     @property
     def is_scoring(self) -> bool:

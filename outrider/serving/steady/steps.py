@@ -22,7 +22,7 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.steady.expected import ExpectedStep
-from outrider.serving.steady.sessions import SteadySessions
+from outrider.serving.steady.sessions import RunningSessions
 from outrider.serving.steady.step import SteadyStep, is_bare, joined
 from outrider.serving.steady.waiting import WaitingSessions
 
@@ -248,11 +248,11 @@ class SteadySteps:
         for entries in own.values():
             sessions, bases = [session for session, _, _ in entries], [base for _, base, _ in entries]
             if are_enough([item for _, _, item in entries]):
-                self._put_down(SteadySessions.of(sessions, self._executor.session_rows(sessions)), bases)
+                self._put_down(RunningSessions.of(sessions, self._executor.session_rows(sessions)), bases)
             else:
                 for session, base in zip(sessions, bases, strict=True):
                     self._sessions.hash_ahead(session, base)
 
-    def _put_down(self, own: SteadySessions, bases: Sequence[int]) -> None:
+    def _put_down(self, own: RunningSessions, bases: Sequence[int]) -> None:
         waiting = WaitingSessions(self._sessions, own, bases)
         self._waiting.update({key: (waiting, row) for key, row in own.keys.items()})

@@ -16,7 +16,7 @@ import numpy as np
 from outrider.columns import CommandColumns
 from outrider.prefix_hash import chain_size
 from outrider.serving.session_table import SessionTable
-from outrider.serving.steady.sessions import SteadySessions
+from outrider.serving.steady.sessions import RunningSessions
 from outrider.serving.steady.step import SteadyStep
 
 Places = Sequence[int]
@@ -28,7 +28,7 @@ _ALL: Places = ()
 class WaitingSessions:
     """Sessions of one link that were answered together."""
 
-    def __init__(self, table: SessionTable[Any], own: SteadySessions, bases: Sequence[int]) -> None:
+    def __init__(self, table: SessionTable[Any], own: RunningSessions, bases: Sequence[int]) -> None:
         """``bases``: the committed tokens of each, all computed; after them it may hold drafts."""
         sessions = own.sessions
         hashes = [table.hash_ahead(session, base) for session, base in zip(sessions, bases, strict=True)]

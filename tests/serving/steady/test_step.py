@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.serving.steady.sessions import SteadySessions
+from outrider.serving.steady.sessions import RunningSessions
 from outrider.serving.steady.step import SteadyStep
 
 
@@ -25,7 +25,7 @@ class CountingSession:
 def test_keys_are_made_once_however_many_commands_look_for_theirs() -> None:
     sessions, ints = [CountingSession(number) for number in (3, 1, 2)], np.zeros(3, dtype=np.int64)
     columns: Any = None
-    own = SteadySessions(sessions, None, ints.astype(np.uint64), ints, ints, ints)  # type: ignore[arg-type]
+    own = RunningSessions(sessions, None, np.zeros(3))  # type: ignore[arg-type]
     step = SteadyStep(0, columns, own, ints, ints, ints, 0)
     assert [(0, number) in step.keys for number in (1, 4)] == [True, False]
     assert list(step.keys) == [(0, 3), (0, 1), (0, 2)]

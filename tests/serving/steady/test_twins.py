@@ -267,6 +267,9 @@ class PairsDrawnByForwards:
         ids = [token_id for draws in self._drawn for token_id in draws.token_ids]
         return DrawnColumns(self._columns.num_drafts, np.array(ids, dtype=np.int32), None)
 
+    def settle(self) -> None:
+        """Pairs of drafted tokens are not held."""
+
 
 def head_core(
     switch: Switch, folders: tuple[Path, Path], method: str, *, takes_columns: bool, loops: bool
