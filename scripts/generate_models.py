@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from outrider.model_executor.models.config import FALLBACK_SPEED
 from outrider.model_executor.models.quantization_reader import SUPPORTED
 from outrider.model_executor.models.support import FAMILIES, FORMATS
 
@@ -22,6 +23,18 @@ why it would not load. Draft and target are loaded in the same way, each in a fo
 
 | architecture | models | drafts that read hidden states | compared with |
 |---|---|---|---|
+"""
+
+FALLBACK = f"""
+Decoders of other families run through transformers' code with paged attention (`--model-impl transformers`; auto where
+no family fits), if every layer attends through its attention interface. Logits were compared with transformers for
+SmolLM3, Cohere 2, Ministral, GPT-2, EXAONE 4, GPT-NeoX, Phi, StarCoder 2 and VaultGemma. Such models run eagerly, on
+one device and unquantized: expect {FALLBACK_SPEED} of native speed. Heads find the states of all layers but the last.
+Refused with the reason are layers without attention, learned sinks, values of another size than keys, masks of a
+model's own, and frequencies that depend on the longest sequence. Code from a model's folder is never run.
+
+longrope (Phi) has one set of factors for all lengths: short ones up to the trained length, which is the default of
+`--max-model-len`, long ones where it is set higher.
 """
 
 FORMATS_HEAD = """
@@ -57,7 +70,7 @@ def render() -> str:
     """The page."""
     families = [f"| `{one.architecture}` | {one.models} | {one.drafts} | {one.compared} |\n" for one in FAMILIES]
     formats = [f"| {one.name} | {one.weights} | {one.activations} | {one.kernels} |\n" for one in FORMATS]
-    return HEAD + "".join(families) + FORMATS_HEAD + "".join(formats) + REST
+    return HEAD + "".join(families) + FALLBACK + FORMATS_HEAD + "".join(formats) + REST
 
 
 def main() -> int:

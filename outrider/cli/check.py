@@ -28,6 +28,9 @@ def check(
     quantization: Annotated[
         str, typer.Option("--quantization", "-q", help="fp8: weights of 16 bits become FP8.")
     ] = "none",
+    model_impl: Annotated[
+        str, typer.Option(help="auto, native or transformers: whose code computes the model.")
+    ] = "auto",
     tensor_parallel_size: Annotated[
         int, typer.Option("--tensor-parallel-size", "-tp", min=1, help="GPUs that share the model.")
     ] = 1,
@@ -38,12 +41,13 @@ def check(
     Only its configuration is read; weights are neither read nor downloaded.
     """
     given: dict[str, Any] = {"model": model, "revision": revision, "load_format": "dummy", "dtype": dtype}
-    asked = {"quantization": quantization, "tensor_parallel_size": tensor_parallel_size}
+    asked = {"quantization": quantization, "model_impl": model_impl, "tensor_parallel_size": tensor_parallel_size}
     settings = TargetSettings.model_validate({**given, **asked, "max_model_len": max_model_len})
     found: ModelEstimate = _engine().estimate_model(
         Path(with_local_model(settings).model),
         dtype=settings.dtype,
         quantization=settings.quantization,
+        model_impl=settings.model_impl,
         tensor_parallel_size=settings.tensor_parallel_size,
         max_model_len=settings.max_model_len,
     )
@@ -67,7 +71,8 @@ def _table(found: ModelEstimate, num_ranks: int) -> Table:
     kv_gib = found.kv_bytes_per_token * found.max_model_len / _GIB
     for name, value in {
         "loads": "yes",
-        "path": f"native: {found.config.architecture}",
+        "path": found.path,
+        **({"served": "text; images and sound are refused"} if found.is_text_part else {}),
         "weights": found.weights,
         "weight memory": f"{found.weight_bytes / _GIB:.2f} GiB{each}",
         "KV cache": f"{found.kv_bytes_per_token:,} bytes a token, {kv_gib:.2f} GiB for the longest sequence",

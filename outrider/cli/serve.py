@@ -77,6 +77,13 @@ Quantization = Annotated[
     str | None,
     _model("fp8: weights of 16 bits become FP8 while loading, for both models. Default none.", "--quantization", "-q"),
 ]
+ModelImplementation = Annotated[
+    str | None,
+    _model(
+        "auto, native or transformers: whose code computes both models. Default auto: ours where there is some.",
+        "--model-impl",
+    ),
+]
 BatchInvariant = Annotated[
     str | None,
     _model(
@@ -218,6 +225,7 @@ def serve(
     draft_dtype: DraftDtype = None,
     quantization: Quantization = None,
     draft_quantization: DraftQuantization = None,
+    model_impl: ModelImplementation = None,
     batch_invariant: BatchInvariant = None,
     max_model_len: MaxModelLen = None,
     draft_model: DraftModel = None,

@@ -22,6 +22,7 @@ _PLACES = {
     "dtype": "target.dtype draft.dtype",
     "batch_invariant": "target.batch_invariant",
     "quantization": "target.quantization draft.quantization",
+    "model_impl": "target.model_impl draft.model_impl",
     "load_format": "target.load_format draft.load_format",
     "page_size": "target.page_size draft.page_size",
     "prefix_caching": "target.prefix_caching draft.prefix_caching",

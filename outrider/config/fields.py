@@ -243,6 +243,11 @@ ToolCallParser = Literal["none", "hermes", "llama3_json", "mistral", "openai", "
 ReasoningParser = Literal["none", "deepseek_r1", "openai", "qwen3"]
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 Quantization = Literal["none", "fp8"]
+ModelImplementation = Annotated[
+    Literal["auto", "native", "transformers"],
+    BeforeValidator(lambda value: "native" if value == "vllm" else value),
+]
+"""vLLM calls models of its own vllm."""
 BatchInvariant = Annotated[Literal["auto", "on", "off"], BeforeValidator(_word_of_switch)]
 Method = Annotated[DraftMethod, BeforeValidator(_known_method)]
 Logprobs = Annotated[LogprobsMode, BeforeValidator(_known_logprobs)]

@@ -8,7 +8,7 @@ import typing
 from typing import Any
 
 GROUPS = {
-    "Model": "model revision served_model_name target_model load_format dtype quantization batch_invariant"
+    "Model": "model revision served_model_name target_model load_format dtype quantization model_impl batch_invariant"
     " max_model_len tokenizer tokenizer_revision chat_template generation_config tool_call_parser reasoning_parser",
     "Speculation": "method proposer num_speculative_tokens draft_length acceptance_method trusted_drafts"
     " rejection_sample_method posterior_threshold posterior_alpha disable_by_batch_size draft_timeout_ms"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -56,6 +57,8 @@ class Worker:
         several.
         """
         model = loaded.model
+        if model.config.is_fallback:
+            drafting, graphs = None, replace(graphs, memory_bytes=0)
         self.model, self.config = model, model.config
         self.page_size, self.num_pages, self.max_model_len = loaded.page_size, loaded.num_pages, loaded.max_model_len
         """No sequence may hold more tokens than ``max_model_len``."""
@@ -158,8 +161,7 @@ class Worker:
         if replayed is not None:
             return self.model.logits(replayed.hidden, replayed.logit_indices), replayed.states
         batch = self._inputs_of(command, drawn)
-        hidden, states = self.model.layer_states(batch, self.kv_cache, layers)
-        return self.model.logits(hidden, batch.logit_indices), states
+        return self.model.run(batch, self.kv_cache, layers)
 
     def _drawn_on_rank_0(self, command: WorkerCommand, drawn: torch.Tensor | None) -> torch.Tensor | None:
         """The tokens [n] int32 of a command that only rank 0 knows; None for other commands."""

@@ -184,7 +184,7 @@ VALUES = {
     _GENERATES: (
         "--task=auto|generate --runner=auto|generate --convert=auto|none --pooler-config --override-pooler-config"
     ),
-    "models are read in the Hugging Face layout": "--config-format=auto|hf --hf-config-path --model-impl=auto|vllm",
+    "models are read in the Hugging Face layout": "--config-format=auto|hf --hf-config-path",
     "tokenizers are read from tokenizer.json": "--tokenizer-mode=auto|hf|fast",
     "answers are the assistant's": "--response-role=assistant",
     "content is given to the template in the form that it reads": "--chat-template-content-format=auto",

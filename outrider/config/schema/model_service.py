@@ -14,6 +14,7 @@ from outrider.config.fields import (
     Host,
     LoadFormat,
     LogLevel,
+    ModelImplementation,
     NonNegative,
     Port,
     Positive,
@@ -78,6 +79,12 @@ class ModelServiceSettings(Section):
         description="none: weights are kept as the checkpoint has them, FP8 or not; fp8: those of 16 or 32 bits become"
         " FP8 while they are loaded, a scale for each row, and inputs are rounded to FP8 token by token. The head and"
         " drafts that read hidden states stay as they are.",
+    )
+    model_impl: ModelImplementation = Field(
+        "auto",
+        description="Whose code computes the model. native: ours; transformers: that of transformers with our"
+        " attention, eager, on one device, unquantized; auto: native where the family is supported (docs/models.md),"
+        " else transformers.",
     )
     batch_invariant: BatchInvariant = Field(
         "off",

@@ -206,6 +206,7 @@ def _load_options(
         "ranks": ranks,
         "attention_window": _attention_window(settings),
         "quantization": settings.quantization,
+        "model_impl": settings.model_impl,
         "batch_invariant": settings.batch_invariant,
     }
 

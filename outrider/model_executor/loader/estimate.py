@@ -10,8 +10,14 @@ import torch
 from outrider.errors import ConfigError
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.layers.quantization import ONLINE
-from outrider.model_executor.loader.model import QuantizationName, choose_length
-from outrider.model_executor.models import ModelConfig, read_model_config
+from outrider.model_executor.loader.model import (
+    ModelImplementation,
+    QuantizationName,
+    check_fallback,
+    choose_length,
+)
+from outrider.model_executor.models import FALLBACK_SPEED, ModelConfig, read_model_config
+from outrider.model_executor.models.families import family_of
 from outrider.model_executor.models.weights import weight_bytes
 
 
@@ -29,6 +35,18 @@ class ModelEstimate:
     """Of all ranks."""
 
     @property
+    def path(self) -> str:
+        """Code that would compute the model."""
+        if self.config.is_fallback:
+            return f"through transformers: {self.config.architecture}, expect {FALLBACK_SPEED} of native speed"
+        return f"native: {self.config.architecture}"
+
+    @property
+    def is_text_part(self) -> bool:
+        """Whether the checkpoint's model takes images or sound too."""
+        return not self.config.is_fallback and family_of(self.config.architecture).is_text_part
+
+    @property
     def weights(self) -> str:
         """Format of the weights."""
         name = str(self.dtype).removeprefix("torch.")
@@ -40,6 +58,7 @@ def estimate_model(
     *,
     dtype: str = "auto",
     quantization: QuantizationName = "none",
+    model_impl: ModelImplementation = "auto",
     tensor_parallel_size: int = 1,
     max_model_len: int | None = None,
 ) -> ModelEstimate:
@@ -47,7 +66,9 @@ def estimate_model(
 
     ``ModelError`` when a model of this configuration cannot be served, ``ConfigError`` when a setting does not fit it.
     """
-    config = read_model_config(folder)
+    config = read_model_config(folder, model_impl)
+    if config.is_fallback:
+        check_fallback(config, load_format="safetensors", quantization=quantization, num_ranks=tensor_parallel_size)
     if quantization == "fp8" and config.quantization is None:
         config = replace(config, quantization=ONLINE)
     Shard(0, tensor_parallel_size).check(config)
@@ -58,6 +79,14 @@ def estimate_model(
         config,
         chosen,
         choose_length(config, max_model_len),
-        weight_bytes(config, chosen, is_widened=False) // tensor_parallel_size,
+        _weight_bytes(folder, config, chosen) // tensor_parallel_size,
         config.kv_bytes_per_token(chosen),
     )
+
+
+def _weight_bytes(folder: Path, config: ModelConfig, dtype: torch.dtype) -> int:
+    if not config.is_fallback:
+        return weight_bytes(config, dtype, is_widened=False)
+    from outrider.model_executor.models.fallback import num_parameters  # imports all of transformers
+
+    return num_parameters(folder) * dtype.itemsize

@@ -5,6 +5,7 @@ The order is: read the configuration, choose length, type and part, read the wei
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +26,14 @@ from outrider.model_executor.kv_cache_sizing import (
 from outrider.model_executor.layers.quantization import ONLINE
 from outrider.model_executor.loader.checkpoint import read_checkpoint
 from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
-from outrider.model_executor.models import AttentionWindow, Decoder, ModelConfig, read_model_config
+from outrider.model_executor.models import FALLBACK_SPEED, AttentionWindow, Decoder, ModelConfig, read_model_config
 from outrider.model_executor.models.dummy import noise
 from outrider.model_executor.synthetic.recipe import synthetic_tensors
 from outrider.model_executor.worker_commands import WorkerCommand
 
+_log = logging.getLogger(__name__)
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
+ModelImplementation = Literal["auto", "native", "transformers"]
 QuantizationName = Literal["none", "fp8"]
 BatchInvariance = Literal["auto", "on", "off"]
 Publish = Callable[[WorkerCommand], None]
@@ -73,6 +76,7 @@ class LoadOptions(TypedDict, total=False):
     ranks: Ranks | None
     attention_window: AttentionWindow | None
     quantization: QuantizationName
+    model_impl: ModelImplementation
     batch_invariant: BatchInvariance
 
 
@@ -103,6 +107,7 @@ def load_model(
     ranks: Ranks | None = None,
     attention_window: AttentionWindow | None = None,
     quantization: QuantizationName = "none",
+    model_impl: ModelImplementation = "auto",
     batch_invariant: BatchInvariance = "off",
 ) -> LoadedModel:
     """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and the
@@ -114,16 +119,19 @@ def load_model(
     room for ``max_sequences`` of ``max_model_len``; of several ranks, what fits the one with the least room.
     ``graph_memory_bytes`` is the limit of CUDA graphs. With an ``attention_window`` layers attend to no more than that:
     for drafts, whose tokens a target judges. With the ``quantization`` "fp8" weights that are not quantized on file
-    become FP8. ``batch_invariant`` "on" makes a token's results independent of what is computed with it, or raises
+    become FP8. ``model_impl`` is whose code computes the layers; "auto": ours where there is a family for it, else
+    transformers'. ``batch_invariant`` "on" makes a token's results independent of what is computed with it, or raises
     ``ConfigError``; "auto" does so where it costs little. ``progress(done, total)`` counts bytes of weights.
     ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
-    config = replace(read_model_config(folder), attention_window=attention_window)
+    config = replace(read_model_config(folder, model_impl), attention_window=attention_window)
     if quantization == "fp8" and config.quantization is None:
         config = replace(config, quantization=ONLINE)
     if load_format == "synthetic" and config.experts is not None:
         raise ModelError(f"{folder}: load_format synthetic makes no models with experts; dummy does")
-    if load_format == "safetensors":
+    if config.is_fallback:
+        check_fallback(config, load_format=load_format, quantization=quantization, num_ranks=1 if ranks is None else 2)
+    elif load_format == "safetensors":
         # Before memory is taken for what config.json promises; of several ranks one warns.
         read_checkpoint(folder, config, warns=ranks is None or ranks.publish is not None)
     length = choose_length(config, max_model_len)
@@ -132,17 +140,23 @@ def load_model(
     with torch.inference_mode(), explaining_out_of_memory(chosen_device):
         communicator = SINGLE_RANK if ranks is None else ranks.open_communicator(chosen_device, chosen_dtype)
         communicator.shard.check(config)
-        check_weights_fit(config, chosen_dtype, chosen_device, communicator.shard.size)
-        decoder = Decoder(
-            config,
-            dtype=chosen_dtype,
-            device=chosen_device,
-            communicator=communicator,
-            batch_invariant=is_batch_invariant(
-                batch_invariant, config, chosen_dtype, chosen_device, num_ranks=communicator.shard.size
-            ),
+        keeps_order = is_batch_invariant(
+            batch_invariant, config, chosen_dtype, chosen_device, num_ranks=communicator.shard.size
         )
-        if load_format == "dummy":
+        if config.is_fallback:
+            decoder = _load_fallback(folder, config, chosen_dtype, chosen_device)
+        else:
+            check_weights_fit(config, chosen_dtype, chosen_device, communicator.shard.size)
+            decoder = Decoder(
+                config,
+                dtype=chosen_dtype,
+                device=chosen_device,
+                communicator=communicator,
+                batch_invariant=keeps_order,
+            )
+        if config.is_fallback:
+            pass  # transformers has read the weights
+        elif load_format == "dummy":
             fill_weights(decoder, noise(decoder))
         elif load_format == "synthetic":
             fill_weights(decoder, synthetic_tensors(folder, config, chosen_dtype, chosen_device))
@@ -162,6 +176,28 @@ def load_model(
         return LoadedModel(decoder, page_size, pages if ranks is None else ranks.least(pages), length)
 
 
+def check_fallback(config: ModelConfig, *, load_format: LoadFormat, quantization: str, num_ranks: int) -> None:
+    """Raise ``ConfigError`` for a setting that a model has not that transformers' code computes."""
+    name = config.architecture
+    if quantization != "none":
+        raise ConfigError("quantization", f"is not supported for {name}, which runs through transformers")
+    if num_ranks > 1:
+        raise ConfigError("tensor_parallel_size", f"must be 1 for {name}, which runs through transformers")
+    if load_format != "safetensors":
+        raise ConfigError("load_format", f"must be safetensors for {name}, which runs through transformers")
+    if config.attention_window is not None:
+        raise ConfigError("attention_window", f"is not supported for {name}, which runs through transformers")
+
+
+def _load_fallback(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+    from outrider.model_executor.models.fallback import TransformersDecoder  # imports all of transformers
+
+    _log.warning(
+        "%s: %s runs through transformers: expect %s of native speed", folder, config.architecture, FALLBACK_SPEED
+    )
+    return TransformersDecoder(folder, config, dtype=dtype, device=device)
+
+
 def is_batch_invariant(
     setting: BatchInvariance, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, num_ranks: int
 ) -> bool:
@@ -169,6 +205,8 @@ def is_batch_invariant(
     reason = obstacle(device, dtype, num_ranks=num_ranks)
     if config.quantization is not None and not config.quantization.keeps_order:
         reason = f"products with weights that are {config.quantization} do not keep one order of sums"
+    if config.is_fallback:
+        reason = "the code of transformers, which computes this model, promises no order of sums"
     if setting == "on" and reason is not None:
         raise ConfigError("batch_invariant", f"cannot be on: {reason}")
     if config.variant.has_wide_qk_norm and num_ranks > 1:

@@ -92,6 +92,8 @@ class Variant:
 
 
 LLAMA = Variant()
+FALLBACK_SPEED = "a half to a fifth"
+"""Of native speed: models that transformers' code computes, without CUDA graphs and fused kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,8 @@ class ModelConfig:
     variant: Variant = LLAMA
     layer_ropes: tuple[RopeConfig, ...] = ()
     """Rotary embedding of each layer where they differ; empty: ``rope`` for all."""
+    is_fallback: bool = False
+    """Whether transformers' code computes the model; fields of its layers are then of no use."""
 
     @property
     def default_length(self) -> int:

@@ -28,7 +28,7 @@ from outrider.model_executor.models.config_schema import (
     ConfigFile,
     SpecialTokens,
 )
-from outrider.model_executor.models.families import ModelFamily, architecture_of, family_of
+from outrider.model_executor.models.families import ModelFamily, architecture_of, family_of, is_native
 from outrider.model_executor.models.json_files import is_there, one_line, read_object, shown, validated
 from outrider.model_executor.models.quantization_reader import read_quantization
 
@@ -69,13 +69,18 @@ def _leave_out_activations() -> None:
 _leave_out_activations()
 
 
-def read_model_config(folder: Path) -> ModelConfig:
-    """Read a folder in the Hugging Face layout; ``ModelError`` says what is missing, malformed or not supported."""
+def read_model_config(folder: Path, model_impl: str = "auto") -> ModelConfig:
+    """Read a folder in the Hugging Face layout; ``ModelError`` says what is missing, malformed or not supported.
+
+    ``model_impl`` is "native", "transformers", or "auto": transformers' code where there is no native family.
+    """
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder: give a folder with config.json and *.safetensors")
     path = folder / "config.json"
     _check_is_model(folder)
     raw = read_object(path)
+    if model_impl == "transformers" or (model_impl == "auto" and not _has_family(raw)):
+        return _read_fallback(folder, raw, is_asked_for=model_impl == "transformers")
     family = _family(folder, raw)
     architecture = family.architecture
     quantization = read_quantization(folder, raw)
@@ -89,6 +94,37 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise ModelError(f"{folder}: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ModelError(f"{path} does not describe a {architecture}: {one_line(error)}") from error
+
+
+def _read_fallback(folder: Path, raw: dict[str, Any], *, is_asked_for: bool) -> ModelConfig:
+    """Configuration of a model that transformers' code computes."""
+    # transformers imports the modelling code of every family for it.
+    from outrider.model_executor.models.fallback_config import fallback_config, transformers_config
+
+    path = folder / "config.json"
+    try:
+        with _without_warnings():
+            special = validated(path, GENERATION_CONFIG_FILE, raw)
+            fields = transformers_config(raw).to_dict()
+            _warn_of_ids(path, special, fields["vocab_size"])
+            dtype = _dtype(raw.get("dtype") or raw.get("torch_dtype"))
+            return fallback_config(path, raw, dtype, _eos_token_ids(folder, fields))
+    except ModelError as error:
+        if is_asked_for:
+            raise ModelError(f"{folder}: {error}") from error
+        try:
+            _family(folder, raw)
+        except ModelError as native:
+            raise ModelError(f"{native}; {error}") from error
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ModelError(f"{path} does not describe a decoder that transformers runs: {one_line(error)}") from error
+
+
+def _has_family(raw: dict[str, Any]) -> bool:
+    named = raw.get("architectures") or [architecture_of(str(raw.get("model_type")))]
+    first = named[0] if isinstance(named, list) else named
+    return isinstance(first, str) and is_native(first)
 
 
 def _check_is_model(folder: Path) -> None:

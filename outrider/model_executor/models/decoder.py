@@ -155,6 +155,13 @@ class Decoder:
         """Run the batch over the cache; returns logits [N, V] of ``batch.logit_indices``."""
         return self.logits(self.hidden_states(batch, kv_cache), batch.logit_indices)
 
+    def run(
+        self, batch: DeviceBatch, kv_cache: KVCacheTensors, layers: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [N, V] of ``batch.logit_indices``, and the states of ``layers`` as ``layer_states`` has them."""
+        hidden, states = self.layer_states(batch, kv_cache, layers)
+        return self.logits(hidden, batch.logit_indices), states
+
     def hidden_states(self, batch: DeviceBatch, kv_cache: KVCacheTensors) -> torch.Tensor:
         """All layers and the last normalisation: [T, hidden]."""
         return self.layer_states(batch, kv_cache, ())[0]

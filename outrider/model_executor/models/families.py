@@ -254,6 +254,11 @@ def family_of(architecture: str) -> ModelFamily:
     return family
 
 
+def is_native(architecture: str) -> bool:
+    """Whether there is a family of an architecture."""
+    return _OTHER_NAMES.get(architecture, architecture) in FAMILIES
+
+
 def architecture_of(model_type: str) -> str:
     """The architecture of a ``model_type``; what is not known is returned as it is."""
     return next((one.architecture for one in FAMILIES.values() if one.model_type == model_type), model_type)

@@ -1,0 +1,81 @@
+"""Configuration of a model that transformers' modelling code computes, for want of a family of our own.
+
+Says of what transformers knows, and of no code in the folder, whether its attention can be replaced by ours.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from outrider.errors import ModelError
+from outrider.model_executor.models.config import ModelConfig, RopeConfig
+from outrider.model_executor.models.json_files import one_line, shown
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_LOOKED_UP = ("architectures", "auto_map", "dtype", "torch_dtype")
+
+
+def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
+    """The configuration as transformers has it; ``ModelError`` for what it cannot run with our attention."""
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str) or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        why = f"transformers has no decoder of model_type {shown(model_type)}"
+        if raw.get("auto_map"):
+            why += ", and code from a model's folder is never run (trust_remote_code)"
+        raise ModelError(why)
+    fields = {key: value for key, value in raw.items() if key not in _LOOKED_UP}
+    try:
+        config: PreTrainedConfig = AutoConfig.for_model(**fields)
+    except Exception as error:  # transformers raises whatever its validators raise
+        raise ModelError(f"config.json does not describe a {model_type}: {one_line(error)}") from error
+    if raw.get("quantization_config"):
+        raise ModelError("quantized weights are not supported through transformers")
+    ropes = getattr(config, "rope_parameters", None) or {}
+    kinds = {str(one.get("rope_type")) for one in (ropes, *ropes.values()) if isinstance(one, dict)}
+    if unsupported := kinds & {"dynamic", "longrope"}:
+        # Of which transformers takes the frequencies of the longest sequence of a batch for all.
+        raise ModelError(f"rope type {', '.join(sorted(unsupported))} is not supported through transformers")
+    types = set(getattr(config, "layer_types", None) or ()) - {*_LAYER_TYPES}
+    if types:
+        raise ModelError(f"layers of type {', '.join(sorted(types))} are not supported through transformers")
+    return config
+
+
+def fallback_config(path: Path, raw: dict[str, Any], dtype: torch.dtype, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    """The configuration of a model that transformers computes; ``path`` is config.json."""
+    config = transformers_config(raw)
+    if config.is_encoder_decoder or not config.num_hidden_layers:
+        raise ModelError(f"{path}: {config.model_type} is no decoder alone")
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    longest = getattr(config, "max_position_embeddings", None)
+    if not isinstance(heads, int) or not isinstance(longest, int):
+        raise ModelError(f"{path}: transformers' {config.model_type} does not say its heads and longest sequence")
+    layers = int(config.num_hidden_layers)
+    return ModelConfig(
+        architecture=MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type],
+        vocab_size=int(config.vocab_size),
+        hidden_size=int(config.hidden_size),
+        intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=int(kv_heads or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        max_position=longest,
+        rms_norm_eps=1e-6,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        tied_embeddings=bool(config.tie_word_embeddings),
+        sliding_windows=(None,) * layers,
+        rope=RopeConfig("default", 10_000.0),
+        eos_token_ids=eos_token_ids,
+        bos_token_id=config.bos_token_id,
+        dtype=dtype,
+        is_fallback=True,
+    )
