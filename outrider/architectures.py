@@ -8,6 +8,7 @@ ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "OlmoeForCausalLM",
     "MixtralForCausalLM",
     "MiMoForCausalLM",
     "Gemma2ForCausalLM",

@@ -109,6 +109,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 1,
         },
     ),
+    "olmoe": ("olmoe", {}),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-window": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 6}),
     "gemma3": ("gemma3_text", {**GEMMA, "final_logit_softcapping": 3.0}),

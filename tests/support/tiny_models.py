@@ -48,6 +48,7 @@ _WITH_IMAGES: dict[str, dict[str, Any]] = {
 """Models whose decoder is one part; the rest of their configurations."""
 _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 3},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
 }
 

@@ -134,6 +134,14 @@ def _mixtral(fields: Fields) -> FamilyTraits:
     return replace(_mistral(fields), experts=replace(experts, names=_MIXTRAL_NAMES))
 
 
+def _olmoe(fields: Fields) -> FamilyTraits:
+    if fields.get("clip_qkv") is not None:
+        raise ModelError("clip_qkv is not supported: queries, keys and values would be clamped")
+    layers = (True,) * int(fields["num_hidden_layers"])
+    experts = _experts(fields, layers, fields["intermediate_size"], normalizes=fields["norm_topk_prob"])
+    return replace(_llama(fields), variant=Variant(has_wide_qk_norm=True), experts=experts)
+
+
 def _experts(fields: Fields, layers: tuple[bool, ...], size: int, *, normalizes: bool) -> ExpertsConfig:
     count = fields.get("num_local_experts") or fields["num_experts"]
     return ExpertsConfig(count, fields["num_experts_per_tok"], size, normalizes, layers)
@@ -218,6 +226,7 @@ FAMILIES = _by_architecture(
         ModelFamily("Qwen2ForCausalLM", "qwen2", _qwen2),
         ModelFamily("Qwen3ForCausalLM", "qwen3", _qwen3),
         ModelFamily("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe, feed_forward=sparse_mlp),
+        ModelFamily("OlmoeForCausalLM", "olmoe", _olmoe, feed_forward=sparse_mlp),
         ModelFamily("MixtralForCausalLM", "mixtral", _mixtral, feed_forward=sparse_mlp),
         ModelFamily("MiMoForCausalLM", "mimo", _qwen2, reads_as="qwen2", has_mtp=True),
         ModelFamily("Gemma2ForCausalLM", "gemma2", _gemma2),

@@ -44,6 +44,7 @@ FAMILIES = (
     FamilySupport("Qwen2ForCausalLM", "Qwen2, Qwen2.5 and QwQ, dense", _HEADS, _LOGITS),
     FamilySupport("Qwen3ForCausalLM", "Qwen3, dense", _HEADS, _LOGITS),
     FamilySupport("Qwen3MoeForCausalLM", "Qwen3 30B-A3B, 235B-A22B and Coder, with experts", _HEADS, _LOGITS),
+    FamilySupport("OlmoeForCausalLM", "OLMoE 1B-7B", _NONE, _LOGITS),
     FamilySupport("MixtralForCausalLM", "Mixtral 8x7B and 8x22B", _HEADS, _LOGITS),
     FamilySupport("Gemma2ForCausalLM", "Gemma 2", _NONE, _LOGITS),
     FamilySupport("Gemma3ForCausalLM", "Gemma 3 270M and 1B", _NONE, _LOGITS),
