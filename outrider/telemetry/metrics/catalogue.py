@@ -135,7 +135,7 @@ SPECULATION = (
     _counter(
         "outrider_accepted_forced_tokens_total",
         "Forced tokens that were accepted.",
-        f"rate(outrider_accepted_forced_tokens_total{_WINDOW}) / rate(outrider_forced_tokens_total{_WINDOW})",
+        f"{_rate('outrider_accepted_forced_tokens_total')} / ({_rate('outrider_forced_tokens_total')} > 0)",
     ),
     _gauge(
         "outrider_draft_length",
