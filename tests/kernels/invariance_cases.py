@@ -158,7 +158,7 @@ def test_parts_that_follow_the_rows_are_found() -> None:
     assert set(differing_rows(follows, x, (1, 2, 5, 17))) >= {5}
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _atomic_kernel(addends_ptr, out_ptr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     i = tl.arange(0, SIZE)
     tl.atomic_add(out_ptr + i, tl.load(addends_ptr + tl.program_id(0) * SIZE + i))
