@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from outrider.errors import ConfigError, ModelError
 from outrider.model_executor.loader.estimate import estimate_model
@@ -67,6 +68,24 @@ def test_a_native_family_can_be_run_through_transformers(implementation: ModelIm
 def test_what_cannot_be_computed_so_is_refused(architecture: str, config: dict[str, Any], reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
         ModelRunner.load(build(architecture, **config), dtype="float32", num_pages=20)
+
+
+def test_tensors_that_the_files_lack_are_refused(tmp_path: Path) -> None:
+    """transformers would draw them at random."""
+    folder = Path(shutil.copytree(build("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=256), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["transformer.h.1.mlp.c_fc.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"tensor transformer\.h\.1\.mlp\.c_fc\.weight missing from its files"):
+        ModelRunner.load(folder, dtype="float32", num_pages=20)
+
+
+def test_another_class_than_the_decoder_of_its_type_is_refused(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(build("smollm3"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["SmolLM3ForTokenClassification"]}))
+    with pytest.raises(ModelError, match="decoder of model_type smollm3 is SmolLM3ForCausalLM, not"):
+        ModelRunner.load(folder, dtype="float32", num_pages=20)
 
 
 def test_code_of_a_folder_is_not_run(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from outrider.generation import (
     Timing,
     Usage,
 )
-from outrider.limits import LONGEST_RETRY_DELAY_MS, LONGEST_STAGE_NS
+from outrider.limits import LINK_PAGES, LONGEST_RETRY_DELAY_MS, LONGEST_STAGE_NS
 from outrider.types import (
     AcceptanceMethod,
     CandidateLogprobs,
@@ -226,7 +226,7 @@ descriptions = st.builds(
     dtype=text,
     device=text,
     page_size=u32,
-    num_pages=u32,
+    num_pages=st.integers(0, LINK_PAGES.most),
     tokenizer_files=st.dictionaries(text, st.binary(max_size=8), max_size=2),
     tokenizer_hash=text,
     acceptance_methods=st.lists(methods, max_size=3, unique=True).map(tuple),

@@ -7,7 +7,7 @@ and window are learnt from what it asks for in a forward without a cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,13 @@ def register() -> str:
     return _NAME
 
 
+def _check_complete(missing: Collection[str]) -> None:
+    """Raise ``ModelError`` for tensors that the files lack: transformers draws them at random."""
+    if missing:
+        rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"tensor {min(missing)}{rest} missing from its files")
+
+
 class TransformersDecoder(Decoder):
     """A whole model on one device. Weights are read by transformers; CUDA graphs and draft loops are not available."""
 
@@ -107,10 +114,12 @@ class TransformersDecoder(Decoder):
         self.dtype, self.device, self.batch_invariant = dtype, device, False
         self.communicator, self.shard = SINGLE_RANK, SINGLE_RANK.shard
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, attn_implementation=register(), local_files_only=True, trust_remote_code=False,
-                use_safetensors=True,
+                use_safetensors=True, output_loading_info=True,
             )  # fmt: skip
+            model, found = loaded
+            _check_complete(found["missing_keys"])
             self._model = model.eval().to(device)
             specs = self._layer_specs()
         except Exception as error:  # transformers raises whatever its modules raise

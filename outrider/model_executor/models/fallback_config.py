@@ -28,6 +28,7 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
         if raw.get("auto_map"):
             why += ", and code from a model's folder is never run (trust_remote_code)"
         raise ModelError(why)
+    _check_architecture(raw.get("architectures"), model_type)
     fields = {key: value for key, value in raw.items() if key not in _LOOKED_UP}
     try:
         config: PreTrainedConfig = AutoConfig.for_model(**fields)
@@ -44,6 +45,13 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
     if types:
         raise ModelError(f"layers of type {', '.join(sorted(types))} are not supported through transformers")
     return config
+
+
+def _check_architecture(named: object, model_type: str) -> None:
+    """Raise ``ModelError`` if ``architectures`` names another class than the decoder of this ``model_type``."""
+    decoder = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    if named and named not in (decoder, [decoder]):
+        raise ModelError(f"transformers' decoder of model_type {model_type} is {decoder}, not {shown(named)}")
 
 
 def fallback_config(path: Path, raw: dict[str, Any], dtype: torch.dtype, eos_token_ids: tuple[int, ...]) -> ModelConfig:
