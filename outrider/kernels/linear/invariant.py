@@ -1,7 +1,8 @@
 """Batch-invariant weight on a GPU: a row's product has the same bits whatever rows there are besides it.
 
 The number of parts into which K is cut is the weight's own. All kernels here sum a part column by column on the same
-matrix unit, and add the parts in order; which of them computes, and with which tiles, follows the number of rows.
+matrix unit, and add the parts in order; which of them computes, and with which tiles, follows the number of rows: up
+to five ``skinny``, up to 256 ``split_k`` if there are several parts, otherwise ``ordered``.
 cuBLAS is not used: it splits K by the number of rows (it gave other bits for 1 to 128 rows of a 4096 x 1024 weight).
 """
 
@@ -12,8 +13,9 @@ import torch
 from outrider.kernels.launching import num_processors
 from outrider.kernels.linear import selection, split_k
 from outrider.kernels.linear.contract import PreparedWeight
-from outrider.kernels.linear.few_rows import num_splits
+from outrider.kernels.linear.few_rows import choose_tiling
 from outrider.kernels.linear.ordered import OrderedTiling, ordered_product
+from outrider.kernels.linear.skinny import skinny_product
 
 _MOST_SPLIT_ROWS = 256
 """Up to so many rows each part of K has programs of its own; of more rows there are enough tiles."""
@@ -45,11 +47,16 @@ class InvariantWeight(PreparedWeight):
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight.contiguous()
         processors = num_processors(weight.device)
-        self._parts = num_splits(weight.shape[0], processors) or 1
+        self._skinny = choose_tiling(weight.shape[0], processors)
+        self._parts = self._skinny.splits
+        tiles = -(-weight.shape[0] // self._skinny.block_n)
+        self._counters = torch.zeros(tiles, dtype=torch.int32, device=weight.device)
         self._is_large = weight.shape[0] > _MANY_ROWS.block_n * 2 * processors
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
+        if _is_skinny(len(x)):
+            return skinny_product(x, self._weight, bias, self._counters, self._skinny)
         if self._is_split(len(x)):
             return split_k.sum_partials(self._split(x), bias, x.dtype)
         return ordered_product(x, self._weight, bias, self._tiling(len(x)), parts=self._parts)
@@ -59,20 +66,26 @@ class InvariantWeight(PreparedWeight):
         return self._split(x) if bias is None and self._is_split(len(x)) else self(x, bias)
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``x`` [T, K] to silu(gate) * up [T, N / 2] of the two halves of the product; K is not split."""
+        """``x`` [T, K] to silu(gate) * up [T, N / 2] of the two halves of the product."""
+        if self._parts > 1 or _is_skinny(len(x)):
+            return super().gated(x, bias)
         tiling = _look_up(_GATED_TILINGS, len(x)) or _GATED_MANY_ROWS
         return ordered_product(x, self._weight, bias, tiling, is_gated=True)
 
     def _is_split(self, num_rows: int) -> bool:
-        return self._parts > 1 and 0 < num_rows <= _MOST_SPLIT_ROWS
+        return self._parts > 1 and selection.FEWEST_ROWS <= num_rows <= _MOST_SPLIT_ROWS
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
-        tiling = selection.split_tiling(max(len(x), selection.FEWEST_ROWS), self._parts)
+        tiling = selection.split_tiling(len(x), self._parts)
         return split_k.split_k_partials(x, self._weight, tiling or selection.widest_split(self._parts))
 
     def _tiling(self, num_rows: int) -> OrderedTiling:
         large = _look_up(_LARGE_TILINGS, num_rows) if self._is_large else None
         return large or _look_up(_TILINGS, num_rows) or _MANY_ROWS
+
+
+def _is_skinny(num_rows: int) -> bool:
+    return 0 < num_rows < selection.FEWEST_ROWS
 
 
 def _look_up(

@@ -101,6 +101,9 @@ def _ordered_kernel(
         if IS_GATED:
             if HAS_BIAS:
                 up += tl.load(bias_ptr + size + n, mask=n < size, other=0.0).to(tl.float32)[:, None]
+            # Rounded as the product is where ``swiglu`` comes after it.
+            total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
+            up = up.to(out_ptr.dtype.element_ty).to(tl.float32)
             total = total / (1.0 + tl.exp(-total)) * up
         t = first_token + tl.arange(0, WIDTH)
         place = t.to(tl.int64)[:, None] * size + n[None, :]

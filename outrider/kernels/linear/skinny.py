@@ -19,6 +19,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.fetching import fetch_ahead
 from outrider.kernels.launching import launch_options
+from outrider.kernels.linear.split_k import PART_COLUMNS
+
+_PART_COLUMNS = tl.constexpr(PART_COLUMNS)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -47,7 +50,7 @@ def _skinny_kernel(
     in_weight = n < out_features
     t = tl.arange(0, BLOCK_T)
     k = tl.arange(0, BLOCK_K)
-    PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    PART: tl.constexpr = (K + SPLITS * _PART_COLUMNS - 1) // (SPLITS * _PART_COLUMNS) * _PART_COLUMNS
     low = split * PART
     high = tl.minimum(low + PART, K)
     row_ptr = weight_ptr + tl.where(in_weight, n, 0).to(tl.int64)[:, None] * K

@@ -28,6 +28,7 @@ from outrider.kernels.paged_attention.segment_schedule import (
 )
 from outrider.kernels.paged_attention.segments import (
     attend_keys,
+    fetch_block,
     first_key_of,
     join_segments,
     segment_from,
@@ -103,7 +104,16 @@ def _attend_segments_kernel(
     lowest = first_position + tile * BLOCK_M // GROUP
     highest = first_position + tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, num_queries - 1)
     first = first_key_of(lowest, window, HAS_WINDOW, BLOCK_N)
+    # The segments that begin in this part's share of the keys; those of a tile that is not cut have one part.
+    first_segment = segment_of(first, BLOCK_N)
+    end_segment = segment_of(highest, BLOCK_N) + 1
+    share = tl.cdiv(tl.cdiv(highest + 1 - first, BLOCK_N), num_cuts) * BLOCK_N
+    begin = tl.maximum(segment_from(first + part * share, BLOCK_N), first_segment + (part > 0))
+    begin = tl.where(part == 0, first_segment, begin)
+    end = tl.maximum(segment_from(first + (part + 1) * share, BLOCK_N), first_segment + 1)
     if PDL:
+        fetched = tl.maximum(segment_start(begin, BLOCK_N), first)
+        fetch_block(fetched, highest, page_ptr, kv_ptr, kv_head, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D)
         gdc_wait()
     place = (first_query + query).to(tl.int64)[:, None] * query_stride
     place += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
@@ -123,13 +133,6 @@ def _attend_segments_kernel(
         tl.store(out_ptr + out, (total / weight_sum[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
         return
 
-    # The segments that begin in this part's share of the keys; sinks are never cut.
-    first_segment = segment_of(first, BLOCK_N)
-    end_segment = segment_of(highest, BLOCK_N) + 1
-    share = tl.cdiv(tl.cdiv(highest + 1 - first, BLOCK_N), num_cuts) * BLOCK_N
-    begin = tl.maximum(segment_from(first + part * share, BLOCK_N), first_segment + (part > 0))
-    begin = tl.where(part == 0, first_segment, begin)
-    end = tl.maximum(segment_from(first + (part + 1) * share, BLOCK_N), first_segment + 1)
     i = tl.arange(0, BLOCK_M)
     slot = (kv_head * slots + first_slot).to(tl.int64)
     for segment in range(begin, tl.minimum(end, end_segment)):

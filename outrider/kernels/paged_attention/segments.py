@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.kernels.fetching import fetch_ahead
+
 _BLOCKS_OF_FIRST_SEGMENTS = tl.constexpr(2)
 
 
@@ -51,6 +53,22 @@ def _key_at(place, skipped, SINK_END: tl.constexpr):
     if SINK_END > 0:
         return tl.where(place < SINK_END, place, place + skipped)
     return place + skipped
+
+
+@triton.jit
+def fetch_block(
+    first, last, page_ptr, kv_ptr, kv_head,
+    PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Prefetch the keys and values of a block of positions from ``first`` on, up to ``last``."""
+    LINE: tl.constexpr = 128 // (kv_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    key = tl.minimum(first + tl.arange(0, BLOCK_N), last)
+    slot = tl.load(page_ptr + key // PAGE_SIZE).to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+    line = tl.minimum(tl.arange(0, (BLOCK_D + LINE - 1) // LINE) * LINE, HEAD_DIM - 1)
+    pointers = kv_ptr + (slot * (2 * NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM)[:, None] + line[None, :]
+    fetch_ahead(pointers)
+    fetch_ahead(pointers + NUM_KV_HEADS * HEAD_DIM)
 
 
 @triton.jit
