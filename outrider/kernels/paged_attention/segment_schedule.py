@@ -129,14 +129,20 @@ class SegmentTiling:
 
 def choose_segment_tiling(num_rows: int, max_queries: int, group: int, head_dim: int) -> SegmentTiling:
     """Tiles for a batch of up to ``num_rows`` with up to ``max_queries`` each."""
+    folded = max_queries * group
     if head_dim > _WIDEST:
         return _WIDE
-    if max_queries * group > 2 * _SMALL.block_m:
+    if folded > 2 * _SMALL.block_m:
         return _LARGE
-    return _ALONE if num_rows == 1 else _SMALL
+    if folded > _FEW.block_m:
+        return _ALONE if num_rows == 1 else _SMALL
+    return _FEW if num_rows <= _FEW_ROWS else _FEW_OF_MANY
 
 
 _WIDEST = 128
+_FEW_ROWS = 32
+_FEW = SegmentTiling(16, 64, 4, 4)
+_FEW_OF_MANY = replace(_FEW, num_stages=2)
 _SMALL = SegmentTiling(64, 64, 4, 3)
 _ALONE = replace(_SMALL, per_processor=4)
 _LARGE = SegmentTiling(128, 64, 8, 3, per_processor=1, slots_per_part=2)
