@@ -134,15 +134,16 @@ def choose_segment_tiling(num_rows: int, max_queries: int, group: int, head_dim:
         return _WIDE
     if folded > 2 * _SMALL.block_m:
         return _LARGE
-    if folded > _FEW.block_m:
-        return _ALONE if num_rows == 1 else _SMALL
-    return _FEW if num_rows <= _FEW_ROWS else _FEW_OF_MANY
+    few = next((tiling for tiling in (_FEW, _SOME) if folded <= tiling.block_m), _SMALL)
+    if num_rows == 1:
+        return _ALONE if few is _SMALL else replace(few, num_stages=2)
+    return replace(few, num_stages=2) if few is _FEW and num_rows > _FEW_ROWS else few
 
 
 _WIDEST = 128
 _FEW_ROWS = 32
 _FEW = SegmentTiling(16, 64, 4, 4)
-_FEW_OF_MANY = replace(_FEW, num_stages=2)
+_SOME = SegmentTiling(32, 64, 4, 3)
 _SMALL = SegmentTiling(64, 64, 4, 3)
 _ALONE = replace(_SMALL, per_processor=4)
 _LARGE = SegmentTiling(128, 64, 8, 3, per_processor=1, slots_per_part=2)
