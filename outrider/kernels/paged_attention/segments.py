@@ -7,7 +7,7 @@ Keys are attended in blocks of fixed positions, and blocks belong to segments of
 first, and longer further on, sixteen to each doubling of the position. Inside a segment an online softmax goes from
 block to block. The segments' results are joined from the first to the last.
 
-The matrix unit adds up weights as it adds up weighted values: the order of a reduction would follow the tile's layout.
+Weights are added up in eights, which no tile's layout divides among warps, and then in pairs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import triton.language as tl
 from outrider.kernels.fetching import fetch_ahead
 
 _BLOCKS_OF_FIRST_SEGMENTS = tl.constexpr(2)
-_SUMS = tl.constexpr(16)
-"""Equal columns of the sums of weights: the fewest of a product."""
+_IN_A_WARP = tl.constexpr(8)
+"""Neighbouring keys whose weights are in one warp, in the same registers and lanes for any tile."""
 
 
 @triton.jit
@@ -87,6 +87,29 @@ def join_segments(largest, weight_sum, total, next_largest, next_sum, next_total
 
 
 @triton.jit
+def _sum_weights(weights):
+    """Sum of each row of weights [M, N]; N is 64, or 16 in the interpreter."""
+    rows: tl.constexpr = weights.shape[0]
+    groups: tl.constexpr = weights.shape[1] // 2 // _IN_A_WARP
+    halves = tl.sum(tl.reshape(weights, [rows, 2, groups, _IN_A_WARP]), 1)
+    sums = tl.sum(halves, 2)  # [M, groups]
+    if groups == 4:
+        even, odd = tl.split(tl.reshape(sums, [rows, 2, 2]))
+        total = _add_pair(even) + _add_pair(odd)
+    else:
+        tl.static_assert(groups == 1)
+        total = tl.sum(sums, 1)
+    return total
+
+
+@triton.jit
+def _add_pair(values):
+    """Sum of the two columns of ``values`` [M, 2]."""
+    first, second = tl.split(values)
+    return first + second
+
+
+@triton.jit
 def _attend_span(
     low, until, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
     largest, weight_sum, total, own_largest, own_sum, own_total,
@@ -135,19 +158,15 @@ def _attend_span(
             base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         weights = tl.exp2(tl.fma(scores, scale, -base[:, None]))
         fade = tl.exp2(own_largest - base)
-        rounded = weights.to(values.dtype)
-        ones = tl.full([BLOCK_N, _SUMS], 1.0, values.dtype)
-        own_sum = tl.dot(rounded, ones, own_sum * fade[:, None], input_precision=PRECISION)
-        own_total = tl.dot(rounded, values, own_total * fade[:, None], input_precision=PRECISION)
+        own_sum = own_sum * fade + _sum_weights(weights)
+        own_total = tl.dot(weights.to(values.dtype), values, own_total * fade[:, None], input_precision=PRECISION)
         own_largest = new_largest
         page = next_page
         if IS_JOINED:
             segment = segment_of(_key_at(start, skipped, SINK_END), BLOCK_N)
             next_segment = segment_of(_key_at(start + BLOCK_N, skipped, SINK_END), BLOCK_N)
             if (start + BLOCK_N >= high) | (segment != next_segment):
-                largest, weight_sum, total = join_segments(
-                    largest, weight_sum, total, own_largest, tl.max(own_sum, 1), own_total
-                )
+                largest, weight_sum, total = join_segments(largest, weight_sum, total, own_largest, own_sum, own_total)
                 own_largest = tl.full(own_largest.shape, float("-inf"), tl.float32)
                 own_sum = tl.zeros(own_sum.shape, tl.float32)
                 own_total = tl.zeros(own_total.shape, tl.float32)
@@ -166,7 +185,7 @@ def attend_keys(
     weight_sum = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     own_largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    own_sum = tl.zeros([BLOCK_M, _SUMS], tl.float32)
+    own_sum = tl.zeros([BLOCK_M], tl.float32)
     own_total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     masked_from = low
     if not HAS_WINDOW:
@@ -183,4 +202,4 @@ def attend_keys(
     )  # fmt: skip
     if IS_JOINED:
         return largest, weight_sum, total
-    return own_largest, tl.max(own_sum, 1), own_total
+    return own_largest, own_sum, own_total
