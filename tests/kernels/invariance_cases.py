@@ -1,22 +1,26 @@
 """Batch-invariant kernels and models: the bits of a row alone are its bits among any others.
 
 ``conftest.py`` collects it where there is a GPU. On a CPU, ``test_triton.py`` runs it in Triton's interpreter, whose
-products have the order of their blocks of K: there tiles of one depth are compared. Negative controls show that what is
-compared here does find sums whose order follows the number of rows.
+products have the order of their blocks of K: there tiles of one depth are compared, and programs run in random order.
+Negative controls show that what is compared here does find sums whose order follows the number of rows or the programs.
 """
 
 from __future__ import annotations
 
 import os
+import random as seeded
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 
 from outrider.kernels.linear.invariant import InvariantWeight
 from outrider.kernels.linear.ordered import OrderedTiling, ordered_product
+from outrider.kernels.linear.skinny import skinny_product
 from outrider.kernels.paged_attention import (
     DevicePlan,
     paged_attention,
@@ -51,6 +55,31 @@ def _seeded() -> Iterable[None]:
     torch.set_num_threads(1)
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture
+def any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of a launch in random order, as they end on a GPU."""
+    if INTERPRETED:
+        from triton.runtime import interpreter
+
+        builder: Any = interpreter.interpreter_builder
+        order, set_index = seeded.Random(0), builder.set_grid_idx
+        places: list[tuple[int, ...]] = []
+
+        def set_random_index(*_: int) -> None:
+            if not places:
+                places.extend(torch.cartesian_prod(*(torch.arange(size) for size in builder.grid_dim)).tolist())
+                order.shuffle(places)
+            set_index(*places.pop())
+
+        monkeypatch.setattr(builder, "set_grid_idx", set_random_index)
+
+
+def repeats(compute: Callable[[], torch.Tensor]) -> bool:
+    """Whether the same launches give the same bits."""
+    first = compute()
+    return all(torch.equal(compute(), first) for _ in range(4 if INTERPRETED else 50))
 
 
 def differing_rows(product: Product, x: torch.Tensor, counts: Iterable[int] = ROWS) -> list[int]:
@@ -127,6 +156,34 @@ def test_parts_that_follow_the_rows_are_found() -> None:
         return ordered_product(x, weight, None, tiling, parts=1 if len(x) < 10 else 2)
 
     assert set(differing_rows(follows, x, (1, 2, 5, 17))) >= {5}
+
+
+@triton.jit
+def _atomic_kernel(addends_ptr, out_ptr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    i = tl.arange(0, SIZE)
+    tl.atomic_add(out_ptr + i, tl.load(addends_ptr + tl.program_id(0) * SIZE + i))
+
+
+@pytest.mark.usefixtures("any_order")
+def test_atomic_sums_are_found() -> None:
+    """Negative control."""
+    addends = random(64, 128, dtype=torch.float32)
+
+    def add_up() -> torch.Tensor:
+        out = torch.zeros(128, device=DEVICE)
+        _atomic_kernel[(len(addends),)](addends, out, SIZE=128)
+        return out
+
+    assert not repeats(add_up)
+
+
+@pytest.mark.usefixtures("any_order")
+@pytest.mark.parametrize("rows", [1, 20])
+def test_sums_do_not_depend_on_the_order_of_programs(rows: int) -> None:
+    product, x = InvariantWeight(random(128, 512, dtype=SHARPEST)), random(rows, 512, dtype=SHARPEST)
+    assert repeats(lambda: product(x, None))
+    text = Text(LENGTH)
+    assert repeats(lambda: text.attend([(LENGTH, 1), (LENGTH // 2, rows)], None, 0, TILINGS[0]))
 
 
 TILINGS = (
@@ -240,6 +297,13 @@ def test_attention_whose_parts_follow_the_rows_is_found() -> None:
     assert not torch.equal(*found)
 
 
+def invariant_runner(architecture: str, quantization: Literal["none", "fp8"]) -> ModelRunner:
+    return ModelRunner.load(
+        cached_tiny_model(architecture, seed=1), device=DEVICE, dtype="float16" if INTERPRETED else "bfloat16",
+        page_size=4, num_pages=2000, batch_invariant="on", quantization=quantization,
+    )  # fmt: skip
+
+
 def logits_of(runner: ModelRunner, text: list[int], cuts: list[int], beside: int) -> torch.Tensor:
     """Logits of every position of a text that is computed in chunks, each with as many other rows."""
     sequence, others = runner.sequences.open(len(text)), [runner.sequences.open(len(cuts)) for _ in range(beside)]
@@ -256,6 +320,22 @@ def logits_of(runner: ModelRunner, text: list[int], cuts: list[int], beside: int
     return torch.cat(found)
 
 
+def split_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
+    """``skinny_product`` of two halves of K, each rounded."""
+    half = x.shape[1] // 2
+    parts = (slice(0, half), slice(half, x.shape[1]))
+    found = [skinny_product(x[:, part].contiguous(), weight[:, part].contiguous(), None, *rest) for part in parts]
+    return found[0] + found[1] + (0 if bias is None else bias)
+
+
+def test_a_model_whose_sums_follow_the_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+    monkeypatch.setattr("outrider.kernels.linear.invariant.skinny_product", split_product)
+    runner = invariant_runner("llama", "none")
+    text = list(range(3, 15))
+    assert not torch.equal(logits_of(runner, text, list(range(1, 13)), 0), logits_of(runner, text, [12], 0))
+
+
 ARCHITECTURES = ["llama"] if INTERPRETED else ["llama", "mistral", "qwen2", "qwen3"]
 
 
@@ -267,10 +347,7 @@ def test_logits_of_a_model_have_the_same_bits_in_any_batch_and_chunk(
     architecture: str, quantization: Literal["none", "fp8"]
 ) -> None:
     text = [3 + (11 * place * place) % 230 for place in range(24)]
-    runner = ModelRunner.load(
-        cached_tiny_model(architecture, seed=1), device=DEVICE, dtype="float16" if INTERPRETED else "bfloat16",
-        page_size=4, num_pages=2000, batch_invariant="on", quantization=quantization,
-    )  # fmt: skip
+    runner = invariant_runner(architecture, quantization)
     assert runner.batch_invariant
     whole = logits_of(runner, text, [24], 0)
     assert torch.isfinite(whole).all()
