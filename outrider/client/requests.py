@@ -96,8 +96,8 @@ class GenerateOptions(TypedDict, total=False):
         Doc(
             "Keys every random stream; random when None, and returned in the result. With acceptance_method "
             '"coupled" it repeats the output; with "rejection" and "typical" only for the same draft lengths, which '
-            "follow the load by default. In 16 bits near ties depend on the batch, unless the target is "
-            "batch-invariant (model_info().target_placement.batch_invariant)."
+            "follow the load by default. A batch-invariant target (model_info().target_placement.batch_invariant) "
+            "repeats it in any batch; with others near ties depend on the batch in 16 bits."
         ),
     ]
     stop: Annotated[str | Sequence[str] | None, Doc("Texts that end the generation.")]

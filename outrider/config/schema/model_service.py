@@ -80,10 +80,10 @@ class ModelServiceSettings(Section):
         " drafts that read hidden states stay as they are.",
     )
     batch_invariant: BatchInvariant = Field(
-        "off",
+        "auto",
         description="Whether a token's logits have the same bits in any batch, chunking and draft. on: or the service"
-        " does not start; auto: where it costs little, which is one GPU of compute capability 9.0 with unquantized"
-        " weights of 16 bits; off: near ties may fall differently as the batch changes.",
+        " does not start; auto: on one GPU of compute capability 9.0 (H100, H200) in 16 bits, except with FP8 formats"
+        " that do not keep the order of sums; off: near ties may fall differently as the batch changes.",
     )
     page_size: Positive = Field(16, description="Tokens in a KV page.")
     num_pages: Positive | None = Field(
