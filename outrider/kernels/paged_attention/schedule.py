@@ -26,7 +26,7 @@ _FEWEST_ROWS = 32
 
 
 @triton.jit
-def _pick(is_own, values):
+def pick(is_own, values):
     """Of each part, its row's value."""
     return tl.sum(tl.where(is_own, values[None, :], 0), 1)
 
@@ -77,19 +77,19 @@ def _schedule_kernel(
 
     p = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
     is_own = (p[:, None] >= starts[None, :]) & (p[:, None] < (starts + parts)[None, :])
-    within = p - _pick(is_own, starts)
-    own_cuts = tl.maximum(_pick(is_own, cuts), 1)
+    within = p - pick(is_own, starts)
+    own_cuts = tl.maximum(pick(is_own, cuts), 1)
     page_starts = tl.load(page_starts_ptr + r, mask=is_row, other=0)
     field = schedule_ptr + p
     exists = p < num_parts
-    tl.store(field, _pick(is_own, counts), mask=exists)
-    tl.store(field + num_parts, _pick(is_own, first_queries), mask=exists)
-    tl.store(field + 2 * num_parts, _pick(is_own, contexts - counts), mask=exists)
-    tl.store(field + 3 * num_parts, _pick(is_own, page_starts), mask=exists)
+    tl.store(field, pick(is_own, counts), mask=exists)
+    tl.store(field + num_parts, pick(is_own, first_queries), mask=exists)
+    tl.store(field + 2 * num_parts, pick(is_own, contexts - counts), mask=exists)
+    tl.store(field + 3 * num_parts, pick(is_own, page_starts), mask=exists)
     tl.store(field + 4 * num_parts, within // own_cuts, mask=exists)
     tl.store(field + 5 * num_parts, within % own_cuts, mask=exists)
     tl.store(field + 6 * num_parts, own_cuts, mask=exists)
-    tl.store(field + 7 * num_parts, _pick(is_own, tiles_before) + within // own_cuts, mask=exists)
+    tl.store(field + 7 * num_parts, pick(is_own, tiles_before) + within // own_cuts, mask=exists)
     if PDL:
         # Attention reads the schedule before it waits. No kernel is placed before this one ends, which lets none ahead;
         # what it wrote is then seen by the whole device.

@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from outrider.kernels.launching import launch_options, num_processors
 from outrider.kernels.paged_attention.device_plan import DevicePlan
+from outrider.kernels.paged_attention.schedule import pick
 from outrider.kernels.paged_attention.segments import first_key_of, segment_of
 
 _FIELDS = 9
@@ -27,12 +28,6 @@ _FEWEST_ROWS = 32
 """Looked through at once."""
 _FEW_QUERIES = 8
 """Of a row, as most drafts are scored."""
-
-
-@triton.jit
-def _pick(is_own, values):
-    """Of each part, its row's value."""
-    return tl.sum(tl.where(is_own, values[None, :], 0), 1)
 
 
 @triton.jit(
@@ -88,22 +83,22 @@ def _segment_schedule_kernel(
 
     p = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
     is_own = (p[:, None] >= starts[None, :]) & (p[:, None] < (starts + parts)[None, :])
-    within = p - _pick(is_own, starts)
-    own_cuts = tl.maximum(_pick(is_own, cuts), 1)
+    within = p - pick(is_own, starts)
+    own_cuts = tl.maximum(pick(is_own, cuts), 1)
     # The last tiles of a prompt see most keys, and begin first.
-    tile = tl.maximum(_pick(is_own, tiles) - 1 - within // own_cuts, 0)
+    tile = tl.maximum(pick(is_own, tiles) - 1 - within // own_cuts, 0)
     page_starts = tl.load(page_starts_ptr + r, mask=is_row, other=0)
     field = schedule_ptr + p
     exists = p < num_parts
-    tl.store(field, _pick(is_own, counts), mask=exists)
-    tl.store(field + num_parts, _pick(is_own, first_queries), mask=exists)
-    tl.store(field + 2 * num_parts, _pick(is_own, contexts - counts), mask=exists)
-    tl.store(field + 3 * num_parts, _pick(is_own, page_starts), mask=exists)
+    tl.store(field, pick(is_own, counts), mask=exists)
+    tl.store(field + num_parts, pick(is_own, first_queries), mask=exists)
+    tl.store(field + 2 * num_parts, pick(is_own, contexts - counts), mask=exists)
+    tl.store(field + 3 * num_parts, pick(is_own, page_starts), mask=exists)
     tl.store(field + 4 * num_parts, tile, mask=exists)
     tl.store(field + 5 * num_parts, within % own_cuts, mask=exists)
     tl.store(field + 6 * num_parts, own_cuts, mask=exists)
-    tl.store(field + 7 * num_parts, _pick(is_own, counters) + tile, mask=exists)
-    tl.store(field + 8 * num_parts, _pick(is_own, first_slots) + tile * _pick(is_own, segments), mask=exists)
+    tl.store(field + 7 * num_parts, pick(is_own, counters) + tile, mask=exists)
+    tl.store(field + 8 * num_parts, pick(is_own, first_slots) + tile * pick(is_own, segments), mask=exists)
     if PDL:
         # Attention reads the schedule before it waits. No kernel is placed before this one ends, which lets none ahead;
         # what it wrote is then seen by the whole device.

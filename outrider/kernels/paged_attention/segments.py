@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.fetching import fetch_ahead
+from outrider.kernels.paged_attention.tiles import keys_at, pages_of, score_block
 
 _BLOCKS_OF_FIRST_SEGMENTS = tl.constexpr(2)
 _IN_A_WARP = tl.constexpr(8)
@@ -49,14 +50,6 @@ def first_key_of(first_position, window, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.c
     if HAS_WINDOW:
         return tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
     return first_position * 0
-
-
-@triton.jit
-def _key_at(place, skipped, SINK_END: tl.constexpr):
-    """Position of the key at a place among those that are attended: ``skipped`` lie between sinks and window."""
-    if SINK_END > 0:
-        return tl.where(place < SINK_END, place, place + skipped)
-    return place + skipped
 
 
 @triton.jit
@@ -121,37 +114,14 @@ def _attend_span(
     ``own`` result of a segment goes to those before it where the segment ends; otherwise the span is of one segment.
     """
     SINK_END: tl.constexpr = (SINKS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-    d = tl.arange(0, BLOCK_D)
-    j = tl.arange(0, BLOCK_N)
-    place = tl.maximum(tl.minimum(low + j, high - 1), 0)
-    page = tl.load(page_ptr + _key_at(place, skipped, SINK_END) // PAGE_SIZE)
+    page = pages_of(page_ptr, low, high, skipped, SINK_END, PAGE_SIZE, BLOCK_N)
     for start in tl.range(low, until, BLOCK_N, num_stages=STAGES):
         # Pages are looked up a block ahead, so that keys are fetched while others are multiplied.
-        place = tl.minimum(start + BLOCK_N + j, high - 1)
-        next_page = tl.load(page_ptr + _key_at(place, skipped, SINK_END) // PAGE_SIZE)
-        place = start + j
-        key = _key_at(place, skipped, SINK_END)
-        token = (page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE) * (2 * NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
-        pointers = kv_ptr + token[:, None] + d[None, :]
-        if IS_MASKED:
-            stored = (place < high)[:, None] & (d < HEAD_DIM)[None, :]
-            keys = tl.load(pointers, mask=stored, other=0.0)
-            values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM, mask=stored, other=0.0)
-        elif BLOCK_D != HEAD_DIM:
-            keys = tl.load(pointers, mask=(d < HEAD_DIM)[None, :], other=0.0)
-            values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM, mask=(d < HEAD_DIM)[None, :], other=0.0)
-        else:
-            keys = tl.load(pointers)
-            values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-        if IS_MASKED:
-            visible = (place < high)[None, :] & (key[None, :] <= position[:, None])
-            if HAS_WINDOW:
-                in_window = key[None, :] > position[:, None] - window
-                if SINKS > 0:
-                    in_window = in_window | (key < SINKS)[None, :]
-                visible = visible & in_window
-            scores = tl.where(visible, scores, float("-inf"))
+        next_page = pages_of(page_ptr, start + BLOCK_N, high, skipped, SINK_END, PAGE_SIZE, BLOCK_N)
+        scores, values = score_block(
+            start, high, skipped, page, kv_ptr, kv_head, queries, position, window, IS_MASKED, HAS_WINDOW, SINKS,
+            SINK_END, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
+        )  # fmt: skip
         new_largest = tl.maximum(own_largest, tl.max(scores, 1) * scale)
         base = new_largest
         if IS_MASKED:
@@ -163,8 +133,8 @@ def _attend_span(
         own_largest = new_largest
         page = next_page
         if IS_JOINED:
-            segment = segment_of(_key_at(start, skipped, SINK_END), BLOCK_N)
-            next_segment = segment_of(_key_at(start + BLOCK_N, skipped, SINK_END), BLOCK_N)
+            segment = segment_of(keys_at(start, skipped, SINK_END), BLOCK_N)
+            next_segment = segment_of(keys_at(start + BLOCK_N, skipped, SINK_END), BLOCK_N)
             if (start + BLOCK_N >= high) | (segment != next_segment):
                 largest, weight_sum, total = join_segments(largest, weight_sum, total, own_largest, own_sum, own_total)
                 own_largest = tl.full(own_largest.shape, float("-inf"), tl.float32)

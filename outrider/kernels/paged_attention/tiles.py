@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0915, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""How one program attends its part of a tile's keys: device functions of both attention kernels.
+"""How one program attends its part of a tile's keys: device functions of all attention kernels.
 
 Owns the online softmax over blocks of keys, of which most need no mask, and the sum over a tile's parts. Refuses to
 know how a batch is cut into tiles and parts.
@@ -17,20 +17,20 @@ from outrider.kernels.fetching import fetch_ahead
 
 
 @triton.jit
-def _keys_at(place, skipped, SINKS: tl.constexpr):
-    """Positions of the keys at some places of the sequence that is attended: all up to SINKS, then those after
+def keys_at(place, skipped, KEPT: tl.constexpr):
+    """Positions of the keys at some places of the sequence that is attended: all up to KEPT, then those after
     ``skipped`` that no query sees.
     """
-    if SINKS > 0:
-        return tl.where(place < SINKS, place, place + skipped)
+    if KEPT > 0:
+        return tl.where(place < KEPT, place, place + skipped)
     return place + skipped
 
 
 @triton.jit
-def _pages_of(page_ptr, start, high, skipped, SINKS: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+def pages_of(page_ptr, start, high, skipped, SINKS: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Of BLOCK_N keys; those past the last take its page."""
     place = tl.maximum(tl.minimum(start + tl.arange(0, BLOCK_N), high - 1), 0)
-    return tl.load(page_ptr + _keys_at(place, skipped, SINKS) // PAGE_SIZE)
+    return tl.load(page_ptr + keys_at(place, skipped, SINKS) // PAGE_SIZE)
 
 
 @triton.jit
@@ -45,9 +45,51 @@ def _key_places(
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    key = _keys_at(start + tl.arange(0, BLOCK_N), skipped, SINKS)
+    key = keys_at(start + tl.arange(0, BLOCK_N), skipped, SINKS)
     slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
     return slot * (2 * NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
+
+
+@triton.jit
+def score_block(
+    start, high, skipped,
+    page,  # [BLOCK_N]
+    kv_ptr, kv_head,
+    queries,  # [BLOCK_M, BLOCK_D]
+    position,  # [BLOCK_M]
+    window,
+    IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr, KEPT: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores [BLOCK_M, BLOCK_N] of the keys at places from ``start`` on, -inf of those that a query does not see, and
+    their values. Not masked, every query sees all of them. ``KEPT`` places come before the ``skipped`` keys.
+    """
+    d = tl.arange(0, BLOCK_D)
+    place = start + tl.arange(0, BLOCK_N)
+    key = keys_at(place, skipped, KEPT)
+    token = _key_places(page, start, skipped, kv_head, KEPT, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
+    ptrs = kv_ptr + token[:, None] + d[None, :]
+    if IS_MASKED:
+        stored = (place < high)[:, None] & (d < HEAD_DIM)[None, :]
+        keys = tl.load(ptrs, mask=stored, other=0.0)
+        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM, mask=stored, other=0.0)
+    elif BLOCK_D != HEAD_DIM:
+        keys = tl.load(ptrs, mask=(d < HEAD_DIM)[None, :], other=0.0)
+        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    else:
+        keys = tl.load(ptrs)
+        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM)
+    scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+    if IS_MASKED:
+        visible = (place < high)[None, :] & (key[None, :] <= position[:, None])
+        if HAS_WINDOW:
+            in_window = key[None, :] > position[:, None] - window
+            if SINKS > 0:
+                in_window = in_window | (key < SINKS)[None, :]
+            visible = visible & in_window
+        scores = tl.where(visible, scores, float("-inf"))
+    return scores, values
 
 
 @triton.jit
@@ -76,30 +118,10 @@ def _attend_block(
     PRECISION: tl.constexpr,
 ):
     """Take in BLOCK_N keys; not masked, every query sees all of them."""
-    d = tl.arange(0, BLOCK_D)
-    place = start + tl.arange(0, BLOCK_N)
-    key = _keys_at(place, skipped, SINKS)
-    token = _key_places(page, start, skipped, kv_head, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
-    ptrs = kv_ptr + token[:, None] + d[None, :]
-    if IS_MASKED:
-        stored = (place < high)[:, None] & (d < HEAD_DIM)[None, :]
-        keys = tl.load(ptrs, mask=stored, other=0.0)
-        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM, mask=stored, other=0.0)
-    elif BLOCK_D != HEAD_DIM:
-        keys = tl.load(ptrs, mask=(d < HEAD_DIM)[None, :], other=0.0)
-        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM, mask=(d < HEAD_DIM)[None, :], other=0.0)
-    else:
-        keys = tl.load(ptrs)
-        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM)
-    scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-    if IS_MASKED:
-        visible = (place < high)[None, :] & (key[None, :] <= position[:, None])
-        if HAS_WINDOW:
-            in_window = key[None, :] > position[:, None] - window
-            if SINKS > 0:
-                in_window = in_window | (key < SINKS)[None, :]
-            visible = visible & in_window
-        scores = tl.where(visible, scores, float("-inf"))
+    scores, values = score_block(
+        start, high, skipped, page, kv_ptr, kv_head, queries, position, window, IS_MASKED, HAS_WINDOW, SINKS, SINKS,
+        PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
+    )  # fmt: skip
     new_largest = tl.maximum(largest, tl.max(scores, 1) * scale)
     base = new_largest
     if IS_MASKED:
@@ -141,9 +163,9 @@ def _attend_span(
     """Take in the keys at places from ``low`` until ``until``. Pages are looked up a block ahead: were they looked up
     beside the keys, no key would be fetched while others are multiplied.
     """
-    page = _pages_of(page_ptr, low, high, skipped, SINKS, PAGE_SIZE, BLOCK_N)
+    page = pages_of(page_ptr, low, high, skipped, SINKS, PAGE_SIZE, BLOCK_N)
     for start in tl.range(low, until, BLOCK_N, num_stages=STAGES):
-        next_page = _pages_of(page_ptr, start + BLOCK_N, high, skipped, SINKS, PAGE_SIZE, BLOCK_N)
+        next_page = pages_of(page_ptr, start + BLOCK_N, high, skipped, SINKS, PAGE_SIZE, BLOCK_N)
         largest, weight_sum, total = _attend_block(
             start, high, skipped, page, kv_ptr, kv_head, queries, position, largest, weight_sum, total, scale, window,
             IS_MASKED, HAS_WINDOW, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
@@ -185,7 +207,7 @@ def attend_tile(
     if part_of_tile < num_parts:
         if PDL:
             LINE: tl.constexpr = 128 // (kv_ptr.dtype.element_ty.primitive_bitwidth // 8)
-            page = _pages_of(page_ptr, low, high, skipped, SINKS, PAGE_SIZE, BLOCK_N)
+            page = pages_of(page_ptr, low, high, skipped, SINKS, PAGE_SIZE, BLOCK_N)
             token = _key_places(page, low, skipped, kv_head, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
             line = tl.minimum(tl.arange(0, (BLOCK_D + LINE - 1) // LINE) * LINE, HEAD_DIM - 1)
             fetch_ahead(kv_ptr + token[:, None] + line[None, :])
