@@ -61,6 +61,17 @@ def test_auto_is_on_where_it_costs_little(
     assert is_batch_invariant(setting, config, torch.bfloat16, GPU, num_ranks=num_ranks) is expected
 
 
+def test_auto_is_off_with_experts(capability: list[int]) -> None:
+    config = read_model_config(cached_tiny_model("qwen3_moe"))
+    assert not is_batch_invariant("auto", config, torch.bfloat16, GPU, num_ranks=1)
+    assert is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1)
+
+
+def test_targets_try_to_be_batch_invariant_and_drafts_do_not() -> None:
+    assert TargetSettings.model_validate({"model": "folder"}).batch_invariant == "auto"
+    assert DraftSettings.model_validate({"model": "folder"}).batch_invariant == "off"
+
+
 def test_a_model_on_a_cpu_is_loaded_without_or_refused() -> None:
     folder = cached_tiny_model()
     with pytest.raises(ConfigError, match="batch_invariant: cannot be on: it needs a GPU"):

@@ -82,8 +82,8 @@ class ModelServiceSettings(Section):
     batch_invariant: BatchInvariant = Field(
         "auto",
         description="Whether a token's logits have the same bits in any batch, chunking and draft. on: or the service"
-        " does not start; auto: on one GPU of compute capability 9.0 (H100, H200) in 16 bits, except with FP8 formats"
-        " that do not keep the order of sums; off: near ties may fall differently as the batch changes.",
+        " does not start; auto: on one GPU of compute capability 9.0 (H100, H200) in 16 bits, except with experts and"
+        " with FP8 formats that do not keep the order of sums; off: near ties may fall differently as the batch changes.",
     )
     page_size: Positive = Field(16, description="Tokens in a KV page.")
     num_pages: Positive | None = Field(

@@ -115,7 +115,7 @@ def load_model(
     ``graph_memory_bytes`` is the limit of CUDA graphs. With an ``attention_window`` layers attend to no more than that:
     for drafts, whose tokens a target judges. With the ``quantization`` "fp8" weights that are not quantized on file
     become FP8. ``batch_invariant`` "on" makes a token's results independent of what is computed with it, or raises
-    ``ConfigError``; "auto" does so where it costs little. ``progress(done, total)`` counts bytes of weights.
+    ``ConfigError``; "auto" does so where whole models were compared and it costs little. ``progress(done, total)`` counts bytes of weights.
     ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = replace(read_model_config(folder), attention_window=attention_window)
@@ -168,9 +168,9 @@ def is_batch_invariant(
         reason = f"products with weights that are {config.quantization} do not keep one order of sums"
     if setting == "on" and reason is not None:
         raise ConfigError("batch_invariant", f"cannot be on: {reason}")
-    # On several GPUs, and in the interpreter, only where it is asked for.
-    is_cheap = reason is None and num_ranks == 1 and device.type == "cuda"
-    return setting == "on" or (setting == "auto" and is_cheap)
+    # On several GPUs, with experts, and in the interpreter only where it is asked for.
+    was_compared = num_ranks == 1 and config.experts is None and device.type == "cuda"
+    return setting == "on" or (setting == "auto" and reason is None and was_compared)
 
 
 def choose_length(config: ModelConfig, max_model_len: int | None) -> int:
