@@ -27,6 +27,7 @@ from outrider.model_executor.models.config_schema import (
     ROPE_PARAMETERS,
     ConfigFile,
     SpecialTokens,
+    without_code,
 )
 from outrider.model_executor.models.families import ModelFamily, architecture_of, family_of, is_native
 from outrider.model_executor.models.json_files import is_there, one_line, read_object, shown, validated
@@ -41,7 +42,6 @@ _DTYPE_NAMES = {"auto": "float32", "float": "float32", "fp32": "float32", "half"
 """Other names of these types in published files; "auto" is as good as none."""
 _MAX_FIELDS_TRIED = 200
 """Models have some fifty."""
-_LOOKED_UP = ("architectures", "auto_map", "dtype", "torch_dtype")
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -122,9 +122,14 @@ def _read_fallback(folder: Path, raw: dict[str, Any], *, is_asked_for: bool) -> 
 
 
 def _has_family(raw: dict[str, Any]) -> bool:
+    architecture = _named_architecture(raw)
+    return isinstance(architecture, str) and is_native(architecture)
+
+
+def _named_architecture(raw: dict[str, Any]) -> object:
+    """Class that config.json names, by its model_type where it names none."""
     named = raw.get("architectures") or [architecture_of(str(raw.get("model_type")))]
-    first = named[0] if isinstance(named, list) else named
-    return isinstance(first, str) and is_native(first)
+    return named[0] if isinstance(named, list) else named
 
 
 def _check_is_model(folder: Path) -> None:
@@ -139,7 +144,7 @@ def config_of_fields(path: Path, fields: dict[str, Any], architecture: str) -> M
     """A configuration that stands in another file, ``path``, which errors name."""
     try:
         with _without_warnings():
-            complete = _fields_of(AutoConfig.for_model(**_without_code(fields)))
+            complete = _fields_of(AutoConfig.for_model(**without_code(fields)))
         return _convert(complete, family_of(architecture), None, ())
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
@@ -192,7 +197,7 @@ def _read_fields(folder: Path, raw: dict[str, Any], family: ModelFamily) -> dict
     try:
         with _without_warnings():
             model_type = family.reads_as or raw.get("model_type") or family.model_type
-            whole = AutoConfig.for_model(**{**_without_code(raw), "model_type": model_type})
+            whole = AutoConfig.for_model(**{**without_code(raw), "model_type": model_type})
             if family.is_text_part:
                 return _text_fields(whole, raw)
             return {**_fields_of(whole), "dtype": raw.get("dtype") or raw.get("torch_dtype")}
@@ -223,7 +228,7 @@ def _field_at_fault(raw: dict[str, Any], family: ModelFamily) -> str:
     """The field without which transformers reads the others, as the beginning of an error; empty if there is none."""
     model_type = family.reads_as or str(raw.get("model_type") or family.model_type)
     for name in list(raw)[:_MAX_FIELDS_TRIED]:
-        others = {key: value for key, value in _without_code(raw).items() if key not in (name, "model_type")}
+        others = {key: value for key, value in without_code(raw).items() if key not in (name, "model_type")}
         try:
             with _without_warnings():
                 AutoConfig.for_model(**others, model_type=model_type)
@@ -244,14 +249,8 @@ def _without_warnings() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
 
 
-def _without_code(fields: dict[str, Any]) -> dict[str, Any]:
-    """Without what transformers looks up by name: classes, and types by names that torch may not have."""
-    return {key: value for key, value in fields.items() if key not in _LOOKED_UP}
-
-
 def _family(folder: Path, raw: dict[str, Any]) -> ModelFamily:
-    named = raw.get("architectures") or [architecture_of(str(raw.get("model_type")))]
-    architecture = named[0] if isinstance(named, list) else named
+    architecture = _named_architecture(raw)
     try:
         return family_of(architecture if isinstance(architecture, str) else repr(architecture))
     except ModelError as error:

@@ -6,7 +6,7 @@ is the checkpoint's to say. Fields that are not named here are not looked at.
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
@@ -162,3 +162,11 @@ class ConfigFile(SpecialTokens):
 ROPE_PARAMETERS: TypeAdapter[RopeParameters] = TypeAdapter(RopeParameters)
 CONFIG_FILE: TypeAdapter[ConfigFile] = TypeAdapter(ConfigFile)
 GENERATION_CONFIG_FILE: TypeAdapter[SpecialTokens] = TypeAdapter(SpecialTokens)
+
+
+_LOOKED_UP = ("architectures", "auto_map", "dtype", "torch_dtype")
+
+
+def without_code(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of config.json without what transformers looks up by name: classes, and types that torch may not have."""
+    return {key: value for key, value in fields.items() if key not in _LOOKED_UP}

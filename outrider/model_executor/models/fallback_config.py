@@ -14,10 +14,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from outrider.errors import ModelError
 from outrider.model_executor.models.config import ModelConfig, RopeConfig
+from outrider.model_executor.models.config_schema import without_code
 from outrider.model_executor.models.json_files import one_line, shown
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_LOOKED_UP = ("architectures", "auto_map", "dtype", "torch_dtype")
 
 
 def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
@@ -29,9 +29,8 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
             why += ", and code from a model's folder is never run (trust_remote_code)"
         raise ModelError(why)
     _check_architecture(raw.get("architectures"), model_type)
-    fields = {key: value for key, value in raw.items() if key not in _LOOKED_UP}
     try:
-        config: PreTrainedConfig = AutoConfig.for_model(**fields)
+        config: PreTrainedConfig = AutoConfig.for_model(**without_code(raw))
     except Exception as error:  # transformers raises whatever its validators raise
         raise ModelError(f"config.json does not describe a {model_type}: {one_line(error)}") from error
     if raw.get("quantization_config"):

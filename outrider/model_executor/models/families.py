@@ -99,16 +99,9 @@ def _gemma3(fields: Fields) -> FamilyTraits:
     if fields.get("use_bidirectional_attention"):
         raise ModelError("use_bidirectional_attention is not supported: tokens would see those after them")
     bias = _attention_bias(fields)
-    variant = Variant(
-        norms=_SANDWICH,
-        norm_offset=1.0,
-        embedding_multiplier=fields["hidden_size"] ** 0.5,
-        attention_scale=fields["query_pre_attn_scalar"] ** -0.5,
-        logits_softcap=fields.get("final_logit_softcapping"),
-    )
     return FamilyTraits(
-        qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), qk_norm=True, variant=variant,
-        rope_types=tuple(fields["layer_types"]),
+        qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), qk_norm=True,
+        variant=_gemma_variant(fields), rope_types=tuple(fields["layer_types"]),
     )  # fmt: skip
 
 
@@ -149,15 +142,18 @@ def _experts(fields: Fields, layers: tuple[bool, ...], size: int, *, normalizes:
 
 def _gemma2(fields: Fields) -> FamilyTraits:
     bias = _attention_bias(fields)
-    variant = Variant(
+    variant = replace(_gemma_variant(fields), attention_softcap=fields.get("attn_logit_softcapping"))
+    return FamilyTraits(qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), variant=variant)
+
+
+def _gemma_variant(fields: Fields) -> Variant:
+    return Variant(
         norms=_SANDWICH,
         norm_offset=1.0,
         embedding_multiplier=fields["hidden_size"] ** 0.5,
         attention_scale=fields["query_pre_attn_scalar"] ** -0.5,
-        attention_softcap=fields.get("attn_logit_softcapping"),
         logits_softcap=fields.get("final_logit_softcapping"),
     )
-    return FamilyTraits(qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), variant=variant)
 
 
 def _glm(fields: Fields) -> FamilyTraits:
