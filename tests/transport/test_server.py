@@ -179,7 +179,8 @@ async def test_unread_tokenizers_are_few_and_make_room_when_their_callers_leave(
     generator = ScriptedGenerator()
     generator.tokenizer = TokenizerFiles({"tokenizer.json": b"x" * (32 << 20)}, 3, "hash")
     server = await serve("generation", generator)
-    async with grpc.aio.insecure_channel(server.address) as channel, AsyncClient(server.address) as client:
+    window = [("grpc.http2.bdp_probe", 0)]  # a measured one can grow to a whole answer
+    async with grpc.aio.insecure_channel(server.address, window) as channel, AsyncClient(server.address) as client:
         ask: Any = channel.unary_stream("/outrider.v1.GenerationService/GetTokenizer")  # whose answer is not asked for
         calls = [ask(b"") for _ in range(6)]
         async with asyncio.timeout(20):
