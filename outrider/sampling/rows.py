@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from outrider.ports import Open
 from outrider.sampling.parameters import needs_history
 from outrider.sampling.session import SessionSampling
+from outrider.structured_output import PositionMasks
 from outrider.types import Support
 
 
@@ -25,6 +26,8 @@ class LogitRow:
     """``tokens[:length]`` come before the token to be drawn, which stands at this absolute position."""
     base: int
     """Committed tokens when the proposal was made; keys the random streams."""
+    masks: PositionMasks | None = None
+    """Of the session's grammar; None: they are made when the row is masked, if there is a grammar."""
 
     @property
     def open(self) -> Open:
@@ -49,6 +52,8 @@ class ScoreRequest:
     draft_token_ids: Sequence[int] = ()  # [K]
     support: Support | None = None
     """For sparse rejection with K > 0."""
+    masks: PositionMasks | None = None
+    """Of the positions, as in ``LogitRow``."""
 
     @property
     def open(self) -> Open:
@@ -65,7 +70,7 @@ class ScoreRequest:
         tokens = self.tokens
         if self.draft_token_ids and needs_history(self.open.sampling):
             tokens = [*self.tokens[: self.base], *self.draft_token_ids]
-        return [LogitRow(self.session, tokens, self.base + i, self.base) for i in range(self.num_positions)]
+        return [LogitRow(self.session, tokens, self.base + i, self.base, self.masks) for i in range(self.num_positions)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from outrider.sampling.rows import LogitRow, ScoreRequest
 from outrider.sampling.scoring.fused import Scoring, begin_scoring
 from outrider.sampling.scoring.row_scoring import RowScoring, ScoredRows
 from outrider.sampling.support import DraftingRules
-from outrider.structured_output import GrammarCompiler
+from outrider.structured_output import GrammarCompiler, MaskThreads, PositionMasks
 
 
 class Sampler:
@@ -26,6 +26,11 @@ class Sampler:
         self.rules = rules
         self.grammars: GrammarCompiler | None = None
         """Compiles the grammars of sessions; None: the service has no tokenizer."""
+        self._mask_threads = MaskThreads()
+
+    def begin_masks(self, masks: Sequence[PositionMasks]) -> None:
+        """Start to make the masks of different sessions, while the forward runs whose logits they are for."""
+        self._mask_threads.begin(masks)
 
     def begin_scoring(self, logits: torch.Tensor, requests: Sequence[ScoreRequest]) -> Scoring:
         """Start to score every request's K+1 positions over ``logits`` [R, V] of any floating type."""

@@ -5,12 +5,14 @@ A service keeps one with each session, so that nothing is worked out anew in a s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from outrider.ports import Open
 from outrider.sampling.logits_processors.token_rules import TokenRules
 from outrider.sampling.metadata import SamplingMetadata
-from outrider.structured_output import GrammarCompiler, Matcher
+from outrider.structured_output import GrammarCompiler, Matcher, PositionMasks
 
 
 class SessionSampling:
@@ -34,8 +36,11 @@ class SessionSampling:
             self._metadata = SamplingMetadata.of(self.open)
         return self._metadata
 
-    @property
-    def matcher(self) -> Matcher | None:
+    def masks(self, output: Sequence[int], draft_token_ids: Sequence[int], *, position: int) -> PositionMasks:
+        """Masks at ``position``, after ``output``, and after each of the draft tokens; not made yet."""
+        return PositionMasks(self._find_matcher, output, draft_token_ids, position=position)
+
+    def _find_matcher(self) -> Matcher | None:
         """Matcher of the session's grammar; ``InvalidRequestError`` for one that cannot be compiled."""
         grammar = self.open.sampling.grammar
         if self._matcher is None and grammar is not None and self._grammars is not None:

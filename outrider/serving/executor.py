@@ -109,6 +109,8 @@ class ExecutorOutput(Generic[EventT_co]):
     """When the model was done and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
     used_graph: bool = False
     """Whether a captured forward was replayed."""
+    masked_ns: tuple[int, int] | None = None
+    """Between which readings of the core's clock the masks of grammars were made; None without any."""
     pushed: Sequence[tuple[int, Any]] = ()
     """Events that answer no item, each with the number of its link. They leave with the next message."""
     columns: AnswerColumns[EventT_co] | None = None

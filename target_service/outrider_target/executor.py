@@ -54,7 +54,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """Raise ``InvalidRequestError`` for an item that cannot be served; none is answered without a forward."""
         check_layers(session.open, num_layers=self._runner.config.num_layers)
         check_score(session.open, item, vocab_size=self._runner.config.vocab_size)
-        if session.open.sampling.grammar is not None and self._sampling_of(session).matcher is None:
+        if session.open.sampling.grammar is not None and self._runner.sampler.grammars is None:
             raise InvalidRequestError("grammar", "cannot be used, since the target has no tokenizer")
         return None
 
@@ -110,6 +110,8 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """Sessions without logprobs whose scores are tokens, or sparse."""
         opened = session.open
         no_logprobs = opened.num_logprobs is None and opened.num_prompt_logprobs is None
+        if opened.sampling.grammar is not None:  # single items have masks
+            return False
         return (
             no_logprobs and opened.judging_rule in COLUMN_RULES and isinstance(session.executor_state, SessionSampling)
         )

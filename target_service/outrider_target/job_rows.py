@@ -23,6 +23,7 @@ from outrider.sampling.sampler import Sampler
 from outrider.sampling.scoring.fused import Scoring
 from outrider.sampling.scoring.score import ScoreOutcome
 from outrider.serving.executor import ExecutorOutput
+from outrider.structured_output import PositionMasks, made_within
 from outrider.types import HiddenStates, part_of
 from outrider_target.jobs import ScoreJob
 from outrider_target.layer_states import StateHandover, layers_wanted, rows_of
@@ -59,6 +60,9 @@ class JobRows:
         self._starts = [row.job.sequence.length for row in self._rows]
         self._finished = [row for row in self._rows if row.num_scored]
         self._scoring: Scoring | None = None
+        self._masks: dict[int, PositionMasks] | None = None
+        """Of jobs with a grammar whose last tokens are among the rows, by their ids; None until they are begun."""
+        self._requests: list[ScoreRequest] = []
         self.layers = layers_wanted(self._jobs)
         """Whose hidden states are wanted."""
         self._handover = StateHandover(planes) if self.layers else None
@@ -68,6 +72,15 @@ class JobRows:
     def batch(self) -> RowBatch:
         """The rows."""
         return RowBatch.of([_forward_row(row) for row in self._rows])
+
+    def begin_masks(self, sampler: Sampler) -> None:
+        """Start to make the masks of the grammars; once. The tokens of the rows are known."""
+        if self._masks is not None:
+            return
+        self._masks = {id(row.job): _masks_of(row) for row in self._finished if row.job.has_grammar}
+        for row, request in zip(self._finished, self._requests, strict=False):
+            request.masks = self._masks.get(id(row.job))
+        sampler.begin_masks(list(self._masks.values()))
 
     def hand_over(self, states: torch.Tensor, layers: Sequence[int]) -> None:  # [T, F]
         """Hand the hidden states of ``layers`` that are asked for to the drafts; the rows are launched."""
@@ -81,7 +94,9 @@ class JobRows:
         self._logits = logits
         if self._finished:
             own = _score_logits(logits, self._finished)
-            self._scoring = sampler.begin_scoring(own, [_request(row.job) for row in self._finished])
+            masks = self._masks or {}
+            self._requests = [_request(row.job, masks.get(id(row.job))) for row in self._finished]
+            self._scoring = sampler.begin_scoring(own, self._requests)
 
     @property
     def reads_nothing(self) -> bool:
@@ -111,10 +126,20 @@ class JobRows:
         outcomes = self._scoring.outcomes() if self._scoring else []
         finished = zip(self._finished, outcomes, strict=True)
         states = {} if self._handover is None else self._handover.finish()
-        answers = {id(row.job): _answer(row.job, outcome, states.pop(id(row.job), None)) for row, outcome in finished}
+        masks = self._masks or {}
+        answers = {
+            id(row.job): _answer(row.job, outcome, states.pop(id(row.job), None), masks.get(id(row.job)))
+            for row, outcome in finished
+        }
         pushed = [(job.link_id, _chunk(job, states[id(job)])) for job in self._jobs if id(job) in states]
         results = [answers.get(id(job)) for job in self._jobs]
-        return ExecutorOutput(results=results, computed_ns=computed_ns, used_graph=used_graph, pushed=pushed)
+        return ExecutorOutput(
+            results=results,
+            computed_ns=computed_ns,
+            used_graph=used_graph,
+            pushed=pushed,
+            masked_ns=made_within(list(masks.values())),
+        )
 
 
 def next_job(job: ScoreJob) -> ScoreJob:
@@ -180,12 +205,27 @@ def _score_logits(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:  
     return torch.cat([logits[row.score_start : row.score_start + row.num_scored] for row in rows])
 
 
-def _request(job: ScoreJob) -> ScoreRequest:
+def _request(job: ScoreJob, masks: PositionMasks | None) -> ScoreRequest:
     score = job.score
-    return ScoreRequest(job.sampling, job.sequence.token_ids, job.base, score.draft_token_ids, score.support)
+    return ScoreRequest(job.sampling, job.sequence.token_ids, job.base, score.draft_token_ids, score.support, masks)
 
 
-def _answer(job: ScoreJob, outcome: ScoreOutcome, states: HiddenStates | None) -> Scores | OutriderError:
+def _masks_of(row: _Row) -> PositionMasks:
+    """Masks of the positions of a job, before its last tokens are appended or after."""
+    job = row.job
+    text = job.sequence.token_ids
+    if len(text) < job.base:
+        text = [*text, *part_of(job.token_ids, row.first, len(job.token_ids))]
+    start = min(job.open.prompt_length, job.base)
+    drafts = job.score.draft_token_ids
+    return job.sampling.masks(text[start : job.base], drafts, position=job.base)
+
+
+def _answer(
+    job: ScoreJob, outcome: ScoreOutcome, states: HiddenStates | None, masks: PositionMasks | None
+) -> Scores | OutriderError:
+    if masks is not None and masks.error is not None:
+        return masks.error
     if outcome.error is not None:
         return outcome.error
     if outcome.form is None:

@@ -50,6 +50,8 @@ class ScoringForward:
         self._step = None if step is None else StepRows(step, planes, is_drawn=drawn is not None)
         self._jobs = JobRows(shares, planes) if shares else None
         self._parts = [part for part in (self._step, self._jobs) if part is not None]
+        if self._jobs is not None and drawn is None:
+            self._jobs.begin_masks(runner.sampler)  # while the forward runs
         self._launch(drawn, None if step is None else step.plan)
         # Without it the forward's time would be counted where its result is first read.
         self._forward = Mark(runner.device)
@@ -107,6 +109,7 @@ class ScoringForward:
         if self._step is not None or jobs is None or not (self._runner.takes_drawn and jobs.are_decode_steps):
             return None
         places = [i for i, job in enumerate(self.jobs) if not job.is_last_step]
+        jobs.begin_masks(self._runner.sampler)
         if not places or (drawn := jobs.drawn()) is None:
             return None
         if len(places) < len(self.jobs):
@@ -134,5 +137,6 @@ class ScoringForward:
         if self._jobs is None:
             output: ExecutorOutput[Scores] = ExecutorOutput((), computed, self._used_graph)
         else:
+            self._jobs.begin_masks(self._runner.sampler)
             output = self._jobs.finish(computed, used_graph=self._used_graph)
         return output if self._step is None else self._step.finish(output)

@@ -13,7 +13,7 @@ not asked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -40,7 +40,7 @@ from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
 from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.step import SteadyStep
-from outrider.structured_output import GrammarCompiler
+from outrider.structured_output import GrammarCompiler, PositionMasks, made_within
 from outrider.types import ModelDescription, StepCost, part_of
 from outrider_draft.columns_forward import DraftSessions, LoopForward
 from outrider_draft.items import check_extend, proposal_length
@@ -201,6 +201,8 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
         brief = {id(job) for job in looped if job.num_left <= MAX_CATCH_UP}
         forwarded = [(job, _leave_last(job, share)) for job, share in batch if id(job) not in brief]
         drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
+        masks = {id(job): _masks_of(job) for job in drawing if job.sampling.open.sampling.grammar is not None}
+        self.runner.sampler.begin_masks(list(masks.values()))  # while the forward runs
         logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded]) if forwarded else None
         used_graph = [self.runner.used_graph] if forwarded else []
         for job, share in forwarded:
@@ -213,9 +215,10 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
             mark_reached(self.runner.device)()
         computed = time.perf_counter_ns()
         if logits is not None:
-            drawn |= self._draw(drawing, logits)
+            drawn |= self._draw(drawing, logits, masks)
         results = [_take(job, drawn[id(job)]) if id(job) in drawn else _answer_when_done(job) for job, _ in batch]
-        return ExecutorOutput(results=results, computed_ns=computed, used_graph=all(used_graph))
+        masked_ns = made_within(list(masks.values()))
+        return ExecutorOutput(results=results, computed_ns=computed, used_graph=all(used_graph), masked_ns=masked_ns)
 
     # Columns.
 
@@ -279,10 +282,15 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
         argmax = self.runner.sampler.rules.takes_argmax
         return DraftMetadata.of(opened, self.runner.config.vocab_size, takes_argmax=argmax)
 
-    def _draw(self, jobs: Sequence[ProposalJob], logits: torch.Tensor) -> dict[int, Draws]:
+    def _draw(
+        self, jobs: Sequence[ProposalJob], logits: torch.Tensor, masks: Mapping[int, PositionMasks]
+    ) -> dict[int, Draws]:
         if not jobs:
             return {}
-        rows = [LogitRow(job.sampling, job.sequence.token_ids, job.sequence.length, job.base) for job in jobs]
+        rows = [
+            LogitRow(job.sampling, job.sequence.token_ids, job.sequence.length, job.base, masks.get(id(job)))
+            for job in jobs
+        ]
         drawn = self.runner.sampler.propose(logits, rows)
         return {id(job): single(token) for job, token in zip(jobs, drawn, strict=True)}
 
@@ -295,6 +303,13 @@ def _leave_last(job: ProposalJob, share: int) -> int:
 def _draft_row(job: ProposalJob, metadata: DraftMetadata) -> DraftRow:
     count = min(job.draft_length - job.num_drawn, MAX_STEPS)
     return DraftRow(metadata, job.kv, job.next_tokens(job.num_left), count, job.base, job.sequence.lag)
+
+
+def _masks_of(job: ProposalJob) -> PositionMasks:
+    """Mask of the token that is drawn when the last tokens of a job are appended."""
+    text = [*job.sequence.token_ids, *job.next_tokens(job.num_left)]
+    start = min(job.sampling.open.prompt_length, len(text))
+    return job.sampling.masks(text[start:], (), position=len(text))
 
 
 def _forward_row(job: ProposalJob, share: int) -> ForwardRow:

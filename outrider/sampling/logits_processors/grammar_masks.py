@@ -1,7 +1,4 @@
-"""Grammar masks: tokens that the grammar of a session does not allow at a position.
-
-Draft tokens before a position are output to it. After a token that the grammar refuses, or an end of sequence, nothing
-is masked: the refused token has probability 0, so that no rule goes on past it.
+"""Grammar masks: tokens that the grammar of a session does not allow at a position. ``PositionMasks`` says which.
 
 Shape letters: ``N`` rows, ``V`` vocabulary, ``W`` words of 32 tokens each.
 """
@@ -15,39 +12,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.errors import InvalidRequestError
 from outrider.kernels.device_stream import to_device
 from outrider.sampling.logits_processors.workspace import Workspace
-from outrider.sampling.rows import LogitRow, RowSpan
-from outrider.structured_output import Matcher, Outcome
+from outrider.sampling.rows import RowSpan
+from outrider.structured_output import PositionMasks
 
 _MASKED = float("-inf")
 _WORD_BITS = 32
 
 
 def mask_grammars(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
-    """Mask what the grammars of the sessions refuse. A grammar that cannot be followed leaves no token."""
-    matched = [(span, span.session.matcher) for span in spans if span.open.sampling.grammar is not None]
-    for span, matcher in matched:
-        if matcher is not None:
-            words = [_words(matcher, row, workspace.vocab_size) for row in span.rows]
-            refused = _refused(np.stack(words), workspace)
-            workspace.writable()[span.start : span.stop].masked_fill_(refused, _MASKED)
+    """Mask what the grammars of the sessions refuse: one copy to the device for all of them."""
+    matched = [span for span in spans if span.open.sampling.grammar is not None]
+    if not matched:
+        return
+    first, last = matched[0].start, matched[-1].stop
+    words = np.full((last - first, -(-workspace.vocab_size // _WORD_BITS)), -1, dtype=np.int32)
+    for span in matched:
+        masks = span.rows[0].masks or _masks_of(span)
+        for index, row in zip(span.indices, span.rows, strict=True):
+            if (allowed := masks.at(row.length)) is not None:
+                allowed = allowed[: words.shape[1]]
+                words[index - first, : len(allowed)] = allowed
+                words[index - first, len(allowed) :] = 0
+    workspace.writable()[first:last].masked_fill_(_refused(words, workspace), _MASKED)
 
 
-def _words(matcher: Matcher, row: LogitRow, vocab_size: int) -> NDArray[np.int32]:  # [W]
-    """Allowed tokens of one row."""
-    num_words = -(-vocab_size // _WORD_BITS)
-    start = min(row.open.prompt_length, row.length)
-    if matcher.follow(row.tokens[start : row.length]) is not Outcome.OPEN:
-        return np.full(num_words, -1, dtype=np.int32)
-    found = np.zeros(num_words, dtype=np.int32)
-    try:
-        words = matcher.mask()[:num_words]
-    except InvalidRequestError:
-        return found
-    found[: len(words)] = words
-    return found
+def _masks_of(span: RowSpan) -> PositionMasks:
+    """Masks of rows for which none were begun."""
+    first, last = span.rows[0], span.rows[-1]
+    start = min(first.open.prompt_length, first.length)
+    output, drafts = first.tokens[start : first.length], last.tokens[first.length : last.length]
+    return span.session.masks(output, drafts, position=first.length)
 
 
 def _refused(words: NDArray[np.int32], workspace: Workspace) -> Tensor:  # [N, W] -> [N, V] bool

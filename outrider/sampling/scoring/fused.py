@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,11 +70,10 @@ class Scoring:
 
     def outcomes(self) -> list[ScoreOutcome]:
         """Wait for the kernels, score the other sessions, and return outcomes in request order. Call once."""
-        second = self._launch_adjusted()
+        parts = self._parts
         self._score(self._missing(self._fused))
-        for part in (self._first, second):
-            if part is not None:
-                self._take(part)
+        for part in parts:
+            self._take(part)
         if len(self._outcomes) < len(self._requests):
             short = self._missing(self._adjusted)
             if (wider := self._launch(short, wide=True)) is not None:
@@ -85,10 +85,14 @@ class Scoring:
         """Next token of each session, [R] int32 on the device, valid once the kernels have ended.
 
         None if there are draft tokens or the kernels do not draw for all sessions. For an unsound row, any number.
+        Waits for masks of grammars.
         """
-        if self._first is None or len(self._first.layout.spans) < len(self._requests) or self._has_drafts:
+        if self._has_drafts or len(self._fused) < len(self._requests):
             return None
-        places, on_device = self._drawn_places(), self._first.launch.on_device
+        if sum(len(part.layout.spans) for part in self._parts) < len(self._requests):
+            return None
+        places, words = self._drawn_places(), [part.launch.on_device for part in self._parts]
+        on_device = words[0] if len(words) == 1 else torch.cat(words)
         if isinstance(places, slice):
             return on_device[places]
         return on_device.index_select(0, to_device(places, on_device.device))
@@ -99,17 +103,29 @@ class Scoring:
 
     @functools.cached_property
     def _drawn_tokens(self) -> list[int]:
-        if self._first is None:
+        if not self._parts:
             raise ValueError("nothing was drawn on the device")
-        tokens: list[int] = self._first.launch.findings().words[self._drawn_places()].tolist()
+        words = np.concatenate([part.launch.findings().words for part in self._parts])
+        tokens: list[int] = words[self._drawn_places()].tolist()
         return tokens
 
     def _drawn_places(self) -> slice | list[int]:
-        """Where among the words that the kernels find each session's token is, if all have one row."""
+        """Where among the words of all parts each session's token is, if all have one row."""
         count, columns = len(self._requests), [drawn_column(metadata) for metadata in self._metadata]
-        if len(set(columns)) == 1:
+        if len(self._parts) == 1 and len(set(columns)) == 1:
             return slice(columns[0] * count, (columns[0] + 1) * count)
-        return [column * count + i for i, column in enumerate(columns)]
+        places, start = [0] * count, 0
+        for part in self._parts:
+            num_rows = len(part.layout.rows)
+            for i, row, _, _ in part.layout.spans:
+                places[i] = start + columns[i] * num_rows + row
+            start += part.layout.rows.num_found
+        return places
+
+    @functools.cached_property
+    def _parts(self) -> list[_Part]:
+        """What is launched: with the adjusted rows, for which the masks of grammars have to be made."""
+        return [part for part in (self._first, self._launch_adjusted()) if part is not None]
 
     @property
     def _has_drafts(self) -> bool:

@@ -28,6 +28,7 @@ from outrider.sampling.scoring.score import score
 from outrider.serving.executor import InFlightForward, QueuedForward
 from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.step import SteadyStep
+from outrider.structured_output import MaskThreads
 from outrider_target.executor import TargetSession, next_token
 from outrider_target.jobs import ScoreJob
 from outrider_target.scoring_forward import ScoringForward
@@ -48,7 +49,9 @@ class Runner:
     def __init__(self, num_pages: int) -> None:
         self.sequences = KVCacheManager(PagePool(num_pages, PAGE_SIZE))
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE, num_layers=0)
-        self.sampler = SimpleNamespace(grammars=None, begin_scoring=begin_drawing, begin_rows=RowDrawing)
+        self.sampler = SimpleNamespace(
+            grammars=None, begin_scoring=begin_drawing, begin_rows=RowDrawing, begin_masks=MaskThreads().begin
+        )
         self._slots = [-1] * (num_pages * PAGE_SIZE)
 
     def forward(self, rows: Sequence[ForwardRow]) -> torch.Tensor:
