@@ -114,6 +114,9 @@ class SpeculationStats:
     """Entry j: steps, among those that had a proposal, in which j tokens were accepted."""
     mean_acceptance_length: float
     """Tokens gained per step with a proposal, recovered or bonus included; 0 when there was none."""
+    num_forced_tokens: int = 0
+    """Proposed because the grammar forces them. They count as no draft tokens."""
+    num_accepted_forced_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ class ForwardRecord:
     batch_size: int
     num_tokens: int
     used_graph: bool
+    masked_ns: tuple[int, int] | None = None
+    """Between which readings masks of grammars were made, beside the model's work; None without any."""
     items: list[ItemRecord] = field(default_factory=list)
     """The traced ones among those it served."""
     trace_id: str = ""

@@ -28,11 +28,16 @@ def statistics(result: GenerationResult) -> list[tuple[str, str]]:
         ("target passes", f"{stats.num_steps}"),
         ("acceptance rate", _share(acceptance_rate(stats))),
         ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}" if stats.num_draft_tokens else "no data"),
+        *([("forced by the grammar", _forced(stats))] if stats.num_forced_tokens else []),
         ("in draft", _by_phase(timing.draft, timing.prefill.draft)),
         ("in target", _by_phase(timing.target, timing.prefill.target)),
         ("in accept", _by_phase(timing.accept, timing.prefill.accept)),
         ("on the wire", _by_phase(timing.wire, timing.prefill.wire)),
     ]
+
+
+def _forced(stats: SpeculationStats) -> str:
+    return f"{stats.num_forced_tokens} tokens proposed, {stats.num_accepted_forced_tokens} accepted"
 
 
 def tokens_per_second(result: GenerationResult) -> float | None:

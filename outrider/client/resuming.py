@@ -176,4 +176,6 @@ def add_statistics(parts: Sequence[SpeculationStats]) -> SpeculationStats:
         acceptance_histogram=histogram,
         # Each step with a proposal gains one token besides the accepted ones.
         mean_acceptance_length=1 + num_accepted / num_drafts if num_drafts else 0.0,
+        num_forced_tokens=sum(part.num_forced_tokens for part in parts),
+        num_accepted_forced_tokens=sum(part.num_accepted_forced_tokens for part in parts),
     )

@@ -154,9 +154,7 @@ def _record_forward(record: ItemRecord, done: ForwardRecord, started_ns: int, co
         done.items.append(record)
         record.forwards.append(done)
     else:
-        share = ForwardRecord(
-            started_ns, computed_ns, done.ended_ns, done.batch_size, done.num_tokens, done.used_graph, [record]
-        )
+        share = replace(done, started_ns=started_ns, computed_ns=computed_ns, items=[record])
         record.forwards.append(share)
 
 

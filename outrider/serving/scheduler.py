@@ -334,7 +334,7 @@ class Scheduler:
 
 def _record(batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> ForwardRecord:
     heads = batch.started_ns, output.computed_ns, ended_ns
-    return ForwardRecord(*heads, batch.num_rows, batch.num_tokens, output.used_graph)
+    return ForwardRecord(*heads, batch.num_rows, batch.num_tokens, output.used_graph, output.masked_ns)
 
 
 def _rebuilds(due: Sequence[AnyRequest]) -> list[int]:

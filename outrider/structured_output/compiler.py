@@ -70,7 +70,7 @@ class GrammarCompiler:
             end_token_ids=end_token_ids,
             hidden_token_ids=self._eos,
             free_text=FreeText(grammar.after.encode(), self._bytes_of) if grammar.after else None,
-            mask_seconds=self.statistics.mask_seconds,
+            note_mask=self.statistics.note_mask,
         )
 
     def _measured(self, grammar: Grammar) -> LLMatcher:
@@ -78,11 +78,9 @@ class GrammarCompiler:
         try:
             engine = self._compile(grammar)
         except InvalidRequestError:
-            with self._lock:
-                self.statistics.num_failures += 1
+            self.statistics.note_refused()
             raise
-        with self._lock:
-            self.statistics.compile_seconds.observe(time.perf_counter() - began)
+        self.statistics.note_compiled(time.perf_counter() - began)
         return engine
 
     def _bytes_of(self, token_id: int) -> bytes:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from outrider.errors import InvalidRequestError
-from outrider.readings import Histogram
 from outrider.structured_output.free_text import FreeText
 
 Words = NDArray[np.int32]
@@ -44,11 +43,11 @@ class Matcher:
         end_token_ids: Collection[int],
         hidden_token_ids: Collection[int] = (),
         free_text: FreeText | None = None,
-        mask_seconds: Histogram | None = None,
+        note_mask: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """``engine``: at the beginning of an output. ``end_token_ids`` may come only where the output matches as a
         whole, and end it. ``hidden_token_ids``: ends of sequence that the engine knows. ``free_text`` comes before
-        what has to match. ``mask_seconds`` takes the time of each mask.
+        what has to match. ``note_mask`` takes the seconds of each mask.
         """
         self._origin, self._engine = engine, engine.deep_copy()
         self._vocab_size = vocab_size
@@ -58,7 +57,7 @@ class Matcher:
         self._consumed: list[int] = []
         """Tokens after the free text."""
         self._free_text, self._is_free = free_text, False
-        self._mask_seconds = mask_seconds
+        self._note_mask = note_mask
 
     def follow(self, token_ids: Sequence[int]) -> Outcome:
         """Go to the state after exactly these output tokens, up to the first that is refused."""
@@ -86,8 +85,7 @@ class Matcher:
         """
         began = time.perf_counter()
         words = self._mask()
-        if self._mask_seconds is not None:
-            self._mask_seconds.observe(time.perf_counter() - began)
+        self._note_mask(time.perf_counter() - began)
         return words
 
     def _mask(self) -> Words:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 from outrider.readings import STAGE_SECONDS, Histogram, Reading
 
 
 class GrammarStatistics:
-    """Of the grammars of one compiler."""
+    """Of the grammars of one compiler. Thread-safe."""
 
     def __init__(self) -> None:
         self.compile_seconds = Histogram(STAGE_SECONDS)
@@ -15,6 +17,22 @@ class GrammarStatistics:
         """Of the mask of one position."""
         self.num_failures = 0
         """Grammars that were refused."""
+        self._lock = threading.Lock()
+
+    def note_compiled(self, seconds: float) -> None:
+        """Count a grammar."""
+        with self._lock:
+            self.compile_seconds.observe(seconds)
+
+    def note_refused(self) -> None:
+        """Count a grammar that was refused."""
+        with self._lock:
+            self.num_failures += 1
+
+    def note_mask(self, seconds: float) -> None:
+        """Count the mask of one position."""
+        with self._lock:
+            self.mask_seconds.observe(seconds)
 
     def compile_readings(self) -> list[Reading]:
         """Readings of a process that compiles grammars of requests first."""

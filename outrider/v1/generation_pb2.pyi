@@ -85,20 +85,24 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_steps", "num_draft_tokens", "num_accepted_tokens", "acceptance_histogram", "mean_acceptance_length", "num_judged_tokens")
+    __slots__ = ("num_steps", "num_draft_tokens", "num_accepted_tokens", "acceptance_histogram", "mean_acceptance_length", "num_judged_tokens", "num_forced_tokens", "num_accepted_forced_tokens")
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
     MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     NUM_JUDGED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FORCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FORCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_steps: int
     num_draft_tokens: int
     num_accepted_tokens: int
     acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
     mean_acceptance_length: float
     num_judged_tokens: int
-    def __init__(self, num_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., num_judged_tokens: _Optional[int] = ...) -> None: ...
+    num_forced_tokens: int
+    num_accepted_forced_tokens: int
+    def __init__(self, num_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., num_judged_tokens: _Optional[int] = ..., num_forced_tokens: _Optional[int] = ..., num_accepted_forced_tokens: _Optional[int] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("draft_s", "target_s", "accept_s", "wire_s")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.cli.statistics import acceptance_rate, statistics, tokens_per_second
@@ -57,6 +59,14 @@ def test_without_a_draft_there_is_no_data() -> None:
     assert acceptance_rate(stats) is None
     rows = dict(statistics(result(())))
     assert rows["acceptance rate"] == rows["mean acceptance length"] == "no data"
+    assert "forced by the grammar" not in rows
+
+
+def test_tokens_that_a_grammar_forces_are_told_apart_from_drafts() -> None:
+    found = result(())
+    forced = replace(found.speculation, num_forced_tokens=9, num_accepted_forced_tokens=8)
+    rows = dict(statistics(replace(found, speculation=forced)))
+    assert rows["forced by the grammar"] == "9 tokens proposed, 8 accepted"
 
 
 def test_speed_counts_tokens_after_the_first() -> None:

@@ -295,8 +295,8 @@ def test_parameters_of_a_server_that_does_not_tell_them_are_left_to_the_next() -
 
 
 def test_statistics_of_no_proposals_add_up_to_none() -> None:
-    none = SpeculationStats(3, 0, 0, 0, (), 0.0)
-    assert add_statistics([none, none]) == SpeculationStats(6, 0, 0, 0, (), 0.0)
+    none = SpeculationStats(3, 0, 0, 0, (), 0.0, 5, 4)
+    assert add_statistics([none, none]) == SpeculationStats(6, 0, 0, 0, (), 0.0, 10, 8)
 
 
 @contextlib.contextmanager

@@ -27,8 +27,18 @@ from outrider.sampling.scoring.fused import begin_scoring
 from outrider.sampling.scoring.row_scoring import RowScoring, ScoredRows
 from outrider.sampling.scoring.session_rows import SessionRows, may_be_rows
 from outrider.sampling.session import SessionSampling
-from outrider.types import AcceptanceMethod, JudgingRule, SparseScores, Support, TokenScores, TypicalScores
+from outrider.types import (
+    AcceptanceMethod,
+    Grammar,
+    GrammarKind,
+    JudgingRule,
+    SparseScores,
+    Support,
+    TokenScores,
+    TypicalScores,
+)
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
+from tests.structured_output.vocabularies import letters
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -438,6 +448,34 @@ PLAIN_OPENINGS = [
     opening(REJECTION, temperature=0.7, top_p=0.8, top_k=20, seed=5),
     opening(REJECTION, temperature=1.3, seed=6),
 ]
+
+
+ADJUSTED_OPENINGS = [
+    opening(temperature=0.0, prompt_length=BASE, grammar=Grammar(GrammarKind.REGEX, "[ab]c"), eos_token_ids=(3,)),
+    opening(REJECTION, temperature=0.9, seed=8, repetition_penalty=1.3, frequency_penalty=0.4),
+    opening(COUPLED, seed=9, prompt_length=BASE, grammar=Grammar(GrammarKind.REGEX, "b+"), eos_token_ids=(3,)),
+]
+
+
+@pytest.mark.parametrize("kinds", [(4, 5, 6), (0, 4, 1, 5, 3, 6), (6,)])
+def test_sessions_with_grammars_and_penalties_draw_on_the_device_beside_others(kinds: tuple[int, ...]) -> None:
+    """So that the next forward can be queued over what they draw."""
+    openings = [*PLAIN_OPENINGS, *ADJUSTED_OPENINGS]
+    compiler = letters("abc")
+    logits = logits_of(len(kinds), 1000)
+    requests = [ScoreRequest(SessionSampling(openings[kind], compiler), TOKENS, BASE) for kind in kinds]
+    scoring = begin_scoring(logits, requests, fused=True)
+    drawn = scoring.drawn()
+    assert drawn is not None
+    forms = [outcome.form for outcome in scoring.outcomes()]
+    expected = [
+        form.token_ids[0] if isinstance(form, TokenScores) else int(form.outside_token_ids[0])  # type: ignore[union-attr]
+        for form in forms
+    ]
+    assert drawn.tolist() == expected == [scoring.drawn_token(place) for place in range(len(kinds))]
+    for kind, token_id in zip(kinds, expected, strict=True):
+        assert kind != 4 or token_id in (0, 1)
+        assert kind != 6 or token_id == 1
 
 
 @pytest.mark.parametrize("kinds", [(0, 0, 0), (2, 3, 2), (0, 1, 2, 3, 0)])

@@ -71,7 +71,7 @@ class _Executor(Executor[PlainSequence, Extend, _Job, Proposal]):
             Proposal(job.item.session, job.item.generation, 0, ()) if job.served == NUM_FORWARDS else None
             for job, _ in batch
         ]
-        return ExecutorOutput(results, computed_ns)
+        return ExecutorOutput(results, computed_ns, masked_ns=(computed_ns - FORWARD, computed_ns - 1))
 
 
 def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
@@ -96,3 +96,5 @@ def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
     drawn = {name: sum(span.duration_ns for span in below if span.name == name) for name in STAGES}
     assert tuple(drawn.values()) == stages
     assert sum(span.name == names.FORWARD for span in below) == NUM_FORWARDS
+    masks = [span for span in below if span.name == names.MASK]
+    assert [span.duration_ns for span in masks] == [FORWARD - 1] * NUM_FORWARDS

@@ -144,4 +144,6 @@ class SpecDecodeStats:
             num_judged_tokens=self.num_judged_tokens,
             acceptance_histogram=tuple(self.accepted_counts[count] for count in range(longest + 1)),
             mean_acceptance_length=self.num_gained_tokens / self.num_drafts if self.num_drafts else 0.0,
+            num_forced_tokens=self.num_forced_tokens,
+            num_accepted_forced_tokens=self.num_accepted_forced_tokens,
         )

@@ -20,7 +20,7 @@ SHOWN = (
 )
 """(stage, whose time it is), in the order of a request's life."""
 
-_PARTS = ("", names.QUEUE, names.FORWARD, names.SAMPLE, names.WAIT)
+_PARTS = ("", names.QUEUE, names.FORWARD, names.MASK, names.SAMPLE, names.WAIT)
 """Of a stage, itself first; only the services' have any."""
 
 

@@ -20,12 +20,13 @@ COLOURS = {
     names.DECODE: "white",
     names.DRAFT: "blue",
     names.SCORE: "yellow",
+    names.MASK: "cyan",
     names.WIRE: "red",
     names.ACCEPT: "green",
 }
-_GLYPHS = {"blue": "▒", "yellow": "█", "red": "·", "green": "|"}
+_GLYPHS = {"blue": "▒", "yellow": "█", "cyan": "+", "red": "·", "green": "|"}
 """Where there are no colours: the steps' stages; everything else is one block after another."""
-_LEGEND = (names.DRAFT, names.SCORE, names.WIRE, names.ACCEPT)
+_LEGEND = (names.DRAFT, names.SCORE, names.MASK, names.WIRE, names.ACCEPT)
 _NARROWEST, _WIDEST = 20, 100
 _BESIDE_BARS = 44
 
@@ -92,12 +93,18 @@ def _steps(steps: Sequence[Node], width: int, glyphs: Glyphs) -> Table:
         why = str(attributes.get(names.NO_DRAFT_REASON, "")) or "-"
         kept = f"{attributes.get(names.NUM_ACCEPTED, 0)} of {drafted}" if drafted else why
         parts = [
-            (stage.start_ns - step.start_ns, stage.end_ns - step.start_ns, COLOURS.get(stage.span.name, "white"))
+            (each.start_ns - step.start_ns, each.end_ns - step.start_ns, COLOURS.get(each.span.name, "white"))
             for stage in step.children
+            for each in (stage, *_masks(stage))
         ]
         number = str(attributes.get(names.STEP_NUMBER, "?"))
         table.add_row(number, milliseconds(step.span.duration_ns), kept, _bar(parts, longest, width, glyphs))
     return table
+
+
+def _masks(stage: Node) -> list[Node]:
+    """Masks of grammars that the service made beside its forwards."""
+    return [mask for item in stage.children for mask in item.named(names.MASK)]
 
 
 def _figures(root: Node) -> Table:

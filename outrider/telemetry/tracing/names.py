@@ -39,7 +39,7 @@ COMPILE_GRAMMAR = "compile grammar"
 DRAFT, SCORE, ACCEPT, WIRE = "draft", "score", "accept", "wire"
 # Spans of the services, besides QUEUE.
 PROPOSE_ITEM, SCORE_ITEM = "draft propose", "target score"
-FORWARD, SAMPLE, WAIT = "forward", "sample", "wait"
+FORWARD, MASK, SAMPLE, WAIT = "forward", "mask", "sample", "wait"
 
 # Ours: a request.
 REQUEST_ID = "outrider.request.id"

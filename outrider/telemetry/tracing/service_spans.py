@@ -3,8 +3,9 @@
     draft propose, target score    the item, below the request's decode span, from its arrival to its answer
       queue                        until its first forward
       forward, sample              of each forward that served it and no other traced item
+      mask                         of the masks of grammars that were made beside it
       wait                         from there to the next forward, or to the answer
-    forward, sample                of one that served several: a trace of its own, with links to all those items
+    forward, mask, sample          of one that served several: a trace of its own, with links to all those items
 
 The item's own attributes hold its stage times, also for forwards that it shared with other items.
 """
@@ -97,22 +98,24 @@ def _shared_forward_spans(found: ForwardRecord, epoch_ns: int) -> Iterator[Span]
     trace_id, span_id = _ids_of(found)
     parents = [(TraceContext.parse(item.trace_parent), item) for item in found.items[:MAX_LINKS]]
     links = tuple(Link(parent.trace_id, _id_of(item)) for parent, item in parents if parent is not None)
-    forward, sample = _forward_spans(found, TraceContext(trace_id, "", is_sampled=True), epoch_ns)
+    forward, *beside = _forward_spans(found, TraceContext(trace_id, "", is_sampled=True), epoch_ns)
     yield replace(forward, span_id=span_id, links=links)
-    yield replace(sample, parent_id=span_id)
+    for span in beside:
+        yield replace(span, parent_id=span_id)
 
 
-def _forward_spans(found: ForwardRecord, above: TraceContext, epoch_ns: int) -> tuple[Span, Span]:
+def _forward_spans(found: ForwardRecord, above: TraceContext, epoch_ns: int) -> Iterator[Span]:
     computed = found.computed_ns + epoch_ns
     attributes: dict[str, AttributeValue] = {
         names.BATCH_SIZE: found.batch_size,
         names.NUM_TOKENS: found.num_tokens,
         names.USED_GRAPH: found.used_graph,
     }
-    return (
-        _child(names.FORWARD, above, found.started_ns + epoch_ns, computed, attributes),
-        _child(names.SAMPLE, above, computed, found.ended_ns + epoch_ns),
-    )
+    yield _child(names.FORWARD, above, found.started_ns + epoch_ns, computed, attributes)
+    if found.masked_ns is not None:
+        began, ended = found.masked_ns
+        yield _child(names.MASK, above, began + epoch_ns, ended + epoch_ns)
+    yield _child(names.SAMPLE, above, computed, found.ended_ns + epoch_ns)
 
 
 def _child(

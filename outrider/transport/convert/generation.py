@@ -233,6 +233,8 @@ def _speculation_to_proto(stats: SpeculationStats) -> pb.SpeculationStats:
         num_judged_tokens=stats.num_judged_tokens,
         acceptance_histogram=stats.acceptance_histogram,
         mean_acceptance_length=stats.mean_acceptance_length,
+        num_forced_tokens=stats.num_forced_tokens,
+        num_accepted_forced_tokens=stats.num_accepted_forced_tokens,
     )
 
 
@@ -244,6 +246,8 @@ def _speculation_from_proto(message: pb.SpeculationStats) -> SpeculationStats:
         num_judged_tokens=message.num_judged_tokens,
         acceptance_histogram=tuple(message.acceptance_histogram),
         mean_acceptance_length=message.mean_acceptance_length,
+        num_forced_tokens=message.num_forced_tokens,
+        num_accepted_forced_tokens=message.num_accepted_forced_tokens,
     )
 
 

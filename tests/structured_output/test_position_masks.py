@@ -1,0 +1,82 @@
+"""Masks of the positions of a forward: those of a matcher, by whichever thread they are made."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from outrider.errors import InvalidRequestError
+from outrider.structured_output import MaskThreads, Matcher, Outcome, PositionMasks, made_within
+from outrider.types import Grammar, GrammarKind
+from tests.structured_output.vocabularies import letters
+
+COMPILER = letters("abc")
+END = 3
+TEXTS = Grammar(GrammarKind.CHOICE, json.dumps(["abcabc", "abbb", "ca"]))
+
+
+def matcher() -> Matcher:
+    return COMPILER.compile(TEXTS, (END,))
+
+
+def allowed(masks: PositionMasks, position: int) -> set[int]:
+    words = masks.at(position)
+    assert words is not None
+    return {token_id for token_id in range(4) if words[0] >> token_id & 1}
+
+
+@pytest.mark.parametrize("begins", (True, False), ids=("threads", "without threads"))
+def test_masks_are_those_after_each_draft_token(begins: bool) -> None:
+    several = [
+        PositionMasks(matcher, (0, 1), (2, 0), position=12),
+        PositionMasks(matcher, (), (2, 0), position=5),
+        PositionMasks(matcher, (2,), (), position=6),
+    ]
+    if begins:
+        MaskThreads().begin(several)
+    assert [allowed(several[0], position) for position in (12, 13, 14)] == [{1, 2}, {0}, {1}]
+    assert [allowed(several[1], position) for position in (5, 6, 7)] == [{0, 2}, {0}, {END}]
+    assert allowed(several[2], 6) == {0}
+    within = made_within(several)
+    assert within is not None and within[0] <= min(each.began_ns for each in several)
+    assert made_within([]) is None
+
+
+def test_nothing_is_masked_after_a_refused_draft_token_or_an_end() -> None:
+    refused = PositionMasks(matcher, (0,), (0, 1), position=1)
+    assert allowed(refused, 1) == {1}
+    assert refused.at(2) is None and refused.at(3) is None
+    ended = PositionMasks(matcher, (2, 0), (END, 1), position=2)
+    assert allowed(ended, 2) == {END}
+    assert ended.at(3) is None
+    assert matcher().follow((2, 0, END)) is Outcome.ENDED
+
+
+def test_a_grammar_that_cannot_be_compiled_leaves_no_token_and_says_why() -> None:
+    def fail() -> Matcher:
+        raise InvalidRequestError("regex", "is wrong")
+
+    failing, sound = PositionMasks(fail, (), (0,), position=0), PositionMasks(matcher, (2,), (), position=1)
+    MaskThreads().begin([failing, sound])
+    words = failing.at(0)
+    assert words is not None and not np.any(words)
+    assert failing.error is not None and failing.error.field == "regex"
+    assert allowed(sound, 1) == {0} and sound.error is None
+
+
+def test_masks_are_made_while_the_caller_does_something_else() -> None:
+    may_end, has_begun = threading.Event(), threading.Event()
+
+    def wait() -> Matcher:
+        has_begun.set()
+        assert may_end.wait(20)
+        return matcher()
+
+    masks = PositionMasks(wait, (), (), position=0)
+    MaskThreads().begin([masks])
+    assert has_begun.wait(20) and not masks.ended_ns
+    may_end.set()
+    assert allowed(masks, 0) == {0, 2}
