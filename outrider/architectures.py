@@ -10,6 +10,7 @@ ARCHITECTURES = (
     "Qwen3MoeForCausalLM",
     "OlmoeForCausalLM",
     "MixtralForCausalLM",
+    "GptOssForCausalLM",
     "MiMoForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",

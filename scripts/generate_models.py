@@ -41,8 +41,8 @@ FORMATS_HEAD = """
 ## Weight formats
 
 Compared with transformers and the widened weights in float64, inputs rounded alike, for Llama, Mistral, Qwen2, Qwen3,
-and experts of Qwen3 and Mixtral. On a CPU, and on GPUs without the kernels, FP8 weights are widened to the type of the
-model.
+and experts of Qwen3 and Mixtral; mxfp4 in float64, with the weights as transformers widens them. On a CPU, and on GPUs
+without the kernels, weights are widened to the type of the model.
 
 | `quant_method` | weights | activations | kernels |
 |---|---|---|---|
@@ -59,7 +59,8 @@ share the inputs; groups and static scales are the same for any number of ranks.
 Experts are read a tensor for each expert, as published, or stacked, as transformers 5 has them in memory. Routers keep
 16 or 32 bits in every format. An input that experts share has one static scale, the largest of theirs.
 
-Adapters (LoRA) are not served: merge them. Models with images, and weights of 4 bits, are not served.
+Adapters (LoRA) are not served: merge them. Models with images, and weights of 4 bits other than gpt-oss's, are not
+served.
 
 Keys and values of layers with a sliding window are kept for the whole text unless every layer has one: such layers save
 time, not yet memory.

@@ -16,7 +16,7 @@ from tests.end_to_end.waiting import all_free
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
 
-FAMILIES = ["qwen3_moe", "mixtral"]
+FAMILIES = ["qwen3_moe", "mixtral", "gpt_oss"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -54,6 +54,7 @@ ATTENTION = {
     "HAS_WINDOW": True,
     "SINKS": 4,
     "SOFTCAP": 0.0,
+    "sink_logits_ptr": None,
 }
 TILE = {
     "BLOCK_M": 32,
@@ -73,7 +74,7 @@ SUPPORT = {"LIMIT": 1024, "CAPACITY": 2048}
 CONSTANTS: dict[Any, dict[str, Any]] = {
     _norm_kernel: {"NUM_PARTIALS": 2, "BLOCK": 4096},
     _sum_norm_kernel: {"RANK": 1, "SIZE": 2, "ROWS": 32, "FLAG_BYTES": 256, "BLOCK": 4096},
-    _swiglu_kernel: {"BLOCK": 1024, "IS_GELU": False},
+    _swiglu_kernel: {"BLOCK": 1024, "IS_GELU": False, "ALPHA": 1.7, "LIMIT": 7.0},
     _rope_and_cache_kernel: {
         **HEADS,
         "NUM_PARTIALS": 1,
@@ -132,7 +133,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _tile_kernel: {"WIDTH": 16, "BLOCK_E": 128, "BLOCK": 1024},
     _grouped_kernel: {
         **{"K": 2000, "X_GROUPS": 0, "WEIGHT_GROUPS": 0, "SCALE_ROWS": 1, "IS_ROUNDED": True, "HAS_BIAS": True},
-        **{"IS_WEIGHTED": True, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128},
+        **{"IS_WEIGHTED": True, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128, "IS_MXFP4": False},
     },
     _copy_inputs_kernel: {"BLOCK": 2048},
     _advance_kernel: {"PAGE_SIZE": 16, "ROWS": 256},

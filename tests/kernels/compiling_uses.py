@@ -31,9 +31,9 @@ from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.draft_loop.loop import DraftLoop, StepShape
 from outrider.model_executor.input_buffer import PinnedInputBuffer
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
-from outrider.model_executor.layers.quantization import ONLINE, Activations, Quantization, Scales
+from outrider.model_executor.layers.quantization import MXFP4, ONLINE, Activations, Quantization, Scales
 from outrider.model_executor.models import Decoder, ModelConfig
-from outrider.model_executor.models.config import ExpertsConfig, RopeConfig
+from outrider.model_executor.models.config import ExpertNames, ExpertsConfig, RopeConfig, SwigluClamp, Variant
 
 GPU = torch.device("cpu")  # in name: a build of torch without CUDA makes no fake tensors on one
 PROCESSORS = 132
@@ -166,6 +166,19 @@ def serve_target(seen: set[str], **changes: Any) -> None:
     assert seen == warm
 
 
+def gpt_oss(*, batch_invariant: bool) -> Model:
+    """Layers of gpt-oss-20b, with fewer experts."""
+    experts = ExpertsConfig(
+        8, 4, 2880, normalizes=True, layers=(True, True), names=ExpertNames(gate_up="gate_up_proj", router="router"),
+        has_bias=True, clamp=SwigluClamp(1.702, 7.0),
+    )  # fmt: skip
+    return Model(
+        torch.bfloat16, batch_invariant=batch_invariant, architecture="GptOssForCausalLM", experts=experts,
+        hidden_size=2880, num_heads=64, qkv_bias=True, output_bias=True, num_layers=2, sliding_windows=(128, None),
+        quantization=MXFP4, variant=Variant(has_sink_logits=True),
+    )  # fmt: skip
+
+
 def main() -> None:
     seen = compile_only()
     with FakeTensorMode(), torch.inference_mode():
@@ -205,6 +218,10 @@ def main() -> None:
         for form in (None, ONLINE, BLOCKS):
             model = Model(torch.bfloat16, quantization=form, **experts)
             for shape in map(BatchShape, (1, 8, 32, 128, 8), (1, 8, 32, 128, 1024), (1, 1, 1, 1, 128)):
+                model.forward(shape, 1)
+        for batch_invariant in (False, True):
+            model = gpt_oss(batch_invariant=batch_invariant)
+            for shape in map(BatchShape, (1, 8, 32, 8), (1, 8, 32, 1024), (1, 1, 1, 128)):
                 model.forward(shape, 1)
         in_any_batch = Model(
             torch.bfloat16, batch_invariant=True, hidden_size=4096, intermediate_size=14336, head_dim=128

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
 import torch
 
-from outrider.kernels.experts import Routing, prepare_experts, prepare_fp8_experts, reference, route, sum_experts
+from outrider.kernels.experts import (
+    Mxfp4Matrix,
+    Routing,
+    prepare_experts,
+    prepare_fp8_experts,
+    prepare_mxfp4_experts,
+    reference,
+    route,
+    sum_experts,
+)
 from outrider.kernels.experts.kernel import TritonExperts
-from outrider.kernels.experts.reference import PlainExperts, RoundedExperts
+from outrider.kernels.experts.reference import PlainExperts, RoundedExperts, widened_mxfp4
 from outrider.kernels.experts.routing import most_tiles
 from outrider.kernels.experts.routing import route as route_by_tiles
 from outrider.kernels.fp8_linear import FP8, Fp8Matrix, Rounding, quantize_rows
@@ -141,12 +151,46 @@ def test_fp8_products(num_tokens: int, size: int, out: int, scale_rows: int | No
         check(experts(x, routing, None), wide(x.float(), routing, None))
 
 
-@pytest.mark.parametrize("is_fp8", [False, True])
-def test_a_row_is_the_same_with_any_others(is_fp8: bool) -> None:
+def mxfp4_matrix(rows: int, size: int, scales: tuple[int, int] = (119, 124)) -> Mxfp4Matrix:
+    generator = torch.Generator(DEVICE).manual_seed(rows)
+    draw = partial(torch.randint, dtype=torch.uint8, device=DEVICE, generator=generator)
+    return Mxfp4Matrix(draw(0, 256, (rows, size // 2)), draw(*scales, (rows, size // 32)))
+
+
+@pytest.mark.parametrize(("size", "out"), [(128, 64), (96, 40), (320, 136)])
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_mxfp4_products(num_tokens: int, size: int, out: int) -> None:
+    num_experts = 4
+    matrix, bias = mxfp4_matrix(num_experts * out, size), random(num_experts * out).to(DTYPE)
+    experts = prepare_mxfp4_experts(matrix, num_experts, DTYPE)
+    assert isinstance(experts, TritonExperts)
+    wide = PlainExperts(widened_mxfp4(matrix, torch.float32).view(num_experts, out, size))
+    routing = routing_of(num_tokens, num_experts)
+    x = random(num_tokens, size, seed=1).to(DTYPE)
+    check(experts(x, routing, bias), wide(x.float(), routing, bias.float()))
+    pairs = random(2 * num_tokens, size, seed=2).to(DTYPE)
+    check(experts(pairs, routing, bias, is_weighted=True), wide(pairs.float(), routing, bias.float(), is_weighted=True))
+
+
+def test_every_mxfp4_number_is_widened_exactly() -> None:
+    """By products with rows of the unit matrix, which have the bits of the widened weight."""
+    size = 64
+    matrix = mxfp4_matrix(256, size, (115, 130))
+    matrix.numbers[:, 0] = torch.arange(256, dtype=torch.uint8, device=DEVICE)
+    x = torch.eye(size, device=DEVICE, dtype=DTYPE)
+    routing = route(torch.zeros(size, 1, device=DEVICE), 1, normalizes=True)
+    found = prepare_mxfp4_experts(matrix, 1, DTYPE)(x, routing, None)
+    assert torch.equal(found.T.float(), widened_mxfp4(matrix, torch.float32))
+
+
+@pytest.mark.parametrize("form", ["plain", "fp8", "mxfp4"])
+def test_a_row_is_the_same_with_any_others(form: str) -> None:
     """Bit for bit, alone and at other places of other tiles."""
     num_experts, size, out = (4, 256, 64) if INTERPRETED else (16, 2048, 256)
     weight = random(num_experts * out, size)
-    if is_fp8:
+    if form == "mxfp4":
+        experts = prepare_mxfp4_experts(mxfp4_matrix(num_experts * out, size), num_experts, DTYPE)
+    elif form == "fp8":
         numbers, scales = quantize_rows(weight)
         experts = prepare_fp8_experts(Fp8Matrix(numbers, scales, 1, size), Rounding(size), num_experts, DTYPE)
     else:

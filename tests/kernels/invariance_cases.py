@@ -207,13 +207,14 @@ class Text:
 
     def attend(
         self, spans: list[tuple[int, int]], window: int | None = None, sinks: int = 0,
-        tiling: SegmentTiling | None = None,
+        tiling: SegmentTiling | None = None, *, sink_logits: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """Attention of rows that are the text's beginnings: (context, queries) of each."""
         plan, kv, query = self.inputs(spans, window, sinks)
         if tiling is None:
-            return paged_attention(query, kv, prepare_plan(plan, num_tokens=len(query), dtype=self.dtype, **self.heads))
-        return attend_segments(query, kv, plan, tiling=tiling)
+            prepared = prepare_plan(plan, num_tokens=len(query), dtype=self.dtype, **self.heads)
+            return paged_attention(query, kv, prepared, sink_logits=sink_logits)
+        return attend_segments(query, kv, plan, tiling=tiling, sink_logits=sink_logits)
 
     def inputs(
         self, spans: list[tuple[int, int]], window: int | None = None, sinks: int = 0
@@ -240,7 +241,10 @@ def test_attention_is_right(window: int | None, sinks: int) -> None:
     plain = plan_attention(
         batch, page_size=4, window=window, num_sinks=sinks, device=torch.device("cpu"), dtype=torch.float64
     )
-    for options in ({}, {"scale": 0.7, "softcap": 1.5}):
+    all_options: list[dict[str, Any]] = [
+        {}, {"scale": 0.7, "softcap": 1.5}, {"sink_logits": random(4, dtype=torch.float32)},
+    ]  # fmt: skip
+    for options in all_options:
         truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain, **options)
         for tiling in TILINGS:
             check(attend_segments(query, kv, plan, tiling=tiling, **options), truth, text.dtype)
@@ -270,15 +274,23 @@ def _tilings_for(spans: list[tuple[int, int]], head_dim: int) -> tuple[SegmentTi
     return (None, *TILINGS) if head_dim <= 128 and spans in UNEVEN_SPANS else (None,)
 
 
-@pytest.mark.parametrize(("window", "sinks"), [(None, 0), (50, 0), (50, 3)])
+@pytest.mark.parametrize(
+    ("window", "sinks", "has_logits"),
+    [(None, 0, False), (50, 0, False), (50, 3, False), (None, 0, True), (50, 0, True)],
+)
 @pytest.mark.parametrize("head_dim", [16] if INTERPRETED else [16, 128, 256])
-def test_attention_has_the_same_bits_in_any_batch_and_chunk(window: int | None, sinks: int, head_dim: int) -> None:
+def test_attention_has_the_same_bits_in_any_batch_and_chunk(
+    window: int | None, sinks: int, has_logits: bool, head_dim: int
+) -> None:
     text = Text(LENGTH, head_dim=head_dim)
-    whole = text.attend([(LENGTH, LENGTH)], window, sinks, TILINGS[-1] if INTERPRETED or head_dim <= 128 else None)
+    logits = random(4, dtype=torch.float32) if has_logits else None
+    tiling = TILINGS[-1] if INTERPRETED or head_dim <= 128 else None
+    whole = text.attend([(LENGTH, LENGTH)], window, sinks, tiling, sink_logits=logits)
     for spans in SPANS if INTERPRETED else LONG_SPANS:
         expected = torch.cat([whole[context - count : context] for context, count in spans])
         for tiling in _tilings_for(spans, head_dim):
-            assert torch.equal(text.attend(spans, window, sinks, tiling), expected), (spans, tiling)
+            found = text.attend(spans, window, sinks, tiling, sink_logits=logits)
+            assert torch.equal(found, expected), (spans, tiling)
 
 
 def test_keys_of_few_rows_are_divided() -> None:

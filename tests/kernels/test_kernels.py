@@ -34,6 +34,7 @@ def attend_naively(
     position: int,
     window: int | None,
     num_sinks: int = 0,
+    sink_logits: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One query [H, D] at ``position`` over [C, H_kv, D], head by head."""
     first = 0 if window is None else max(0, position - window + 1)
@@ -42,18 +43,21 @@ def attend_naively(
     rows = []
     for head in range(query.shape[0]):
         seen = keys[visible, head // group]
-        weights = torch.softmax(seen @ query[head] * query.shape[1] ** -0.5, 0)
-        rows.append(weights @ values[visible, head // group])
+        scores = seen @ query[head] * query.shape[1] ** -0.5
+        if sink_logits is not None:
+            scores = torch.cat((scores, sink_logits[head : head + 1]))
+        rows.append(torch.softmax(scores, 0)[: len(visible)] @ values[visible, head // group])
     return torch.stack(rows)
 
 
 @pytest.mark.parametrize(
     ("window", "num_sinks"), [(None, 0), (1, 0), (4, 0), (100, 0), (1, 1), (4, 2), (4, 5), (100, 3)]
 )
+@pytest.mark.parametrize("has_logits", [False, True])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize("scattered", [False, True])
 def test_paged_attention_reads_its_context_and_nothing_else(
-    scattered: bool, heads: tuple[int, int], window: int | None, num_sinks: int
+    scattered: bool, heads: tuple[int, int], window: int | None, num_sinks: int, has_logits: bool
 ) -> None:
     num_heads, num_kv_heads = heads
     table = KVCacheManager(PagePool(60, 3))
@@ -68,16 +72,16 @@ def test_paged_attention_reads_its_context_and_nothing_else(
     for sequence in sequences:
         slots = [sequence.page_table[p // 3] * 3 + p % 3 for p in range(sequence.length)]
         kv[slots] = torch.randn(len(slots), 2, num_kv_heads, 8)
-    query = torch.randn(14, num_heads, 8)
+    query, logits = torch.randn(14, num_heads, 8), torch.randn(num_heads) if has_logits else None
     plan = plan_attention(batch, page_size=3, window=window, device=CPU, dtype=torch.float32, num_sinks=num_sinks)
     assert num_sinks or any(row.slots is not None for row in plan.rows) == scattered
-    attended = paged_attention(query, kv, plan)
+    attended = paged_attention(query, kv, plan, sink_logits=logits)
     index = 0
     for sequence, row in zip(sequences, rows, strict=True):
         slots = [sequence.page_table[p // 3] * 3 + p % 3 for p in range(sequence.length)]
         keys, values = kv[slots].unbind(1)
         for position in range(sequence.length - len(row.token_ids), sequence.length):
-            expected = attend_naively(query[index], keys, values, position, window, num_sinks)
+            expected = attend_naively(query[index], keys, values, position, window, num_sinks, logits)
             torch.testing.assert_close(attended[index], expected, atol=1e-5, rtol=0)
             index += 1
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,7 @@ from outrider.kernels.rope_and_cache.reference import apply_rope_and_cache as re
 from outrider.kernels.sum_norm import SharedRows, flag_bytes
 from outrider.kernels.sum_norm.kernel import sum_and_norm
 from outrider.kernels.swiglu.kernel import swiglu
+from outrider.kernels.swiglu.reference import clamped_swiglu
 from outrider.kernels.swiglu.reference import geglu as reference_geglu
 from outrider.kernels.swiglu.reference import swiglu as reference_swiglu
 from outrider.kv_cache import KVCacheManager, PagePool
@@ -125,6 +127,7 @@ def test_swiglu(rows: int, size: int, dtype: torch.dtype) -> None:
     gate_up = random(rows, 2 * size, dtype=dtype) * 4
     check(swiglu(gate_up), reference_swiglu(gate_up.double()), dtype)
     check(swiglu(gate_up, is_gelu=True), reference_geglu(gate_up.double()), dtype)
+    check(swiglu(gate_up, clamp=(1.7, 3.0)), clamped_swiglu(gate_up.double(), 1.7, 3.0), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -221,7 +224,9 @@ def test_attention(
     query = fused.narrow(1, 0, heads)
     own_shape = BatchShape.of(batch)
     padded = BatchShape(own_shape.num_rows + 2, own_shape.num_tokens + 3, own_shape.max_queries + 1)
-    options: dict[str, float] = {"scale": 0.7, "softcap": 1.5} if window == 7 else {}
+    options: dict[str, Any] = {"scale": 0.7, "softcap": 1.5} if window == 7 else {}
+    if head_counts == (6, 2, 16):
+        options["sink_logits"] = 2 * random(heads, dtype=torch.float32)
     plain = plan_attention(batch, page_size=page_size, window=window, device=torch.device("cpu"), dtype=torch.float64)
     truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain, **options)
     spread = BatchShape(padded.num_tokens, padded.num_tokens, padded.max_queries)  # far more rows than there are

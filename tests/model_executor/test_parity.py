@@ -112,6 +112,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {}),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-window": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 6}),
+    "gpt-oss": ("gpt_oss", {"num_hidden_layers": 3}),
+    "gpt-oss-plain": (
+        "gpt_oss",
+        {
+            "attention_bias": False,
+            "layer_types": ["full_attention", "full_attention"],
+            "num_experts_per_tok": 5,
+            "swiglu_alpha": 0.8,
+            "swiglu_limit": 0.3,
+        },
+    ),
     "gemma3": ("gemma3_text", {**GEMMA, "final_logit_softcapping": 3.0}),
     "gemma3-text-part": ("gemma3", {**GEMMA, "query_pre_attn_scalar": 16}),
     "gemma2": (

@@ -50,6 +50,21 @@ _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 3},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "swiglu_limit": 1.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
 }
 
 
@@ -135,9 +150,13 @@ def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
         model: PreTrainedModel = _auto_class(config).from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if "gate.weight" in name:  # of a router: tokens choose different experts, by clear margins
+                if name.endswith(
+                    ("gate.weight", "router.weight")
+                ):  # of a router: tokens choose different experts, by clear margins
                     parameter.copy_(0.4 * torch.randn_like(parameter))
-                elif parameter.dim() == 1:
+                elif name.endswith(".sinks"):
+                    parameter.copy_(torch.randn_like(parameter))
+                elif parameter.dim() == 1 or name.endswith("_bias"):
                     parameter.copy_(0.2 * torch.randn_like(parameter) + (1.0 if "norm" in name else 0.0))
     return model
 

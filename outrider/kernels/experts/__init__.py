@@ -2,9 +2,9 @@
 (grouped GEMM).
 
 Contract: ``route`` takes a router's logits ``[T, E]`` and gives the ``Routing``: the A most probable experts of each
-token. ``prepare_experts`` and ``prepare_fp8_experts`` take the weights of all experts, one after the other, and give an
-``ExpertWeight``: ``(x [T, K] or [A * T, K], routing, bias) -> [A * T, N]``, in which the row of token t and its a-th
-expert is a * T + t. Weighted products [A, T, N] are what remains to be added up.
+token. ``prepare_experts`` and its forms for FP8 and MXFP4 take the weights of all experts, one after the other, and
+give an ``ExpertWeight``: ``(x [T, K] or [A * T, K], routing, bias) -> [A * T, N]``, in which the row of token t and its
+a-th expert is a * T + t. Weighted products [A, T, N] are what remains to be added up.
 
 On a GPU nothing waits for the host: pairs of tokens and experts are sorted into tiles whose number follows from the
 number of tokens alone. A row has the same bits with any other rows, at any place in a tile: columns are summed from the
@@ -17,13 +17,16 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.experts import reference
-from outrider.kernels.experts.layout import ExpertWeight, Routing
-from outrider.kernels.experts.reference import PlainExperts, RoundedExperts
+from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing
+from outrider.kernels.experts.reference import PlainExperts, RoundedExperts, widened_mxfp4
 from outrider.kernels.fp8_linear import Fp8Matrix, Rounding
 from outrider.kernels.fp8_linear.reference import widened
 from outrider.kernels.launching import has_kernels
 
-__all__ = ["ExpertWeight", "Routing", "prepare_experts", "prepare_fp8_experts", "route", "sum_experts"]
+__all__ = [
+    "ExpertWeight", "Mxfp4Matrix", "Routing", "prepare_experts", "prepare_fp8_experts", "prepare_mxfp4_experts",
+    "route", "sum_experts",
+]  # fmt: skip
 
 
 def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool) -> Routing:
@@ -67,3 +70,14 @@ def prepare_fp8_experts(matrix: Fp8Matrix, rounding: Rounding, num_experts: int,
         return RoundedExperts(TritonExperts(widened(matrix, dtype), num_experts), rounding)
     weight = widened(matrix, dtype)
     return RoundedExperts(PlainExperts(weight.view(num_experts, -1, weight.shape[1])), rounding)
+
+
+def prepare_mxfp4_experts(matrix: Mxfp4Matrix, num_experts: int, dtype: torch.dtype) -> ExpertWeight:
+    """The same of FP4 numbers [E * N, K], for inputs of ``dtype``, which are not rounded. Kernels widen the numbers in
+    registers for inputs of 16 bits; otherwise the weight is widened.
+    """
+    if has_kernels(matrix.numbers.device) and dtype.itemsize == 2:
+        from outrider.kernels.experts.kernel import TritonExperts  # Triton is slow to import
+
+        return TritonExperts(matrix, num_experts)
+    return prepare_experts(widened_mxfp4(matrix, dtype), num_experts)

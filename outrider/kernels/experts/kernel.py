@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.experts.layout import ExpertWeight, Routing
+from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing
 from outrider.kernels.fp8_linear import Fp8Matrix, Rounding
 from outrider.kernels.fp8_linear.rounding import Rounded, rounded
 from outrider.kernels.launching import launch_options, shared_bytes
@@ -27,6 +27,10 @@ BLOCK_K = 128
 """Columns that are summed by themselves; a block's, where scales are of blocks."""
 _MOST_INPUT_BYTES = 4
 """Of a number of x."""
+_MXFP4_SCALES = (1, 252)
+"""Exponents, + 127, whose products with FP4 numbers are normal numbers of bfloat16; others are as good as none."""
+_MXFP4_BLOCK_K = 64
+"""Where 128 columns do not divide K."""
 
 
 @triton.jit
@@ -40,16 +44,43 @@ def _load(rows, column, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
+def _fp4_bits(code, scale):
+    """Bits, as bfloat16, of FP4 numbers (E2M1) times 2 ** (scale - 127), int16; scales are from 1 to 252."""
+    exponent, fraction = (code & 7) >> 1, code & 1
+    bits = ((scale + exponent - 1) << 7) | tl.where(exponent > 0, fraction << 6, 0)
+    return tl.where((code & 7) == 0, 0, bits) | ((code & 8) << 12)
+
+
+@triton.jit
+def _load_mxfp4(rows, scales, column, K: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr):
+    """Columns of rows [M, 1] of pointers to packed numbers, and of their scales, widened; zeros beyond the last."""
+    GROUPS: tl.constexpr = BLOCK_K // 32
+    group = (column // 32 + tl.arange(0, GROUPS))[None, :]
+    places = rows[:, :, None] + group[:, :, None] * 16 + tl.arange(0, 16)[None, None, :]
+    if K % BLOCK_K == 0:
+        packed, scale = tl.load(places), tl.load(scales + group)
+    else:
+        packed = tl.load(places, mask=group[:, :, None] < K // 32, other=0)
+        scale = tl.load(scales + group, mask=group < K // 32, other=127)
+    packed, scale = packed.to(tl.int16), scale.to(tl.int16)[:, :, None]
+    bits = tl.join(_fp4_bits(packed & 15, scale), _fp4_bits(packed >> 4, scale))  # [M, G, 16, 2]
+    return tl.reshape(bits, [rows.shape[0], BLOCK_K]).to(tl.bfloat16, bitcast=True).to(DTYPE)
+
+
+@triton.jit
 def _sum_columns(
     x_rows, weight_rows, x_scales, num_rows, weight_scales,
     K: tl.constexpr, X_GROUPS: tl.constexpr, WEIGHT_GROUPS: tl.constexpr, IS_ROUNDED: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    IS_MXFP4: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Product of a tile [BLOCK_N, WIDTH], times the scales of groups of columns."""
     total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     for column in range(0, K, BLOCK_K):
         x = _load(x_rows, column, K, BLOCK_K)
-        weight = _load(weight_rows, column, K, BLOCK_K)
+        if IS_MXFP4:
+            weight = _load_mxfp4(weight_rows, weight_scales, column, K, BLOCK_K, x.dtype)
+        else:
+            weight = _load(weight_rows, column, K, BLOCK_K)
         if not IS_ROUNDED:
             weight = weight.to(x.dtype)
         if WEIGHT_GROUPS <= 1 and X_GROUPS <= 1:
@@ -67,9 +98,9 @@ def _sum_columns(
 @triton.jit(do_not_specialize=["num_rows"])
 def _grouped_kernel(
     x_ptr,  # [R, K], R = T or P
-    expert_weight_ptr,  # [E * N, K]
+    expert_weight_ptr,  # [E * N, K]; of MXFP4 [E * N, K / 2] uint8
     x_scales_ptr,  # [X_GROUPS, R] float32
-    weight_scales_ptr,  # [E * N / SCALE_ROWS, WEIGHT_GROUPS] float32
+    weight_scales_ptr,  # [E * N / SCALE_ROWS, WEIGHT_GROUPS] float32; of MXFP4 [E * N, K / 32] uint8
     bias_ptr,  # [E * N]
     order_ptr,  # [P] int32
     tiles_ptr,  # [M, 3] int32
@@ -82,6 +113,7 @@ def _grouped_kernel(
     WEIGHT_GROUPS: tl.constexpr,  # 0: no scales
     SCALE_ROWS: tl.constexpr,
     IS_ROUNDED: tl.constexpr,
+    IS_MXFP4: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_WEIGHTED: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -104,10 +136,16 @@ def _grouped_kernel(
         is_row = n < size
         row = tl.where(is_row, expert * size + n, 0)
         scale_row = row // SCALE_ROWS * WEIGHT_GROUPS
+        x_rows = x_ptr + x_row.to(tl.int64)[:, None] * K
+        if IS_MXFP4:
+            weight_rows = expert_weight_ptr + row.to(tl.int64)[:, None] * (K // 2)
+            weight_scales = weight_scales_ptr + row.to(tl.int64)[:, None] * (K // 32)
+        else:
+            weight_rows = expert_weight_ptr + row.to(tl.int64)[:, None] * K
+            weight_scales = weight_scales_ptr + scale_row
         total = _sum_columns(
-            x_ptr + x_row.to(tl.int64)[:, None] * K, expert_weight_ptr + row.to(tl.int64)[:, None] * K,
-            x_scales_ptr + x_row, num_rows, weight_scales_ptr + scale_row,
-            K, X_GROUPS, WEIGHT_GROUPS, IS_ROUNDED, WIDTH, BLOCK_N, BLOCK_K,
+            x_rows, weight_rows, x_scales_ptr + x_row, num_rows, weight_scales,
+            K, X_GROUPS, WEIGHT_GROUPS, IS_ROUNDED, IS_MXFP4, WIDTH, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         if WEIGHT_GROUPS == 1:
             total *= tl.load(weight_scales_ptr + scale_row)[:, None]
@@ -148,9 +186,11 @@ def tiling_of(num_pairs: int, num_experts: int) -> Tiling:
 
 
 class TritonExperts(ExpertWeight):
-    """Weights of all experts, plain or FP8 numbers with scales."""
+    """Weights of all experts, plain, or FP8 or FP4 numbers with scales."""
 
-    def __init__(self, weight: torch.Tensor | Fp8Matrix, num_experts: int, rounding: Rounding | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor | Fp8Matrix | Mxfp4Matrix, num_experts: int, rounding: Rounding | None = None
+    ) -> None:
         """Of FP8 numbers inputs are rounded as the ``rounding`` says; plain weights have none."""
         self._rounding, self._num_experts = rounding or Rounding(None), num_experts
         self._scales, self._scale_rows = None, 1
@@ -159,7 +199,11 @@ class TritonExperts(ExpertWeight):
             if self._rounding.scale is not None:  # one scale for all inputs: they have none of their own
                 self._scales = weight.scales * self._rounding.scale
             weight = weight.numbers
-        self._weight = weight.contiguous()  # [E * N, K]
+        self._is_mxfp4 = isinstance(weight, Mxfp4Matrix)
+        if isinstance(weight, Mxfp4Matrix):
+            self._scales = weight.scales.clamp(*_MXFP4_SCALES).contiguous()
+            weight = weight.numbers
+        self._weight = weight.contiguous()  # [E * N, K], or packed [E * N, K / 2]
 
     def __call__(
         self, x: torch.Tensor, routing: Routing, bias: torch.Tensor | None, *, is_weighted: bool = False
@@ -182,14 +226,15 @@ class TritonExperts(ExpertWeight):
             raise ValueError("the routing is not one of kernels")
         num_pairs, weight, unused = routing.weights.numel(), self._weight, routing.weights
         tiling, size = tiling_of(num_pairs, self._num_experts), out.shape[-1]
-        scales = self._scales
+        scales, columns, is_mxfp4 = self._scales, x.numbers.shape[1], self._is_mxfp4
         _grouped_kernel[(tiles.tiles.shape[0], triton.cdiv(size, tiling.block_n))](
             x.numbers, weight, unused if x.scales is None else x.scales, unused if scales is None else scales,
             unused if bias is None else bias, tiles.order, tiles.tiles, routing.weights, out,
-            x.numbers.shape[0], size, K=weight.shape[1], X_GROUPS=0 if x.scales is None else x.scales.shape[0],
-            WEIGHT_GROUPS=0 if scales is None else scales.shape[1], SCALE_ROWS=self._scale_rows,
-            IS_ROUNDED=x.numbers.dtype == weight.dtype, HAS_BIAS=bias is not None, IS_WEIGHTED=is_weighted,
-            WIDTH=tiles.width, BLOCK_N=tiling.block_n, BLOCK_K=BLOCK_K,
+            x.numbers.shape[0], size, K=columns, X_GROUPS=0 if x.scales is None else x.scales.shape[0],
+            WEIGHT_GROUPS=0 if scales is None or is_mxfp4 else scales.shape[1], SCALE_ROWS=self._scale_rows,
+            IS_ROUNDED=is_mxfp4 or x.numbers.dtype == weight.dtype, IS_MXFP4=is_mxfp4, HAS_BIAS=bias is not None,
+            IS_WEIGHTED=is_weighted, WIDTH=tiles.width, BLOCK_N=tiling.block_n,
+            BLOCK_K=BLOCK_K if columns % BLOCK_K == 0 or not is_mxfp4 else _MXFP4_BLOCK_K,
             num_warps=tiling.num_warps, num_stages=self._stages(tiling), **launch_options(out),
         )  # fmt: skip
 

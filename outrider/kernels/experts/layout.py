@@ -33,6 +33,14 @@ class Routing:
     """For kernels; None: on a CPU."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mxfp4Matrix:
+    """A weight of FP4 numbers (E2M1) times powers of two (E8M0), one for each 32 columns of a row."""
+
+    numbers: torch.Tensor  # [R, K / 2] uint8; the even column of two is in the low bits
+    scales: torch.Tensor  # [R, K / 32] uint8: exponents + 127
+
+
 class ExpertWeight(Protocol):
     """Weights of all experts of a layer, [E, N, K], ready for grouped products (grouped GEMM)."""
 

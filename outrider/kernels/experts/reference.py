@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from outrider.kernels.experts.layout import ExpertWeight, Routing
+from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing
 from outrider.kernels.fp8_linear import Rounding, round_rows
 
 
@@ -15,6 +15,23 @@ def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool) -> Routing
     if normalizes:
         weights = weights / weights.sum(-1, keepdim=True)
     return Routing(ids.T.int().contiguous(), weights.T.contiguous())
+
+
+_FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_WIDENED_ROWS = 8192
+"""At once."""
+
+
+def widened_mxfp4(matrix: Mxfp4Matrix, dtype: torch.dtype) -> torch.Tensor:
+    """The weight [R, K] in ``dtype``."""
+    values = torch.tensor((*_FP4_VALUES, *(-value for value in _FP4_VALUES)), device=matrix.numbers.device)
+    rows, size = matrix.numbers.shape[0], 2 * matrix.numbers.shape[1]
+    found = torch.empty(rows, size, dtype=dtype, device=matrix.numbers.device)
+    parts = (torch.split(tensor, _WIDENED_ROWS) for tensor in (matrix.numbers, matrix.scales, found))
+    for numbers, scales, target in zip(*parts, strict=True):
+        wide = values[torch.stack((numbers & 15, numbers >> 4), -1).int()].view(*scales.shape, -1)
+        target.copy_(torch.ldexp(wide, scales.int().sub_(127)[..., None]).view_as(target))
+    return found
 
 
 def sum_experts(products: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -88,6 +88,7 @@ def _attend_chunks_kernel(
     sums_ptr,  # [H_kv, slots, LARGE_M, BLOCK_D] float32
     stats_ptr,  # [H_kv, slots, 2, LARGE_M] float32: the largest score and the sum of weights
     counters_ptr,  # [cut tiles, H_kv]
+    sink_logits_ptr,  # [H] float32; None: no sinks
     query_stride,
     scale,  # includes log2(e)
     window,
@@ -127,15 +128,15 @@ def _attend_chunks_kernel(
     counter = tiles_before * NUM_KV_HEADS + kv_head
     if num_queries * GROUP <= SMALL_M:
         attend_tile(
-            query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, query_stride, scale, window,
-            first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
+            query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, sink_logits_ptr, query_stride,
+            scale, window, first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
             PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SOFTCAP, SMALL_M, BLOCK_N, BLOCK_D, LARGE_M,
             False, STAGES, 4, "tf32", PDL,
         )  # fmt: skip
     else:
         attend_tile(
-            query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, query_stride, scale, window,
-            first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
+            query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, sink_logits_ptr, query_stride,
+            scale, window, first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
             PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SOFTCAP, LARGE_M, BLOCK_N, BLOCK_D, LARGE_M,
             True, STAGES, 1, "tf32", PDL,
         )  # fmt: skip
@@ -167,11 +168,12 @@ def attend_chunks(
     tiling: ChunkTiling = _TILING,
     scale: float | None = None,
     softcap: float | None = None,
+    sink_logits: torch.Tensor | None = None,
     budget: int | None = None,
 ) -> torch.Tensor:
-    """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D], two bytes a number; returns [T, H, D], of which rows of
-    no query are left unwritten. Each KV head's work is cut into about ``budget`` parts, or as many as there are
-    processors for.
+    """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D], two bytes a number, with ``sink_logits`` [H] float32 or
+    None; returns [T, H, D], of which rows of no query are left unwritten. Each KV head's work is cut into about
+    ``budget`` parts, or as many as there are processors for.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = kv.shape[2]
@@ -190,8 +192,8 @@ def attend_chunks(
     stats = torch.empty(num_kv_heads * slots * 2 * tiling.large_m, dtype=torch.float32, device=query.device)
     _attend_chunks_kernel[(num_kv_heads, num_parts)](
         query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages, sums, stats,
-        rows.counters, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, num_rows, budget, slots,
-        PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        rows.counters, sink_logits, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, num_rows,
+        budget, slots, PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, SOFTCAP=softcap or 0.0, LARGE_M=tiling.large_m,
         SMALL_M=min(64, max(16, triton.next_power_of_2(_FEW_QUERIES * group))), BLOCK_N=tiling.block_n,
         BLOCK_D=block_d, ROWS=max(_ROWS, triton.next_power_of_2(num_rows)), LEAST_BLOCKS=_LEAST_BLOCKS,

@@ -35,6 +35,7 @@ from outrider.kernels.paged_attention.segments import (
     segment_of,
     segment_start,
 )
+from outrider.kernels.paged_attention.tiles import first_state
 from outrider.kernels.room import empty_rows
 
 _LOG2_E = 1.4426950408889634
@@ -55,6 +56,7 @@ def _attend_segments_kernel(
     sums_ptr,  # [H_kv, slots, SLOT_M, BLOCK_D] float32
     stats_ptr,  # [H_kv, slots, 2, SLOT_M] float32: the largest score and the sum of weights
     counters_ptr,  # [cut tiles, H_kv]
+    sink_logits_ptr,  # [H] float32; None: no sinks
     query_stride,
     scale,  # includes log2(e)
     window,
@@ -125,8 +127,10 @@ def _attend_segments_kernel(
         if SINK_END > 0:
             skipped = tl.maximum(first - SINK_END, 0)
             low = 0
+        largest, weight_sum = first_state(sink_logits_ptr, kv_head, m, True, GROUP)
         largest, weight_sum, total = attend_keys(
             low, highest + 1 - skipped, lowest, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
+            largest, weight_sum,
             BLOCK_M, True, HAS_WINDOW, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
             STAGES,
         )  # fmt: skip
@@ -136,25 +140,27 @@ def _attend_segments_kernel(
         return
 
     i = tl.arange(0, BLOCK_M)
+    largest, weight_sum = first_state(None, kv_head, m, True, GROUP)
     slot = (kv_head * slots + first_slot).to(tl.int64)
     for segment in range(begin, tl.minimum(end, end_segment)):
-        largest, weight_sum, total = attend_keys(
+        own_largest, own_sum, total = attend_keys(
             tl.maximum(segment_start(segment, BLOCK_N), first),
             tl.minimum(segment_start(segment + 1, BLOCK_N), highest + 1),
-            lowest, 0, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
+            lowest, 0, page_ptr, kv_ptr, kv_head, queries, position, scale, window, largest, weight_sum,
             BLOCK_M, False, HAS_WINDOW, 0, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
             STAGES,
         )  # fmt: skip
         own_slot = slot + segment - first_segment
         tl.store(sums_ptr + own_slot * SLOT_SIZE + i[:, None] * BLOCK_D + d[None, :], total, mask=inside)
-        tl.store(stats_ptr + own_slot * 2 * SLOT_M + i, largest, mask=i < SLOT_M)
-        tl.store(stats_ptr + own_slot * 2 * SLOT_M + SLOT_M + i, weight_sum, mask=i < SLOT_M)
+        tl.store(stats_ptr + own_slot * 2 * SLOT_M + i, own_largest, mask=i < SLOT_M)
+        tl.store(stats_ptr + own_slot * 2 * SLOT_M + SLOT_M + i, own_sum, mask=i < SLOT_M)
     tl.debug_barrier()  # all of this program's stores come before its count
     counter = counters_ptr + cut_tile * NUM_KV_HEADS + kv_head
     if tl.atomic_add(counter, 1, sem="acq_rel") == num_cuts - 1:
         tl.store(counter, 0)
         _join_slots(
-            out_ptr, sums_ptr + slot * SLOT_SIZE, stats_ptr + slot * 2 * SLOT_M, end_segment - first_segment,
+            out_ptr, sums_ptr + slot * SLOT_SIZE, stats_ptr + slot * 2 * SLOT_M, sink_logits_ptr,
+            end_segment - first_segment,
             first_query, num_queries, tile * BLOCK_M, kv_head,
             GROUP, NUM_KV_HEADS, HEAD_DIM, SLOT_M, BLOCK_D, UNROLLED,
         )  # fmt: skip
@@ -162,7 +168,7 @@ def _attend_segments_kernel(
 
 @triton.jit
 def _join_slots(
-    out_ptr, sums_ptr, stats_ptr, num_segments, first_query, num_queries, first_m, kv_head,
+    out_ptr, sums_ptr, stats_ptr, sink_logits_ptr, num_segments, first_query, num_queries, first_m, kv_head,
     GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SLOT_M: tl.constexpr,
     BLOCK_D: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
@@ -171,8 +177,7 @@ def _join_slots(
     d = tl.arange(0, BLOCK_D)
     m = first_m + i
     inside = (m // GROUP < num_queries)[:, None] & (d < HEAD_DIM)[None, :]
-    largest = tl.full([SLOT_M], float("-inf"), tl.float32)
-    weight_sum = tl.zeros([SLOT_M], tl.float32)
+    largest, weight_sum = first_state(sink_logits_ptr, kv_head, m, True, GROUP)
     total = tl.zeros([SLOT_M, BLOCK_D], tl.float32)
     for first in range(0, num_segments, UNROLLED):
         for step in tl.static_range(UNROLLED):
@@ -197,10 +202,11 @@ def attend_segments(
     *,
     scale: float | None = None,
     softcap: float | None = None,
+    sink_logits: torch.Tensor | None = None,
     tiling: SegmentTiling | None = None,
 ) -> torch.Tensor:
-    """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D]; returns [T, H, D], of which rows of no query are left
-    unwritten. A given ``tiling`` must be that of the plan's schedule.
+    """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D], with ``sink_logits`` [H] float32 or None; returns
+    [T, H, D], of which rows of no query are left unwritten. A given ``tiling`` must be that of the plan's schedule.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = kv.shape[2]
@@ -221,8 +227,8 @@ def attend_segments(
     stats = torch.empty(2 * slots, dtype=torch.float32, device=query.device)
     _attend_segments_kernel[(num_kv_heads, division.num_parts)](
         query, kv, out, plan.rows.pages, plan.schedule, sums, stats, plan.rows.counters,
-        query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, division.num_parts, division.slots,
-        PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        sink_logits, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, division.num_parts,
+        division.slots, PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, SOFTCAP=softcap or 0.0,
         BLOCK_M=tiling.block_m, SLOT_M=slot_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",

@@ -56,6 +56,7 @@ def _attend_kernel(
     sums_ptr,  # [H_kv, slots, BLOCK_M, BLOCK_D] float32
     stats_ptr,  # [H_kv, slots, 2, BLOCK_M] float32: the largest score and the sum of weights
     counters_ptr,  # [cut tiles, H_kv]
+    sink_logits_ptr,  # [H] float32; None: no sinks
     query_stride,
     scale,  # includes log2(e)
     window,
@@ -112,8 +113,8 @@ def _attend_kernel(
     if tile * BLOCK_M >= num_queries * GROUP:
         return
     attend_tile(
-        query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, pages_ptr + first_page, query_stride, scale,
-        window, first_query, num_queries, first_position, kv_head, tile, part, num_cuts,
+        query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, pages_ptr + first_page, sink_logits_ptr,
+        query_stride, scale, window, first_query, num_queries, first_position, kv_head, tile, part, num_cuts,
         kv_head * slots + number - part, cut_tile * NUM_KV_HEADS + kv_head,
         PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SOFTCAP, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_M, False,
         STAGES, UNROLLED, PRECISION, PDL,
@@ -137,12 +138,13 @@ def paged_attention(
     *,
     scale: float | None = None,
     softcap: float | None = None,
+    sink_logits: torch.Tensor | None = None,
     tiling: Tiling | None = None,
     budget: int | None = None,
 ) -> torch.Tensor:
-    """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D]; returns [T, H, D], of which rows of no query are left
-    unwritten. Each KV head's keys are cut into about ``budget`` parts; this and ``tiling`` are chosen unless they are
-    given, as they must be where the plan was ``scheduled``.
+    """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D], with ``sink_logits`` [H] float32 or None; returns
+    [T, H, D], of which rows of no query are left unwritten. Each KV head's keys are cut into about ``budget`` parts;
+    this and ``tiling`` are chosen unless they are given, as they must be where the plan was ``scheduled``.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = kv.shape[2]
@@ -161,8 +163,9 @@ def paged_attention(
     stats = torch.empty(num_kv_heads * slots * 2 * tiling.block_m, dtype=torch.float32, device=query.device)
     _attend_kernel[(num_kv_heads, sharing.num_parts)](
         query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages, schedule, sums, stats,
-        rows.counters, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, sharing.num_parts,
-        sharing.budget, slots, PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        rows.counters, sink_logits, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0,
+        sharing.num_parts, sharing.budget, slots,
+        PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, SOFTCAP=softcap or 0.0,
         IS_SCHEDULED=num_rows > 1, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d,
         STAGES=tiling.num_stages, PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNROLLED=_UNROLLED,

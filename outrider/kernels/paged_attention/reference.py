@@ -103,9 +103,11 @@ def paged_attention(
     *,
     scale: float | None = None,
     softcap: float | None = None,
+    sink_logits: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over one layer's ``kv`` [S, 2, H_kv, D]; returns [T, H, D]. Scores are multiplied by
-    ``scale``, None: D ** -0.5; with a ``softcap`` c a score x then becomes c * tanh(x / c).
+    ``scale``, None: D ** -0.5; with a ``softcap`` c a score x then becomes c * tanh(x / c). ``sink_logits`` [H] are
+    scores of a key without a value, one for each head.
     """
     in_place = _heads_first(kv)
     rows = []
@@ -118,8 +120,10 @@ def paged_attention(
         own = query[row.query_start : row.query_end]
         rows.append(
             _attend(own, selected, row, scale)
-            if softcap is None
-            else _attend_capped(own, selected, row, scale or query.shape[-1] ** -0.5, softcap)
+            if softcap is None and sink_logits is None
+            else _attend_in_steps(
+                own, selected, row, scale or query.shape[-1] ** -0.5, softcap=softcap, sink_logits=sink_logits
+            )
         )
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
@@ -148,19 +152,29 @@ def _attend(query: torch.Tensor, selected: torch.Tensor, row: RowPlan, scale: fl
     return attended.squeeze(0).transpose(0, 1)
 
 
-def _attend_capped(
-    query: torch.Tensor, selected: torch.Tensor, row: RowPlan, scale: float, softcap: float
+def _attend_in_steps(
+    query: torch.Tensor,
+    selected: torch.Tensor,
+    row: RowPlan,
+    scale: float,
+    *,
+    softcap: float | None,
+    sink_logits: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``_attend`` step by step: PyTorch's own operation knows no cap."""
+    """``_attend`` step by step: PyTorch's own operation has no cap and no sinks."""
     group = query.shape[1] // selected.shape[2]
     keys, values = selected.squeeze(1).repeat_interleave(group, 1).unbind(0)  # [H, C, D]
     scores = query.transpose(0, 1) @ keys.transpose(1, 2) * scale  # [H, T, C]
-    scores = torch.tanh(scores / softcap) * softcap
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     if row.mask is not None:
         scores = scores + row.mask
     elif row.is_causal:
         scores = scores.masked_fill(torch.ones_like(scores[0], dtype=torch.bool).triu(1), float("-inf"))
-    return (scores.softmax(-1) @ values).transpose(0, 1)
+    if sink_logits is not None:
+        sinks = sink_logits.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat((scores, sinks), -1)
+    return (scores.softmax(-1)[..., : keys.shape[1]] @ values).transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,15 +179,15 @@ def _attend_span(
 
 @triton.jit
 def attend_keys(
-    low, high, lowest, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
+    low, high, lowest, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window, largest, weight_sum,
     BLOCK_M: tl.constexpr, IS_JOINED: tl.constexpr, HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Result of the keys at places from ``low`` until ``high``: of all their segments, or of the one that they are."""
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    weight_sum = tl.zeros([BLOCK_M], tl.float32)
+    """Result of the keys at places from ``low`` until ``high``: of all their segments, joined to ``largest`` and
+    ``weight_sum``, or of the one that they are.
+    """
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     own_largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     own_sum = tl.zeros([BLOCK_M], tl.float32)

@@ -34,6 +34,20 @@ def capped(scores, scale, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def first_state(sink_logits_ptr, kv_head, m, is_first, GROUP: tl.constexpr):
+    """Largest score and sum of weights of the rows ``m`` of a tile before any key, both with log2(e): those of the
+    heads' sink logits, which are in the first part of the keys alone; without sinks those of nothing.
+    """
+    largest = tl.full(m.shape, float("-inf"), tl.float32)
+    weight_sum = tl.zeros(m.shape, tl.float32)
+    if sink_logits_ptr is not None:
+        sinks = tl.load(sink_logits_ptr + kv_head * GROUP + m % GROUP) * 1.4426950408889634
+        largest = tl.where(is_first, sinks, largest)
+        weight_sum += tl.where(is_first, 1.0, 0.0)
+    return largest, weight_sum
+
+
+@triton.jit
 def _pages_of(page_ptr, start, high, skipped, SINKS: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Of BLOCK_N keys; those past the last take its page."""
     place = tl.maximum(tl.minimum(start + tl.arange(0, BLOCK_N), high - 1), 0)
@@ -165,7 +179,7 @@ def _attend_span(
 
 @triton.jit
 def attend_tile(
-    query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr,
+    query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, sink_logits_ptr,
     query_stride, scale, window, first_query, num_queries, first_position, kv_head, tile, part_of_tile, num_cuts,
     slot, counter,
     PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -205,8 +219,7 @@ def attend_tile(
         place = (first_query + query).to(tl.int64)[:, None] * query_stride
         place += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
         queries = tl.load(query_ptr + place, mask=inside, other=0.0)
-        largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        weight_sum = tl.zeros([BLOCK_M], tl.float32)
+        largest, weight_sum = first_state(sink_logits_ptr, kv_head, m, part_of_tile == 0, GROUP)
         total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         masked_from = low
         if IS_LARGE:

@@ -22,6 +22,8 @@ def _swiglu_kernel(
     out_ptr,  # [T, N]
     size,
     IS_GELU: tl.constexpr,
+    ALPHA: tl.constexpr,  # 0: not clamped
+    LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -37,16 +39,23 @@ def _swiglu_kernel(
     if IS_GELU:  # x * sigmoid(2 u) is x * (1 + tanh(u)) / 2
         inner = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
         gated = wide / (1.0 + tl.exp(-inner)) * up.to(tl.float32)
+    elif ALPHA > 0.0:
+        wide = tl.minimum(wide, LIMIT)
+        bounded = tl.minimum(tl.maximum(up.to(tl.float32), -LIMIT), LIMIT)
+        gated = wide / (1.0 + tl.exp(-ALPHA * wide)) * (bounded + 1.0)
     else:
         gated = wide / (1.0 + tl.exp(-wide)) * up.to(tl.float32)
     tl.store(out_ptr + row * size + column, gated.to(gate.dtype), mask=inside)
 
 
-def swiglu(gate_up: torch.Tensor, *, is_gelu: bool = False) -> torch.Tensor:
-    """``gate_up`` [T, 2 N] to [T, N]; ``is_gelu``: ``geglu``."""
+def swiglu(gate_up: torch.Tensor, *, is_gelu: bool = False, clamp: tuple[float, float] = (0.0, 0.0)) -> torch.Tensor:
+    """``gate_up`` [T, 2 N] to [T, N]; ``is_gelu``: ``geglu``; ``clamp``: alpha and limit of ``clamped_swiglu``."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = empty_rows(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         grid = (triton.cdiv(size, _BLOCK), rows)
-        _swiglu_kernel[grid](gate_up, out, size, IS_GELU=is_gelu, BLOCK=_BLOCK, **launch_options(gate_up))
+        _swiglu_kernel[grid](
+            gate_up, out, size, IS_GELU=is_gelu, ALPHA=clamp[0], LIMIT=clamp[1], BLOCK=_BLOCK,
+            **launch_options(gate_up),
+        )  # fmt: skip
     return out

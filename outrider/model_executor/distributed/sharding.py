@@ -57,9 +57,11 @@ class Shard:
         own = self.rank * config.num_kv_heads // self.size
         return range(own, own + 1)
 
-    def inner(self, size: int) -> range:
-        """Its columns of an MLP with as many."""
-        return self._share(size)
+    def inner(self, size: int, multiple: int = 1) -> range:
+        """Its columns of an MLP with as many, shared in units of ``multiple`` columns."""
+        units = size // multiple
+        first, end = (rank * units // self.size * multiple for rank in (self.rank, self.rank + 1))
+        return range(first, end)
 
     def vocab(self, config: ModelConfig) -> range:
         """Its rows of embedding and head; those of the last ranks may be fewer than ``vocab_rows``."""

@@ -12,7 +12,7 @@ from outrider.kernels.paged_attention import paged_attention
 from outrider.kernels.rope_and_cache import CosSin, HeadLayout, apply_rope_and_cache
 from outrider.kv_cache import KVCacheSpec
 from outrider.model_executor.layers.context import LayerContext
-from outrider.model_executor.layers.contract import AttentionInputs, Residual, Weights
+from outrider.model_executor.layers.contract import AttentionInputs, Residual, Weights, WeightTarget
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features, QueryTarget
 from outrider.model_executor.layers.norm import norm_dtype, norm_target
@@ -45,6 +45,11 @@ class Attention:
         self._scale, self._softcap, self._offset = (
             variant.attention_scale, variant.attention_softcap, variant.norm_offset,
         )  # fmt: skip
+        own_heads, self._num_heads = shard.heads(config), config.num_heads
+        self._sink_part = slice(own_heads.start, own_heads.stop)
+        self.sink_logits = (
+            torch.empty(len(own_heads), dtype=torch.float32, device=context.device) if variant.has_sink_logits else None
+        )
         self.wide_norm = WideNorm(context) if variant.has_wide_qk_norm else None
         dtype = norm_dtype(context.dtype, self._offset)
         self.qk_norm = torch.empty(num_turned, size, dtype=dtype, device=context.device) if config.qk_norm else None
@@ -57,7 +62,9 @@ class Attention:
         """
         target = QueryTarget(kv, inputs.slots, cos_sin, self._heads, self.qk_norm)
         hidden, queries = self._queries(source, target)
-        attended = paged_attention(queries, kv, inputs.plan, scale=self._scale, softcap=self._softcap)
+        attended = paged_attention(
+            queries, kv, inputs.plan, scale=self._scale, softcap=self._softcap, sink_logits=self.sink_logits
+        )
         return hidden, self.output.to_residual(attended.reshape(queries.shape[0], -1))
 
     def store(self, source: Residual, kv: torch.Tensor, cos_sin: CosSin, inputs: AttentionInputs) -> None:
@@ -74,7 +81,7 @@ class Attention:
         return hidden, apply_rope_and_cache(qkv, target.kv, target.slots, target.cos_sin, target.heads)
 
     def weights(self) -> Weights:
-        """The projections' tensors and the norms of heads."""
+        """The projections' tensors, the norms of heads and their sinks."""
         yield from self.qkv.weights()
         yield from self.output.weights()
         if self.qk_norm is not None:
@@ -83,6 +90,8 @@ class Attention:
                 yield f"{name}.weight", norm_target(rows, self._offset, self._order)
         if self.wide_norm is not None:
             yield from self.wide_norm.weights()
+        if self.sink_logits is not None:
+            yield "sinks", WeightTarget(self.sink_logits, (self._num_heads,), (self._sink_part,))
 
 
 def _scaled(heads: range, size: int) -> range:

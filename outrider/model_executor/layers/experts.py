@@ -9,18 +9,24 @@ Shape letters: ``T`` tokens, ``A`` experts of a token.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from outrider.errors import ModelError
 from outrider.kernels.experts import route, sum_experts
 from outrider.kernels.launching import has_kernels
-from outrider.kernels.swiglu import swiglu
+from outrider.kernels.swiglu import clamped_swiglu, swiglu
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import FeedForward, Residual, Weights
 from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features
 from outrider.model_executor.layers.linear_methods import UnquantizedLinear
+from outrider.model_executor.layers.quantization import MXFP4_GROUP, Numbers
+
+if TYPE_CHECKING:
+    from outrider.model_executor.models.config import ExpertsConfig
 
 
 class SparseMlp:
@@ -37,24 +43,28 @@ class SparseMlp:
         self._leaves_sum = not is_summed_here and has_kernels(context.device)
         module, count, own = f"model.layers.{layer}.{names.block}.", experts.count, context.communicator.shard.inner
         hidden = Features.all(config.hidden_size)
-        inner = Features(experts.intermediate_size, own(experts.intermediate_size))
+        is_mxfp4 = config.quantization is not None and config.quantization.numbers is Numbers.MXFP4
+        inner = Features(
+            experts.intermediate_size, own(experts.intermediate_size, multiple=MXFP4_GROUP if is_mxfp4 else 1)
+        )
+        bias, self._clamp = experts.has_bias, experts.clamp
         self.router = Linear(
-            context, hidden, (Features.all(count, "gate"),), module=module, make_method=UnquantizedLinear
-        )
-        gates_and_ups = tuple(
-            Features(inner.size, inner.own, f"experts.{expert}.{name}")
-            for expert in range(count)
-            for name in (names.gate, names.up)
-        )
+            context, hidden, (Features.all(count, names.router),), bias=bias, module=module,
+            make_method=UnquantizedLinear,
+        )  # fmt: skip
         outputs = tuple(Features.all(hidden.size, f"experts.{expert}.{names.down}") for expert in range(count))
-        self.gate_up = Linear(context, hidden, gates_and_ups, module=module, num_experts=count)
-        self.down = Linear(context, inner, outputs, module=module, num_experts=count)
+        gates_and_ups = _gates_and_ups(experts, inner)
+        self.gate_up = Linear(context, hidden, gates_and_ups, bias=bias, module=module, num_experts=count)
+        self.down = Linear(context, inner, outputs, bias=bias, module=module, num_experts=count)
 
     def __call__(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream with what was to be added, and what this block adds to it."""
         hidden, x = source.normed()
         routing = route(self.router(x), self._num_chosen, normalizes=self._normalizes)
-        inner = swiglu(self.gate_up.method.grouped(x, routing))  # [A * T, inner]
+        gate_up, clamp = self.gate_up.method.grouped(x, routing), self._clamp
+        inner = (
+            swiglu(gate_up) if clamp is None else clamped_swiglu(gate_up, clamp.alpha, clamp.limit)
+        )  # [A * T, inner]
         products = self.down.method.grouped(inner, routing, is_weighted=True)  # [A, T, hidden]
         return hidden, products if self._leaves_sum else sum_experts(products, hidden.dtype)
 
@@ -63,6 +73,17 @@ class SparseMlp:
         yield from self.router.weights(self._prefix)
         yield from self.gate_up.weights(self._prefix)
         yield from self.down.weights(self._prefix)
+
+
+def _gates_and_ups(experts: ExpertsConfig, inner: Features) -> tuple[Features, ...]:
+    """Outputs of the first product of all experts: of each its gates, then its ups."""
+    names, own, numbers = experts.names, inner.own, range(experts.count)
+    if names.gate_up is None:
+        sides = [(expert, name) for expert in numbers for name in (names.gate, names.up)]
+        return tuple(Features(inner.size, own, f"experts.{expert}.{name}") for expert, name in sides)
+    order = (*range(0, 2 * len(own), 2), *range(1, 2 * len(own), 2))
+    both = range(2 * own.start, 2 * own.stop)
+    return tuple(Features(2 * inner.size, both, f"experts.{expert}.{names.gate_up}", order) for expert in numbers)
 
 
 def sparse_mlp(context: LayerContext, layer: int) -> FeedForward:

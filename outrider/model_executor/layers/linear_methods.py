@@ -17,7 +17,8 @@ from outrider.kernels.linear import PreparedWeight, prepare_weight
 from outrider.model_executor.layers.contract import Residual
 from outrider.model_executor.layers.fp8 import Fp8Linear
 from outrider.model_executor.layers.linear_method import Axis, LinearMethod, LinearSpec, Parameter, QueryTarget
-from outrider.model_executor.layers.quantization import Quantization
+from outrider.model_executor.layers.mxfp4 import Mxfp4Experts
+from outrider.model_executor.layers.quantization import Numbers, Quantization
 
 _MAX_SECOND_COPY_BYTES = 64 << 20
 
@@ -103,6 +104,8 @@ def linear_method_of(quantization: Quantization | None) -> Callable[[LinearSpec]
 
     def choose(spec: LinearSpec) -> LinearMethod:
         is_covered = spec.tied_to is None and quantization.covers([spec.module + one.name for one in spec.outputs])
-        return Fp8Linear(quantization, spec) if is_covered else UnquantizedLinear(spec)
+        if not is_covered:
+            return UnquantizedLinear(spec)
+        return Mxfp4Experts(spec) if quantization.numbers is Numbers.MXFP4 else Fp8Linear(quantization, spec)
 
     return choose

@@ -1,6 +1,6 @@
 """Quantization: the format in which a checkpoint keeps the weights of its linear layers.
 
-All formats are FP8 (E4M3) numbers with scales. Refuses to know how a ``config.json`` writes them.
+All formats are FP8 (E4M3) or FP4 (E2M1) numbers with scales. Refuses to know how a ``config.json`` writes them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.errors import ModelError
+
+
+class Numbers(enum.Enum):
+    """Type of the weights' numbers."""
+
+    FP8 = "fp8"
+    MXFP4 = "mxfp4"
+    """FP4 (E2M1), two to a byte, with a power of two for each 32 columns of a row (OCP Microscaling Formats)."""
 
 
 class Scales(enum.Enum):
@@ -38,7 +46,7 @@ class Activations(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """FP8 format of a model's linear layers."""
+    """Format of a model's linear layers that are quantized."""
 
     method: str
     """``quant_method`` of the checkpoint; "online" for weights that are quantized while they are loaded."""
@@ -52,6 +60,7 @@ class Quantization:
     """Regular expressions of the modules that are quantized; none: all linear layers."""
     ignored: tuple[str, ...] = ()
     """Regular expressions of the modules that are not."""
+    numbers: Numbers = Numbers.FP8
 
     @property
     def is_online(self) -> bool:
@@ -61,6 +70,8 @@ class Quantization:
     @property
     def keeps_order(self) -> bool:
         """Whether kernels compute a row's products in one order of sums, whatever other rows there are."""
+        if self.numbers is Numbers.MXFP4:
+            return True
         has_blocks = self.weights is Scales.BLOCK or self.activations is Activations.GROUP
         return not has_blocks or self.block[1] == 128
 
@@ -81,7 +92,9 @@ class Quantization:
         rows, columns = self.block
         weights = f"{rows}x{columns} blocks" if self.weights is Scales.BLOCK else self.weights.value
         inputs = f"groups of {columns}" if self.activations is Activations.GROUP else self.activations.value
-        return f"fp8 ({self.method}): weights by {weights}, activations {_HOW[self.activations]}{inputs}"
+        return (
+            f"{self.numbers.value} ({self.method}): weights by {weights}, activations {_HOW[self.activations]}{inputs}"
+        )
 
     def _covers_one(self, module: str) -> bool:
         if any(pattern.match(module) for pattern in _compiled(self.ignored)):
@@ -96,5 +109,12 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
 
 
 _HOW = {Activations.UNCHANGED: "", Activations.STATIC: "", Activations.TOKEN: "by ", Activations.GROUP: "by "}
+MXFP4_GROUP = 32
+"""Columns of a row that share a scale."""
+MXFP4 = Quantization(
+    "mxfp4", Scales.BLOCK, Activations.UNCHANGED, (1, MXFP4_GROUP), targets=(r"model\.layers\.\d+\.mlp\.experts\.",),
+    numbers=Numbers.MXFP4,
+)  # fmt: skip
+"""Experts of gpt-oss, as published."""
 ONLINE = Quantization("online", Scales.CHANNEL, Activations.TOKEN, ignored=(r"lm_head$",))
 """Made while loading: ``--quantization fp8``."""

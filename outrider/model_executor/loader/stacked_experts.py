@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from outrider.model_executor.models.config import ExpertNames, ExpertsConfig
 
 _BLOCK = re.compile(r"(model\.layers\.\d+\.)mlp\.(gate\.weight|experts\.(?:gate_up|down)_proj)$")
+_ALTERNATING = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(?:_(blocks|scales|bias))?")
 _NUM_AXES = 3
 
 
 def unstack_experts(tensors: dict[str, StoredTensor], experts: ExpertsConfig) -> None:
     """Replace stacked tensors [E, N, K] by those of each expert, and the router's name by the published one."""
-    for name in [name for name in tensors if _BLOCK.match(name)]:
-        found = list(_parts(tensors[name], experts.names))
+    is_alternating = experts.names.gate_up is not None
+    pattern = _ALTERNATING if is_alternating else _BLOCK
+    for name in [name for name in tensors if pattern.fullmatch(name)]:
+        found = list(_alternating_parts(tensors[name]) if is_alternating else _parts(tensors[name], experts.names))
         if found:
             del tensors[name]
             tensors |= {tensor.name: tensor for tensor in found}
@@ -41,3 +44,22 @@ def _parts(tensor: StoredTensor, names: ExpertNames) -> Iterator[StoredTensor]:
                 shape = (rows, tensor.shape[2])
                 num_bytes = tensor.num_bytes * math.prod(shape) // max(1, math.prod(tensor.shape))
                 yield replace(tensor, name=name, shape=shape, num_bytes=num_bytes, part=part)
+
+
+def _alternating_parts(tensor: StoredTensor) -> Iterator[StoredTensor]:
+    """Tensors of each expert, as gpt-oss stacks them: weights [E, K, N], or numbers [E, N, G, K / G] and scales
+    [E, N, G], and biases [E, N].
+    """
+    block, projection, kind = _ALTERNATING.fullmatch(tensor.name).groups()  # type: ignore[union-attr]
+    count, *sizes = tensor.shape
+    is_transposed, num_axes = kind is None, {None: 2, "blocks": 3, "scales": 2, "bias": 1}[kind]
+    if len(sizes) != num_axes:
+        return
+    if is_transposed:
+        sizes.reverse()
+    shape = (*sizes[:1], *(math.prod(sizes[1:]) for _ in sizes[1:2]))
+    for expert in range(count):
+        name, part = f"{block}{expert}.{projection}.{kind or 'weight'}", (slice(expert, expert + 1), slice(0, sizes[0]))
+        yield replace(
+            tensor, name=name, shape=shape, num_bytes=tensor.num_bytes // count, part=part, is_transposed=is_transposed
+        )

@@ -113,9 +113,16 @@ def _read(handle: Any, tensor: StoredTensor, target: WeightTarget) -> torch.Tens
 
 
 def _read_stacked(stacked: Any, tensor: StoredTensor, target: WeightTarget) -> torch.Tensor:  # noqa: ANN401 - untyped
-    """The part of one of several tensors [N, K] that are stacked."""
+    """The part of one of several tensors [N, K] or [N] that are stacked; columns may be in groups, [N, G, K / G]."""
     expert, rows = tensor.part
-    taken, columns = target.part or (slice(None), slice(None))
+    taken, *columns = target.part or (slice(None),)
     own = range(rows.start, rows.stop)[taken]
-    content: torch.Tensor = stacked[expert.start, own.start : own.stop, columns]
-    return content
+    places = [slice(own.start, own.stop), *columns]
+    _, *sizes = stacked.get_shape()
+    if len(sizes) > len(tensor.shape):
+        start, stop, _ = places[1].indices(tensor.shape[1])
+        places[1] = slice(start // sizes[2], -(-stop // sizes[2]))
+    content: torch.Tensor = stacked[(expert.start, *(reversed(places) if tensor.is_transposed else places))]
+    if tensor.is_transposed:
+        return content.T
+    return content.flatten(1) if len(sizes) > len(tensor.shape) else content

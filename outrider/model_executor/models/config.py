@@ -84,6 +84,8 @@ class Variant:
     """Multiplies scores; None: head_dim ** -0.5."""
     attention_softcap: float | None = None
     """Scores x become cap * tanh(x / cap)."""
+    has_sink_logits: bool = False
+    """Whether each head has a learned score of a key without a value, which takes part in the softmax."""
     has_wide_qk_norm: bool = False
     """Whether queries and keys are normalized over all heads together."""
     logits_divisor: float = 1.0
@@ -113,6 +115,17 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    gate_up: str | None = None
+    """One tensor of gate and up, whose rows alternate; None: they are two."""
+    router: str = "gate"
+
+
+@dataclass(frozen=True, slots=True)
+class SwigluClamp:
+    """Clamped SwiGLU: (up + 1) * gate * sigmoid(alpha * gate), gate at most ``limit``, up within it on both sides."""
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +143,10 @@ class ExpertsConfig:
     layers: tuple[bool, ...]
     """Layer by layer, whether it has experts; the others have an MLP."""
     names: ExpertNames = ExpertNames()
+    has_bias: bool = False
+    """Whether the router and all projections have biases."""
+    clamp: SwigluClamp | None = None
+    """None: silu(gate) * up."""
 
 
 @dataclass(frozen=True, slots=True)

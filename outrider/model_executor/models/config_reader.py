@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from outrider.errors import ModelError
-from outrider.model_executor.layers.quantization import Quantization
+from outrider.model_executor.layers.quantization import Numbers, Quantization
 from outrider.model_executor.layers.rope import rotated_size
 from outrider.model_executor.models.config import Activation, ModelConfig, RopeConfig
 from outrider.model_executor.models.config_schema import (
@@ -261,6 +261,11 @@ def _convert(
     fields: dict[str, Any], family: ModelFamily, quantization: Quantization | None, eos_token_ids: tuple[int, ...]
 ) -> ModelConfig:
     traits, activation = family.traits(fields), _activation(fields)
+    is_mxfp4 = quantization is not None and quantization.numbers is Numbers.MXFP4
+    if is_mxfp4 and (traits.experts is None or traits.experts.names.gate_up is None):
+        raise ModelError(
+            f"quantization_config: mxfp4 is supported for experts of gpt-oss, not for {family.architecture}"
+        )
     ropes = _read_ropes(fields, traits.rope_types, family)
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     for rope in ropes:
@@ -285,7 +290,7 @@ def _convert(
         rope=ropes[0],
         eos_token_ids=eos_token_ids,
         bos_token_id=fields["bos_token_id"],
-        dtype=_dtype(fields.get("dtype")),
+        dtype=_dtype(fields.get("dtype") or ("bfloat16" if is_mxfp4 else None)),
         experts=traits.experts,
         quantization=quantization,
         variant=replace(traits.variant, activation=activation),

@@ -120,6 +120,8 @@ class ConfigFile(SpecialTokens):
     residual_multiplier: PositiveNumber | None = None
     attention_multiplier: PositiveNumber | None = None
     logits_scaling: PositiveNumber | None = None
+    swiglu_alpha: PositiveNumber | None = None
+    swiglu_limit: PositiveNumber | None = None
     rope_local_base_freq: RopeTheta | None = None
     use_bidirectional_attention: bool | None = None
     attention_bias: bool | None = None

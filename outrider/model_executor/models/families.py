@@ -15,7 +15,14 @@ from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import FeedForward
 from outrider.model_executor.layers.experts import sparse_mlp
 from outrider.model_executor.layers.feed_forward import GatedMlp
-from outrider.model_executor.models.config import LLAMA, ExpertNames, ExpertsConfig, LayerNorms, Variant
+from outrider.model_executor.models.config import (
+    LLAMA,
+    ExpertNames,
+    ExpertsConfig,
+    LayerNorms,
+    SwigluClamp,
+    Variant,
+)
 
 Fields = Mapping[str, Any]
 """``config.json``, with the defaults of its architecture."""
@@ -135,6 +142,20 @@ def _olmoe(fields: Fields) -> FamilyTraits:
     return replace(_llama(fields), variant=Variant(has_wide_qk_norm=True), experts=experts)
 
 
+_GPT_OSS_NAMES = ExpertNames(gate_up="gate_up_proj", router="router")
+
+
+def _gpt_oss(fields: Fields) -> FamilyTraits:
+    bias, layers = _attention_bias(fields), (True,) * int(fields["num_hidden_layers"])
+    experts = _experts(fields, layers, fields["intermediate_size"], normalizes=True)
+    clamp = SwigluClamp(fields["swiglu_alpha"], fields["swiglu_limit"])
+    return FamilyTraits(
+        qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields),
+        variant=Variant(has_sink_logits=True),
+        experts=replace(experts, names=_GPT_OSS_NAMES, has_bias=True, clamp=clamp),
+    )  # fmt: skip
+
+
 def _experts(fields: Fields, layers: tuple[bool, ...], size: int, *, normalizes: bool) -> ExpertsConfig:
     count = fields.get("num_local_experts") or fields["num_experts"]
     return ExpertsConfig(count, fields["num_experts_per_tok"], size, normalizes, layers)
@@ -224,6 +245,7 @@ FAMILIES = _by_architecture(
         ModelFamily("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe, feed_forward=sparse_mlp),
         ModelFamily("OlmoeForCausalLM", "olmoe", _olmoe, feed_forward=sparse_mlp),
         ModelFamily("MixtralForCausalLM", "mixtral", _mixtral, feed_forward=sparse_mlp),
+        ModelFamily("GptOssForCausalLM", "gpt_oss", _gpt_oss, feed_forward=sparse_mlp),
         ModelFamily("MiMoForCausalLM", "mimo", _qwen2, reads_as="qwen2", has_mtp=True),
         ModelFamily("Gemma2ForCausalLM", "gemma2", _gemma2),
         ModelFamily("Gemma3ForCausalLM", "gemma3_text", _gemma3, has_layer_ropes=True),

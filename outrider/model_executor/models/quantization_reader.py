@@ -1,7 +1,7 @@
-"""Reading of ``quantization_config``: which published FP8 format a checkpoint has.
+"""Reading of ``quantization_config``: which published format a checkpoint has.
 
-Formats: ``fp8`` of Qwen, DeepSeek and AutoFP8, ``compressed-tensors`` with ``float-quantized`` weights, and ModelOpt's
-``FP8``. ``ModelError`` names what is supported for every other one.
+Formats: ``fp8`` of Qwen, DeepSeek and AutoFP8, ``compressed-tensors`` with ``float-quantized`` weights, ModelOpt's
+``FP8``, and ``mxfp4`` of gpt-oss. ``ModelError`` names what is supported for every other one.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from outrider.errors import ModelError
-from outrider.model_executor.layers.quantization import Activations, Quantization, Scales
+from outrider.model_executor.layers.quantization import MXFP4, Activations, Quantization, Scales
 from outrider.model_executor.models.json_files import is_there, read_object, shown, validated
 
 SUPPORTED = (
     "supported are FP8 (E4M3) weights as quant_method fp8 has them (by tensor or weight_block_size), compressed-tensors"
-    " float-quantized, and ModelOpt's FP8; weights of 16 or 32 bits become FP8 with --quantization fp8"
+    " float-quantized, ModelOpt's FP8, and mxfp4 of gpt-oss; weights of 16 or 32 bits become FP8 with --quantization"
+    " fp8"
 )
 MODELOPT_FILE = "hf_quant_config.json"
 _STRICT = ConfigDict(strict=True, extra="ignore")
@@ -87,9 +89,18 @@ class _ModelOpt(BaseModel):
     ignore: _Names | None = None
 
 
+class _Mxfp4(BaseModel):
+    """``quant_method`` mxfp4."""
+
+    model_config = _STRICT
+
+    modules_to_not_convert: _Names | None = None
+
+
 _FP8: TypeAdapter[_Fp8] = TypeAdapter(_Fp8)
 _COMPRESSED_TENSORS: TypeAdapter[_CompressedTensors] = TypeAdapter(_CompressedTensors)
 _MODEL_OPT: TypeAdapter[_ModelOpt] = TypeAdapter(_ModelOpt)
+_MXFP4: TypeAdapter[_Mxfp4] = TypeAdapter(_Mxfp4)
 
 
 def read_quantization(folder: Path, raw: dict[str, Any]) -> Quantization | None:
@@ -168,7 +179,14 @@ def _read_modelopt(path: Path, settings: dict[str, Any]) -> Quantization:
     return Quantization("modelopt", Scales.TENSOR, Activations.STATIC, ignored=ignored)
 
 
-_READERS = {"fp8": _read_fp8, "compressed-tensors": _read_compressed_tensors, "modelopt": _read_modelopt}
+def _read_mxfp4(path: Path, settings: dict[str, Any]) -> Quantization:
+    read = validated(path, _MXFP4, settings, ": quantization_config")
+    return replace(MXFP4, ignored=tuple(fnmatch.translate(name) for name in read.modules_to_not_convert or ()))
+
+
+_READERS = {
+    "fp8": _read_fp8, "compressed-tensors": _read_compressed_tensors, "modelopt": _read_modelopt, "mxfp4": _read_mxfp4,
+}  # fmt: skip
 
 
 def _plain(names: Iterable[str] | None) -> list[str]:

@@ -46,6 +46,7 @@ FAMILIES = (
     FamilySupport("Qwen3MoeForCausalLM", "Qwen3 30B-A3B, 235B-A22B and Coder, with experts", _HEADS, _LOGITS),
     FamilySupport("OlmoeForCausalLM", "OLMoE 1B-7B", _NONE, _LOGITS),
     FamilySupport("MixtralForCausalLM", "Mixtral 8x7B and 8x22B", _HEADS, _LOGITS),
+    FamilySupport("GptOssForCausalLM", "gpt-oss 20B and 120B", _NONE, _LOGITS),
     FamilySupport("Gemma2ForCausalLM", "Gemma 2", _NONE, _LOGITS),
     FamilySupport("Gemma3ForCausalLM", "Gemma 3 270M and 1B", _NONE, _LOGITS),
     FamilySupport("Gemma3ForConditionalGeneration", "Gemma 3 4B, 12B and 27B, text", _NONE, _LOGITS),
@@ -85,6 +86,10 @@ FORMATS = (
     ),
     FormatSupport(
         "modelopt, FP8", "FP8, a scale for each tensor", "FP8, a scale for each tensor", _FP8, ("modelopt",)
+    ),
+    FormatSupport(
+        "mxfp4", "FP4 (E2M1) of gpt-oss's experts, a power of two for each 32 columns", "unchanged",
+        "widened in registers, compute capability 8.0", ("mxfp4",),
     ),
     FormatSupport(
         "--quantization fp8", "FP8, a scale for each channel, made while loading", "FP8, a scale for each token", _FP8,

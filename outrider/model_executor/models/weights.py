@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from outrider.model_executor.layers.contract import WeightTarget
+from outrider.model_executor.layers.mxfp4 import MXFP4_NUMBERS
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.decoder import Decoder
 from outrider.model_executor.models.families import family_of
@@ -26,11 +27,14 @@ def checkpoint_targets(config: ModelConfig) -> dict[str, WeightTarget]:
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, is_widened: bool) -> int:
-    """Bytes of a whole model's parameters; ``is_widened``: those of FP8 are kept in ``dtype``."""
-    targets = weight_targets(Decoder(config, dtype=dtype, device=_NO_MEMORY)).values()
-    tensors = [target.destination for target in targets if target.destination is not None]
+    """Bytes of a whole model's parameters; ``is_widened``: those of FP8 and FP4 are kept in ``dtype``."""
+    targets = weight_targets(Decoder(config, dtype=dtype, device=_NO_MEMORY)).items()
+    tensors = [(name, target.destination) for name, target in targets if target.destination is not None]
     least = dtype.itemsize if is_widened else 1
-    return sum(tensor.numel() * max(least, tensor.itemsize) for tensor in tensors)
+    return sum(
+        tensor.numel() * max(least, tensor.itemsize) * (2 if is_widened and name.endswith(MXFP4_NUMBERS) else 1)
+        for name, tensor in tensors
+    )
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:

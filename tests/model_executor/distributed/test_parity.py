@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outrider.model_executor.synthetic.recipe import Recipe, write_recipe
-from tests.model_executor.distributed.two_ranks import FP8_MODELS, MADE, MORE
+from tests.model_executor.distributed.two_ranks import FP8_MODELS, MADE, MORE, MXFP4_MODEL
 from tests.model_executor.parity import build
 from tests.model_executor.test_parity import MODELS
 
@@ -21,6 +21,7 @@ DEADLINE_S = 280
 def test_every_architecture_shared_by_two(tmp_path: Path) -> None:
     for architecture, config in (one for group in (MODELS, MORE, FP8_MODELS, MADE) for one in group.values()):
         build(architecture, **config)  # so that the ranks find them made: of several, transformers saves rank 0's alone
+    build(MXFP4_MODEL[0], **MXFP4_MODEL[1])
     folder = tmp_path / "synthetic"
     folder.mkdir()
     shutil.copy(build("qwen3") / "config.json", folder)

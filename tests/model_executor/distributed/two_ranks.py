@@ -39,6 +39,7 @@ from outrider.model_executor.row_batch import RowBatch
 from outrider.types import LAST_HIDDEN_STATE
 from tests.model_executor.parity import build, random_ids
 from tests.model_executor.test_parity import MODELS, SCALED_ROPES
+from tests.support import mxfp4_models
 from tests.support.fp8_models import FORMATS, quantize_folder
 
 TOLERANCE = 2e-5
@@ -56,6 +57,8 @@ MADE: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"vocab_size": 271}),
     "mixtral": ("mixtral", {"num_local_experts": 5}),
 }
+MXFP4_MODEL: tuple[str, dict[str, Any]] = ("gpt_oss", {"intermediate_size": 96})
+"""Whose experts' features are shared in halves of 32 and 64."""
 
 
 class BothRun(Member):
@@ -132,12 +135,23 @@ def check_made(folder: Path, rank: int, load_format: LoadFormat) -> None:
 
 def check_fp8(source: Path, form: str, rank: int) -> None:
     """Scales of whole blocks, tensors and rows: the parts round their inputs as the whole does."""
-    settings: dict[str, Any] = {"dtype": "float64", "page_size": 4, "num_pages": 60}
     with tempfile.TemporaryDirectory() as place:
-        folder = quantize_folder(source, Path(place) / "fp8", FORMATS[form])
-        expected = logits_of(ModelRunner.load(folder, **settings))
-        found = logits_of(ModelRunner.load(folder, **settings, ranks=BothRun(rank)))
+        check_logits(quantize_folder(source, Path(place) / "fp8", FORMATS[form]), rank)
+
+
+def check_logits(folder: Path, rank: int) -> None:
+    settings: dict[str, Any] = {"dtype": "float64", "page_size": 4, "num_pages": 60}
+    expected = logits_of(ModelRunner.load(folder, **settings))
+    found = logits_of(ModelRunner.load(folder, **settings, ranks=BothRun(rank)))
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+
+
+def check_mxfp4(source: Path, rank: int) -> None:
+    """Experts are shared in whole groups of columns, of files and of noise."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = mxfp4_models.quantize_folder(source, Path(place) / "mxfp4")
+        check_logits(folder, rank)
+        check_made(folder, rank, "dummy")
 
 
 class Measuring(NoGraphs):
@@ -204,7 +218,7 @@ def check_refused_types(rank: int) -> None:
 
 
 def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
-    """Norms, routers, and the biases of sums."""
+    """Norms, routers, and the biases of sums. Sinks are shared, in float32."""
     yield decoder.norm.weight
     for layer in decoder.layers:
         yield from (norm.weight for norm in layer.norms.values())
@@ -212,7 +226,8 @@ def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
             yield layer.attention.qk_norm
         assert isinstance(layer.feed_forward, GatedMlp | SparseMlp)
         if isinstance(layer.feed_forward, SparseMlp) and decoder.config.experts is not None:
-            yield torch.empty(decoder.config.experts.count, decoder.config.hidden_size)  # the router
+            has_bias = decoder.config.experts.has_bias
+            yield torch.empty(decoder.config.experts.count, decoder.config.hidden_size + has_bias)  # the router
         for linear in (layer.attention.output, layer.feed_forward.down):
             if (bias := linear.method.parameters().get("bias")) is not None:
                 yield bias.tensor
@@ -235,6 +250,7 @@ def main(store: str, rank: int, synthetic: str) -> None:
     for form in ("compressed blocks", "tensor, static", "weights alone"):
         for architecture, config in FP8_MODELS.values():
             check_fp8(build(architecture, **config), form, rank)
+    check_mxfp4(build(MXFP4_MODEL[0], **MXFP4_MODEL[1]), rank)
     for architecture, config in MADE.values():
         check_made(build(architecture, **config), rank, "dummy")
     check_made(Path(synthetic), rank, "synthetic")
