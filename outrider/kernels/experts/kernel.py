@@ -29,6 +29,8 @@ _MOST_INPUT_BYTES = 4
 """Of a number of x."""
 _MXFP4_SCALES = (1, 252)
 """Exponents, + 127, whose products with FP4 numbers are normal numbers of bfloat16; others are as good as none."""
+_NARROW = 32
+"""Pairs of a tile up to which products are bound by the weight's bytes."""
 _MXFP4_BLOCK_K = 64
 """Where 128 columns do not divide K."""
 
@@ -241,4 +243,6 @@ class TritonExperts(ExpertWeight):
     def _stages(self, tiling: Tiling) -> int:
         """Tiles that are loaded ahead, as many as shared memory holds."""
         tile_bytes = BLOCK_K * (tiling.block_n * self._weight.dtype.itemsize + tiling.width * _MOST_INPUT_BYTES)
-        return max(1, min(tiling.num_stages, shared_bytes(self._weight.device) // tile_bytes))
+        # MXFP4 tiles have a quarter of the bytes: as many are on their way.
+        wanted = 2 * tiling.num_stages if self._is_mxfp4 and tiling.width <= _NARROW else tiling.num_stages
+        return max(1, min(wanted, shared_bytes(self._weight.device) // tile_bytes))
