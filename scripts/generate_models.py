@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outrider.model_executor.models.config import FALLBACK_SPEED
 from outrider.model_executor.models.quantization_reader import SUPPORTED
-from outrider.model_executor.models.support import FAMILIES, FORMATS
+from outrider.model_executor.models.support import FALLBACKS, FAMILIES, FORMATS
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 
@@ -25,14 +25,19 @@ why it would not load. Draft and target are loaded in the same way, each in a fo
 |---|---|---|---|
 """
 
-FALLBACK = f"""
+FALLBACK_HEAD = f"""
 Decoders of other families run through transformers' code with paged attention (`--model-impl transformers`; auto where
-no family fits), if every layer attends through its attention interface. Logits were compared with transformers for
-SmolLM3, Cohere 2, Ministral, GPT-2, EXAONE 4, GPT-NeoX, Phi, StarCoder 2 and VaultGemma. Such models run eagerly, on
-one device and unquantized: expect {FALLBACK_SPEED} of native speed. Heads find the states of all layers but the last.
-Refused with the reason are layers without attention, learned sinks, values of another size than keys, masks of a
-model's own, and frequencies that depend on the longest sequence. Code from a model's folder is never run.
+no family fits), if every layer attends through its attention interface. Such models run on one device, and eagerly
+unless `--cuda-graph-memory-mb` is set: expect {FALLBACK_SPEED} of native speed. `--quantization fp8` makes FP8 of their
+linear layers. Heads find the states of all layers. Frequencies that depend on the longest sequence are refused. Code
+from a model's folder is never run. Logits were compared with transformers in float32, or the model is refused, by
+`outrider check` too:
 
+| `model_type` | models | |
+|---|---|---|
+"""
+
+LONGROPE = """
 longrope (Phi) has one set of factors for all lengths: short ones up to the trained length, which is the default of
 `--max-model-len`, long ones where it is set higher.
 """
@@ -70,8 +75,15 @@ time, not yet memory.
 def render() -> str:
     """The page."""
     families = [f"| `{one.architecture}` | {one.models} | {one.drafts} | {one.compared} |\n" for one in FAMILIES]
+    others = [f"| `{one.model_type}` | {one.models} | {_outcome(one.refused)} |\n" for one in FALLBACKS]
     formats = [f"| {one.name} | {one.weights} | {one.activations} | {one.kernels} |\n" for one in FORMATS]
-    return HEAD + "".join(families) + FALLBACK + FORMATS_HEAD + "".join(formats) + REST
+    return (
+        HEAD + "".join(families) + FALLBACK_HEAD + "".join(others) + LONGROPE + FORMATS_HEAD + "".join(formats) + REST
+    )
+
+
+def _outcome(refused: str) -> str:
+    return f"refused: {refused}" if refused else "served"
 
 
 def main() -> int:

@@ -173,6 +173,11 @@ class ForwardGraphs:
             progress(done)
         self._choose = _remembering_choice(self.shapes)
 
+    def clear(self) -> None:
+        """Forget what was captured: every forward is launched anew."""
+        self._captured.clear()
+        self._choose = _remembering_choice(())
+
     def _capture_again(self, shape: BatchShape, layers: Sequence[int]) -> _ForwardGraph:
         """In the place of a shape's graph, one that gives the states of ``layers`` too. All ranks of a model are told
         the same forwards and have captured the same ones, so that they do so together.

@@ -58,7 +58,8 @@ class Worker:
         """
         model = loaded.model
         if model.config.is_fallback:
-            drafting, graphs = None, replace(graphs, memory_bytes=0)
+            # Graphs of its modules are captured where their memory is set; by default they run eagerly.
+            drafting, graphs = None, replace(graphs, memory_bytes=graphs.memory_bytes or 0)
         self.model, self.config = model, model.config
         self.page_size, self.num_pages, self.max_model_len = loaded.page_size, loaded.num_pages, loaded.max_model_len
         """No sequence may hold more tokens than ``max_model_len``."""
@@ -195,7 +196,15 @@ class Worker:
         limits = capture_limits(self._graph_limits, self.device)
         least = None if self._ranks is None else self._ranks.least
         report = progress or _ignore_progress
-        self.captured = capture_all(self._graphs, self.draft_loop, self.device, limits, report, least=least)
+        try:
+            self.captured = capture_all(self._graphs, self.draft_loop, self.device, limits, report, least=least)
+        except RuntimeError as error:
+            if not self.config.is_fallback:
+                raise
+            self._graphs.clear()
+            _log.warning(
+                "%s runs without CUDA graphs: its code cannot be captured: %s", self.config.architecture, error
+            )
         _log.info("CUDA graphs, %s", self.graph_coverage)
 
     def take_device(self) -> None:

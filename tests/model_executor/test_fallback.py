@@ -3,42 +3,52 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import ConfigError, ModelError
+from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.loader.estimate import estimate_model
 from outrider.model_executor.loader.model import ModelImplementation
 from outrider.model_executor.model_runner import ModelRunner
-from tests.model_executor.parity import build, forward_and_check, open_scripted, poisoned_runner, random_ids
+from outrider.model_executor.models.support import FALLBACKS
+from outrider.model_executor.row_batch import RowBatch
+from outrider.types import LAST_HIDDEN_STATE
+from tests.model_executor.parity import (
+    TOLERANCE,
+    build,
+    forward_and_check,
+    open_scripted,
+    poisoned_runner,
+    random_ids,
+    reference,
+)
+from tests.support.fallback_models import FALLBACK_CONFIGS, build_fallback
 
-SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
-CASES = [
-    ("smollm3", {}),
-    ("cohere2", {"sliding_window": 6}),
-    ("ministral", SLIDING),
-    ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
-    *(
-        pytest.param(name, config, marks=pytest.mark.slow)
-        for name, config in (
-            ("exaone4", {"sliding_window": 6, "sliding_window_pattern": 2}),
-            ("gpt_neox", {}),
-            ("phi", {}),
-            ("starcoder2", {"sliding_window": 6}),
-            ("vaultgemma", SLIDING),
-        )
-    ),
-]
+ROOT = Path(__file__).parents[2]
+SERVED = [one.model_type for one in FALLBACKS if not one.refused]
+REFUSED = {one.model_type: one.refused for one in FALLBACKS if one.refused}
+QUICK = {"smollm3", "cohere2", "stablelm", "gemma4_text", "gpt2"}
+"""The others are whole-model comparisons of the second tier."""
 
 
-@pytest.mark.parametrize(("architecture", "config"), CASES)
-def test_ragged_forwards_give_the_reference_logits(architecture: str, config: dict[str, Any]) -> None:
-    """Chunks, scoring, rollback and other texts beside, over scattered pages."""
-    folder = build(architecture, **config)
+def cases(names: list[str]) -> list[Any]:
+    return [pytest.param(one, marks=[] if one in QUICK else [pytest.mark.integration]) for one in names]
+
+
+@pytest.mark.parametrize("name", cases([*SERVED, *(name for name in FALLBACK_CONFIGS if "-" in name)]))
+def test_ragged_forwards_give_the_reference_logits(name: str) -> None:
+    """Chunks, scoring, rollback and other texts beside, over scattered pages; the estimate has the same cache."""
+    folder = build_fallback(name)
     runner = poisoned_runner(folder, page_size=3, scattered=True)
     assert runner.config.is_fallback
     first, second = (open_scripted(runner, folder, 60) for _ in range(2))
@@ -47,6 +57,33 @@ def test_ragged_forwards_give_the_reference_logits(architecture: str, config: di
     forward_and_check(runner, (first, text[20:26], None), (second, other[:11], 1))
     runner.sequences.truncate(first.sequence, 22)
     forward_and_check(runner, (second, other[11:30], None), (first, other[:1], 1))
+    assert estimate_model(folder).kv_bytes_per_token == runner.kv_cache.layout.bytes_per_token(4)
+
+
+@pytest.mark.parametrize("name", cases(list(REFUSED)))
+def test_what_cannot_be_computed_so_is_refused_by_the_configuration_alone(name: str) -> None:
+    folder = build_fallback(name)
+    for load in (estimate_model, ModelRunner.load):
+        with pytest.raises(ModelError, match=re.escape(REFUSED[name])):
+            load(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["smollm3", *(pytest.param(n, marks=pytest.mark.integration) for n in ("gpt2", "opt"))]
+)
+def test_states_of_layers_are_those_of_transformers(name: str) -> None:
+    """Layer i is what layer i reads; the last one before the norm, which transformers does not hand out."""
+    folder, text = build_fallback(name), random_ids(20, seed=4)
+    runner = ModelRunner.load(folder, dtype="float32", num_pages=20)
+    layers = (1, 0, LAST_HIDDEN_STATE, 2)
+    sequence = runner.sequences.open(20)
+    _, states = runner.forward_batch(RowBatch.of([ForwardRow(sequence, text, 1)]), layers)
+    with torch.no_grad():
+        expected = reference(folder)(torch.tensor([text]), output_hidden_states=True).hidden_states
+    first, embedding, last, unnormed = states.view(20, 4, 32).unbind(1)
+    for found, wanted in ((first, expected[1]), (embedding, expected[0]), (last, expected[-1])):
+        torch.testing.assert_close(found.clone(), wanted[0], atol=TOLERANCE, rtol=0)
+    assert (unnormed - last).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("implementation", ["native", "transformers"])
@@ -57,22 +94,41 @@ def test_a_native_family_can_be_run_through_transformers(implementation: ModelIm
     forward_and_check(runner, (open_scripted(runner, folder, 20), text, None))
 
 
-@pytest.mark.parametrize(
-    ("architecture", "config", "reason"),
-    [
-        ("bloom", {}, "0 of its 2 layers have our attention"),
-        ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}, "attention with s_aux"),
-        ("mamba", {}, "MambaForCausalLM is not supported; supported are Llama"),
-    ],
-)
-def test_what_cannot_be_computed_so_is_refused(architecture: str, config: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ModelError, match=reason):
-        ModelRunner.load(build(architecture, **config), dtype="float32", num_pages=20)
+def test_fp8_made_at_load_equals_the_native_one() -> None:
+    """The same weights and rounding, whoever computes the layers."""
+    folder, text = build("qwen3"), random_ids(20, seed=3)
+    found = []
+    for implementation in ("native", "transformers"):
+        runner = ModelRunner.load(folder, dtype="float32", num_pages=20, model_impl=implementation, quantization="fp8")
+        sequence = runner.sequences.open(20)
+        found.append(runner.forward([ForwardRow(sequence, text, 20)]).clone())
+    torch.testing.assert_close(found[1], found[0], atol=TOLERANCE, rtol=0)
+    with torch.no_grad():
+        unquantized = reference(folder)(torch.tensor([text])).logits[0]
+    assert (found[1] - unquantized).abs().max() > 0.01
+    tensors = load_file(build("smollm3") / "model.safetensors")
+    linear = sum(tensor.numel() for name, tensor in tensors.items() if "_proj" in name)
+    every = sum(tensor.numel() for tensor in tensors.values())
+    assert estimate_model(build("smollm3"), quantization="fp8").weight_bytes == linear + 4 * (every - linear)
+
+
+def test_layers_that_are_no_linear_ones_cannot_become_fp8() -> None:
+    for load in (estimate_model, ModelRunner.load):
+        with pytest.raises(ModelError, match="none of its layers is a linear one that can be FP8"):
+            load(build_fallback("gpt2"), quantization="fp8")
+
+
+@pytest.mark.integration
+def test_forwards_that_graphs_would_replay_give_the_reference_logits() -> None:
+    """Padded rows and tokens without a slot; the kernels are interpreted, and launches take the place of graphs."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    arguments = [sys.executable, "-W", "ignore", "-m", "tests.model_executor.fallback_graphs", "smollm3"]
+    subprocess.run(arguments, cwd=ROOT, env=environment, check=True, timeout=280)
 
 
 def test_tensors_that_the_files_lack_are_refused(tmp_path: Path) -> None:
     """transformers would draw them at random."""
-    folder = Path(shutil.copytree(build("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=256), tmp_path / "model"))
+    folder = Path(shutil.copytree(build_fallback("gpt2"), tmp_path / "model"))
     tensors = load_file(folder / "model.safetensors")
     del tensors["transformer.h.1.mlp.c_fc.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -96,14 +152,10 @@ def test_code_of_a_folder_is_not_run(tmp_path: Path) -> None:
         ModelRunner.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [({"quantization": "fp8"}, "quantization"), ({"tensor_parallel_size": 2}, "tensor_parallel_size")],
-)
-def test_settings_that_it_has_not_are_refused_before_anything_is_loaded(options: dict[str, Any], field: str) -> None:
-    with pytest.raises(ConfigError, match="runs through transformers") as caught:
-        estimate_model(build("smollm3"), **options)
-    assert caught.value.field == field
+def test_ranks_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="must be 1 for SmolLM3ForCausalLM, which runs through") as caught:
+        estimate_model(build("smollm3"), tensor_parallel_size=2)
+    assert caught.value.field == "tensor_parallel_size"
 
 
 def test_the_estimate_counts_its_parameters() -> None:
@@ -111,3 +163,10 @@ def test_the_estimate_counts_its_parameters() -> None:
     assert "through transformers: SmolLM3ForCausalLM, expect" in found.path
     tensors = load_file(build("smollm3") / "model.safetensors").values()
     assert found.weight_bytes == 4 * sum(tensor.numel() for tensor in tensors)
+
+
+@pytest.mark.integration
+def test_parts_for_images_are_left_out() -> None:
+    found, text = (estimate_model(build_fallback(name)) for name in ("gemma4", "gemma4_text"))
+    assert found.is_text_part
+    assert found.weight_bytes == text.weight_bytes

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import ModelError
+from outrider.model_executor.models import read_model_config
 from tests.model_executor.parity import build, reference_logits
 from tests.model_executor.test_loading import TEXT, change_json, change_tensors, load, logits_of, shard
 
@@ -123,3 +124,37 @@ def test_an_untied_model_without_its_head_is_refused(tmp_path: Path) -> None:
     change_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
     with pytest.raises(ModelError, match=r"tensor lm_head\.weight is missing"):
         load(folder)
+
+
+def store_another_head(folder: Path) -> None:
+    head = 0.3 * torch.randn(272, 32, generator=torch.Generator().manual_seed(5))
+    change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": head}))
+
+
+def test_a_head_on_file_that_differs_from_the_tied_embedding_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As transformers does; one that is a copy of the embedding changes nothing."""
+    folder = Path(shutil.copytree(build("llama", tie_word_embeddings=True), tmp_path / "model"))
+    store_another_head(folder)
+    torch.testing.assert_close(logits_of(folder), reference_logits(folder, TEXT), atol=1e-4, rtol=0)
+    assert "the head on file is another than the embedding: used" in "".join(caplog.messages)
+    tied = logits_of(build("llama", tie_word_embeddings=True))
+    assert (logits_of(folder) - tied).abs().max() > 0.1
+    copy_of_embedding = shutil.copytree(build("llama", tie_word_embeddings=True), tmp_path / "copy")
+    change_tensors(
+        copy_of_embedding, lambda named: named.update({"lm_head.weight": named["model.embed_tokens.weight"].clone()})
+    )
+    torch.testing.assert_close(logits_of(copy_of_embedding), tied)
+
+
+def test_a_text_part_that_does_not_say_whether_it_is_tied_has_the_default_of_its_own_type(tmp_path: Path) -> None:
+    """As Mistral Small 3.1 is published, whose head is one of its own."""
+    source = build("mistral3", tie_word_embeddings=False)
+    folder = Path(shutil.copytree(source, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    for part in (config, config["text_config"]):
+        part.pop("tie_word_embeddings", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    assert not read_model_config(folder).tied_embeddings
+    torch.testing.assert_close(logits_of(folder), reference_logits(source, TEXT), atol=1e-4, rtol=0)

@@ -44,6 +44,19 @@ _VISION = {
 _WITH_IMAGES: dict[str, dict[str, Any]] = {
     "gemma3": {"vision_config": _VISION, "mm_tokens_per_image": 4},
     "mistral3": {"vision_config": {**_VISION, "head_dim": 8}},
+    "gemma4": {
+        "audio_config": None,
+        "vision_config": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "head_dim": 8,
+            "num_key_value_heads": 2,
+            "global_head_dim": 8,
+            "position_embedding_size": 64,
+        },
+    },
 }
 """Models whose decoder is one part; the rest of their configurations."""
 _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
@@ -79,9 +92,9 @@ def build_tiny_model(
 ) -> Path:
     """Write a random model of an architecture (a ``model_type``) and its tokenizer to ``folder``.
 
-    ``config`` overrides fields of its configuration. The same arguments give the same weights. The tokenizer has an id
-    for each byte that fits and the end token after them (``eos_token_id``); ids above it are padding. Below 257 rows
-    it knows only the first characters of the printable ASCII range and drops the rest.
+    ``config`` overrides fields of its configuration; ``...`` leaves one out. The same arguments give the same weights.
+    The tokenizer has an id for each byte that fits and the end token after them (``eos_token_id``); ids above it are
+    padding. Below 257 rows it knows only the first characters of the printable ASCII range and drops the rest.
     """
     folder = Path(folder)
     end_id = min(256, vocab_size - 1)
@@ -92,6 +105,7 @@ def build_tiny_model(
         "eos_token_id": end_id,
         **config,
     }
+    settings = {name: value for name, value in settings.items() if value is not ...}
     model = _random_model(_config(architecture, settings), seed)
     torch.nn.Module.to(model, dtype)  # in place; transformers' own wrapper of it is not typed
     folder.mkdir(parents=True, exist_ok=True)

@@ -119,6 +119,11 @@ def read_tensors(folder: Path) -> dict[str, StoredTensor]:
     return _read_folder(folder).tensors
 
 
+def read_family_tensors(folder: Path, config: ModelConfig) -> dict[str, StoredTensor]:
+    """Every tensor of the folder's files by the name that a decoder of this ``config`` has for it."""
+    return _renamed(_read_folder(folder), family_of(config.architecture)).tensors
+
+
 def _renamed(stored: _Stored, family: ModelFamily) -> _Stored:
     """The same tensors under the names that the decoder has for them."""
     names = {name: name_in_decoder(name, family) for name in (*stored.tensors, *stored.unmet)}

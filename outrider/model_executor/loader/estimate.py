@@ -44,7 +44,9 @@ class ModelEstimate:
     @property
     def is_text_part(self) -> bool:
         """Whether the checkpoint's model takes images or sound too."""
-        return not self.config.is_fallback and family_of(self.config.architecture).is_text_part
+        if self.config.is_fallback:
+            return self.config.architecture.endswith("ForConditionalGeneration")
+        return family_of(self.config.architecture).is_text_part
 
     @property
     def weights(self) -> str:
@@ -68,25 +70,18 @@ def estimate_model(
     """
     config = read_model_config(folder, model_impl)
     if config.is_fallback:
-        check_fallback(config, load_format="safetensors", quantization=quantization, num_ranks=tensor_parallel_size)
+        check_fallback(config, load_format="safetensors", num_ranks=tensor_parallel_size)
     if quantization == "fp8" and config.quantization is None:
         config = replace(config, quantization=ONLINE)
     Shard(0, tensor_parallel_size).check(config)
     chosen = config.dtype if dtype == "auto" else getattr(torch, dtype, None)
     if not isinstance(chosen, torch.dtype):
         raise ConfigError("dtype", f"{dtype!r} is not auto, float32, bfloat16 or float16")
-    return ModelEstimate(
-        config,
-        chosen,
-        choose_length(config, max_model_len),
-        _weight_bytes(folder, config, chosen) // tensor_parallel_size,
-        config.kv_bytes_per_token(chosen),
-    )
+    length = choose_length(config, max_model_len)
+    if config.is_fallback:
+        from outrider.model_executor.models.fallback import estimate_sizes  # imports all of transformers
 
-
-def _weight_bytes(folder: Path, config: ModelConfig, dtype: torch.dtype) -> int:
-    if not config.is_fallback:
-        return weight_bytes(config, dtype, is_widened=False)
-    from outrider.model_executor.models.fallback import num_parameters  # imports all of transformers
-
-    return num_parameters(folder) * dtype.itemsize
+        sizes = estimate_sizes(folder, config, chosen)
+        return ModelEstimate(config, chosen, length, sizes.weight_bytes, sizes.kv_bytes_per_token)
+    num_bytes = weight_bytes(config, chosen, is_widened=False) // tensor_parallel_size
+    return ModelEstimate(config, chosen, length, num_bytes, config.kv_bytes_per_token(chosen))

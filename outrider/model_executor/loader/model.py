@@ -25,6 +25,7 @@ from outrider.model_executor.kv_cache_sizing import (
 )
 from outrider.model_executor.layers.quantization import ONLINE
 from outrider.model_executor.loader.checkpoint import read_checkpoint
+from outrider.model_executor.loader.stored_head import with_stored_head
 from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
 from outrider.model_executor.models import FALLBACK_SPEED, AttentionWindow, Decoder, ModelConfig, read_model_config
 from outrider.model_executor.models.dummy import noise
@@ -130,8 +131,9 @@ def load_model(
     if load_format == "synthetic" and config.experts is not None:
         raise ModelError(f"{folder}: load_format synthetic makes no models with experts; dummy does")
     if config.is_fallback:
-        check_fallback(config, load_format=load_format, quantization=quantization, num_ranks=1 if ranks is None else 2)
+        check_fallback(config, load_format=load_format, num_ranks=1 if ranks is None else 2)
     elif load_format == "safetensors":
+        config = with_stored_head(folder, config)
         # Before memory is taken for what config.json promises; of several ranks one warns.
         read_checkpoint(folder, config, warns=ranks is None or ranks.publish is not None)
     length = choose_length(config, max_model_len)
@@ -176,11 +178,9 @@ def load_model(
         return LoadedModel(decoder, page_size, pages if ranks is None else ranks.least(pages), length)
 
 
-def check_fallback(config: ModelConfig, *, load_format: LoadFormat, quantization: str, num_ranks: int) -> None:
+def check_fallback(config: ModelConfig, *, load_format: LoadFormat, num_ranks: int) -> None:
     """Raise ``ConfigError`` for a setting that a model has not that transformers' code computes."""
     name = config.architecture
-    if quantization != "none":
-        raise ConfigError("quantization", f"is not supported for {name}, which runs through transformers")
     if num_ranks > 1:
         raise ConfigError("tensor_parallel_size", f"must be 1 for {name}, which runs through transformers")
     if load_format != "safetensors":

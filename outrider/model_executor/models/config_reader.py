@@ -40,6 +40,7 @@ _DTYPE_NAMES = {"auto": "float32", "float": "float32", "fp32": "float32", "half"
     "double": "float64",
 }
 """Other names of these types in published files; "auto" is as good as none."""
+_TIED = "tie_word_embeddings"
 _MAX_FIELDS_TRIED = 200
 """Models have some fifty."""
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -105,7 +106,13 @@ def _read_fallback(folder: Path, raw: dict[str, Any], *, is_asked_for: bool) -> 
     try:
         with _without_warnings():
             special = validated(path, GENERATION_CONFIG_FILE, raw)
-            fields = transformers_config(raw).to_dict()
+            whole = transformers_config(raw)
+            text = whole.get_text_config(decoder=True)
+            ends = getattr(whole, "eos_token_id", None)
+            fields = {
+                "vocab_size": text.vocab_size,
+                "eos_token_id": getattr(text, "eos_token_id", None) if ends is None else ends,
+            }
             _warn_of_ids(path, special, fields["vocab_size"])
             dtype = _dtype(raw.get("dtype") or raw.get("torch_dtype"))
             return fallback_config(path, raw, dtype, _eos_token_ids(folder, fields))
@@ -219,7 +226,8 @@ def _text_fields(whole: PreTrainedConfig, raw: dict[str, Any]) -> dict[str, Any]
     """Fields of the text part; what the whole model says of its head, types and ids counts for it."""
     outer, text = whole.to_dict(), _fields_of(whole.get_text_config(decoder=True))
     own = raw.get("text_config", {})
-    text["tie_word_embeddings"] = outer.get("tie_word_embeddings", text["tie_word_embeddings"])
+    if (tied := next((part[_TIED] for part in (raw, own) if part.get(_TIED) is not None), None)) is not None:
+        text[_TIED] = tied  # else the default of the text part: whole models have one that not all of theirs follow
     text["dtype"] = next((part[key] for part in (raw, own) for key in ("dtype", "torch_dtype") if part.get(key)), None)
     return text if outer.get("eos_token_id") is None else {**text, "eos_token_id": outer["eos_token_id"]}
 

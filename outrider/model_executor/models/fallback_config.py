@@ -35,12 +35,16 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
         raise ModelError(f"config.json does not describe a {model_type}: {one_line(error)}") from error
     if raw.get("quantization_config"):
         raise ModelError("quantized weights are not supported through transformers")
-    ropes = getattr(config, "rope_parameters", None) or {}
+    for name, spec in getattr(config, "sub_configs_defaults", {}).items():
+        if getattr(spec, "optional", False):  # parts for images and sound, without which there is text
+            setattr(config, name, None)
+    text = config.get_text_config(decoder=True)
+    ropes = getattr(text, "rope_parameters", None) or {}
     kinds = {str(one.get("rope_type")) for one in (ropes, *ropes.values()) if isinstance(one, dict)}
     if unsupported := kinds & {"dynamic", "longrope"}:
         # Of which transformers takes the frequencies of the longest sequence of a batch for all.
         raise ModelError(f"rope type {', '.join(sorted(unsupported))} is not supported through transformers")
-    types = set(getattr(config, "layer_types", None) or ()) - {*_LAYER_TYPES}
+    types = set(getattr(text, "layer_types", None) or ()) - {*_LAYER_TYPES}
     if types:
         raise ModelError(f"layers of type {', '.join(sorted(types))} are not supported through transformers")
     return config
@@ -55,30 +59,31 @@ def _check_architecture(named: object, model_type: str) -> None:
 
 def fallback_config(path: Path, raw: dict[str, Any], dtype: torch.dtype, eos_token_ids: tuple[int, ...]) -> ModelConfig:
     """The configuration of a model that transformers computes; ``path`` is config.json."""
-    config = transformers_config(raw)
-    if config.is_encoder_decoder or not config.num_hidden_layers:
-        raise ModelError(f"{path}: {config.model_type} is no decoder alone")
-    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    whole = transformers_config(raw)
+    config = whole.get_text_config(decoder=True)
+    if whole.is_encoder_decoder or not config.num_hidden_layers:
+        raise ModelError(f"{path}: {whole.model_type} is no decoder alone")
+    layers = int(config.num_hidden_layers)
+    heads, kv_heads = config.num_attention_heads, _largest(config, "num_key_value_heads", layers)
     longest = getattr(config, "max_position_embeddings", None)
     if not isinstance(heads, int) or not isinstance(longest, int):
         raise ModelError(f"{path}: transformers' {config.model_type} does not say its heads and longest sequence")
-    layers = int(config.num_hidden_layers)
     return ModelConfig(
-        architecture=MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type],
+        architecture=MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[whole.model_type],
         vocab_size=int(config.vocab_size),
         hidden_size=int(config.hidden_size),
         intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=int(kv_heads or heads),
-        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        head_dim=int(_largest(config, "head_dim", layers) or config.hidden_size // heads),
         max_position=longest,
         rms_norm_eps=1e-6,
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,
         qk_norm=False,
-        tied_embeddings=bool(config.tie_word_embeddings),
+        tied_embeddings=bool(whole.tie_word_embeddings),
         sliding_windows=(None,) * layers,
         rope=RopeConfig("default", 10_000.0),
         eos_token_ids=eos_token_ids,
@@ -86,3 +91,13 @@ def fallback_config(path: Path, raw: dict[str, Any], dtype: torch.dtype, eos_tok
         dtype=dtype,
         is_fallback=True,
     )
+
+
+def _largest(config: PreTrainedConfig, name: str, num_layers: int) -> int | None:
+    """Field of a configuration, of which some have one for each layer: the largest; None where it has none."""
+    try:
+        found: int | None = getattr(config, name, None)
+    except RuntimeError:  # of a field that differs between layers
+        layers = (config.per_layer_config[layer] for layer in range(num_layers))
+        return max(int(getattr(layer, name)) for layer in layers)
+    return found

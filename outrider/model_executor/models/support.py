@@ -21,6 +21,16 @@ class FamilySupport:
 
 
 @dataclass(frozen=True, slots=True)
+class FallbackSupport:
+    """Models of one ``model_type`` that have no family, and were tried through transformers."""
+
+    model_type: str
+    models: str
+    refused: str = ""
+    """Reason, as the error has it; empty: they are served."""
+
+
+@dataclass(frozen=True, slots=True)
 class FormatSupport:
     """Weights in one format."""
 
@@ -66,6 +76,56 @@ FAMILIES = (
         "MiMoForCausalLM", "MiMo 7B", "its own MTP layers", "Qwen2's layers; MTP with a reference of its own"
     ),
 )
+
+_INTERFACE = "its attention does not go through transformers' attention interface"
+_VALUES = "attention with values of another size than keys"
+FALLBACKS = (
+    FallbackSupport("afmoe", "Arcee Trinity, with experts"),
+    FallbackSupport("apertus", "Apertus"),
+    FallbackSupport("arcee", "Arcee AFM 4.5B"),
+    FallbackSupport("cohere", "Command R"),
+    FallbackSupport("cohere2", "Command R7B and A"),
+    FallbackSupport("ernie4_5", "ERNIE 4.5 0.3B"),
+    FallbackSupport("ernie4_5_moe", "ERNIE 4.5, with experts"),
+    FallbackSupport("exaone4", "EXAONE 4"),
+    FallbackSupport("gemma", "Gemma 1"),
+    FallbackSupport("gemma4", "Gemma 4, text of models with images and sound"),
+    FallbackSupport("gemma4_text", "Gemma 4, text"),
+    FallbackSupport("glm4_moe", "GLM 4.5 and 4.6, with experts"),
+    FallbackSupport("gpt2", "GPT-2"),
+    FallbackSupport("gpt_bigcode", "StarCoder"),
+    FallbackSupport("gpt_neox", "GPT-NeoX and Pythia"),
+    FallbackSupport("granitemoe", "Granite 3, with experts"),
+    FallbackSupport("helium", "Helium"),
+    FallbackSupport("hunyuan_v1_dense", "Hunyuan, dense"),
+    FallbackSupport("minimax_m2", "MiniMax M2"),
+    FallbackSupport("ministral", "Ministral 8B"),
+    FallbackSupport("nemotron", "Nemotron 3 and 4, Minitron"),
+    FallbackSupport("olmo", "OLMo 1"),
+    FallbackSupport("opt", "OPT"),
+    FallbackSupport("persimmon", "Persimmon"),
+    FallbackSupport("phi", "Phi 1 and 2"),
+    FallbackSupport("phimoe", "Phi-3.5, with experts"),
+    FallbackSupport("qwen2_moe", "Qwen1.5 and Qwen2, with experts"),
+    FallbackSupport("seed_oss", "Seed-OSS"),
+    FallbackSupport("smollm3", "SmolLM3"),
+    FallbackSupport("stablelm", "StableLM 2"),
+    FallbackSupport("starcoder2", "StarCoder 2"),
+    FallbackSupport("vaultgemma", "VaultGemma"),
+    FallbackSupport("bloom", "BLOOM", _INTERFACE),
+    FallbackSupport("deepseek_v2", "DeepSeek V2", _VALUES),
+    FallbackSupport("deepseek_v3", "DeepSeek V3 and R1", _VALUES),
+    FallbackSupport("diffllama", "DiffLlama", "layer 0 attends twice"),
+    FallbackSupport("doge", "Doge", "it has attention masks of its own"),
+    FallbackSupport("falcon", "Falcon", _INTERFACE),
+    FallbackSupport("gptj", "GPT-J", _INTERFACE),
+    FallbackSupport("lfm2", "LFM2", "layers of type conv are not supported"),
+    FallbackSupport("mamba", "Mamba", "layers of type linear_attention are not supported"),
+    FallbackSupport("minicpm3", "MiniCPM3", _VALUES),
+    FallbackSupport("mpt", "MPT", _INTERFACE),
+    FallbackSupport("rwkv", "RWKV 4", _INTERFACE),
+)
+"""In this order: those that are served, then those that are not."""
 
 _FP8 = "FP8 matrix unit, compute capability 9.0"
 

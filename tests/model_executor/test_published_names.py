@@ -1,0 +1,133 @@
+"""Names and shapes of published checkpoints: the loader uses each tensor of them, but for those of images.
+
+``published`` has a file for each: its config.json, the number of parameters that is published for it, and its tensors,
+of which ``{40}`` names one for each number below 40. The files here have their headers and lengths, and no content.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.errors import ModelError
+from outrider.model_executor.loader.checkpoint import read_checkpoint
+from outrider.model_executor.loader.estimate import estimate_model
+from outrider.model_executor.models import read_model_config
+from outrider.model_executor.models.families import FAMILIES, family_of
+from outrider.model_executor.models.tensor_names import is_of_other_part
+from outrider.model_executor.models.weights import checkpoint_targets
+
+PUBLISHED = {path.stem: path for path in sorted((Path(__file__).parent / "published").glob("*.json"))}
+EXPERTS = {"qwen3-30b-a3b", "mixtral-8x7b", "olmoe-1b-7b-0924"}
+"""With 18,000 tensors: the second tier has all layers, the first one two."""
+OF_DTYPE = {"bfloat16": "BF16", "float32": "F32"}
+
+
+def read_published(name: str, num_layers: int | None = None) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(PUBLISHED[name].read_text())
+    if num_layers is not None:
+        published = content["config"]["num_hidden_layers"]
+        content["config"]["num_hidden_layers"] = num_layers
+        content["tensors"] = {
+            key.replace(f"layers.{{{published}}}.", f"layers.{{{num_layers}}}."): shape
+            for key, shape in content["tensors"].items()
+        }
+    return content
+
+
+def expanded(tensors: dict[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
+    for template, shape in tensors.items():
+        counts = [range(int(count)) for count in re.findall(r"\{(\d+)\}", template)]
+        pattern = re.sub(r"\{\d+\}", "{}", template)
+        yield from ((pattern.format(*numbers), shape) for numbers in itertools.product(*counts))
+
+
+def write_checkpoint(folder: Path, content: dict[str, Any], *, without: str = "") -> dict[str, list[int]]:
+    """Two shards and their index."""
+    (folder / "config.json").write_text(json.dumps(content["config"]))
+    tensors = {name: shape for name, shape in expanded(content["tensors"]) if name != without}
+    dtype, weight_map = OF_DTYPE[content["config"]["torch_dtype"]], {}
+    for number in range(2):
+        file, end, header = f"model-0000{number + 1}-of-00002.safetensors", 0, dict[str, Any]()
+        for name in list(tensors)[number::2]:
+            start, end = end, end + math.prod(tensors[name]) * (2 if dtype == "BF16" else 4)
+            header[name] = {"dtype": dtype, "shape": tensors[name], "data_offsets": [start, end]}
+            weight_map[name] = file
+        encoded = json.dumps(header).encode()
+        (folder / file).write_bytes(struct.pack("<Q", len(encoded)) + encoded)
+        os.truncate(folder / file, 8 + len(encoded) + end)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return tensors
+
+
+def check_uses_all(folder: Path, content: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    tensors = write_checkpoint(folder, content)
+    config = read_model_config(folder)
+    stored, targets = read_checkpoint(folder, config, warns=True), checkpoint_targets(config)
+    used = {tensor.key for name, tensor in stored.items() if name in targets}
+    family = family_of(config.architecture)
+    assert used == {name for name in tensors if not is_of_other_part(name, family)}
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("name", "num_layers"),
+    [
+        *((name, 2 if name in EXPERTS else None) for name in PUBLISHED),
+        *(pytest.param(name, None, marks=pytest.mark.integration) for name in sorted(EXPERTS)),
+    ],
+)
+def test_every_tensor_of_a_published_checkpoint_is_used(
+    name: str, num_layers: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_uses_all(tmp_path, read_published(name, num_layers), caplog)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_list_of_names_has_the_published_number_of_parameters(name: str) -> None:
+    content = read_published(name)
+    found = sum(
+        math.prod(shape) * math.prod(map(int, re.findall(r"\{(\d+)\}", template)))
+        for template, shape in content["tensors"].items()
+    )
+    assert found == content["num_parameters"]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in EXPERTS])
+def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
+    """One of the last layer's, of a fused one too."""
+    content = read_published(name)
+    names = [key for key, _ in expanded(content["tensors"]) if ".self_attn." in key and "vision" not in key]
+    missing = names[-1]
+    write_checkpoint(tmp_path, content, without=missing)
+    layer = re.search(r"layers\.\d+\.self_attn\.", missing)
+    assert layer is not None
+    with pytest.raises(ModelError, match=re.escape(f"model.{layer[0]}") + ".* missing from the safetensors files"):
+        read_checkpoint(tmp_path, read_model_config(tmp_path))
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in EXPERTS])
+def test_an_estimate_has_the_published_size(name: str, tmp_path: Path) -> None:
+    """But for what belongs to images, and norms that are stored for each head."""
+    content = read_published(name)
+    (tmp_path / "config.json").write_text(json.dumps(content["config"]))
+    found = estimate_model(tmp_path, dtype="bfloat16")
+    family = family_of(found.config.architecture)
+    text = sum(math.prod(shape) for key, shape in expanded(content["tensors"]) if not is_of_other_part(key, family))
+    assert text <= found.weight_bytes / 2 <= 1.001 * text
+
+
+def test_each_family_has_a_published_checkpoint() -> None:
+    """The others are compared elsewhere."""
+    others = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM", "GptOssForCausalLM"}
+    named = {read_published(name)["config"]["architectures"][0] for name in PUBLISHED}
+    assert named == FAMILIES.keys() - others

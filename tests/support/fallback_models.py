@@ -1,0 +1,55 @@
+"""Tiny random models of what transformers computes for want of a family of our own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.support.tiny_models import cached_tiny_model
+
+_SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3, "sliding_window": 6,
+    "global_head_dim": 16, "vocab_size_per_layer_input": 272, "hidden_size_per_layer_input": 8, "pad_token_id": 0,
+    "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
+}  # fmt: skip
+_LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "kv_lora_rank": 8, "q_lora_rank": 8}
+FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "cohere2": {"sliding_window": 6},
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": {**_LATENT, "head_dim": 4, "num_key_value_heads": 4, "first_k_dense_replace": 2},
+    "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
+    "falcon": {"head_dim": ...},
+    "gemma4": _GEMMA4,
+    "gemma4_text": _GEMMA4,
+    "gemma4_text-experts": {
+        **_GEMMA4, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24,
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    },
+    "glm4_moe": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2,
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "ministral": _SLIDING,
+    "opt": {"word_embed_proj_dim": 32, "ffn_dim": 48},
+    "phimoe": {"num_local_experts": 4},
+    "qwen2_moe": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
+    },
+    "starcoder2": {"sliding_window": 6},
+    "vaultgemma": _SLIDING,
+}  # fmt: skip
+"""By ``model_type``, which a name may follow; others have the fields that all tiny models have."""
+
+
+def build_fallback(name: str, **config: Any) -> Path:
+    """A tiny model by its ``model_type``; ``...`` leaves a field out."""
+    return cached_tiny_model(name.partition("-")[0], **{**FALLBACK_CONFIGS.get(name, {}), **config})
