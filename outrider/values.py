@@ -2,7 +2,7 @@
 
 At run time a frozen dataclass sets each field through ``object.__setattr__``: with eight fields its constructor takes
 some twenty times as long, which was a fifth to a third of what a coordinator does between an answer and the next
-command (docs/decisions/host-overhead.md). Values that are made less often are plain frozen dataclasses.
+command (docs/decisions/forwards.md). Values that are made less often are plain frozen dataclasses.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns the choice between target and draft apart, the target over all GPUs with the draft on one of them, and replicas of
 both on equal parts of the GPUs, by time and by memory, with the reason in words. Knows the models by their files and
-`config.json` only (docs/decisions/arrangements.md).
+`config.json` only (docs/decisions/several-gpus.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOADS: tuple[Load, ...] = get_args(Load)
 _BYTES_PER_S = 4e12
 """Rate at which a forward of few tokens reads the weights; an H200 has 4.8e12, an H100 3.35e12."""
 _ALL_REDUCE_S = 10e-6
-"""Of a few tokens, fused with the normalisation; two a layer (docs/decisions/tensor-parallel.md)."""
+"""Of a few tokens, fused with the normalisation; two a layer (docs/decisions/several-gpus.md)."""
 _WORTH = 2.0
 """A target over several GPUs saves at least so many times what its sums cost, else the draft has its own GPU."""
 _MOST_OF_A_GPU = 0.6
