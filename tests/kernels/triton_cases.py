@@ -262,10 +262,13 @@ def test_attention(
 def test_prompts_are_attended_by_the_library(
     contexts: list[int], queries: list[int], window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "BLOCK", 128)
-    monkeypatch.setattr(prompts, "_STEP", 32)
-    monkeypatch.setattr(prompts, "_FEWEST_QUERIES", 32)
+    scale_of_sizes = 4 if INTERPRETED else 1  # each query of each pair of blocks is a program
+    monkeypatch.setattr(prompts, "BLOCK", 128 // scale_of_sizes)
+    monkeypatch.setattr(prompts, "_STEP", 32 // scale_of_sizes)
+    monkeypatch.setattr(prompts, "_FEWEST_QUERIES", 32 // scale_of_sizes)
     monkeypatch.setattr(prompts, "_MOST_WASTE", 5)
+    contexts, queries = ([-(-size // scale_of_sizes) for size in sizes] for sizes in (contexts, queries))
+    window = window and -(-window // scale_of_sizes)
     batch, slots = ragged_batch(4, contexts, queries, num_pages=500)
     kv = torch.full((2000, 2, 2, 64), NAN, device=DEVICE, dtype=dtype)
     kv[slots] = random(len(slots), 2, 2, 64, dtype=dtype)

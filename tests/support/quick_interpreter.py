@@ -29,6 +29,7 @@ def set_up_quick_interpreter() -> None:
     internals._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
     internals._patch_lang = lambda _function: internals._LangPatchScope()
     _derive_types_once(internals, language.core)
+    _match_operands_once(internals.interpreter_semantic.__class__, language.core)
     _round_as_hardware(internals, language.float8e4nv)
 
 
@@ -44,6 +45,81 @@ def _round_as_hardware(internals: Any, fp8: Any) -> None:
         return internals.TensorHandle(numbers.view(torch.uint8).numpy(), fp8)
 
     builder.create_fp_to_fp = rounding
+
+
+def _match_operands_once(semantic: Any, core: Any) -> None:
+    """Types and shapes of operands: nothing is done for equal ones, and the outcome is kept for others."""
+    constants = _with_kept_constants(semantic.scalar_constant)
+    semantic.scalar_constant = constants
+    semantic.broadcast_impl_value = _with_kept_shapes(semantic.broadcast_impl_value, core)
+    semantic.binary_op_type_checking_impl = _with_kept_types(semantic.binary_op_type_checking_impl, core.tensor)
+    convert = semantic.cast
+
+    def cast(self: Any, value: Any, target: Any, *options: Any) -> Any:
+        return value if value.type.scalar is target and not options else convert(self, value, target, *options)
+
+    semantic.cast = cast
+
+
+def _with_kept_constants(make: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    kept: dict[tuple[Any, ...], Any] = {}
+
+    def quick(self: Any, value: Any, dtype: Any) -> Any:
+        key = (type(value), value, dtype.name)
+        if key not in kept:
+            kept[key] = make(self, value, dtype)
+        return kept[key]
+
+    return quick
+
+
+def _with_kept_shapes(broadcast: Callable[[Any, Any, Any], Any], core: Any) -> Callable[[Any, Any, Any], Any]:
+    """Block types of the same sizes share one shape, which identifies it."""
+    kept: dict[tuple[int, int], tuple[Any, ...]] = {}
+
+    def spread(self: Any, value: Any, shape: Any) -> Any:
+        if value.type.shape is shape:
+            return value
+        type_ = core.block_type(value.type.scalar, shape)
+        return core.tensor(self.builder.create_broadcast(value.handle, shape.values), type_)
+
+    def quick(self: Any, lhs: Any, rhs: Any) -> Any:
+        if not (lhs.type.is_block() and rhs.type.is_block()):
+            return broadcast(self, lhs, rhs)
+        left, right = lhs.type.shape, rhs.type.shape
+        if left is right:
+            return lhs, rhs
+        if (found := kept.get((id(left), id(right)))) is not None:
+            return spread(self, lhs, found[0]), spread(self, rhs, found[0])
+        matched = broadcast(self, lhs, rhs)
+        if len(left) == len(right):
+            kept[id(left), id(right)] = matched[0].type.shape, left, right  # kept alive with their ids
+        return matched
+
+    return quick
+
+
+def _with_kept_types(check: Callable[..., Any], tensor: type[Any]) -> Callable[..., Any]:
+    """Two tensors of one number type need no conversion, except that halves are divided as float32."""
+    kept: dict[tuple[Any, ...], Any] = {}
+
+    def quick(self: Any, lhs: Any, rhs: Any, *flags: bool) -> Any:
+        is_left, is_right = isinstance(lhs, tensor), isinstance(rhs, tensor)
+        if is_left == is_right:
+            is_known = is_left and lhs.type.scalar is rhs.type.scalar and not lhs.type.scalar.is_ptr() and not flags[3:]
+            return self.broadcast_impl_value(lhs, rhs) if is_known else check(self, lhs, rhs, *flags)
+        scalar, number = (lhs.type.scalar, rhs) if is_left else (rhs.type.scalar, lhs)
+        key = (scalar.name, is_left, type(number), number, flags)
+        if (found := kept.get(key)) is not None:
+            lhs = self.cast(lhs, found) if is_left else self.scalar_constant(lhs, found)
+            rhs = self.cast(rhs, found) if is_right else self.scalar_constant(rhs, found)
+            return self.broadcast_impl_value(lhs, rhs)
+        matched = check(self, lhs, rhs, *flags)
+        if not scalar.is_ptr():
+            kept[key] = matched[0].type.scalar
+        return matched
+
+    return quick
 
 
 def _replace_builtin(owner: Any, name: str, member: Any, _builder: Any, scope: Any) -> None:
