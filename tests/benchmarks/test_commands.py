@@ -75,6 +75,7 @@ def test_engine_measures_a_shape_that_has_no_weights(runner: CliRunner, tmp_path
     assert "Random weights (" in result.stdout
 
 
+@pytest.mark.integration
 def test_engine_measures_a_model_that_processes_share(runner: CliRunner, tmp_path: Path) -> None:
     folder = str(cached_tiny_model("llama"))
     arguments = ["engine", folder, "--context", "16", "--samples", "1", "--warmups", "0", "--num-threads", "1"]

@@ -56,6 +56,7 @@ async def test_a_long_prompt_that_fails_is_told() -> None:
         await run_plan(ScriptedClient(fail_prompts=frozenset({7})), plan)
 
 
+@pytest.mark.integration
 def test_the_command_runs_the_embedded_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["--num-running", "2", "--output-len", "48", "--prefill-len", "300", "--runs", "1", "--save", "some"]

@@ -63,6 +63,7 @@ def pair_of(folder: Path, **changes: Any) -> Pair:
     return Pair(**{**facts, "max_length": 64, **changes})
 
 
+@pytest.mark.integration
 def test_a_peer_says_what_its_model_says_and_is_timed() -> None:
     folder = cached_tiny_model("llama")
     plan = PeerPlan(("transformers",), pair_of(folder), (Load(2, ((PROMPT, PROMPT),)),), num_tokens=6)

@@ -18,6 +18,7 @@ import pytest
 DEADLINE_S = 60.0
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 NAMES = ("coordinator", "draft", "target")
+pytestmark = pytest.mark.integration
 
 
 def until(condition: Callable[[], object], what: str) -> None:

@@ -138,7 +138,12 @@ def test_coupled_output_is_the_targets_own(drafter: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "judged"), [("probabilistic", "standard"), ("greedy", "standard"), ("probabilistic", "block")]
+    ("sample", "judged"),
+    [
+        ("probabilistic", "standard"),
+        pytest.param("greedy", "standard", marks=pytest.mark.integration),
+        pytest.param("probabilistic", "block", marks=pytest.mark.integration),
+    ],
 )
 def test_rejection_keeps_the_targets_distribution(drafter: Path, target: Path, sample: str, judged: str) -> None:
     draft = served("dflash", drafter, target, "--draft-sample-method", sample)

@@ -134,6 +134,7 @@ def test_coupled_output_is_the_targets_own(tmp_path: Path, target: Path) -> None
     assert rig.num_draft_tokens > 0
 
 
+@pytest.mark.integration
 def test_rejection_keeps_the_targets_distribution(tmp_path: Path, target: Path) -> None:
     """Two tokens after a prompt, by chi-square over the target's likeliest pairs."""
     draft = served(build_eagle3(tmp_path), target)

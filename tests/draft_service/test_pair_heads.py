@@ -117,7 +117,11 @@ def test_coupled_output_is_the_targets_own(folders: Any, method: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "sample", "judged"),
-    [("eagle", "probabilistic", "standard"), ("eagle", "probabilistic", "block"), ("mtp", "greedy", "standard")],
+    [
+        ("eagle", "probabilistic", "standard"),
+        pytest.param("eagle", "probabilistic", "block", marks=pytest.mark.integration),
+        ("mtp", "greedy", "standard"),
+    ],
 )
 def test_rejection_keeps_the_targets_distribution(folders: Any, method: str, sample: str, judged: str) -> None:
     head, target = folders[method]

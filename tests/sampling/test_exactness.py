@@ -200,7 +200,7 @@ def joint_law(open_: Open) -> np.ndarray:
     [
         ({}, "good", 1.0),
         ({}, "good", 0.6),
-        ({}, "unrelated", 0.9),
+        pytest.param({}, "unrelated", 0.9, marks=pytest.mark.integration),
         ({"temperature": 0.7}, "reversed", 0.7),
         ({"top_k": 3, "top_p": 0.9}, "unrelated", 1.0),
     ],
@@ -221,7 +221,7 @@ IN_A_LOOP: dict[str, Any] = {"drawing": in_a_loop, "num_sessions": 1_500}
     ("open_fields", "draft_name"),
     [
         ({"temperature": 0.6, "top_p": 0.9}, "good"),
-        ({"temperature": 0.7, "top_p": 0.8, "top_k": 2}, "unrelated"),
+        pytest.param({"temperature": 0.7, "top_p": 0.8, "top_k": 2}, "unrelated", marks=pytest.mark.integration),
         ({"min_p": 0.2, "logit_bias": ((1, 1.5), (3, -1.0))}, "good"),  # a loop leaves biases to the target
     ],
 )
@@ -231,6 +231,7 @@ def test_rejection_follows_the_target_when_a_loop_cuts_what_it_draws_from(
     assert p_value(open_fields, draft_name, **IN_A_LOOP) > 1e-3
 
 
+@pytest.mark.integration
 def test_coupled_follows_the_target_when_a_loop_cuts_what_it_draws_from() -> None:
     assert p_value({"temperature": 0.9, "top_p": 0.8}, "good", method=COUPLED, **IN_A_LOOP) > 1e-3
 

@@ -131,7 +131,11 @@ def p_value(
 @pytest.mark.parametrize("masks_drafts", (True, False))
 @pytest.mark.parametrize(
     ("draft_name", "mass", "fields"),
-    (("good", 1.0, {}), ("unrelated", 0.7, {}), ("reversed", 0.8, {"temperature": 0.7, "top_p": 0.9})),
+    (
+        ("good", 1.0, {}),
+        pytest.param("unrelated", 0.7, {}, marks=pytest.mark.integration),
+        ("reversed", 0.8, {"temperature": 0.7, "top_p": 0.9}),
+    ),
 )
 def test_rejection_follows_the_masked_law(
     draft_name: str, mass: float, fields: dict[str, Any], *, masks_drafts: bool
@@ -139,7 +143,7 @@ def test_rejection_follows_the_masked_law(
     assert p_value(draft_name, mass=mass, masks_drafts=masks_drafts, **fields) > 1e-3
 
 
-@pytest.mark.parametrize("masks_drafts", (True, False))
+@pytest.mark.parametrize("masks_drafts", (pytest.param(True, marks=pytest.mark.integration), False))
 def test_coupled_follows_the_masked_law(*, masks_drafts: bool) -> None:
     assert p_value("unrelated", method=COUPLED, masks_drafts=masks_drafts) > 1e-3
 

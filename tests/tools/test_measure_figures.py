@@ -74,6 +74,7 @@ def test_chosen_lengths_are_measured_with_sampled_requests_of_both_arms(tmp_path
     assert not {"--also-sampling", "--gate-prompts", "--num-speculative-tokens"} & set(command)
 
 
+@pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_a_part_with_tiny_models_ends_with_its_table(tmp_path: Path) -> None:
     done = measure(str(tmp_path), "first-token", "--tiny", "--commit", "a" * 40)
@@ -86,6 +87,7 @@ def test_a_part_with_tiny_models_ends_with_its_table(tmp_path: Path) -> None:
     assert again.stdout.splitlines()[-2:] == [done.stdout.splitlines()[-1], f"{'useless-users8':<26} not measured"]
 
 
+@pytest.mark.integration
 def test_a_part_ends_at_its_limit(tmp_path: Path) -> None:
     done = measure(str(tmp_path), "users8", "--tiny", "--limit-s", "1")
     assert done.returncode == 1

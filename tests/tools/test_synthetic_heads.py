@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, float, int | None]] = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("method", "acceptance", "draft_vocab_size"), CASES.values(), ids=CASES)
 def test_acceptance_is_what_was_asked_for(
     tmp_path: Path, method: str, acceptance: float, draft_vocab_size: int | None
@@ -39,6 +40,7 @@ def test_acceptance_is_what_was_asked_for(
     check(tmp_path, method, acceptance, draft_vocab_size)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("method", ["dflash", "mtp"])
 def test_bfloat16_beside_a_target_made_where_it_is_used(tmp_path: Path, method: str) -> None:
     check(tmp_path, method, 0.7, None, dtype=torch.bfloat16, with_weights=False)

@@ -61,11 +61,15 @@ CASES: dict[str, Case] = {
 }
 
 
+NUM_EXAMPLES = {"description": 12}
+"""Of cases whose values are large: each holds a whole table of costs."""
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_round_trip_through_bytes(name: str) -> None:
     strategy, write, read = CASES[name]
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=NUM_EXAMPLES.get(name, 60), deadline=None)
     @given(strategy)
     def check(value: Any) -> None:
         message = write(value)

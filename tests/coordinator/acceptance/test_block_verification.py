@@ -200,7 +200,7 @@ DRAFTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-@pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
+@pytest.mark.parametrize("dense", [False, pytest.param(True, marks=pytest.mark.integration)], ids=["sparse", "dense"])
 def test_blocks_follow_the_joint_distribution_through_the_real_loop(
     name: str, dense: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

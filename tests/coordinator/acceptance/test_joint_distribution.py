@@ -143,7 +143,7 @@ class MisreportingDraft(BlockDraft):
         return self.report(logs * np.float32(1.5)), tokens
 
 
-@pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
+@pytest.mark.parametrize("dense", [False, pytest.param(True, marks=pytest.mark.integration)], ids=["sparse", "dense"])
 @pytest.mark.parametrize("draft", [SharingDraft(BAD), MisreportingDraft(GOOD)], ids=["sharing", "misreporting"])
 def test_negative_controls_are_caught(draft: BlockDraft, dense: bool) -> None:
     assert p_value(draft, REJECTION, dense=dense, num_draws=10_000) < 1e-6

@@ -137,6 +137,7 @@ def test_resumed_coupled_output_is_that_of_one_session() -> None:
     assert sum(stream.num_resumed for stream in streams) > 100
 
 
+@pytest.mark.integration
 def test_counting_positions_from_the_seam_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault to fear: the resumed part draws with numbers that the delivered part was drawn with."""
     noise, seams = blocks._noise, dict[int, int]()
@@ -155,6 +156,7 @@ def test_counting_positions_from_the_seam_is_caught(monkeypatch: pytest.MonkeyPa
     assert p_value(BlockDraft(BAD)) < 1e-6
 
 
+@pytest.mark.integration
 def test_interruptions_that_look_at_what_is_lost_are_caught() -> None:
     """Not a fault of ours, but the condition: losing output for what it says is choosing output."""
     assert p_value(BlockDraft(BAD), interrupts=by_what_was_lost) < 1e-6

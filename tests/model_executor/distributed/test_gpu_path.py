@@ -30,7 +30,7 @@ DEVICES = [
     ),
 ]
 INTERPRETED = {"cpu": {"TRITON_INTERPRET": "1"}, "cuda": {}}
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.integration]
 
 
 @pytest.fixture(scope="module")

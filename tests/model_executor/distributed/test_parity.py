@@ -17,6 +17,7 @@ from tests.model_executor.test_parity import MODELS
 DEADLINE_S = 280
 
 
+@pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_every_architecture_shared_by_two(tmp_path: Path) -> None:
     for architecture, config in (one for group in (MODELS, MORE, FP8_MODELS, MADE) for one in group.values()):

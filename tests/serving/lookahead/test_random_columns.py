@@ -135,7 +135,9 @@ class _Rig:
         return target_events_from_proto(target_events_to_proto(batch, columns=True))
 
 
-@pytest.mark.parametrize(("seed", "num_pages"), [(0, 1000), (1, 1000), (3, 40)])
+@pytest.mark.parametrize(
+    ("seed", "num_pages"), [(0, 1000), pytest.param(1, 1000, marks=pytest.mark.integration), (3, 40)]
+)
 def test_answers_are_those_of_a_target_that_foresees_nothing(
     seed: int, num_pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,13 @@ class ExpectingTwins(Twins):
 
 @pytest.mark.parametrize(
     ("seed", "num_pages", "samplings"),
-    [(0, 1200, TOKENS), (1, 400, TOKENS), (2, 1200, SAMPLED), (3, 400, SAMPLED[1:2]), (4, 1200, COUPLED)],
+    [
+        pytest.param(0, 1200, TOKENS, marks=pytest.mark.integration),
+        (1, 400, TOKENS),
+        pytest.param(2, 1200, SAMPLED, marks=pytest.mark.integration),
+        (3, 400, SAMPLED[1:2]),
+        (4, 1200, COUPLED),
+    ],
 )
 def test_a_target_that_plans_ahead_says_and_holds_the_same(seed: int, num_pages: int, samplings: Samplings) -> None:
     switch = Switch()

@@ -64,7 +64,13 @@ def draft_core(switch: Switch, *, takes_columns: bool) -> tuple[Core, Any]:
 
 @pytest.mark.parametrize(
     ("seed", "num_pages", "samplings"),
-    [(0, 1200, TOKENS), (1, 1200, GREEDY), (2, 500, TOKENS), (3, 1200, SAMPLED), (4, 500, SAMPLED[1:2])],
+    [
+        (0, 1200, TOKENS),
+        pytest.param(1, 1200, GREEDY, marks=pytest.mark.integration),
+        pytest.param(2, 500, TOKENS, marks=pytest.mark.integration),
+        (3, 1200, SAMPLED),
+        (4, 500, SAMPLED[1:2]),
+    ],
 )
 def test_a_target_says_and_holds_the_same(seed: int, num_pages: int, samplings: Samplings) -> None:
     switch = Switch()
@@ -82,7 +88,7 @@ def test_a_target_says_and_holds_the_same(seed: int, num_pages: int, samplings: 
 
 @pytest.mark.parametrize(
     ("seed", "num_pages", "samplings"),
-    [(0, 3000, TOKENS), (1, 3000, GREEDY), (2, 600, TOKENS)],
+    [(0, 3000, TOKENS), pytest.param(1, 3000, GREEDY, marks=pytest.mark.integration), (2, 600, TOKENS)],
 )
 def test_a_target_says_and_holds_the_same_of_plain_steps(
     seed: int, num_pages: int, samplings: Samplings, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +200,7 @@ class LongTwins(Twins):
         return [sequence.lag, len(sequence.kv.held_pages())]
 
 
-@pytest.mark.parametrize("samplings", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("samplings", [pytest.param(GREEDY, marks=pytest.mark.integration), SAMPLED])
 def test_a_draft_with_a_window_says_and_holds_the_same(samplings: Samplings) -> None:
     switch, window = Switch(), AttentionWindow(20, 2)
     cores = [model_core(switch, takes_columns=takes, max_model_len=690, window=window) for takes in (True, False)]
@@ -209,7 +215,7 @@ def test_a_draft_with_a_window_says_and_holds_the_same(samplings: Samplings) -> 
         one.runner.sequences.check_integrity()
 
 
-@pytest.mark.parametrize("samplings", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("samplings", [GREEDY, pytest.param(SAMPLED, marks=pytest.mark.integration)])
 def test_a_draft_model_says_and_holds_the_same(samplings: Samplings) -> None:
     switch = Switch()
     steady, executor = model_core(switch, takes_columns=True)
