@@ -43,6 +43,8 @@ def plan_chat(
     check_length(model, prompt, asked.wanted_tokens, prompt_field="messages", tokens_field=asked.tokens_field)
     grammar = asked.grammar
     form = _message_form(model, asked, prompt, parsers, is_constrained=grammar is not None)
+    if grammar is None and asked.parses_tools:
+        grammar = _strict_calls(model, form)
     wanted = Wanted(
         TO_THE_END if asked.wanted_tokens is None else asked.wanted_tokens,
         asked.wanted_logprobs,
@@ -53,6 +55,15 @@ def plan_chat(
         needs_special_tokens=form.format.needs_special_tokens,
     )
     return ChatGeneration(prompt, make_choices(asked, [prompt], wanted, caller), form, grammar, caller.request_id)
+
+
+def _strict_calls(model: ServedModel, form: MessageForm) -> GrammarField | None:
+    """What constrains calls that the model may make, of tools that are ``strict``."""
+    tokenizer = model.text.tokenizer
+    if tokenizer is None:
+        return None
+    found = form.format.strict_calls_grammar(form.tools, tokenizer.special_token_id)
+    return None if found is None else GrammarField("tools", "grammar", found)
 
 
 def _message_form(

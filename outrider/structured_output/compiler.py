@@ -19,7 +19,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from outrider.errors import InvalidRequestError
 from outrider.structured_output.free_text import FreeText
 from outrider.structured_output.matcher import Matcher
-from outrider.structured_output.schemas import find_keyword, parse_schema, prepare_schema
+from outrider.structured_output.schemas import BLANKS, find_keyword, parse_schema, prepare_schema
 from outrider.structured_output.statistics import GrammarStatistics
 from outrider.types import Grammar, GrammarKind, ModelDescription
 
@@ -28,8 +28,6 @@ MAX_CACHED = 256
 """Compiled grammars that are kept."""
 MAX_CACHED_CHARACTERS = 8 << 20
 """Characters of all of them."""
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
-"""Between two parts of JSON. Without a bound a model may go on with blanks until its length ends the output."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
 _MESSAGE_CHARACTERS = 300
 
@@ -131,7 +129,7 @@ def _translate(grammar: Grammar) -> str:
     try:
         if grammar.kind is GrammarKind.JSON_SCHEMA:
             schema = prepare_schema(parse_schema(grammar.text))
-            return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _BLANKS})
+            return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": BLANKS})
         if grammar.kind is GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
         if grammar.kind is GrammarKind.CHOICE:

@@ -31,6 +31,8 @@ _FORMATS = frozenset(
 _DEPENDENCIES = ("dependencies", "dependentRequired")
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 _MOST_DEEP = 128
+BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
+"""Between two parts of JSON. Without a bound a model may go on with blanks until its length ends the output."""
 _ENGINE_OPTIONS = "x-guidance"
 """A key by which a schema could ask the engine to ignore what it does not support."""
 
@@ -100,6 +102,13 @@ def _other_types(refused: Json, rest: Mapping[str, Json]) -> list[str]:
     given = rest.get("type", list(_TYPES))
     own = [given] if isinstance(given, str) else list(given)
     return [kind for kind in own if kind not in without and not (kind == "integer" and "number" in without)]
+
+
+def embedded_schema(schema: Json) -> str:
+    """A schema as a part of a grammar of the engine; ``ValueError`` says what it is instead of one."""
+    if not isinstance(schema, Mapping):
+        raise ValueError(f"must be an object, not {type(schema).__name__}")
+    return json.dumps({**prepare_schema(schema), _ENGINE_OPTIONS: {"whitespace_pattern": BLANKS}})
 
 
 def find_keyword(schema: Json, keywords: Sequence[str]) -> str:

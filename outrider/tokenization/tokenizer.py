@@ -60,7 +60,7 @@ class TextTokenizer:
         self._bos_token_id = bos_token_id
         self._traits = DecoderTraits.of(tokenizer)
         self._special_tokens = {
-            token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+            token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
         self._lone_tokens: dict[tuple[int, bool], LoneToken] = {}
 
@@ -92,6 +92,10 @@ class TextTokenizer:
     def backend(self) -> Tokenizer:
         """The tokenizer of the library."""
         return self._tokenizer
+
+    def special_token_id(self, text: str) -> int | None:
+        """Id of the special token that has this text; None if there is none."""
+        return self._special_tokens.get(text)
 
     def encode_prompt(
         self, text: str, *, limits: ModelLimits = ANY_MODEL, add_special_tokens: bool = True, field: str = "prompt"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage
 from langchain_openai import ChatOpenAI
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from pydantic import BaseModel, SecretStr
 
 from outrider.tokenization import ModelText
@@ -166,3 +166,51 @@ def test_a_grammar_holds_after_reasoning_that_the_prompt_opens(service: Service,
         assert (message.model_extra or {}).get("reasoning") == ("I see" if thinks else None)
         grammar = service.generator.requests[-1].sampling.grammar
         assert grammar is not None and grammar.after == after
+
+
+def strict(parameters: Any) -> Any:
+    return [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True, "parameters": parameters}}]
+
+
+def grammar_of(service: Service) -> Any:
+    return service.generator.requests[-1].sampling.grammar
+
+
+def test_strict_tools_constrain_the_calls_that_a_model_chooses_to_make(service: Service, client: OpenAI) -> None:
+    parameters = TOOLS[0]["function"]["parameters"]
+    for choice in ("auto", "none"):
+        client.chat.completions.create(
+            model="scripted", messages=MESSAGES, tools=strict(parameters), tool_choice=choice
+        )
+        found = grammar_of(service)
+        assert (found is None) == (choice == "none")
+    client.chat.completions.create(model="scripted", messages=MESSAGES, tools=strict(parameters))
+    assert grammar_of(service).text.startswith("%llguidance") and "get_weather" in grammar_of(service).text
+    client.chat.completions.create(model="scripted", messages=MESSAGES, tools=TOOLS)
+    assert grammar_of(service) is None
+
+
+def test_free_text_and_reasoning_stay_as_they_are_beside_strict_tools(service: Service, client: OpenAI) -> None:
+    made = client.chat.completions.create(
+        model="scripted",
+        messages=MESSAGES,
+        tools=strict(TOOLS[0]["function"]["parameters"]),
+        extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+    )
+    message: Any = made.choices[0].message
+    assert message.reasoning_content.endswith("I look.")
+    assert [json.loads(call.function.arguments) for call in message.tool_calls] == ARGUMENTS
+    assert grammar_of(service).after == "</think>"
+
+
+def test_a_strict_schema_that_is_none_is_named(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        client.chat.completions.create(model="scripted", messages=MESSAGES, tools=strict("none"))
+    assert caught.value.param == "tools[0].function.parameters"
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.create(
+            model="scripted",
+            input="hi",
+            tools=[{"type": "function", "name": "f", "strict": True, "parameters": "none"}],  # type: ignore[typeddict-item]
+        )
+    assert caught.value.param == "tools[0].parameters"

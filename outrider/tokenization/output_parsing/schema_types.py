@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+_MOST_REFERENCES = 8
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -25,13 +26,27 @@ def parameters_of(tools: object) -> dict[str, Mapping[str, Any]]:
         if isinstance(function, Mapping) and isinstance(function.get("name"), str):
             parameters = function.get("parameters")
             properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-            found[function["name"]] = properties if isinstance(properties, Mapping) else {}
+            named = properties.items() if isinstance(properties, Mapping) else ()
+            found[function["name"]] = {name: resolved(schema, parameters) for name, schema in named}
     return found
+
+
+def resolved(schema: Any, root: Any) -> Any:  # noqa: ANN401 - JSON
+    """The definition in ``root`` that a schema refers to, or the schema itself."""
+    for _ in range(_MOST_REFERENCES):
+        path = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(path, str) or not path.startswith("#/"):
+            return schema
+        found = root
+        for part in path.removeprefix("#/").split("/"):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        schema = found
+    return schema
 
 
 def typed_value(text: str, schema: object) -> Any:  # noqa: ANN401 - JSON
     """The value that a text stands for: JSON where the schema has another type than a text, otherwise the text."""
-    types = _types_of(schema)
+    types = types_of(schema)
     if types == {"string"} or not types:
         return text
     stripped = text.strip()
@@ -48,14 +63,15 @@ def typed_value(text: str, schema: object) -> Any:  # noqa: ANN401 - JSON
     return value if "string" not in types or isinstance(value, _accepted(types - {"string"})) else text
 
 
-def _types_of(schema: object) -> set[str]:
+def types_of(schema: object) -> set[str]:
+    """Types that a schema names or lists values of; empty if that is not plain."""
     if not isinstance(schema, Mapping):
         return set()
     given = schema.get("type")
     found = {given} if isinstance(given, str) else {kind for kind in given or () if isinstance(kind, str)}
     for word in ("anyOf", "oneOf"):
         for branch in schema.get(word) or ():
-            found |= _types_of(branch)
+            found |= types_of(branch)
     if not found and isinstance(schema.get("enum"), list):
         found = {name for name, kinds in _KINDS.items() if any(type(value) in kinds for value in schema["enum"])}
     return found & _KINDS.keys()

@@ -1,0 +1,166 @@
+"""Grammars of outputs in which a model may call tools, and a call that has begun matches the tool's schema.
+
+Forms whose calls begin with a marker have one. Text before, between and after calls is free. The calls themselves have
+the form that the model's chat template writes, so that most of their text is forced. Lark, as the engine takes it:
+``%json`` is a JSON schema, ``[lazy]`` ends a text at the first occurrence of its last part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from outrider.errors import InvalidRequestError
+from outrider.structured_output import embedded_schema
+from outrider.tokenization.output_parsing.schema_types import resolved, types_of
+
+Json = Any
+TokenId = Callable[[str], int | None]
+"""Id of a special token, by its text."""
+_HEAD = "%llguidance {}\nTEXT: /(.|\\n)*/\n"
+_ANY_OBJECT: dict[str, Json] = {"type": "object"}
+_DEFINITIONS = ("$defs", "definitions")
+_LINE = "\n"
+_VALUE_END = "\n</parameter>\n"
+_OF_TEXTS = ("type", "title", "description", "default", "examples", "anyOf", "oneOf")
+"""Keywords of a text that a form without quotes can keep to."""
+
+
+def strict_calls_grammar(parser: str | None, tools: Sequence[Mapping[str, Json]], token_id: TokenId) -> str | None:
+    """The grammar for tools of which at least one is ``strict``; None if none is, or if the form has no marker.
+
+    ``InvalidRequestError`` names a schema that is malformed.
+    """
+    functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
+    form = _FORMS.get(parser or "")
+    if form is None or not any(function.get("strict") for function in functions):
+        return None
+    return _HEAD + form([_Tool(index, function) for index, function in enumerate(functions)], token_id)
+
+
+class _Tool:
+    """One tool: its name, and its parameters as a schema or, unless it is strict, as any object."""
+
+    def __init__(self, index: int, function: Mapping[str, Json]) -> None:
+        self.name = str(function.get("name", ""))
+        self.field = f"tools[{index}].function.parameters"
+        self.is_strict = bool(function.get("strict"))
+        given = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
+        self.schema = given if self.is_strict else _ANY_OBJECT
+
+    def arguments(self) -> str:
+        """What may stand for the arguments."""
+        return self.value(self.schema)
+
+    def value(self, schema: Json) -> str:
+        """What may stand for a value of a schema."""
+        try:
+            return f"%json {embedded_schema(schema)}"
+        except ValueError as error:
+            raise InvalidRequestError(self.field, str(error)) from error
+
+    def object_call(self) -> str:
+        """``{"name": NAME, "arguments": {...}}``."""
+        head = '{"name": ' + json.dumps(self.name, ensure_ascii=False) + ', "arguments": '
+        return f"{_text(head)} {self.arguments()} {_text('}')}"
+
+    def tagged_call(self) -> str:
+        """``<parameter=NAME>`` of each property in their order; those that are not required may be left out."""
+        head = _text(f"<function={self.name}>\n")
+        if not self.is_strict:
+            return f"{head} other"
+        properties = self.schema.get("properties", {})
+        if self.schema.get("type") != "object" or not isinstance(properties, Mapping):
+            raise InvalidRequestError(self.field, "must be an object with properties, which are written one by one")
+        required = self.schema.get("required", ())
+        parts = []
+        for name, schema in properties.items():
+            part = f"{_text(f'<parameter={name}>')} {_text(_LINE)} {self._tagged_value(name, schema)}"
+            parts.append(part if name in required else f"({part})?")
+        return " ".join([head, *parts, _text("</function>")])
+
+    def _tagged_value(self, name: str, schema: Json) -> str:
+        """A value and the end of its tag. Texts have no quotes, so only listed ones can be kept to."""
+        found = resolved(schema, self.schema)
+        types = types_of(found)
+        if types and "string" not in types:
+            shared = {word: self.schema[word] for word in _DEFINITIONS if word in self.schema}
+            return f"{self.value({**found, **shared})} {_text(_VALUE_END)}"
+        listed = [found["const"]] if "const" in found else found.get("enum")
+        if isinstance(listed, list):
+            return f"({_any_of([_text(f'{_as_text(value)}{_VALUE_END}') for value in listed])})"
+        if unkept := [word for part in _branches(found) for word in part if word not in _OF_TEXTS]:
+            path = f"/properties/{name}/{unkept[0]}"
+            raise InvalidRequestError(self.field, f"{path} is not supported in texts, which this model does not quote")
+        return "value"
+
+
+def _branches(schema: Mapping[str, Json]) -> list[Mapping[str, Json]]:
+    parts = [part for word in ("anyOf", "oneOf") for part in schema.get(word) or () if isinstance(part, Mapping)]
+    return [schema, *parts]
+
+
+def _as_text(value: Json) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _hermes(tools: Sequence[_Tool], token_id: TokenId) -> str:
+    calls = _any_of([tool.object_call() for tool in tools])
+    return _between_texts(_text("<tool_call>"), f"{_text(_LINE)} ({calls}) {_text(_LINE + '</tool_call>')}")
+
+
+def _qwen3_coder(tools: Sequence[_Tool], token_id: TokenId) -> str:
+    calls = _any_of([tool.tagged_call() for tool in tools])
+    ends = f"value[lazy]: TEXT {_text(_VALUE_END)}\nother[lazy]: TEXT {_text('</function>')}\n"
+    return ends + _between_texts(_text("<tool_call>"), f"{_text(_LINE)} ({calls}) {_text(_LINE + '</tool_call>')}")
+
+
+def _mistral(tools: Sequence[_Tool], token_id: TokenId) -> str:
+    """Of all versions: a list of calls, or a name, with or without ``[ARGS]``, and the arguments."""
+    marked = "" if (found := _special("[ARGS]", token_id)) is None else f"{found}?"
+    listed = _any_of([tool.object_call() for tool in tools])
+    named = _any_of([f"{_text(tool.name)} {marked} {tool.arguments()}" for tool in tools])
+    marker = _special("[TOOL_CALLS]", token_id) or _text("[TOOL_CALLS]")
+    calls = f"/[ ]?/ {_text('[')} listed ({_text(', ')} listed)* {_text(']')} | named"
+    return f"{_between_texts(marker, calls)}listed: {listed}\nnamed: {named}\n"
+
+
+def _harmony(tools: Sequence[_Tool], token_id: TokenId) -> str:
+    bodies = [f"{_text(tool.name)} between {tool.arguments()}" for tool in tools]
+    named = [f"{_text(tool.name)} header {tool.arguments()}" for tool in tools]
+    return f"""start: (message <|end|> <|start|> "assistant")* (message | call)
+message: <|channel|> NAME <|message|> TEXT
+NAME: "analysis" | "final" | "commentary"
+call: <|channel|> "commentary to=functions." ({_any_of(bodies)}) | " to=functions." ({_any_of(named)})
+header: <|channel|> "commentary" between
+between: (/[ ]?/ <|constrain|> "json")? <|message|>
+"""
+
+
+def _between_texts(marker: str, call: str) -> str:
+    """Free text with calls in it, each after the marker: a text, or a special token."""
+    lazy = "[lazy]" if marker.startswith('"') else ""
+    return f"start: (trigger call)* tail\ntail: TEXT\ntrigger{lazy}: TEXT {marker}\ncall: {call}\n"
+
+
+def _special(text: str, token_id: TokenId) -> str | None:
+    found = token_id(text)
+    return None if found is None else f"<[{found}]>"
+
+
+def _any_of(parts: Sequence[str]) -> str:
+    return " | ".join(parts)
+
+
+def _text(text: str) -> str:
+    """A text of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+_FORMS: dict[str, Callable[[Sequence[_Tool], TokenId], str]] = {
+    "hermes": _hermes,
+    "qwen3_coder": _qwen3_coder,
+    "mistral": _mistral,
+    "openai": _harmony,
+}
