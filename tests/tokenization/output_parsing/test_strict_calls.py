@@ -152,7 +152,7 @@ def drawn_calls(form: str, tools: list[dict[str, Any]], marker: str, seed: int) 
             continue
         bits = following.mask()
         allowed = [token for token in range(VOCAB_SIZE) if bits[token // 32] >> (token % 32) & 1]
-        closing = [token for token in allowed if set(TOKENIZER.id_to_token(token)) <= set('"}]</')]
+        closing = [token for token in allowed if set(TOKENIZER.id_to_token(token) or "-") <= set('"}]</')]
         tokens.append(choose.choice(closing if closing and choose.random() < 0.5 else allowed))
     parser = OutputFormat(form).make_parser(tools, "")
     assert parser is not None
