@@ -3,12 +3,20 @@
 The tensors are in ``outrider.model_executor.kv_cache_tensors``.
 """
 
-from outrider.kv_cache.groups import AttentionReach, KVCacheGroup, KVCacheLayout, KVCacheSpec
+from outrider.kv_cache.groups import (
+    AttentionReach,
+    KVCacheGroup,
+    KVCacheLayout,
+    KVCacheSpec,
+    RecurrentSpec,
+    StateGroup,
+)
 from outrider.kv_cache.manager import KVCacheManager, PageCopy
 from outrider.kv_cache.page_pool import PagePool
 from outrider.kv_cache.page_tables import JoinedPages
 from outrider.kv_cache.prefix_cache import PrefixCache
 from outrider.kv_cache.sequence import KVSequence, PageTable, page_table_of
+from outrider.kv_cache.state_slots import StateRows, StateSlots
 
 __all__ = [
     "AttentionReach",
@@ -22,5 +30,9 @@ __all__ = [
     "PagePool",
     "PageTable",
     "PrefixCache",
+    "RecurrentSpec",
+    "StateGroup",
+    "StateRows",
+    "StateSlots",
     "page_table_of",
 ]

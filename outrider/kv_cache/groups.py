@@ -3,6 +3,7 @@
 Layers get keys and values, slots and attention plan by group number and never see a page table. Only this module and
 ``KVCacheManager`` know the pages of a group. All groups of a model share one page table: a page holds the same number
 of tokens of every layer. Where every group has a window, pages that no layer attends to any more are given back.
+Recurrent layers form a group of their own, whose states have a slot for each sequence.
 """
 
 from __future__ import annotations
@@ -25,6 +26,44 @@ class KVCacheSpec:
     def bytes_per_token(self, itemsize: int) -> int:
         """Bytes of one token's keys and values, with ``itemsize`` bytes per number."""
         return 2 * self.num_kv_heads * self.head_dim * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentSpec:
+    """Shape of what a sequence leaves behind in one recurrent layer: a state, which is that after some of its tokens,
+    and a log of the inputs of the tokens from there on, from which the state after each of them can be computed.
+    """
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    num_inputs: int
+    """Numbers of one token in the log."""
+    num_taps: int
+    """Tokens that the convolution before the recurrence reads."""
+    log_length: int = 64
+    """Tokens that the log has room for, those that the convolution reads before the state among them."""
+
+    @property
+    def num_replayed(self) -> int:
+        """Most tokens after the state that a sequence can hold."""
+        return self.log_length - self.num_taps + 1
+
+    def bytes_per_slot(self, itemsize: int) -> int:
+        """Bytes of one sequence, with ``itemsize`` bytes per number of the log."""
+        return 4 * self.num_heads * self.key_dim * self.value_dim + self.log_length * self.num_inputs * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """Recurrent layers, which all have one spec."""
+
+    spec: RecurrentSpec
+    layers: tuple[int, ...]
+
+    def bytes_per_slot(self, itemsize: int) -> int:
+        """Bytes of one sequence in all of them."""
+        return len(self.layers) * self.spec.bytes_per_slot(itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +96,29 @@ class KVCacheLayout:
     """Groups of one model, in the order of their first layers."""
 
     groups: tuple[KVCacheGroup, ...]
+    states: StateGroup | None = None
+    """Recurrent layers; its number as a group comes after those of ``groups``."""
 
     @classmethod
-    def of(cls, specs: Sequence[KVCacheSpec]) -> KVCacheLayout:
+    def of(cls, specs: Sequence[KVCacheSpec | RecurrentSpec]) -> KVCacheLayout:
         """Build the groups from the specs of all layers."""
         layers: dict[KVCacheSpec, list[int]] = {}
+        recurrent: dict[RecurrentSpec, list[int]] = {}
         for layer, spec in enumerate(specs):
-            layers.setdefault(spec, []).append(layer)
-        return cls(tuple(KVCacheGroup(spec, tuple(own)) for spec, own in layers.items()))
+            if isinstance(spec, RecurrentSpec):
+                recurrent.setdefault(spec, []).append(layer)
+            else:
+                layers.setdefault(spec, []).append(layer)
+        states = [StateGroup(spec, tuple(own)) for spec, own in recurrent.items()]
+        if len(states) > 1:
+            raise ValueError(f"recurrent layers of {len(states)} shapes in one model")
+        return cls(tuple(KVCacheGroup(spec, tuple(own)) for spec, own in layers.items()), next(iter(states), None))
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """For each layer, the number of its group and its index in the group."""
-        found = {
-            layer: (number, place)
-            for number, group in enumerate(self.groups)
-            for place, layer in enumerate(group.layers)
-        }
+        """For each layer, the number of its group, and its index in the group."""
+        members = [group.layers for group in self.groups] + ([self.states.layers] if self.states else [])
+        found = {layer: (number, place) for number, own in enumerate(members) for place, layer in enumerate(own)}
         return [found[layer] for layer in range(len(found))]
 
     @property

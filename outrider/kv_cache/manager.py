@@ -20,6 +20,7 @@ from outrider.kv_cache.page_pool import PagePool
 from outrider.kv_cache.page_tables import Ints, JoinedPages, PageTables, slots_in
 from outrider.kv_cache.prefix_cache import PrefixCache
 from outrider.kv_cache.sequence import KVSequence, PageTable
+from outrider.kv_cache.state_slots import SequenceState, StateRows, StateSlots
 from outrider.prefix_hash import PrefixHash
 
 PageCopy = tuple[int, int]
@@ -29,9 +30,16 @@ PageCopy = tuple[int, int]
 class KVCacheManager:
     """Manager of all KV sequences of one model."""
 
-    def __init__(self, pool: PagePool, *, prefix_caching: bool = True, reach: AttentionReach | None = None) -> None:
-        """``reach``: tokens that the model's layers attend to; None: all."""
-        self.pool, self.reach = pool, reach
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        prefix_caching: bool = True,
+        reach: AttentionReach | None = None,
+        states: StateSlots | None = None,
+    ) -> None:
+        """``reach``: tokens that the model's layers attend to; None: all. ``states``: slots of recurrent layers."""
+        self.pool, self.reach, self.states = pool, reach, states
         self.prefix_cache = PrefixCache(pool) if prefix_caching else None
         """None when prefix caching is off."""
         self._sequences: set[KVSequence] = set()
@@ -43,13 +51,16 @@ class KVCacheManager:
     def open(
         self, max_length: int, cache_salt: str = "", prefix_hash_key: bytes = b"", prefix_chain: bytes = b""
     ) -> KVSequence:
-        """Open an empty sequence of at most ``max_length`` tokens. It takes no pages yet. ``prefix_chain`` is of the
-        prefix hash of full blocks that come before it in a text.
+        """Open an empty sequence of at most ``max_length`` tokens. It takes no pages yet, but a slot where there are
+        recurrent layers; ``OutOfPagesError`` if none is free. ``prefix_chain`` is of the prefix hash of full blocks
+        that come before it in a text.
         """
         if max_length < 1:
             raise InvalidRequestError("max_length", f"must be at least 1, not {max_length}")
         root_key = self.prefix_cache.root_key(cache_salt) if self.prefix_cache is not None else b""
         sequence = KVSequence(max_length, root_key, prefix_hash_key, prefix_chain)
+        if self.states is not None:
+            sequence.state = self.states.open()
         self._sequences.add(sequence)
         return sequence
 
@@ -67,6 +78,10 @@ class KVCacheManager:
         keys: list[bytes] = []
         wanted = cache.page_keys(sequence.root_key, token_ids, stop=len(token_ids) - 1)
         pages = cache.find(_noting(wanted, keys), num_tokens=len(token_ids))
+        if self.states is not None and sequence.state is not None:
+            num_found = len(pages)
+            pages = pages[: self.states.adopt(sequence.state, keys[:num_found])]
+            cache.num_hit_tokens -= (num_found - len(pages)) * size
         self.pool.share(pages)
         sequence.page_table.extend(pages)
         sequence.page_keys = keys[: len(pages)]
@@ -83,6 +98,8 @@ class KVCacheManager:
             self._register(self.prefix_cache, sequence, length // size)
         if self.reach is not None:
             self._tables.give_back(sequence, *self.reach.unseen_pages(length, size))
+        if sequence.state is not None:
+            sequence.state.num_committed = length
 
     def hash_ahead(self, sequence: KVSequence) -> None:
         """Hash what ``commit`` and ``prefix_hash`` of all tokens will need: best while a device computes them."""
@@ -104,7 +121,10 @@ class KVCacheManager:
         few pages.
         """
         self.require_room(sequence, len(token_ids))
-        return self.extend_checked(sequence, token_ids)
+        slots = self.extend_checked(sequence, token_ids)
+        if sequence.state is not None:
+            sequence.state.length = sequence.length  # what no forward computes counts as computed
+        return slots
 
     def extend_checked(self, sequence: KVSequence, token_ids: Sequence[int]) -> Sequence[int]:
         """``extend`` within the length that ``require_room`` has checked."""
@@ -157,6 +177,8 @@ class KVCacheManager:
             raise InvalidRequestError("length", f"cannot keep {length} tokens of {sequence.length}")
         if sequence.holes and self._attends_to_holes(sequence, length):
             raise InvalidRequestError("length", f"pages of the last tokens before {length} were given back")
+        if self.states is not None and sequence.state is not None:
+            self.states.truncate(sequence.state, length)
         sequence.forget_tokens(length)
         self._cut(sequence, length)
 
@@ -211,10 +233,58 @@ class KVCacheManager:
         those that are not needed are given back.
         """
         for sequence, length, tail in zip(sequences, lengths, tails, strict=True):
+            if sequence.state is not None:
+                sequence.state.num_committed = min(sequence.state.num_committed, length)
             sequence.replace_tail(length, tail)
             if len(sequence.page_keys) * self.pool.page_size > length:
                 self._forget_keys(sequence, length // self.pool.page_size)
             self._tables.drop(sequence, -(-sequence.length // self.pool.page_size))
+
+    def require_states(self, sequences: Sequence[KVSequence], lengths: Iterable[int]) -> None:
+        """Raise ``InvalidRequestError`` if a sequence cannot go on after its first ``lengths`` [B] tokens."""
+        if self.states is not None:
+            for state, length in zip(_states_of(sequences), lengths, strict=True):
+                self.states.require(state, length)
+
+    def have_states(self, sequences: Sequence[KVSequence], lengths: Ints) -> bool:
+        """True if ``require_states`` lets all pass."""
+        if self.states is None:
+            return True
+        return all(
+            not 0 < length < state.length for state, length in zip(_states_of(sequences), lengths.tolist(), strict=True)
+        )
+
+    def plan_states(
+        self,
+        sequences: Sequence[KVSequence],
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        num_drafts: Sequence[int],
+    ) -> StateRows | None:
+        """States of the rows of a forward, as ``StateSlots.plan`` has them; None of models without recurrent layers.
+        ``require_states`` has let the lengths pass.
+        """
+        slots = self.states
+        if slots is None:
+            return None
+        states = _states_of(sequences)
+        for sequence, state, length, count in zip(sequences, states, lengths, counts, strict=True):
+            if self.prefix_cache is not None and length >= state.length and slots.is_due(state, count):
+                num_pages = state.length // self.pool.page_size
+                self._hash_pages(self.prefix_cache, sequence, num_pages)
+                slots.snapshot(state, sequence.page_keys[num_pages - 1])
+        return slots.plan(states, lengths, counts, num_drafts)
+
+    def undo_states(self, sequences: Sequence[KVSequence], rows: StateRows | None) -> None:
+        """A forward that was planned is not run."""
+        if self.states is not None and rows is not None:
+            self.states.undo(_states_of(sequences), rows)
+
+    def lose_states(self, sequences: Iterable[KVSequence]) -> None:
+        """A forward failed on the way: these sequences can only be truncated to nothing."""
+        for sequence in sequences:
+            if sequence.state is not None:
+                sequence.state.length = sequence.max_length + 1
 
     # Further uses of what a sequence holds.
 
@@ -226,6 +296,8 @@ class KVCacheManager:
                 "max_length", f"{max_length} is less than the {sequence.length} tokens to be forked"
             )
         fork = self.open(max_length)
+        if self.states is not None and sequence.state is not None and fork.state is not None:
+            self.states.fork(sequence.state, fork.state)
         self.pool.share(sequence.held_pages())
         fork.page_table, fork.token_ids = sequence.page_table[:], list(sequence.token_ids)
         fork.holes = sequence.holes
@@ -239,6 +311,8 @@ class KVCacheManager:
         sequence.is_open = False
         self._sequences.remove(sequence)
         self._tables.drop(sequence, 0)
+        if self.states is not None and sequence.state is not None:
+            self.states.release(sequence.state)
 
     def prefix_hash(self, sequence: KVSequence, length: int) -> PrefixHash:
         """Prefix hash of the first ``length`` tokens, with the key of the sequence."""
@@ -273,6 +347,8 @@ class KVCacheManager:
         self.pool.check_integrity(sequence.held_pages() for sequence in self._sequences)
         if self.prefix_cache is not None:
             self.prefix_cache.check_integrity()
+        if self.states is not None:
+            self.states.check_integrity(_states_of(self._sequences))
         for sequence in self._sequences:
             check_sequence(sequence, self.pool, self.prefix_cache)
         for destination in self._tables.pending_copies:
@@ -319,6 +395,10 @@ class KVCacheManager:
     def _require_open(self, sequence: KVSequence) -> None:
         if sequence not in self._sequences:
             raise InvalidRequestError("sequence", "was released, or belongs to another cache")
+
+
+def _states_of(sequences: Iterable[KVSequence]) -> list[SequenceState]:
+    return [sequence.state for sequence in sequences if sequence.state is not None]
 
 
 def _noting(keys: Iterator[bytes], noted: list[bytes]) -> Iterator[bytes]:

@@ -71,6 +71,10 @@ class PrefixCache:
         self.num_hit_tokens += len(pages) * self._pool.page_size
         return pages
 
+    def holds(self, key: bytes) -> bool:
+        """True if a page has this key."""
+        return key in self._pages
+
     def register(self, page: int, key: bytes) -> bool:
         """Register a full page in use; False, without a change, if another page has the same content."""
         if key in self._pages:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from outrider.errors import IntegrityError
+from outrider.kv_cache.state_slots import SequenceState
 from outrider.prefix_hash import PrefixHash, PrefixHasher
 
 PageTable: TypeAlias = "array[int]"
@@ -31,6 +32,7 @@ class KVSequence:
         "page_keys",
         "page_table",
         "root_key",
+        "state",
         "token_ids",
     )
 
@@ -55,6 +57,8 @@ class KVSequence:
         self.root_key = root_key
         self.page_keys: list[bytes] = []
         """Keys of leading full pages, as far as they are known."""
+        self.state: SequenceState | None = None
+        """Of models with recurrent layers."""
         self._prefix_hasher = PrefixHasher(prefix_hash_key, prefix_chain)
 
     @property

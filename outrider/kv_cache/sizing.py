@@ -1,14 +1,16 @@
-"""Sizing of the KV cache: bytes, tokens and pages."""
+"""Sizing of the KV cache: bytes, tokens and pages, and slots for the states of recurrent layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.errors import ConfigError
 
 DEFAULT_MAX_SEQUENCES = 256
 """As ``max_running_requests`` is by default."""
+_LEAST_SNAPSHOTS, _SEQUENCES_A_SNAPSHOT = 4, 8
+"""Slots for snapshots of states: one for so many sequences, and some at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,33 @@ class KVCacheRequest:
     max_sequences: int = DEFAULT_MAX_SEQUENCES
     """Sequences that run at the same time: where only the device's memory bounds the pool, it has room for so many of
     ``max_model_len`` at most."""
+    slot_bytes: int = 0
+    """Of one sequence's states in recurrent layers; 0: there are none."""
+    num_state_slots: int | None = None
+    """Taken as it is; None: as many as ``max_sequences`` and their snapshots need, within half of the memory."""
+
+
+def count_slots_and_pages(request: KVCacheRequest, available_bytes: Callable[[], int]) -> tuple[int, int]:
+    """Slots for states of recurrent layers, and pages in what they leave; ``ConfigError`` as ``count_pages``."""
+    if not request.slot_bytes:
+        return 0, count_pages(request, available_bytes)
+    given = available_bytes() if request.kv_cache_bytes is None else request.kv_cache_bytes
+    num_slots = request.num_state_slots
+    if num_slots is None:
+        wanted = request.max_sequences + max(_LEAST_SNAPSHOTS, request.max_sequences // _SEQUENCES_A_SNAPSHOT)
+        num_slots = min(wanted, given // 2 // request.slot_bytes)
+    if num_slots < 1:
+        raise ConfigError(
+            "kv_cache_bytes" if request.gpu_memory_utilization is None else "gpu_memory_utilization",
+            f"half of {given} bytes hold no state of a sequence in the recurrent layers, which takes"
+            f" {request.slot_bytes} bytes: give more",
+        )
+    if request.num_pages is not None:
+        return num_slots, count_pages(request, available_bytes)
+    left = given - num_slots * request.slot_bytes
+    if request.kv_cache_bytes is not None:
+        request = replace(request, kv_cache_bytes=left)
+    return num_slots, count_pages(request, lambda: left)
 
 
 def count_pages(request: KVCacheRequest, available_bytes: Callable[[], int]) -> int:

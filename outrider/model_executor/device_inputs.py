@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from outrider.kernels.paged_attention import DevicePlan, PagedRows, RowSpan, plan_attention
 from outrider.kv_cache import PageTable
+from outrider.kv_cache.state_slots import NUM_COLUMNS
 from outrider.model_executor.input_batch import ForwardBatch
-from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
+from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, StateInputs
 
 _NO_SLOT = -1
 IntArray = NDArray[np.int32]
@@ -67,6 +68,12 @@ class BatchFrame:
     sinks: tuple[int, ...] = ()
     """Of each KV cache group; of those that are not named, none."""
     batch_invariant: bool = False
+    has_states: bool = False
+    """Whether there are recurrent layers: each row's slot and checkpoints come before the pages."""
+
+    def num_of_states(self, shape: BatchShape) -> int:
+        """Numbers between the fixed ones of a shape and the pages."""
+        return NUM_COLUMNS * shape.num_rows if self.has_states else 0
 
     @property
     def reaches(self) -> Iterator[tuple[int | None, int]]:
@@ -151,16 +158,22 @@ def unpack(
     token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts = torch.split(
         buffer[: shape.num_fixed], _sizes(shape)
     )
+    num_of_states = frame.num_of_states(shape)
+    states = None
+    if num_of_states:
+        columns = buffer[shape.num_fixed : shape.num_fixed + num_of_states].view(NUM_COLUMNS, -1)
+        states = StateInputs(query_starts, context_lengths, *columns)
     paged = PagedRows(
         query_starts=query_starts,
         context_lengths=context_lengths,
         page_starts=page_starts,
-        pages=buffer[shape.num_fixed :],
+        pages=buffer[shape.num_fixed + num_of_states :],
         max_queries=shape.max_queries,
         counters=frame.counters,
         spans=spans,
     )
-    return DeviceBatch(token_ids, positions, frame.attention_inputs(slots, paged), logit_indices[:num_logits])
+    groups = frame.attention_inputs(slots, paged)
+    return DeviceBatch(token_ids, positions, groups, logit_indices[:num_logits], states)
 
 
 def spans_in(numbers: IntArray, shape: BatchShape) -> tuple[RowSpan, ...]:
@@ -189,7 +202,13 @@ def inputs_on_cpu(batch: ForwardBatch, frame: BatchFrame, dtype: torch.dtype) ->
         positions=torch.tensor(batch.positions),
         groups=tuple(AttentionInputs(slots, plan) for plan in plans),
         logit_indices=torch.tensor(batch.logit_indices, dtype=torch.int64),
+        states=_states_on_cpu(batch) if frame.has_states else None,
     )
+
+
+def _states_on_cpu(batch: ForwardBatch) -> StateInputs:
+    columns = (batch.query_starts, batch.context_lengths, *batch.states)
+    return StateInputs(*(torch.tensor(column, dtype=torch.int32) for column in columns))
 
 
 def logit_indices_in(buffer: torch.Tensor, shape: BatchShape, num_logits: int) -> torch.Tensor:

@@ -47,6 +47,7 @@ class ForwardBatch:
     logit_indices: list[int]  # [N] rows of the hidden states that go through the head, in the order of the rows
     page_copies: tuple[PageCopy, ...]
     """Done before anything else: all sources are read before any destination is written."""
+    states: TokenIds[TokenIds[int]] = ()  # [3][B] of models with recurrent layers, as ``StateRows`` has them
 
     @property
     def num_rows(self) -> int:

@@ -1,19 +1,30 @@
-"""Device memory of the KV cache: one tensor for each group of layers, divided into pages."""
+"""Device memory of the KV cache: a tensor for each group of layers, divided into pages, and states in slots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from outrider.kernels.gated_delta import DeltaSlots
 from outrider.kernels.kv_store import copy_pages
 from outrider.kv_cache import KVCacheLayout, PageCopy
+from outrider.kv_cache.state_slots import SlotCopy
 
 
 class KVCacheTensors:
     """Keys and values of ``num_slots`` tokens in all layers, uninitialised: what a free page holds is never read."""
 
-    def __init__(self, layout: KVCacheLayout, num_slots: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KVCacheLayout,
+        num_slots: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_state_slots: int = 0,
+    ) -> None:
         self.layout = layout
         self.dtype = dtype
         self.device = device
@@ -29,15 +40,27 @@ class KVCacheTensors:
             )
             for group in layout.groups
         ]
-        self._layers = [self.groups[group][place] for group, place in layout.places]
+        self.num_state_slots = num_state_slots
+        """Of recurrent layers."""
+        self.states: DeltaSlots | None = None
+        if layout.states is not None:
+            spec, sizes = layout.states.spec, (len(layout.states.layers), num_state_slots)
+            self.states = DeltaSlots(
+                torch.empty(*sizes, spec.num_heads, spec.key_dim, spec.value_dim, dtype=torch.float32, device=device),
+                torch.empty(*sizes, spec.log_length, spec.num_inputs, dtype=dtype, device=device),
+            )
+        self._layers = [
+            self.groups[group][place] if group < len(self.groups) else self._states_of(place)
+            for group, place in layout.places
+        ]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all groups."""
-        return sum(group.nbytes for group in self.groups)
+        return sum(tensor.nbytes for tensor in (*self.groups, *(self.states or ())))
 
-    def layer(self, number: int) -> torch.Tensor:
-        """[S, 2, H_kv, D] of one layer."""
+    def layer(self, number: int) -> Any:  # noqa: ANN401 - the layer knows which
+        """[S, 2, H_kv, D] of one layer, or the ``DeltaSlots`` of a recurrent one."""
         return self._layers[number]
 
     def copy_pages(self, copies: Sequence[PageCopy], *, page_size: int) -> None:
@@ -45,7 +68,18 @@ class KVCacheTensors:
         for group in self.groups:
             copy_pages(group, copies, page_size=page_size)
 
+    def copy_states(self, copies: Sequence[SlotCopy]) -> None:
+        """Copy slots in all recurrent layers; every source is read before any destination is written."""
+        if not copies:
+            return
+        sources, destinations = (torch.tensor(side, device=self.device) for side in zip(*copies, strict=True))
+        for tensor in self.states or ():
+            tensor.index_copy_(1, destinations, tensor.index_select(1, sources))
+
     def fill_(self, value: float) -> None:
         """Set every number; a test poisons free pages with it."""
-        for group in self.groups:
-            group.fill_(value)
+        for tensor in (*self.groups, *(self.states or ())):
+            tensor.fill_(value)
+
+    def _states_of(self, place: int) -> DeltaSlots | None:
+        return None if self.states is None else DeltaSlots(self.states.states[place], self.states.logs[place])

@@ -19,7 +19,7 @@ from typing import Unpack
 import torch
 
 from outrider.errors import ConfigError
-from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool
+from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool, StateRows, StateSlots
 from outrider.model_executor.cuda_graphs import CaptureProgress
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
 from outrider.model_executor.draft_loop.columns import DraftColumns, plan_columns, restore_sequences
@@ -37,6 +37,7 @@ from outrider.model_executor.worker_commands import (
     capture_command,
     copy_command,
     forward_command,
+    state_copy_command,
 )
 from outrider.sampling.sampler import Sampler
 
@@ -73,7 +74,14 @@ class ModelRunner:
         self.config, self.page_size, self.max_model_len = worker.config, worker.page_size, worker.max_model_len
         self.kv_cache = worker.kv_cache
         pool = PagePool(worker.num_pages, worker.page_size)
-        self.sequences = KVCacheManager(pool, prefix_caching=prefix_caching, reach=worker.kv_cache.layout.reach)
+        layout = worker.kv_cache.layout
+        states = None
+        if layout.states is not None:
+            states = StateSlots(
+                worker.kv_cache.num_state_slots, layout.states.spec, page_size=worker.page_size,
+                prefix_caching=prefix_caching,
+            )  # fmt: skip
+        self.sequences = KVCacheManager(pool, prefix_caching=prefix_caching, reach=layout.reach, states=states)
         self.sampler = Sampler(drafting or DraftingRules())
         self.num_forwards = 0
         """Forwards since loading, without the warm-up."""
@@ -168,6 +176,7 @@ class ModelRunner:
 
     def forget_plan(self, plan: PlannedBatch) -> None:
         """Give back the KV pages of a plan that is not run."""
+        self.sequences.undo_states(plan.sequences, plan.layout.states)
         self.sequences.give_back_room(plan.sequences)
 
     def forward_batch(
@@ -200,10 +209,12 @@ class ModelRunner:
                 plan.layout.put_drafts(plan.command.numbers, batch.draft_token_ids)
             try:
                 self._copy_pages(plan.layout.page_copies)
+                self._copy_states(plan.layout.states)
                 self._broadcast(plan.command)
                 known = None if drawn is None else drawn.clamp(0, self.config.vocab_size - 1)
                 logits, states = self.worker.forward(plan.command, known)
             except BaseException:
+                self.sequences.lose_states(batch.sequences)
                 self.sequences.replace_tails(batch.sequences, batch.lengths.tolist(), [()] * len(batch.lengths))
                 raise
         # The device computes.
@@ -217,6 +228,13 @@ class ModelRunner:
             self._broadcast(command)
             self.worker.run(command)
             self.sequences.confirm_copies()
+
+    def _copy_states(self, states: StateRows | None) -> None:
+        if states is not None and states.copies and self.sequences.states is not None:
+            command = state_copy_command(states.copies)
+            self._broadcast(command)
+            self.worker.run(command)
+            self.sequences.states.confirm_copies(states.copies)
 
     def _broadcast(self, command: WorkerCommand) -> None:
         """Send a command to the other ranks, if any."""

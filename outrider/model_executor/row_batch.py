@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kv_cache import JoinedPages, KVCacheManager, KVSequence, PageCopy
+from outrider.kv_cache import JoinedPages, KVCacheManager, KVSequence, PageCopy, StateRows
 from outrider.kv_cache.page_tables import LONG_ROW
 from outrider.model_executor.device_inputs import BatchShape, IntArray, fill_parts
 from outrider.model_executor.input_batch import ForwardRow
@@ -131,6 +131,8 @@ class BatchLayout:
     context_lengths: Ints  # [B]
     pages: JoinedPages
     page_copies: tuple[PageCopy, ...]
+    states: StateRows | None = None
+    """Of models with recurrent layers."""
 
     @property
     def num_logits(self) -> int:
@@ -153,18 +155,27 @@ class BatchLayout:
             (self.context_lengths, rows, 0),
             (page_starts, rows + 1, page_starts[-1]),
         )
-        return fill_parts(parts, self.pages.pages, shape.num_fixed)
+        pages = self.pages.pages
+        if self.states is not None:
+            pages = np.concatenate((self.states.padded(rows), pages))
+        return fill_parts(parts, pages, shape.num_fixed)
 
 
 def plan_rows(table: KVCacheManager, batch: RowBatch) -> BatchLayout:
     """Lay a batch out before its sequences are truncated to what is kept and extended: these have pages for that.
     ``OutOfPagesError``, without a change, if there are too few.
     """
+    if table.states is not None:
+        table.require_states(batch.sequences, batch.lengths.tolist())
     counts, num_drafts, num_logits = batch.counts, batch.num_drafts, batch.num_logits
     wanted = b"" if num_logits is None else num_logits.tobytes()
     pattern = _pattern_of(counts.tobytes(), num_drafts.tobytes(), wanted)
     pages = table.make_room(batch.sequences, batch.lengths, counts + num_drafts)
     positions = pattern.places + batch.lengths[pattern.rows]
+    states = None
+    if table.states is not None:
+        lengths = batch.lengths.tolist()
+        states = table.plan_states(batch.sequences, lengths, counts.tolist(), num_drafts.tolist())
     return BatchLayout(
         pattern,
         np.concatenate((batch.token_ids, batch.draft_token_ids))[pattern.order],
@@ -173,6 +184,7 @@ def plan_rows(table: KVCacheManager, batch: RowBatch) -> BatchLayout:
         batch.lengths + counts + num_drafts,
         pages,
         tuple(table.pending_copies()),
+        states,
     )
 
 

@@ -60,13 +60,16 @@ class Worker:
         if model.config.is_fallback:
             # Graphs of its modules are captured where their memory is set; by default they run eagerly.
             drafting, graphs = None, replace(graphs, memory_bytes=graphs.memory_bytes or 0)
+        if model.kv_cache_layout.states is not None:  # neither loops nor graphs know slots yet
+            drafting, graphs = None, replace(graphs, memory_bytes=0)
         self.model, self.config = model, model.config
         self.page_size, self.num_pages, self.max_model_len = loaded.page_size, loaded.num_pages, loaded.max_model_len
         """No sequence may hold more tokens than ``max_model_len``."""
         layout = model.kv_cache_layout
         self.kv_cache = KVCacheTensors(
-            layout, loaded.num_pages * loaded.page_size, dtype=model.dtype, device=model.device
-        )
+            layout, loaded.num_pages * loaded.page_size, dtype=model.dtype, device=model.device,
+            num_state_slots=loaded.num_state_slots,
+        )  # fmt: skip
         self.is_on_gpu = has_kernels(model.device)
         """Whether kernels run: on a GPU, or in Triton's interpreter for tests."""
         self.captured: Captured | None = None
@@ -80,8 +83,9 @@ class Worker:
         self._cuda_index = counters.device.index if counters.is_cuda else None
         """The setting's name may have none."""
         self._frame = BatchFrame(
-            self.page_size, layout.windows, counters, layout.sinks, batch_invariant=model.batch_invariant
-        )
+            self.page_size, layout.windows, counters, layout.sinks, batch_invariant=model.batch_invariant,
+            has_states=layout.states is not None,
+        )  # fmt: skip
         pages_per_row = -(-self.max_model_len // self.page_size)
         self._graphs = ForwardGraphs(
             model, self.kv_cache, self._frame, pages_per_row=pages_per_row, limits=graphs, layers=hidden_state_layers
@@ -141,6 +145,8 @@ class Worker:
             self.forward(command)
         elif command.operation == Operation.COPY_PAGES:
             self.kv_cache.copy_pages(copies_of(command), page_size=self.page_size)
+        elif command.operation == Operation.COPY_STATES:
+            self.kv_cache.copy_states(copies_of(command))
         elif command.operation == Operation.DRAFT and self.draft_loop is not None:
             self.used_graph = self.draft_loop.run(loop_of(command), command.numbers)
         elif command.operation == Operation.CAPTURE and self.is_on_gpu:
@@ -184,7 +190,8 @@ class Worker:
     def _inputs_of(self, command: WorkerCommand, drawn: torch.Tensor | None) -> DeviceBatch:
         """Inputs of a forward without a graph."""
         if not self.is_on_gpu:
-            return inputs_on_cpu(batch_of(command), self._frame, self.model.dtype)
+            batch = batch_of(command, has_states=self._frame.has_states)
+            return inputs_on_cpu(batch, self._frame, self.model.dtype)
         numbers = to_device(command.numbers, self.device)
         if drawn is not None:
             numbers[: len(drawn)].copy_(drawn)

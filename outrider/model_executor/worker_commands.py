@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.kv_cache import PageCopy, page_table_of
+from outrider.kv_cache.state_slots import NUM_COLUMNS, SlotCopy
 from outrider.model_executor.device_inputs import BatchShape, IntArray
 from outrider.model_executor.input_batch import ForwardBatch
 from outrider.model_executor.row_batch import BatchLayout
@@ -37,6 +38,8 @@ class Operation(enum.IntEnum):
     has room for. Numbers: as ``pack_draft`` lays them out."""
     FORWARD_DRAWN = 5
     """A ``FORWARD`` of one token a row, of which each gets logits, and which only the device of rank 0 knows."""
+    COPY_STATES = 6
+    """Numbers: source and destination of one slot of recurrent layers after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,11 @@ def copy_command(copies: Sequence[PageCopy]) -> WorkerCommand:
     return WorkerCommand(Operation.COPY_PAGES, (), np.array(copies, dtype=np.int32).ravel())
 
 
+def state_copy_command(copies: Sequence[SlotCopy]) -> WorkerCommand:
+    """Slots of recurrent layers copied, every source read before any destination is written."""
+    return WorkerCommand(Operation.COPY_STATES, (), np.array(copies, dtype=np.int32).ravel())
+
+
 def shape_of(command: WorkerCommand) -> tuple[BatchShape, int]:
     """The shape of a forward and the number of positions that get logits."""
     num_rows, num_tokens, max_queries, num_logits = command.arguments[:_FORWARD_ARGUMENTS]
@@ -86,17 +94,20 @@ def layers_of(command: WorkerCommand) -> tuple[int, ...]:
 
 
 def copies_of(command: WorkerCommand) -> list[tuple[int, int]]:
-    """The (source, destination) pairs of a page copy."""
+    """The (source, destination) pairs of a copy of pages or slots."""
     return [(int(source), int(destination)) for source, destination in command.numbers.reshape(-1, 2).tolist()]
 
 
-def batch_of(command: WorkerCommand) -> ForwardBatch:
-    """The batch of a forward that was laid out in its own shape."""
+def batch_of(command: WorkerCommand, *, has_states: bool = False) -> ForwardBatch:
+    """The batch of a forward that was laid out in its own shape; ``has_states``: of a model with recurrent layers."""
     shape, num_logits = shape_of(command)
     tokens, rows = shape.num_tokens, shape.num_rows
     sizes = (tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1)
     parts = [part.tolist() for part in np.split(command.numbers, np.cumsum(sizes))]
     token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts, pages = parts
+    num_of_states = NUM_COLUMNS * rows if has_states else 0
+    states = tuple(pages[start : start + rows] for start in range(0, num_of_states, rows))
+    pages = pages[num_of_states:]
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
@@ -106,4 +117,5 @@ def batch_of(command: WorkerCommand) -> ForwardBatch:
         context_lengths=context_lengths,
         logit_indices=logit_indices[:num_logits],
         page_copies=(),
+        states=states,
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from outrider.errors import InvalidRequestError, OutriderError
+from outrider.errors import InvalidRequestError, OutOfPagesError, OutriderError
 from outrider.ports import Open, Opened, Preempted, Refused, Release, SessionFailed, SessionLost
 from outrider.prefix_hash import PrefixHash
 from outrider.serving.session import Limits, SequenceStore, SequenceT, Session, check_open
@@ -93,6 +93,8 @@ class SessionTable(Generic[SequenceT]):
             sequence = self._store.open(reserved, command.cache_salt, command.prefix_hash_key)
         except InvalidRequestError as error:
             return self.fail(link_id, command.session, command.generation, error)
+        except OutOfPagesError as error:  # a slot for recurrent states, which is held from the beginning
+            return self._refuse(of_link, command.session, command.generation, str(error))
         of_link.ended.pop(command.session, None)
         of_link.open[command.session] = Session(link_id, command, sequence, reserved, command.generation)
         return None

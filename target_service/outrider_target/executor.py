@@ -148,6 +148,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
             are_within(columns.token_ids.tolist(), 0, self._runner.config.vocab_size - 1)
             and are_all(step.bases + step.draft_lengths <= step.own.max_lengths)
             and self._runner.sequences.surely_fit(len(counts), max(map(operator.add, counts, lengths)))
+            and self._runner.sequences.have_states(rows.sequences, step.kept)
         )
 
     def takes_drafts(self, step: SteadyStep) -> bool:

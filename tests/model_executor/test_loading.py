@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.errors import ModelError
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.model_runner import ModelRunner
 from tests.model_executor.parity import build, reference_logits
@@ -110,6 +111,7 @@ def test_loading_keeps_no_second_copy_of_packed_weights() -> None:
     for layer in decoder.layers:
         mlp = layer.feed_forward
         assert isinstance(mlp, GatedMlp)
+        assert isinstance(layer.attention, Attention)
         for linear in (layer.attention.qkv, layer.attention.output, mlp.gate_up, mlp.down):
             assert linear.method.parameters()["weight"].tensor.numel() == 0
 

@@ -41,6 +41,10 @@ _VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
 }  # fmt: skip
+_QWEN_VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32,
+    "num_position_embeddings": 4,
+}  # fmt: skip
 _WITH_IMAGES: dict[str, dict[str, Any]] = {
     "gemma3": {"vision_config": _VISION, "mm_tokens_per_image": 4},
     "mistral3": {"vision_config": {**_VISION, "head_dim": 8}},
@@ -57,9 +61,24 @@ _WITH_IMAGES: dict[str, dict[str, Any]] = {
             "position_embedding_size": 64,
         },
     },
+    "qwen3_5": {"vision_config": _QWEN_VISION},
+    "qwen3_5_moe": {"vision_config": _QWEN_VISION},
 }
 """Models whose decoder is one part; the rest of their configurations."""
+_HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_hidden_layers": 3,
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    "head_dim": 16,
+}  # fmt: skip
+_GATED_EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
+}  # fmt: skip
 _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
+    "qwen3_5": _HYBRID,
+    "qwen3_5_text": _HYBRID,
+    "qwen3_5_moe": {**_HYBRID, **_GATED_EXPERTS},
+    "qwen3_5_moe_text": {**_HYBRID, **_GATED_EXPERTS},
+    "qwen3_next": {**_HYBRID, **_GATED_EXPERTS},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 3},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
@@ -159,6 +178,7 @@ def _config(architecture: str, settings: dict[str, Any]) -> PreTrainedConfig:
 
 
 def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    has_offset = config.model_type.startswith(("qwen3_5", "qwen3_next"))  # 1 is added to most norms' weights
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model: PreTrainedModel = _auto_class(config).from_config(config, dtype=torch.float32)
@@ -170,8 +190,11 @@ def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
                     parameter.copy_(0.4 * torch.randn_like(parameter))
                 elif name.endswith(".sinks"):
                     parameter.copy_(torch.randn_like(parameter))
+                elif name.endswith("A_log"):  # states decay slowly, so that all tokens before matter
+                    parameter.copy_(0.5 * torch.randn_like(parameter) - 3.0)
                 elif parameter.dim() == 1 or name.endswith("_bias"):
-                    parameter.copy_(0.2 * torch.randn_like(parameter) + (1.0 if "norm" in name else 0.0))
+                    mean = 1.0 if "norm" in name and not (has_offset and "linear_attn" not in name) else 0.0
+                    parameter.copy_(0.2 * torch.randn_like(parameter) + mean)
     return model
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.model_executor.models.config import ModelConfig
+    from outrider.model_executor.models.config import ModelConfig, RecurrentConfig
 
 SETTING = "tensor_parallel_size"
 
@@ -33,7 +33,11 @@ class Shard:
         _require(
             heads % self.size == 0 or self.size % heads == 0, self.size, f"its {heads} key and value heads, nor they it"
         )
-        sizes = [] if config.experts is None else [config.experts.intermediate_size]
+        experts, recurrent = config.experts, config.recurrent
+        sizes = [] if experts is None else [experts.intermediate_size, experts.shared_size]
+        if recurrent is not None:
+            heads = recurrent.num_key_heads
+            _require(heads % self.size == 0, self.size, f"its {heads} key heads of recurrent layers")
         for inner in (config.intermediate_size, *sizes):
             _require(inner % self.size == 0, self.size, f"its MLP size {inner}")
 
@@ -56,6 +60,10 @@ class Shard:
             return self._share(config.num_kv_heads)
         own = self.rank * config.num_kv_heads // self.size
         return range(own, own + 1)
+
+    def key_heads(self, recurrent: RecurrentConfig) -> range:
+        """Its key heads of recurrent layers, whose heads of values it has too."""
+        return self._share(recurrent.num_key_heads)
 
     def inner(self, size: int, multiple: int = 1) -> range:
         """Its columns of an MLP with as many, shared in units of ``multiple`` columns."""

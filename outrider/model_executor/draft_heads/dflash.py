@@ -30,6 +30,7 @@ from outrider.model_executor.draft_heads.dflash_config import DFlashConfig
 from outrider.model_executor.draft_heads.draft_vocabulary import DraftVocabulary
 from outrider.model_executor.draft_heads.pair_head import PlainInput
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
+from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, Residual, Weights, whole
 from outrider.model_executor.layers.embedding import VocabRows
@@ -62,6 +63,7 @@ class DFlashHead:
         )
         self.kv_cache_layout = KVCacheLayout.of([one.attention.kv_cache_spec for one in self._layers])
         self._groups = [group for group, _ in self.kv_cache_layout.places]
+        self._attentions = [one.attention for one in self._layers if isinstance(one.attention, Attention)]
 
     @property
     def borrowed(self) -> tuple[str, ...]:
@@ -99,9 +101,9 @@ class DFlashHead:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store keys and values of ``states`` [T, H] in all layers; returns the states, of which nothing is drawn."""
         cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
-        for number, layer in enumerate(self._layers):
+        for number, attention in enumerate(self._attentions):
             source = PlainInput(states, None, self._norm, SINGLE_RANK)
-            layer.attention.store(source, kv_cache.layer(number), cos_sin, batch.groups[self._groups[number]])
+            attention.store(source, kv_cache.layer(number), cos_sin, batch.groups[self._groups[number]])
         return states, states
 
     def block(self, batch: DeviceBatch, kv_cache: KVCacheTensors) -> torch.Tensor:

@@ -23,20 +23,31 @@ from outrider.model_executor.layers.wide_norm import WideNorm
 class Attention:
     """One layer's attention over its keys and values in the cache."""
 
-    def __init__(self, context: LayerContext, layer: int, *, input_size: int | None = None) -> None:
-        """``input_size`` of queries, keys and values, where it is not the hidden size."""
+    weight_prefix = "self_attn."
+
+    def __init__(
+        self, context: LayerContext, layer: int, *, input_size: int | None = None, num_query_parts: int = 1
+    ) -> None:
+        """``input_size`` of queries, keys and values, where it is not the hidden size. ``num_query_parts``: runs of
+        ``head_dim`` features of a head that come with its query, the query the first; others than 1 bring the product
+        into order themselves.
+        """
         config, part, shard = context.config, context.part, context.communicator.shard
         size = config.head_dim
         self.kv_cache_spec = KVCacheSpec(part.num_kv_heads, size, *config.reach(layer))
         self._heads = HeadLayout(part.num_heads, part.num_kv_heads, size, config.rms_norm_eps)
         hidden = Features.all(input_size or config.hidden_size)
         self._order = order = head_order(config.rope_of(layer), size)
-        queries = Features(config.num_heads * size, _scaled(shard.heads(config), size), "q_proj", order)
+        loaded = order if num_query_parts == 1 else ()
+        queries = Features(config.num_heads * size, _scaled(shard.heads(config), size))
         own = _scaled(shard.kv_heads(config), size)
-        keys = Features(config.num_kv_heads * size, own, "k_proj", order)
+        keys = Features(config.num_kv_heads * size, own, "k_proj", loaded)
         values = Features(config.num_kv_heads * size, own, "v_proj")
         module = f"model.layers.{layer}.self_attn."
-        self.qkv = Linear(context, hidden, (queries, keys, values), bias=config.qkv_bias, module=module)
+        parts = Features(
+            queries.size * num_query_parts, _scaled(shard.heads(config), size * num_query_parts), "q_proj", loaded
+        )
+        self.qkv = Linear(context, hidden, (parts, keys, values), bias=config.qkv_bias, module=module)
         output = Features.all(config.hidden_size, "o_proj")
         self.output = Linear(context, queries, (output,), bias=config.output_bias, module=module)
         num_turned = part.num_heads + part.num_kv_heads

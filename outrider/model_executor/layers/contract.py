@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from outrider.kernels.few_tokens import MAX_TOKENS, NormedInput
 from outrider.kernels.paged_attention import AttentionPlan, DevicePlan
+from outrider.kernels.rope_and_cache import CosSin
+from outrider.kv_cache import KVCacheSpec, RecurrentSpec
 from outrider.model_executor.distributed.communicator import Communicator, Norm
 
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
@@ -115,6 +117,17 @@ class AttentionInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class StateInputs:
+    """Inputs of a forward for recurrent layers."""
+
+    query_starts: torch.Tensor  # [B + 1]
+    context_lengths: torch.Tensor  # [B] tokens of the sequence, those of this forward included
+    slots: torch.Tensor  # [B] -1: the row is none
+    starts: torch.Tensor  # [B] tokens after which the slot's state is
+    ends: torch.Tensor  # [B] tokens after which the forward leaves it
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceBatch:
     """A forward's inputs on the device, prepared once for all layers."""
 
@@ -123,11 +136,44 @@ class DeviceBatch:
     groups: tuple[AttentionInputs, ...]
     """By the number of the KV cache group."""
     logit_indices: torch.Tensor  # [N]
+    states: StateInputs | None = None
+    """Of models with recurrent layers."""
 
     def clear_slots(self) -> None:
         """Let no token be written to the cache."""
         for group in self.groups:
             group.slots.fill_(-1)
+        if self.states is not None:
+            self.states.slots.fill_(-1)
+
+
+class TokenMixer(Protocol):
+    """The first block of a decoder layer: attention, or a recurrence."""
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec | RecurrentSpec:
+        """What it keeps of earlier tokens."""
+        ...
+
+    @property
+    def weight_prefix(self) -> str:
+        """Of its tensors' names below the layer."""
+        ...
+
+    def __call__(
+        self,
+        source: Residual,
+        cache: Any,  # noqa: ANN401 - as its spec has it
+        cos_sin: CosSin,
+        inputs: Any,  # noqa: ANN401 - AttentionInputs or StateInputs
+        /,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream with what was to be added, and what this block adds to it."""
+        ...
+
+    def weights(self) -> Weights:
+        """Its tensors, named below itself."""
+        ...
 
 
 class FeedForward(Protocol):

@@ -56,6 +56,7 @@ class SparseMlp:
         gates_and_ups = _gates_and_ups(experts, inner)
         self.gate_up = Linear(context, hidden, gates_and_ups, bias=bias, module=module, num_experts=count)
         self.down = Linear(context, inner, outputs, bias=bias, module=module, num_experts=count)
+        self.shared = SharedExpert(context, module, experts.shared_size) if experts.shared_size else None
 
     def __call__(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream with what was to be added, and what this block adds to it."""
@@ -66,6 +67,8 @@ class SparseMlp:
             swiglu(gate_up) if clamp is None else clamped_swiglu(gate_up, clamp.alpha, clamp.limit)
         )  # [A * T, inner]
         products = self.down.method.grouped(inner, routing, is_weighted=True)  # [A, T, hidden]
+        if self.shared is not None:
+            return hidden, sum_experts(products, hidden.dtype).add_(self.shared(x))
         return hidden, products if self._leaves_sum else sum_experts(products, hidden.dtype)
 
     def weights(self) -> Weights:
@@ -73,6 +76,31 @@ class SparseMlp:
         yield from self.router.weights(self._prefix)
         yield from self.gate_up.weights(self._prefix)
         yield from self.down.weights(self._prefix)
+        if self.shared is not None:
+            yield from self.shared.weights(self._prefix)
+
+
+class SharedExpert:
+    """Expert that every token meets, weighted by the sigmoid of a gate."""
+
+    def __init__(self, context: LayerContext, module: str, size: int) -> None:
+        """``module``: prefix of its tensors' names in the whole model."""
+        own, hidden = context.communicator.shard.inner(size), Features.all(context.config.hidden_size)
+        gate, up = (Features(size, own, f"shared_expert.{name}") for name in ("gate_proj", "up_proj"))
+        self.gate_up = Linear(context, hidden, (gate, up), module=module)
+        output = Features.all(hidden.size, "shared_expert.down_proj")
+        self.down = Linear(context, Features(size, own), (output,), module=module)
+        weight = (Features.all(1, "shared_expert_gate"),)
+        self.weight = Linear(context, hidden, weight, module=module, make_method=UnquantizedLinear)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, hidden] to the same shape."""
+        return self.down(swiglu(self.gate_up(x))) * self.weight(x).sigmoid()
+
+    def weights(self, prefix: str) -> Weights:
+        """Its tensors."""
+        for linear in (self.gate_up, self.down, self.weight):
+            yield from linear.weights(prefix)
 
 
 def _gates_and_ups(experts: ExpertsConfig, inner: Features) -> tuple[Features, ...]:

@@ -116,5 +116,7 @@ MXFP4 = Quantization(
     numbers=Numbers.MXFP4,
 )  # fmt: skip
 """Experts of gpt-oss, as published."""
-ONLINE = Quantization("online", Scales.CHANNEL, Activations.TOKEN, ignored=(r"lm_head$",))
+ONLINE = Quantization(
+    "online", Scales.CHANNEL, Activations.TOKEN, ignored=(r"lm_head$", r".*\.linear_attn\.in_proj_(a|b|ba)$")
+)
 """Made while loading: ``--quantization fp8``."""

@@ -19,7 +19,7 @@ from outrider.kv_cache.sizing import DEFAULT_MAX_SEQUENCES, KVCacheRequest
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
 from outrider.model_executor.kv_cache_sizing import (
     check_weights_fit,
-    choose_num_pages,
+    choose_cache_size,
     explaining_out_of_memory,
     graph_bytes,
 )
@@ -79,6 +79,7 @@ class LoadOptions(TypedDict, total=False):
     quantization: QuantizationName
     model_impl: ModelImplementation
     batch_invariant: BatchInvariance
+    num_state_slots: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class LoadedModel:
     page_size: int
     num_pages: int
     max_model_len: int
+    num_state_slots: int = 0
+    """Sequences and snapshots whose states in recurrent layers there is room for."""
 
 
 def load_model(
@@ -110,6 +113,7 @@ def load_model(
     quantization: QuantizationName = "none",
     model_impl: ModelImplementation = "auto",
     batch_invariant: BatchInvariance = "off",
+    num_state_slots: int | None = None,
 ) -> LoadedModel:
     """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and the
     weights are noise, made on the device: for measuring shapes; with "synthetic" they are made by the folder's recipe.
@@ -128,8 +132,9 @@ def load_model(
     config = replace(read_model_config(folder, model_impl), attention_window=attention_window)
     if quantization == "fp8" and config.quantization is None:
         config = replace(config, quantization=ONLINE)
-    if load_format == "synthetic" and config.experts is not None:
-        raise ModelError(f"{folder}: load_format synthetic makes no models with experts; dummy does")
+    if load_format == "synthetic" and (config.experts is not None or config.recurrent is not None):
+        kind = "experts" if config.experts is not None else "recurrent layers"
+        raise ModelError(f"{folder}: load_format synthetic makes no models with {kind}; dummy does")
     if config.is_fallback:
         check_fallback(config, load_format=load_format, num_ranks=1 if ranks is None else 2)
     elif load_format == "safetensors":
@@ -164,6 +169,7 @@ def load_model(
             fill_weights(decoder, synthetic_tensors(folder, config, chosen_dtype, chosen_device))
         else:
             load_weights(decoder, folder, progress)
+        states = decoder.kv_cache_layout.states
         request = KVCacheRequest(
             page_size,
             length,
@@ -172,10 +178,14 @@ def load_model(
             kv_cache_bytes,
             gpu_memory_utilization,
             max_sequences,
+            slot_bytes=0 if states is None else states.bytes_per_slot(chosen_dtype.itemsize),
+            num_state_slots=num_state_slots,
         )
         for_graphs = graph_bytes(graph_memory_bytes, chosen_device) or 0
-        pages = choose_num_pages(request, chosen_device, kept_bytes=for_graphs)
-        return LoadedModel(decoder, page_size, pages if ranks is None else ranks.least(pages), length)
+        slots, pages = choose_cache_size(request, chosen_device, kept_bytes=for_graphs)
+        if ranks is not None:
+            slots, pages = ranks.least(slots), ranks.least(pages)
+        return LoadedModel(decoder, page_size, pages, length, slots)
 
 
 def check_fallback(config: ModelConfig, *, load_format: LoadFormat, num_ranks: int) -> None:

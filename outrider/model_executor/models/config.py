@@ -86,6 +86,8 @@ class Variant:
     """Scores x become cap * tanh(x / cap)."""
     has_sink_logits: bool = False
     """Whether each head has a learned score of a key without a value, which takes part in the softmax."""
+    has_output_gate: bool = False
+    """Whether what a head attends to is multiplied by the sigmoid of a gate, which comes with its query."""
     has_wide_qk_norm: bool = False
     """Whether queries and keys are normalized over all heads together."""
     logits_divisor: float = 1.0
@@ -147,6 +149,26 @@ class ExpertsConfig:
     """Whether the router and all projections have biases."""
     clamp: SwigluClamp | None = None
     """None: silu(gate) * up."""
+    shared_size: int = 0
+    """Inner features of an expert that every token meets, weighted by a gate; 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentConfig:
+    """Recurrent layers (Gated DeltaNet) of a model that has them in place of attention in some layers."""
+
+    num_heads: int
+    """Of values, states and outputs."""
+    num_key_heads: int
+    """Of queries and keys, each of which serves neighbouring heads of values."""
+    key_dim: int
+    value_dim: int
+    num_taps: int
+    """Tokens that the causal convolution reads."""
+    layers: tuple[bool, ...]
+    """Layer by layer, whether it is recurrent."""
+    is_interleaved: bool = False
+    """Whether the checkpoint has queries, keys, values and gates of one key head side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +201,8 @@ class ModelConfig:
     """The type the weights were saved in."""
     experts: ExpertsConfig | None = None
     """None: every layer has an MLP."""
+    recurrent: RecurrentConfig | None = None
+    """None: every layer has attention."""
     quantization: Quantization | None = None
     """Format of the weights of linear layers; None: ``dtype``."""
     attention_window: AttentionWindow | None = None
@@ -214,6 +238,11 @@ class ModelConfig:
         """The smallest window of any layer; None: every layer sees everything."""
         return min((window for window in self.sliding_windows if window is not None), default=None)
 
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a recurrent state in place of attention."""
+        return self.recurrent is not None and self.recurrent.layers[layer]
+
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of keys and values that one token takes in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+        num_layers = self.num_layers - (0 if self.recurrent is None else sum(self.recurrent.layers))
+        return 2 * num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize

@@ -136,9 +136,16 @@ class ConfigFile(SpecialTokens):
     num_local_experts: ExpertCount | None = None
     num_experts_per_tok: ExpertCount | None = None
     moe_intermediate_size: Annotated[Count, Field(le=1 << 24)] | None = None
+    shared_expert_intermediate_size: Annotated[Count, Field(le=1 << 24)] | None = None
     norm_topk_prob: bool | None = None
     decoder_sparse_step: Annotated[Count, Field(le=10_000)] | None = None
     mlp_only_layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=10_000)] | None = None
+    linear_num_value_heads: Annotated[Count, Field(le=1 << 12)] | None = None
+    linear_num_key_heads: Annotated[Count, Field(le=1 << 12)] | None = None
+    linear_key_head_dim: Annotated[Count, Field(le=1 << 10)] | None = None
+    linear_value_head_dim: Annotated[Count, Field(le=1 << 10)] | None = None
+    linear_conv_kernel_dim: Annotated[int, Field(ge=2, le=8)] | None = None
+    full_attention_interval: Annotated[Count, Field(le=10_000)] | None = None
     torch_dtype: str | None = None
     dtype: str | None = None
 

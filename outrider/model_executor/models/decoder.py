@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -22,8 +23,17 @@ from outrider.model_executor.distributed.communicator import SINGLE_RANK, Commun
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.context import LayerContext
-from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, Residual, Weights
+from outrider.model_executor.layers.contract import (
+    AttentionInputs,
+    DeviceBatch,
+    Residual,
+    StateInputs,
+    TokenMixer,
+    Weights,
+)
 from outrider.model_executor.layers.embedding import VocabRows
+from outrider.model_executor.layers.gated_attention import GatedAttention
+from outrider.model_executor.layers.gated_delta_net import GatedDeltaNet
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features
 from outrider.model_executor.layers.linear_methods import linear_method_of
@@ -44,7 +54,7 @@ class DecoderLayer:
         # What is normalized before it is added is the sum of all ranks.
         self._adding = SINGLE_RANK if variant.norms.has_after else context.communicator
         self.attention_norm = _optional_norm(context, self._names.before_attention)
-        self.attention = Attention(context, layer)
+        self.attention: TokenMixer = _make_mixer(context, layer)
         self.attention_output_norm = _optional_norm(context, self._names.after_attention)
         self.feed_forward_norm = _optional_norm(context, self._names.before_feed_forward)
         self.feed_forward = family_of(context.config.architecture).feed_forward(context, layer)
@@ -54,9 +64,9 @@ class DecoderLayer:
         self,
         hidden: torch.Tensor,
         delta: torch.Tensor | None,
-        kv: torch.Tensor,
+        cache: Any,  # noqa: ANN401 - what the mixer keeps of earlier tokens
         cos_sin: CosSin,
-        inputs: AttentionInputs,
+        inputs: Any,  # noqa: ANN401 - the mixer's
         *,
         state: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +74,8 @@ class DecoderLayer:
         overwritten or left alone; returns the sum and what is to be added next. The stream that the layer reads is
         copied to ``state`` [T, hidden].
         """
-        hidden, delta = self.attention(Residual(hidden, delta, self.attention_norm, self._adding), kv, cos_sin, inputs)
+        source = Residual(hidden, delta, self.attention_norm, self._adding)
+        hidden, delta = self.attention(source, cache, cos_sin, inputs)
         if state is not None:
             state.copy_(hidden)  # which now holds the sum, and to which the second block may add
         delta = self._to_add(delta, self.attention_output_norm)
@@ -89,7 +100,7 @@ class DecoderLayer:
         """The layer's tensors."""
         for name, norm in self.norms.items():
             yield f"{name}.weight", norm.target()
-        yield from _within("self_attn.", self.attention.weights())
+        yield from _within(self.attention.weight_prefix, self.attention.weights())
         yield from self.feed_forward.weights()
 
     def _to_add(self, delta: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
@@ -175,7 +186,9 @@ class Decoder:
         rank has them whole. All ranks of a model call this with the same layers. The first result does not depend on
         ``layers``, bit for bit: each state costs one copy of what is computed anyway.
         """
-        groups = [self._prepared(inputs) for inputs in batch.groups]
+        groups: list[AttentionInputs | StateInputs] = [self._prepared(inputs) for inputs in batch.groups]
+        if batch.states is not None:
+            groups.append(batch.states)
         hidden = self._embedded(batch.token_ids)
         cos_sin = [rotary.cos_sin(batch.positions, self.dtype) for rotary in self._rotaries]
         size = self.config.hidden_size
@@ -251,6 +264,12 @@ class Decoder:
             num_rows=shard.vocab_rows(config),
             tied_to=self._vocab.rows if config.tied_embeddings else None,
         )
+
+
+def _make_mixer(context: LayerContext, layer: int) -> TokenMixer:
+    if context.config.is_recurrent(layer):
+        return GatedDeltaNet(context, layer)
+    return (GatedAttention if context.config.variant.has_output_gate else Attention)(context, layer)
 
 
 def _make_norm(context: LayerContext) -> RmsNorm:

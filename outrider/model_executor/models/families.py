@@ -20,6 +20,7 @@ from outrider.model_executor.models.config import (
     ExpertNames,
     ExpertsConfig,
     LayerNorms,
+    RecurrentConfig,
     SwigluClamp,
     Variant,
 )
@@ -42,6 +43,7 @@ class FamilyTraits:
     rope_types: tuple[str, ...] = ()
     """Layer by layer, the key of its parameters in ``rope_parameters``; empty: all layers have the same ones."""
     experts: ExpertsConfig | None = None
+    recurrent: RecurrentConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class ModelFamily:
     has_mtp: bool = False
     """Whether checkpoints may hold layers for multi-token prediction, ``model.mtp_layers``, which the model itself does
     not run."""
+    unused: str | None = None
+    """Prefix of the names of tensors that checkpoints may hold and nothing is done with."""
     has_partial_rotary: bool = False
     """Whether a share of each head's features may be rotated alone."""
     rotates_pairs: bool = False
@@ -211,6 +215,59 @@ def _phi3(fields: Fields) -> FamilyTraits:
     return FamilyTraits(qkv_bias=False, output_bias=False, sliding_windows=windows)
 
 
+def _qwen3_next(fields: Fields) -> FamilyTraits:
+    traits = _qwen3_5(fields)
+    if traits.recurrent is None:
+        return traits
+    return replace(traits, recurrent=replace(traits.recurrent, is_interleaved=True))
+
+
+def _qwen3_5(fields: Fields) -> FamilyTraits:
+    bias, types = _attention_bias(fields), fields["layer_types"]
+    for layer_type in types:
+        if layer_type not in ("linear_attention", "full_attention"):
+            raise ModelError(
+                f"layer type {layer_type!r} is not supported; supported are linear_attention, full_attention"
+            )
+    if "full_attention" not in types:
+        raise ModelError("layer_types without full_attention are not supported: the KV cache would have no pages")
+    num_heads, num_key_heads = fields["linear_num_value_heads"], fields["linear_num_key_heads"]
+    if num_heads % num_key_heads:
+        raise ModelError(
+            f"linear_num_key_heads should divide linear_num_value_heads {num_heads}, and {num_key_heads} does not"
+        )
+    recurrent = RecurrentConfig(
+        num_heads,
+        num_key_heads,
+        fields["linear_key_head_dim"],
+        fields["linear_value_head_dim"],
+        fields["linear_conv_kernel_dim"],
+        tuple(layer_type == "linear_attention" for layer_type in types),
+    )
+    return FamilyTraits(
+        qkv_bias=bias,
+        output_bias=bias,
+        sliding_windows=_same_window(fields, None),
+        qk_norm=True,
+        variant=Variant(norm_offset=1.0, has_output_gate=True),
+        recurrent=recurrent if any(recurrent.layers) else None,
+        experts=_gated_experts(fields),
+    )
+
+
+def _gated_experts(fields: Fields) -> ExpertsConfig | None:
+    """Experts of a Qwen3.5 or Qwen3-Next; None of a dense one."""
+    if "num_experts" not in fields:
+        return None
+    num_layers, step = int(fields["num_hidden_layers"]), int(fields.get("decoder_sparse_step", 1))
+    plain = set(fields.get("mlp_only_layers") or ())
+    layers = tuple((layer + 1) % step == 0 and layer not in plain for layer in range(num_layers))
+    found = _experts(
+        fields, layers, fields["moe_intermediate_size"], normalizes=bool(fields.get("norm_topk_prob", True))
+    )
+    return replace(found, shared_size=fields["shared_expert_intermediate_size"])
+
+
 def _attention_bias(fields: Fields) -> bool:
     return bool(fields.get("attention_bias", False))
 
@@ -235,7 +292,25 @@ def _by_architecture(families: Iterable[ModelFamily]) -> Mapping[str, ModelFamil
 
 
 _FUSED_QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+_FUSED_RECURRENT = {"in_proj_qkv": ("in_proj_q", "in_proj_k", "in_proj_v")}
 _FUSED_GATE = {"gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def _hybrid(architecture: str, model_type: str, text_types: tuple[str, ...] = ()) -> ModelFamily:
+    """A Qwen3.5, of which the text part is served where there are ``text_types``."""
+    return ModelFamily(
+        architecture,
+        model_type,
+        _qwen3_5,
+        feed_forward=sparse_mlp,
+        has_partial_rotary=True,
+        unused="mtp.",
+        fused=_FUSED_RECURRENT,
+        is_text_part=bool(text_types),
+        text_types=text_types,
+    )
+
+
 FAMILIES = _by_architecture(
     (
         ModelFamily("LlamaForCausalLM", "llama", _llama),
@@ -259,6 +334,18 @@ FAMILIES = _by_architecture(
         ),
         ModelFamily("GlmForCausalLM", "glm", _glm, has_partial_rotary=True, rotates_pairs=True, fused=_FUSED_GATE),
         ModelFamily("Glm4ForCausalLM", "glm4", _glm4, has_partial_rotary=True, rotates_pairs=True, fused=_FUSED_GATE),
+        _hybrid("Qwen3_5ForCausalLM", "qwen3_5_text"),
+        _hybrid("Qwen3_5ForConditionalGeneration", "qwen3_5", text_types=("qwen3_5_text",)),
+        _hybrid("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
+        _hybrid("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", text_types=("qwen3_5_moe_text",)),
+        ModelFamily(
+            "Qwen3NextForCausalLM",
+            "qwen3_next",
+            _qwen3_next,
+            feed_forward=sparse_mlp,
+            has_partial_rotary=True,
+            unused="mtp.",
+        ),
         ModelFamily("GraniteForCausalLM", "granite", _granite),
         ModelFamily(
             "Mistral3ForConditionalGeneration", "mistral3", _mistral, is_text_part=True, text_types=("mistral",)

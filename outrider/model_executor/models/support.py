@@ -47,6 +47,7 @@ class FormatSupport:
 _HEADS = "EAGLE, EAGLE-3, DFlash, Medusa, MLP speculator"
 _NONE = "none yet"
 _LOGITS = "transformers, float32: logits within 1e-4, in every shape of forward"
+_HYBRID = "transformers, float32: logits within 1e-4, in every shape of forward, after any number of accepted drafts"
 
 FAMILIES = (
     FamilySupport("LlamaForCausalLM", "Llama 2, 3, 3.1, 3.2 and 3.3", _HEADS, _LOGITS),
@@ -54,6 +55,16 @@ FAMILIES = (
     FamilySupport("Qwen2ForCausalLM", "Qwen2, Qwen2.5 and QwQ, dense", _HEADS, _LOGITS),
     FamilySupport("Qwen3ForCausalLM", "Qwen3, dense", _HEADS, _LOGITS),
     FamilySupport("Qwen3MoeForCausalLM", "Qwen3 30B-A3B, 235B-A22B and Coder, with experts", _HEADS, _LOGITS),
+    FamilySupport(
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3.5 to 3.8, dense, text: layers with attention and Gated DeltaNet",
+        _NONE,
+        _HYBRID,
+    ),
+    FamilySupport("Qwen3_5ForCausalLM", "the same without images", _NONE, _HYBRID),
+    FamilySupport("Qwen3_5MoeForConditionalGeneration", "Qwen3.5 to 3.8 with experts, text", _NONE, _HYBRID),
+    FamilySupport("Qwen3_5MoeForCausalLM", "the same without images", _NONE, _HYBRID),
+    FamilySupport("Qwen3NextForCausalLM", "Qwen3-Next 80B-A3B and Coder", _NONE, _HYBRID),
     FamilySupport("OlmoeForCausalLM", "OLMoE 1B-7B", _NONE, _LOGITS),
     FamilySupport("MixtralForCausalLM", "Mixtral 8x7B and 8x22B", _HEADS, _LOGITS),
     FamilySupport("GptOssForCausalLM", "gpt-oss 20B and 120B", _NONE, _LOGITS),

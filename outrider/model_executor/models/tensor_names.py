@@ -33,8 +33,12 @@ def is_of_other_part(name: str, family: ModelFamily) -> bool:
 
 def projection_sizes(config: ModelConfig) -> dict[str, int]:
     """Rows of the projections that a checkpoint may keep as one."""
-    keys = config.num_kv_heads * config.head_dim
-    return {
+    keys, recurrent = config.num_kv_heads * config.head_dim, config.recurrent
+    sizes = {
         "q_proj": config.num_heads * config.head_dim, "k_proj": keys, "v_proj": keys,
         "gate_proj": config.intermediate_size, "up_proj": config.intermediate_size,
     }  # fmt: skip
+    if recurrent is None:
+        return sizes
+    keys = recurrent.num_key_heads * recurrent.key_dim
+    return {**sizes, "in_proj_q": keys, "in_proj_k": keys, "in_proj_v": recurrent.num_heads * recurrent.value_dim}

@@ -42,6 +42,8 @@ def is_ignored(name: str, config: ModelConfig) -> bool:
     family = family_of(config.architecture)
     if name.startswith("model.mtp_layers."):
         return family.has_mtp
+    if family.unused is not None and name.startswith(family.unused):
+        return True
     if is_of_other_part(name, family):
         return True
     if config.quantization is not None and name.endswith(_KV_SCALES):

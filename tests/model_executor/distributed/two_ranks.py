@@ -30,8 +30,10 @@ from outrider.model_executor.distributed.rank_info import Place
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.graph_capture import CaptureBound, CaptureLimits, NoGraphs
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.experts import SparseMlp
 from outrider.model_executor.layers.feed_forward import GatedMlp
+from outrider.model_executor.layers.gated_delta_net import GatedDeltaNet
 from outrider.model_executor.loader.model import LoadFormat
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models.decoder import Decoder
@@ -218,16 +220,21 @@ def check_refused_types(rank: int) -> None:
 
 
 def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
-    """Norms, routers, and the biases of sums. Sinks are shared, in float32."""
+    """Convolutions, norms, routers, and the biases of sums. Sinks are shared, in float32."""
     yield decoder.norm.weight
     for layer in decoder.layers:
         yield from (norm.weight for norm in layer.norms.values())
-        if layer.attention.qk_norm is not None:
+        if isinstance(layer.attention, Attention) and layer.attention.qk_norm is not None:
             yield layer.attention.qk_norm
+        for name, target in layer.attention.weights():
+            if name in {"conv1d.weight", "norm.weight"}:
+                yield torch.empty(target.shape)
+        assert isinstance(layer.attention, Attention | GatedDeltaNet)
         assert isinstance(layer.feed_forward, GatedMlp | SparseMlp)
         if isinstance(layer.feed_forward, SparseMlp) and decoder.config.experts is not None:
             has_bias = decoder.config.experts.has_bias
             yield torch.empty(decoder.config.experts.count, decoder.config.hidden_size + has_bias)  # the router
+            yield torch.empty(decoder.config.hidden_size)  # the gate of a shared expert
         for linear in (layer.attention.output, layer.feed_forward.down):
             if (bias := linear.method.parameters().get("bias")) is not None:
                 yield bias.tensor
