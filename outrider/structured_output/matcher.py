@@ -49,7 +49,11 @@ class Matcher:
         whole, and end it. ``hidden_token_ids``: ends of sequence that the engine knows. ``free_text`` comes before
         what has to match. ``note_mask`` takes the seconds of each mask.
         """
-        self._origin, self._engine = engine, engine.deep_copy()
+        self._origin = self._trunk = engine
+        self._engine = engine.deep_copy()
+        self._trunk_length = 0
+        """Tokens that ``_trunk`` has consumed, the first of ``_consumed``. Engines are never rolled back: their masks
+        may be those of the tokens that were taken back."""
         self._vocab_size = vocab_size
         self._ends = frozenset(token_id for token_id in end_token_ids if 0 <= token_id < vocab_size)
         self._special = np.array(sorted(self._ends.union(hidden_token_ids)), dtype=np.int64)
@@ -108,12 +112,15 @@ class Matcher:
         return () if self._is_free else tuple(self._engine.compute_ff_tokens())
 
     def _go_back(self, length: int) -> None:
-        surplus = len(self._consumed) - length
-        if surplus and not self._engine.rollback(surplus):
-            kept = self._consumed[:length]
-            self._engine = self._origin.deep_copy()
-            self._engine.consume_tokens(kept)
+        """Go to the state after the first tokens, which are the trunk of what follows."""
+        if length == len(self._consumed):
+            return
+        if length < self._trunk_length:
+            self._trunk, self._trunk_length = self._origin, 0
         del self._consumed[length:]
+        self._engine = self._trunk.deep_copy()
+        self._engine.consume_tokens(self._consumed[self._trunk_length :])
+        self._trunk, self._trunk_length = self._engine.deep_copy(), length
 
 
 def _set_bits(words: Words, places: NDArray[np.int64], *, value: bool) -> None:
