@@ -329,9 +329,9 @@ def test_a_timeout_ends_the_generation(service: Service, either: Either) -> None
     service.generator.stop_after = 1
     for number, call in enumerate((either.generate, either.stream), 1):
         with pytest.raises(DeadlineError):
-            call(service.address, prompt="x", timeout=0.3)
+            call(service.address, prompt="x", timeout=2.0)  # a busy host has time to take it in
         service.until(num_abandoned=number)
-    assert all(deadline is not None and deadline < 1 for deadline in service.generator.deadlines)
+    assert all(deadline is not None and deadline < 3 for deadline in service.generator.deadlines)
 
 
 def test_a_server_that_goes_away_is_unavailable(service: Service, either: Either) -> None:

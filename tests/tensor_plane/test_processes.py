@@ -180,7 +180,7 @@ def test_a_reader_that_hangs_is_noticed_outside_and_another_is_served(kind: Plan
             longest = max(longest, time.monotonic() - asked)
             assert asked - began < 15
             time.sleep(0.01)
-        assert longest < 1.5  # no put waits for a peer that hangs, beyond the end of a plane
+        assert longest < 5  # no put waits for a peer that hangs, beyond the end of a plane
         offer = writers.offer()
         other_pipe.send(offer)
         assert answer(other_pipe).kind == kind
