@@ -22,9 +22,8 @@ from outrider.client import AsyncClient
 from outrider.config import FlagNames, load_all
 from outrider.config.fields import DraftMethod
 from outrider.config.typed_names import Place
-from outrider.demo import DFLASH, DRAFT, EAGLE3, TARGET, require_pair
+from outrider.demo import DFLASH, DRAFT, EAGLE3, PROMPTS, TARGET, require_pair
 from outrider.demo.measure import Comparison, Workload, compare
-from outrider.demo.prompts import PROMPTS
 from outrider.errors import ConfigError
 from outrider.process.extras import require_all, require_extras
 

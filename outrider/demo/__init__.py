@@ -17,6 +17,14 @@ EAGLE3 = PAIR / "eagle3"
 """An EAGLE-3 head for the target."""
 DFLASH = PAIR / "dflash"
 """A DFlash block drafter for the target."""
+PROMPTS = (
+    'def read_lines(path, encoding="utf-8"):\n',
+    "class Stack:\n    def __init__(self):\n",
+    "import os\nimport sys\n\ndef main(argv=None):\n",
+    "def parse_header(line):\n    name, _, value =",
+    "class TestQueue(unittest.TestCase):\n    def setUp(self):\n",
+)
+"""Beginnings of Python, on which the pair was trained."""
 
 
 def require_pair() -> None:

@@ -29,7 +29,7 @@ class Mark:
         self._reached = _record(device) if device.type == "cuda" else None
 
     def is_reached(self) -> bool:
-        """Whether the device has done it; a CPU always has."""
+        """True if the device has done it; a CPU always has."""
         return self._reached is None or bool(self._reached.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:

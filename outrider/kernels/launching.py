@@ -21,7 +21,7 @@ _SYSTEM_BYTES = 1 << 10
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether Triton kernels run on this device: on a GPU, and on a CPU with Triton's interpreter, for tests."""
+    """True if Triton kernels run on this device: on a GPU, and on a CPU with Triton's interpreter, for tests."""
     return device.type == "cuda" or _interprets()
 
 
@@ -34,7 +34,7 @@ def launch_options(tensor: torch.Tensor) -> dict[str, Any]:
 
 @functools.cache
 def launches_early(device: torch.device) -> bool:
-    """Whether the GPU can start a kernel before its predecessor ends."""
+    """True if the GPU can start a kernel before its predecessor ends."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
 
 

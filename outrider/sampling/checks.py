@@ -19,7 +19,7 @@ def row_errors(logits: Tensor, largest: Tensor) -> list[OutriderError | None]:  
 
 
 def _finite_rows(logits: Tensor) -> list[bool]:
-    """Whether each row is finite. A finite sum proves it at a tenth of the cost of checking every element."""
+    """True where a row is finite. A finite sum proves it at a tenth of the cost of checking every element."""
     sums: list[bool] = logits.sum(-1).isfinite().tolist()
     if all(sums):
         return sums

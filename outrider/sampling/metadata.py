@@ -20,9 +20,9 @@ class SamplingMetadata:
 
     rule: JudgingRule
     is_fused: bool
-    """Whether kernels score this session; otherwise PyTorch does."""
+    """True if kernels score this session; otherwise PyTorch does."""
     is_adjusted: bool
-    """Whether logits processors change its logits before the kernels read them."""
+    """True if logits processors change its logits before the kernels read them."""
     draft: bytes
     """Packed request (``ask``) of the row of a draft token with a support."""
     last: bytes

@@ -10,39 +10,39 @@ SMALLEST_TEMPERATURE = 1e-30
 
 
 def is_greedy(open_: Open) -> bool:
-    """Whether the most likely token is taken."""
+    """True if the most likely token is taken."""
     return open_.judging_rule is JudgingRule.GREEDY
 
 
 def is_coupled(open_: Open) -> bool:
-    """Whether tokens are drawn with the noise that draft and target share."""
+    """True if tokens are drawn with the noise that draft and target share."""
     return open_.judging_rule is JudgingRule.COUPLED
 
 
 def is_truncated(sampling: SamplingParams) -> bool:
-    """Whether min-p, top-k or top-p truncate the distribution."""
+    """True if min-p, top-k or top-p truncate the distribution."""
     return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
 
 
 def has_penalties(sampling: SamplingParams) -> bool:
-    """Whether any penalty has an effect."""
+    """True if any penalty has an effect."""
     return bool(
         sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty,
     )
 
 
 def needs_history(sampling: SamplingParams) -> bool:
-    """Whether the distribution of a position depends on the ids before it, not only on their number."""
+    """True if the distribution of a position depends on the ids before it, not only on their number."""
     return has_penalties(sampling) or bool(sampling.bad_words) or sampling.grammar is not None
 
 
 def needs_adjusting(open_: Open) -> bool:
-    """Whether ``logits_processors.process.adjust_logits`` does more than to keep ids below the limit."""
+    """True if ``logits_processors.process.adjust_logits`` does more than to keep ids below the limit."""
     return has_token_rules(open_) or has_penalties(open_.sampling)
 
 
 def has_token_rules(open_: Open) -> bool:
-    """Whether single tokens are banned or biased."""
+    """True if single tokens are banned or biased."""
     sampling = open_.sampling
     return bool(
         sampling.allowed_token_ids

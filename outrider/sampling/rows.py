@@ -1,4 +1,4 @@
-"""What a row of logits belongs to, and how rows of one request are taken together.
+"""Rows of logits: the request of each, and rows of one request as a span.
 
 Plain Python; knows no tensor.
 """

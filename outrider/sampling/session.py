@@ -31,7 +31,7 @@ class SessionSampling:
 
     @property
     def metadata(self) -> SamplingMetadata:
-        """What the scoring kernels are told of the session."""
+        """Parameters of the session for the scoring kernels."""
         if self._metadata is None:
             self._metadata = SamplingMetadata.of(self.open)
         return self._metadata

@@ -23,9 +23,9 @@ class DraftingRules:
     support_mass: float = DEFAULT_SUPPORT_MASS
     support_limit: int = DEFAULT_SUPPORT_LIMIT
     in_loops: bool = True
-    """Whether a GPU draws them in loops of its own."""
+    """True if a GPU draws them in loops of its own."""
     takes_argmax: bool = False
-    """Whether the most likely token is taken, with one-hot evidence, where rejection or typical acceptance would have
+    """True if the most likely token is taken, with one-hot evidence, where rejection or typical acceptance would have
     one sampled (``draft_sample_method: greedy``). Coupled draws keep the noise that they share with the target."""
 
 

@@ -1,4 +1,4 @@
-"""What counts as a gap beside a prefill, and the whole scenario against a real pair."""
+"""Gaps beside a prefill, and the whole scenario against a real pair."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from outrider.generation import GenerationResult
 
 @dataclass
 class Result:
-    """What is compared of a generation."""
+    """Parts of a generation that are compared."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None

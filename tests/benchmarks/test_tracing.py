@@ -1,4 +1,4 @@
-"""What tracing costs: the rig takes real steps, and what is said of them follows from the samples."""
+"""Cost of tracing: the rig takes real steps, and what is said of them follows from the samples."""
 
 from __future__ import annotations
 

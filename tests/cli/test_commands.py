@@ -1,4 +1,4 @@
-"""What people type and read, where no service is needed."""
+"""Command lines and their output, where no service is needed."""
 
 from __future__ import annotations
 

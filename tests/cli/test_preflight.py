@@ -1,4 +1,4 @@
-"""What `outrider serve` sees in two folders before it starts anything."""
+"""Checks of `outrider serve` on two model folders before it starts anything."""
 
 from __future__ import annotations
 

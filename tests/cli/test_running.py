@@ -1,4 +1,4 @@
-"""What a stack says on a terminal while it starts, and where nobody watches."""
+"""Progress of a stack that starts, on a terminal and without one."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def plan(*argv: str, target: tuple[str, ...] = (), draft: tuple[str, ...] = ()) 
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended but was not waited for does not."""
+    """True if the process runs; one that has ended but was not waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     except (FileNotFoundError, ProcessLookupError):

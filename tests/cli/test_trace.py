@@ -121,7 +121,7 @@ def test_steps_past_the_cap_are_said_to_be_missing() -> None:
 
 
 class Page(HTMLParser):
-    """What a page refers to, and its scripts."""
+    """References of a page, and its scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a request may say: each bad value is refused by name, by the SDK and by the checks the coordinator shares."""
+"""Checks of requests: each bad value is refused by name, by the SDK and by the checks the coordinator shares."""
 
 from __future__ import annotations
 

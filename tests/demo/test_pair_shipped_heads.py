@@ -10,8 +10,7 @@ from tokenizers import Tokenizer
 
 from outrider.cli.demo import DRAFTS
 from outrider.config import DraftSettings, load
-from outrider.demo import DFLASH, EAGLE3, TARGET
-from outrider.demo.prompts import PROMPTS
+from outrider.demo import DFLASH, EAGLE3, PROMPTS, TARGET
 from outrider_draft.proposers.registry import LoadHooks, load_proposer
 from tests.support.service_rig import ServiceRig
 

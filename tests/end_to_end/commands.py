@@ -109,7 +109,7 @@ def wait_until(condition: Callable[[], object], what: str, said: object = None, 
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be collected does not."""
+    """True if a process runs; one that only waits to be collected does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     except OSError:

@@ -1,4 +1,4 @@
-"""What can go wrong in a service, done to a real one at a moment of the test's choice."""
+"""Faults of a service, done to a real one at a moment of the test's choice."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def gate_of(runner: ModelRunner | None) -> Iterator[Gate]:
 
 
 def break_links(service: Any) -> None:
-    """What a service's users see when its links break; it has released their sessions when they come again."""
+    """Loss of a service's links as its users see it; it has released their sessions when they come again."""
     for link in list(service._thread._links.values()):
         link.break_off("broken by a test")
 

@@ -31,7 +31,7 @@ Plain = dict[tuple[int, ...], tuple[int, ...]]
 
 
 async def plain_outputs(stack: Stack) -> Plain:
-    """What the target alone says after each prompt, greedily."""
+    """Greedy output of the target alone after each prompt."""
     plain: Plain = {}
     for prompt in PROMPTS:
         result = await stack.generate(

@@ -42,7 +42,7 @@ SCENARIO: list[dict[str, Any]] = [
 
 
 async def held(stack: Stack, index: int, options: dict[str, Any]) -> GenerationResult | tuple[str, str, str]:
-    """What a user holds in the end; the stream says the same, piece by piece."""
+    """Result of a user; the stream says the same, piece by piece."""
     reader = Reader(stack, **{"max_tokens": 25, "request_id": f"r{index}", **options})
     try:
         last = await reader.finish()
@@ -56,7 +56,7 @@ async def held(stack: Stack, index: int, options: dict[str, Any]) -> GenerationR
 
 
 def are_pages_told(stack: Stack) -> bool:
-    """Whether the coordinator knows of all free pages; over the wire they are told with the next heartbeat."""
+    """True if the coordinator knows of all free pages; over the wire they are told with the next heartbeat."""
     stats = stack.coordinator.stats()
     for service, told in ((stack.target, stats.target_pages_free), (stack.draft, stats.draft_pages_free)):
         runner = None if service is None else service.runner

@@ -71,7 +71,7 @@ async def outputs(stack: Stack, draft_lengths: Sequence[int]) -> list[Generation
 
 @pytest.fixture(scope="module")
 def alone(models: SmallModels) -> list[tuple[int, ...]]:
-    """What comes without any draft, one request after another."""
+    """Output without any draft, one request after another."""
 
     async def generate() -> list[tuple[int, ...]]:
         async with stack_of(models, None) as stack:

@@ -29,7 +29,7 @@ SCENARIO: list[dict[str, Any]] = [
 
 
 async def play(draft: Path | None, *, wire: bool, **settings: Any) -> tuple[list[Any], int]:
-    """What users hold, and how many tokens were drafted."""
+    """Results of users, and the number of drafted tokens."""
     more = {"method": "eagle3", "target_model": str(TARGET), "page_size": 4, "max_batched_tokens": 24}
     async with run_stack(
         TARGET, draft, wire=wire, draft_settings=more if draft else None,

@@ -1,4 +1,4 @@
-"""What holds for each proposer of the registry: pools that are too small, prompts in chunks, cached prefixes, links
+"""Properties of each proposer of the registry: pools that are too small, prompts in chunks, cached prefixes, links
 that break under sessions, a draft that ends, draft lengths by request or by a controller, and a target of two processes
 change no token.
 """
@@ -92,7 +92,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folders: Path) -> list[tuple[int, ...]]:
-    """What the target says by itself."""
+    """Output of the target alone."""
 
     async def plain() -> list[GenerationResult]:
         async with run_stack(folders / "target", None, wire=False) as stack:
@@ -147,7 +147,7 @@ def num_drafted(stack: Stack) -> int:
 
 
 def has_drafts(stack: Stack) -> bool:
-    """Whether a request that runs had draft tokens."""
+    """True if a request that runs had draft tokens."""
     running = stack.coordinator._request_manager.running()
     return any(request.loop.spec_stats.num_draft_tokens for request in running)
 

@@ -156,7 +156,7 @@ def check_chunks(forwards: list[dict[int, int]]) -> None:
 
 
 def check_nobody_waits(forwards: list[dict[int, int]], arrivals: Arrivals, *, is_ahead: bool = False) -> None:
-    """What has arrived for the running session is in the very next forward, whatever else is in it; or, where the
+    """An item that has arrived for the running session is in the very next forward; or, where the
     service computes ahead, it was in the one before.
     """
     of_running = arrivals.by_session[min(arrivals.by_session)]

@@ -64,7 +64,7 @@ def counted_garbage() -> Iterator[Counter[str]]:
 
 
 async def found_after(play: Callable[[Stack], Awaitable[None]], *, wire: bool) -> Counter[str]:
-    """What a few plays leave."""
+    """Sessions and pages after a few plays."""
     async with run_stack(TARGET, DRAFT, wire=wire, draft_timeout_ms=60_000) as stack:
         await play(stack)  # what is made only once has been made
         await all_free(stack)

@@ -56,14 +56,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(body: Path) -> list[list[int]]:
-    """What transformers says after the prompts."""
+    """Output of transformers after the prompts."""
     padding = range(NUM_TOKEN_IDS, NUM_ROWS)
     return [reference(body, list(prompt), NUM_TOKENS, padding=padding) for prompt in PROMPTS]
 
 
 @pytest.fixture(scope="module")
 def texts(body: Path, expected: list[list[int]]) -> list[list[int]]:
-    """What trained heads know: those, and text of the few ids that the draws of these tests are from."""
+    """Training text of the heads: those, and text of the few ids that the draws of these tests are from."""
     greedy = [[*prompt, *output] for prompt, output in zip(PROMPTS, expected, strict=True)]
     return [*greedy, *_drawn(body, tuple(token % 256 for token in random_ids(6, 9)), count=8, num_tokens=6)]
 

@@ -39,7 +39,7 @@ HEADS: dict[str, Callable[[Path], object]] = {
 
 
 class Played(NamedTuple):
-    """What users hold, and what became of the drafts."""
+    """Results of users, and outcomes of the drafts."""
 
     token_ids: list[Any]
     num_drafted: int

@@ -1,4 +1,4 @@
-"""What three real processes say at /metrics, after real requests: every catalogued metric, with figures that add up."""
+"""Metrics of three real processes after real requests: every catalogued metric, with figures that add up."""
 
 from __future__ import annotations
 

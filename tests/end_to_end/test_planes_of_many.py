@@ -54,7 +54,7 @@ class Fleet(NamedTuple):
     client: AsyncClient
 
     def are_idle(self) -> bool:
-        """Whether no service has a session."""
+        """True if no service has a session."""
         services: list[TargetService | DraftService] = [*self.targets, *self.drafts]
         return not any(service.num_sessions for service in services)
 

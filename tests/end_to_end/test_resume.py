@@ -81,7 +81,7 @@ async def stack() -> AsyncIterator[Stack]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def expected(stack: Stack) -> list[dict[str, Any]]:
-    """What each request gives undisturbed and without a draft."""
+    """Output of each request, undisturbed and without a draft."""
     async with AsyncClient(stack.coordinators[0].address) as client:
         return [comparable(await client.generate(**{**request, "num_speculative_tokens": 0})) for request in REQUESTS]
 

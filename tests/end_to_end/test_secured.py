@@ -111,7 +111,7 @@ def test_the_services_ask_too(secured: Secured, service: str) -> None:
 
 
 def status_of_describe(address: str, tls: Tls, token: str) -> grpc.StatusCode:
-    """What a service answers to a caller with a certificate and this token."""
+    """Answer of a service to a caller with a certificate and this token."""
     files = [Path(str(path)).read_bytes() for path in (tls.ca_file, tls.key_file, tls.cert_file)]
     with grpc.secure_channel(address, grpc.ssl_channel_credentials(*files)) as channel:
         services = (link_pb2_grpc.TargetServiceStub, link_pb2_grpc.DraftServiceStub)

@@ -88,7 +88,7 @@ def requests() -> list[GenerationRequest]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    """What a target alone gives."""
+    """Output of the target alone."""
 
     async def run() -> list[list[int]]:
         coordinator = Coordinator(ToyTarget(ROWS, VOCAB_SIZE), None, CoordinatorSettings.model_validate({}))

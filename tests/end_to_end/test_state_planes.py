@@ -42,7 +42,7 @@ def reports(stack: Stack) -> list[str]:
 
 
 async def play(method: str, draft: Path, plane: str, *, wire: bool) -> tuple[list[Any], dict[str, int]]:
-    """What users hold, and how many bytes went by each kind of plane."""
+    """Results of users, and bytes by kind of plane."""
     async with run_stack(
         TARGET, draft, wire=wire,
         draft_timeout_ms=60_000,
@@ -111,7 +111,7 @@ def counting_steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 async def play_many(method: DraftMethod, folders: Path, plane: str, *samplings: dict[str, Any]) -> list[Any]:
-    """What users hold of requests that decode together."""
+    """Results of requests that decode together."""
     target = folders / "target"
     settings = {"method": method, "target_model": str(target)}
     async with run_stack(

@@ -1,4 +1,4 @@
-"""What a user reads and is told of it: text, stops, ends, logprobs and penalties, through the whole stack."""
+"""Text and statistics of a user: text, stops, ends, logprobs and penalties, through the whole stack."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Forwards = list[tuple[int, ...]]
 
 @pytest.fixture
 def forwards(monkeypatch: pytest.MonkeyPatch) -> Forwards:
-    """What the target computes; hidden states and drafts fail the test."""
+    """Forwards of the target; hidden states and drafts fail the test."""
     found: Forwards = []
     forward = ModelRunner.forward_batch
 
@@ -62,7 +62,7 @@ def chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def play(target: Path, draft: Path | None, method: str) -> list[Any]:
-    """What users hold, one request after the other."""
+    """Results of users, one request after the other."""
     settings = {"method": method, "target_model": str(target), "page_size": PAGE} if draft else None
     async with run_stack(
         target, draft, wire=False, draft_settings=settings, draft_length="auto",

@@ -21,7 +21,7 @@ _TIE = 1e-4
 
 @dataclass(slots=True)
 class Reading:
-    """What one reader of one stream has seen."""
+    """Messages that one reader of one stream has seen."""
 
     request: Request
     token_ids: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Reading:
 
 
 def is_near_tie(request: Request, twin: GenerationResult) -> bool:
-    """Whether two tokens were as likely anywhere in a greedy twin, so that the shape of a forward decides between them.
+    """True if two tokens were as likely anywhere in a greedy twin, so that the shape of a forward decides between them.
 
     The twin has the two likeliest. Where parameters move the ranks it is not known.
     """
@@ -51,7 +51,7 @@ def is_near_tie(request: Request, twin: GenerationResult) -> bool:
 
 
 def differences(reading: Reading, twin: GenerationResult | None) -> list[str]:
-    """What is wrong with what came, in words; nothing where all is right. ``twin`` is None for free requests."""
+    """Differences of a stream from its reference, in words. ``twin`` is None for free requests."""
     found = [*_against_itself(reading)]
     if twin is not None:
         found += _against_twin(reading, twin)

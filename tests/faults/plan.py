@@ -16,7 +16,7 @@ _WAYS = (_BOTH, (Direction.TO_SERVICE,), (Direction.FROM_SERVICE,))
 
 
 class Kind(enum.StrEnum):
-    """What is done."""
+    """Action of the fault."""
 
     KILL = "kill"
     """SIGKILL; the process is started again."""
@@ -61,7 +61,7 @@ class Fault:
     amount: float = 0.0
     """Seconds of delay, or bytes a second."""
     waits: bool = True
-    """Whether the stack is to be whole again before the next fault."""
+    """True if the stack is to be whole again before the next fault."""
 
     def __str__(self) -> str:
         ways = "" if self.directions == _BOTH else f" {self.directions[0].value}"

@@ -62,7 +62,7 @@ class Process:
         self._signal(signal.SIGCONT)
 
     def hang(self, *, is_rank: bool = False) -> None:
-        """What the process is for stops for good, see ``hang_hook``; its watchdog ends it. ``is_rank``: that of the
+        """Hang of the process's work for good (``hang_hook``); its watchdog ends it. ``is_rank``: that of the
         second rank of its model.
         """
         ranks = children(self.pid) if is_rank and self.pid is not None else []
@@ -144,7 +144,7 @@ class ServiceProcess(Process):
         super().kill()
 
     def hang(self, *, is_rank: bool = False) -> None:
-        """What the process is for stops; it ends itself, and is started again."""
+        """Hang of the process's work; it ends itself, and is started again."""
         self._is_death_expected = self.pid is not None
         super().hang(is_rank=is_rank)
 

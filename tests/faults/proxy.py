@@ -26,7 +26,7 @@ class Direction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Impairment:
-    """What happens to bytes in one direction."""
+    """Impairment of bytes in one direction."""
 
     is_stalled: bool = False
     """They wait in the proxy, and the sender's buffers fill."""
@@ -175,7 +175,7 @@ class Proxy:
     async def _deliver(
         self, connection: _Connection, direction: Direction, data: bytes, writer: asyncio.StreamWriter
     ) -> bool:
-        """Whether the connection goes on."""
+        """True if the connection goes on."""
         while self._impairments[direction].is_stalled:
             await self._changed.wait()
         impairment = self._impairments[direction]

@@ -17,7 +17,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one process holds."""
+    """Memory and sessions of one process."""
 
     rss_mib: float
     num_files: int

@@ -24,13 +24,13 @@ class Figure:
 
     @property
     def passes(self) -> bool:
-        """Whether it keeps its bound; below zero is a failure to say how much."""
+        """True if it keeps its bound; below zero is a failure to say how much."""
         return self.bound is None or 0 <= self.value <= self.bound
 
 
 @dataclass(slots=True)
 class Result:
-    """What one scenario came to."""
+    """Result of one scenario."""
 
     scenario: str
     seed: int
@@ -44,7 +44,7 @@ class Result:
 
     @property
     def passes(self) -> bool:
-        """Whether every figure keeps its bound."""
+        """True if every figure keeps its bound."""
         return all(figure.passes for figure in self.figures)
 
     def add(self, name: str, value: float, bound: float | None = None, unit: str = "") -> None:

@@ -32,14 +32,14 @@ class Request:
     options: dict[str, Any]
     """Arguments of ``AsyncClient.stream``."""
     is_determined: bool
-    """Whether its tokens are the same whatever the draft does and however steps are cut: greedy, coupled, and rejection
+    """True if its tokens are the same whatever the draft does and however steps are cut: greedy, coupled, and rejection
     among one candidate. The others are seeded rejection, which repeats for the same draft lengths only."""
     max_rank: int | None = None
     """The largest rank an emitted token may have; None where it is not known."""
 
     @property
     def moves_ranks(self) -> bool:
-        """Whether the token that is emitted need not be one of the likeliest."""
+        """True if the token that is emitted need not be one of the likeliest."""
         return any(key in self.options for key in _MOVES_RANKS)
 
     def __str__(self) -> str:

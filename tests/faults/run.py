@@ -33,7 +33,7 @@ def _say_nothing(text: str) -> None:
 
 @dataclass(slots=True)
 class Run:
-    """What a scenario works with."""
+    """Context of a scenario."""
 
     stack: Stack
     rng: random.Random
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def is_short(self) -> bool:
-        """Whether this is the short form, on a machine that has other things to do."""
+        """True if this is the short form, on a machine that has other things to do."""
         return self.result.scale == 0
 
     def traffic(
@@ -137,7 +137,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What runs on one stack share: clients of its coordinators, a catalogue of requests, and their twins."""
+    """State that runs on one stack share: clients of its coordinators, a catalogue of requests, and their twins."""
 
     clients: Sequence[AsyncClient]
     catalogue: Sequence[Request]

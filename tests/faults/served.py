@@ -23,7 +23,7 @@ _STOP_DEADLINE_S = 120.0
 
 
 class Output(enum.StrEnum):
-    """What becomes of what `outrider serve` writes."""
+    """Destination of the output of `outrider serve`."""
 
     WRITTEN = "written"
     CLOSED_PIPE = "closed pipe"
@@ -63,7 +63,7 @@ class ServedProcess(Process):
         super().kill()
 
     def hang(self, *, is_rank: bool = False) -> None:
-        """What the process is for stops; it ends itself, and `outrider serve` starts it again."""
+        """Hang of the process's work; it ends itself, and `outrider serve` starts it again."""
         self._num_kills += self.pid is not None
         super().hang(is_rank=is_rank)
 
@@ -78,7 +78,7 @@ class ServedStack(Stack):
 
     @property
     def is_over(self) -> bool:
-        """Whether the command itself has ended."""
+        """True if the command itself has ended."""
         return self._serve.poll() is not None
 
     async def terminate(self) -> tuple[int | None, int]:

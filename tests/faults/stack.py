@@ -33,7 +33,7 @@ class Layout:
     num_drafts: int = 1
     num_coordinators: int = 1
     is_proxied: bool = False
-    """Whether the links to targets and drafts pass through proxies."""
+    """True if the links to targets and drafts pass through proxies."""
     target: Mapping[str, object] = field(default_factory=dict)
     draft: Mapping[str, object] = field(default_factory=dict)
     coordinator: Mapping[str, object] = field(default_factory=dict)
@@ -114,7 +114,7 @@ _HELD = (
     "outrider_kv_pages_used",
     "outrider_kv_cache_usage_perc",
 )
-"""What is zero when nothing runs."""
+"""Metrics that are zero when nothing runs."""
 
 
 @contextlib.asynccontextmanager

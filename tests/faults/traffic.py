@@ -26,7 +26,7 @@ _MOST_TRIES = 200
 
 
 class Streams(Protocol):
-    """What traffic needs of a client."""
+    """Client of the traffic."""
 
     @property
     def stream(self) -> Callable[..., AsyncGenerator[Delta, None]]:
@@ -36,7 +36,7 @@ class Streams(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """What has come of the streams of one run."""
+    """Results of the streams of one run."""
 
     num_streams: int = 0
     num_outputs: int = 0

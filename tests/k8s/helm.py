@@ -58,7 +58,7 @@ class Helm:
         return answer["manifest"], answer["notes"]
 
     def lint(self) -> list[dict[str, Any]]:
-        """What ``helm lint`` remarks on; a severity above 1 is a warning or an error."""
+        """Remarks of ``helm lint``; a severity above 1 is a warning or an error."""
         messages: list[dict[str, Any]] = self._ask({"lint": str(CHART)})["messages"]
         return messages
 

@@ -81,7 +81,7 @@ class Pods:
         return flags["--host"] if flags["--host"].startswith("unix:") else f"{POD_IP}:{flags['--port']}"
 
     def passes(self, service: str, probe: str) -> bool:
-        """Whether kubelet would be content: asks what the probe asks."""
+        """True if kubelet would be content: asks what the probe asks."""
         container = self.release.workload_of(service).container(service)
         question = container[f"{probe}Probe"]
         if "grpc" in question:
@@ -93,7 +93,7 @@ class Pods:
         )
 
     def metrics(self, service: str) -> str:
-        """What Prometheus reads of it."""
+        """Metrics that Prometheus reads."""
         ports = {
             port["name"]: port["containerPort"]
             for port in self.release.workload_of(service).container(service)["ports"]
@@ -102,21 +102,21 @@ class Pods:
             return str(answer.read().decode())
 
     def has_ended(self, service: str) -> bool:
-        """Whether its process has."""
+        """True if its process has."""
         return self.processes[service].poll() is not None
 
     def said(self, service: str) -> str:
-        """What it wrote."""
+        """Output of the process."""
         return (self.folder / f"{service}.log").read_text(encoding="utf-8", errors="replace")
 
     def terminate(self) -> dict[str, int]:
-        """What kubelet does to end containers; the exit code of each."""
+        """End of containers as by kubelet; the exit code of each."""
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
         return {name: process.wait(self._grace_s(name)) for name, process in self.processes.items()}
 
     def run_test(self) -> subprocess.CompletedProcess[str]:
-        """What ``helm test`` runs."""
+        """Command that ``helm test`` runs."""
         (pod,) = self.release.of_kind("Pod")
         (container,) = pod["spec"]["containers"]
         command = [self._here(word, "test") for word in [*container["command"], *container["args"]]]
@@ -182,7 +182,7 @@ def pods(release: Release) -> Iterator[Pods]:
 
 
 def says_serving(address: str, service: str) -> bool:
-    """Whether plain gRPC health at an address says so of a service."""
+    """True if plain gRPC health at an address says so of a service."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=service)

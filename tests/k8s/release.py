@@ -1,4 +1,4 @@
-"""What a chart became, as objects: by kind, by component, down to containers and their flags."""
+"""Objects of a rendered chart: by kind, by component, down to containers and their flags."""
 
 from __future__ import annotations
 

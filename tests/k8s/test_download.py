@@ -184,7 +184,7 @@ def test_half_a_model_is_never_taken_for_one(release: Callable[[str], Release], 
 
 
 def secret_of(source: str, url: str) -> dict[str, str]:
-    """What the Secret of an example holds, for a server of this machine."""
+    """Content of the Secret of an example, for a server of this machine."""
     if source == "s3":
         return {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key", "AWS_REGION": "r", "AWS_ENDPOINT_URL": url}
     account = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}

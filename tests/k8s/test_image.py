@@ -103,7 +103,7 @@ def test_what_is_copied_exists_and_is_not_ignored() -> None:
 
 
 def copied() -> list[str]:
-    """What the build stages take from the project's folder."""
+    """Files that the build stages take from the project's folder."""
     lines = [line for stage in stages().values() for line in stage if line.startswith("COPY ") and "--from" not in line]
     return sorted({word for line in lines for word in line.split()[1:-1]})
 

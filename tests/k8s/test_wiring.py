@@ -1,4 +1,4 @@
-"""What refers to something else in a release refers to what is there: selectors, ports, probes, volumes, policies."""
+"""References within a release lead to objects that exist: selectors, ports, probes, volumes, policies."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ ALL = OUTSIDE | RowFlags.COUPLED | RowFlags.CUTS | RowFlags.ENTROPY
 
 
 class Hopper:
-    """What Triton asks of a driver before it launches."""
+    """Stand-in for the driver that Triton asks before it launches."""
 
     def get_current_device(self) -> int:
         return 0
@@ -119,7 +119,7 @@ class Model:
         loop.launch(shape)
 
     def copy_inputs(self) -> None:
-        """What each launch begins with."""
+        """Arguments that each launch begins with."""
         PinnedInputBuffer(PAGES, GPU).copy_inputs()
 
 
@@ -136,14 +136,14 @@ def launch_scoring(logits: torch.Tensor, rows: Rows, *, wide: bool = False) -> N
 
 
 def sum_of_ranks() -> None:
-    """What two GPUs launch between an 8B model's blocks."""
+    """Launches of two GPUs between an 8B model's blocks."""
     x, weight = (torch.empty(*shape, 4096, dtype=torch.bfloat16, device=GPU) for shape in ((5,), ()))
     addresses, rounds = torch.empty(2, dtype=torch.int64, device=GPU), torch.empty(32, dtype=torch.int32, device=GPU)
     sum_and_norm(x, torch.empty_like(x), weight, 1e-5, SharedRows(addresses, rounds, 1, 2, 32, 32 << 10))
 
 
 def chunk_of_a_prompt() -> None:
-    """What joins a chunk's attention over its own keys with that over those before."""
+    """Launch that joins a chunk's attention over its own keys with that over those before."""
     own, sums = torch.empty(4096, 32, 128, dtype=torch.bfloat16, device=GPU), torch.empty(32, 4096, device=GPU)
     join(own, sums, own.clone(), sums.clone())
 

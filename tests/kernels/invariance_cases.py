@@ -77,7 +77,7 @@ def any_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def repeats(compute: Callable[[], torch.Tensor]) -> bool:
-    """Whether the same launches give the same bits."""
+    """True if the same launches give the same bits."""
     first = compute()
     return all(torch.equal(compute(), first) for _ in range(4 if INTERPRETED else 50))
 

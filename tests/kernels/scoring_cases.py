@@ -88,7 +88,7 @@ def logits_of(num_rows: int, vocab_size: int, dtype: torch.dtype = torch.float32
 
 
 def both(logits: torch.Tensor, requests: list[ScoreRequest]) -> tuple[list[ScoreOutcome], list[ScoreOutcome]]:
-    """What the kernels say, and what the reference says on the CPU."""
+    """Results of the kernels, and of the reference on the CPU."""
     return begin_scoring(logits, requests, fused=True).outcomes(), score(logits.float().cpu(), requests)
 
 

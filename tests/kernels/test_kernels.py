@@ -13,8 +13,7 @@ from outrider.kernels.linear.packed import PackedWeight, can_pack
 from outrider.kernels.linear.reference import PlainWeight, UpcastWeight
 from outrider.kernels.paged_attention import paged_attention, plan_attention
 from outrider.kernels.rms_norm import PreparedNorm, prepare_norm
-from outrider.kernels.rms_norm.few_ops import FewOpsNorm
-from outrider.kernels.rms_norm.reference import ReferenceNorm
+from outrider.kernels.rms_norm.reference import FewOpsNorm, ReferenceNorm
 from outrider.kv_cache import KVCacheManager, PagePool
 from outrider.model_executor.input_batch import ForwardRow, plan_forward
 from tests.support.scattering import take_every_other_page

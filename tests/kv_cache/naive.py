@@ -16,7 +16,7 @@ Text = tuple[object, ...]
 
 @dataclass
 class NaiveSequence:
-    """What one sequence should hold."""
+    """Expected content of one sequence."""
 
     real: KVSequence
     salt: str
@@ -75,7 +75,7 @@ class NaiveCache:
         assert list(sequence.real.holes) == expected
 
     def can_cut(self, sequence: NaiveSequence, length: int) -> bool:
-        """Whether all that the last of ``length`` tokens and later ones attend to is held."""
+        """True if all that the last of ``length`` tokens and later ones attend to is held."""
         reach = self.manager.reach
         if reach is None:
             return True

@@ -32,7 +32,7 @@ class RandomOperations:
         self.manager = KVCacheManager(PagePool(NUM_PAGES, PAGE_SIZE), reach=reach)
         self.model = NaiveCache(self.manager)
         self.counts: dict[str, int] = {}
-        """What happened, by what."""
+        """Number of operations, by kind."""
         self._checks_every = checks_every
         self._num_texts = 0
 

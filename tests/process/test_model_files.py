@@ -48,7 +48,7 @@ except OutriderError as error:
 
 
 def ask(home: Path, url: str, *words: str, question: str = QUESTION, **environment: str) -> str:
-    """What becomes of the settings, with a Hub at ``url`` and its cache in ``home``."""
+    """Settings after their model files were found, with a Hub at ``url`` and its cache in ``home``."""
     return run(home, url, "-c", question, *words, **environment).stdout.strip()
 
 

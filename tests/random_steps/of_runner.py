@@ -73,7 +73,7 @@ class RunnerSteps:
             assert torch.isfinite(logits).all()
 
     def _has_room(self, growths: Sequence[tuple[KVSequence, int]]) -> bool:
-        """Whether there are pages for so many more tokens of each: a scheduler asks for no more than that."""
+        """True if there are pages for so many more tokens of each: a scheduler asks for no more than that."""
         manager = self.runner.sequences
         return sum(manager.pages_needed(sequence, count) for sequence, count in growths) <= manager.pool.num_free
 

@@ -196,7 +196,7 @@ class TargetSteps(_Side):
         return 0 if self._num_plain > 0 else self._random.randint(0, 6)
 
     def _next_token(self, form: ScoreForm) -> int:
-        """What a coordinator would go on with, mostly."""
+        """Tokens that a coordinator would go on with, mostly."""
         token_id = next_token(form) if self._random.random() < 0.9 else None
         return self._new_tokens(1)[0] if token_id is None else token_id
 

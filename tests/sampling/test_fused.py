@@ -1,4 +1,4 @@
-"""What is seen of kernels' findings before a session is told."""
+"""Checks of the kernels' results before a session is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn, and that what is reported is what was drawn from."""
+"""Drawn tokens, and that the reported evidence is the distribution they were drawn from."""
 
 from __future__ import annotations
 

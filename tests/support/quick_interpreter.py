@@ -137,7 +137,7 @@ def _replace_builtin(owner: Any, name: str, member: Any, _builder: Any, scope: A
 
 
 def _only_passes_on(member: Any) -> bool:
-    """Whether it is the wrapper of ``triton.language.core.builtin``, which checks that it was given a semantic."""
+    """True if it is the wrapper of ``triton.language.core.builtin``, which checks that it was given a semantic."""
     code = getattr(member, "__code__", None)
     return code is not None and code.co_qualname == "builtin.<locals>.wrapper"
 

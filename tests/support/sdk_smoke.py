@@ -1,4 +1,4 @@
-"""What an installed SDK does against the scripted server at OUTRIDER_ADDRESS; imports nothing but the SDK."""
+"""Calls of an installed SDK to the scripted server at OUTRIDER_ADDRESS; imports nothing but the SDK."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class ServiceRig:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.change_draft_event: Callable[[Any], Any] = lambda event: event
-        """What becomes of a proposal on its way."""
+        """Change of a proposal on its way."""
         self.watch_target: Callable[[Run, Any, Any], None] | None = None
         """Sees each session, what its target was asked and what it answered, before the loop does."""
 

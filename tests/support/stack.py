@@ -24,7 +24,7 @@ from outrider_target.service import TargetService
 
 @dataclass
 class Stack:
-    """What a test holds of a running stack."""
+    """A running stack, as a test holds it."""
 
     target: TargetService
     draft: DraftService | None

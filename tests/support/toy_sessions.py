@@ -32,7 +32,7 @@ EventT = TypeVar("EventT")
 
 @dataclass
 class Faults:
-    """What goes wrong from now on; tests set and clear these while things run."""
+    """Faults from now on; tests set and clear these while things run."""
 
     unreachable: bool = False
     """``describe`` and ``attach`` raise UnavailableError."""
@@ -49,14 +49,14 @@ class Faults:
     preempt: int = 0
     """So many of the next items find their session's pages needed for others."""
     stall: Stall = NO_STALL
-    """What links say of it."""
+    """Description that links give."""
     stale: bool = False
     """Before each answer comes one of an older generation, with another content."""
 
 
 @dataclass
 class Books:
-    """What the links of one toy service share."""
+    """State that the links of one toy service share."""
 
     faults: Faults
     page_size: int
@@ -75,7 +75,7 @@ class ToySession:
     generation: int
     pages: int
     tokens: list[int] = field(default_factory=list)
-    """What the service holds KV of."""
+    """Tokens of which the service holds KV."""
 
 
 class ToyCore(Generic[EventT]):
@@ -102,7 +102,7 @@ class ToyCore(Generic[EventT]):
         return EventBatch(tuple(events), self._report(num_tokens, len(commands)), (timing,) * len(events))
 
     def release_all(self) -> None:
-        """What closing the link does."""
+        """End of the link's sessions when it closes."""
         for session in list(self.sessions):
             self._forget(session)
         self.newest.clear()

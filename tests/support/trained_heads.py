@@ -32,7 +32,7 @@ WRITE: Mapping[DraftMethod, Callable[[Path], object]] = {
     DraftMethod.MEDUSA: medusa,
     DraftMethod.MLP_SPECULATOR: speculator,
 }
-"""What writes a random head; an MTP layer lies in the target's folder."""
+"""Writers of random heads; an MTP layer lies in the target's folder."""
 NUM_STEPS, RATE, BLOCK = 80, 0.02, 3
 _BLOCK_STEPS = 45
 _MTP_LAYER = "model.mtp_layers.0."

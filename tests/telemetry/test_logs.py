@@ -1,4 +1,4 @@
-"""What a process writes about itself, and how it ends."""
+"""Logs of a process, and its end."""
 
 from __future__ import annotations
 

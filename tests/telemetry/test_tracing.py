@@ -1,4 +1,4 @@
-"""What carries and exports spans: contexts as W3C writes them, what turns tracing on, the pipeline, the file."""
+"""Propagation and export of spans: contexts as W3C writes them, what turns tracing on, the pipeline, the file."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from outrider.cli.trace.reading import read_spans
 from outrider.cli.trace.stages import milliseconds
 from outrider.cli.trace.tree import Node, build_tree, choose_trace, requests_of, what_is_missing
 from outrider.cli.trace.waterfall import show_waterfall
-from outrider.demo.prompts import PROMPTS
+from outrider.demo import PROMPTS
 from outrider.errors import ConfigError
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.span import Span

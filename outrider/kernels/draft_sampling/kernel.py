@@ -77,7 +77,7 @@ def _is_drawing(numbers):
 
 @triton.jit
 def _is_gathered(numbers):
-    """Whether a row draws among candidates."""
+    """True if a row draws among candidates."""
     method = tl.load(numbers + _METHOD)
     return ((method == _SPARSE) | (method == _CUT_COUPLED)) & (tl.load(numbers + _LENGTH) > 0)
 
@@ -344,7 +344,7 @@ def _gather_kernel(
 
 @triton.jit
 def _mass_of(kept, sums, is_cut, LIMIT: tl.constexpr):
-    """What a leading run of candidates holds, by their running sums [N] float64; 1 where it goes on beyond them."""
+    """Mass of a leading run of candidates, by their running sums [N] float64; 1 where it goes on beyond them."""
     ends = is_cut & (tl.sum(kept.to(tl.int32), 0) < LIMIT)
     return tl.where(ends, tl.max(tl.where(kept, sums, 0.0), 0), 1.0)
 

@@ -72,7 +72,7 @@ class Field(enum.IntEnum):
     WIDTH = 1
     """Tokens of the support; 0 where there is none."""
     IS_FINITE = 2
-    """Whether all raw logits of the row are."""
+    """True if all raw logits of the row are."""
     LARGEST = 3
     """The bits of the largest processed logit, a float32."""
 

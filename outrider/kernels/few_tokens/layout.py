@@ -16,7 +16,7 @@ _FEW_ROWS = 2048
 
 
 def suits(weight: torch.Tensor) -> bool:
-    """Whether these kernels were measured to be faster for a weight [N, K]: those of a 1B shape; larger ones were not
+    """True if these kernels were measured to be faster for a weight [N, K]: those of a 1B shape; larger ones were not
     tried.
     """
     rows, size = weight.shape

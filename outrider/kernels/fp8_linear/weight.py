@@ -74,7 +74,7 @@ class Fp8Weight(PreparedWeight):
 
 
 def takes(matrix: Fp8Matrix, rounding: Rounding) -> bool:
-    """Whether these kernels compute products with this weight."""
+    """True if these kernels compute products with this weight."""
     size = matrix.numbers.shape[1]
     is_there = launches_early(matrix.numbers.device) or matrix.numbers.device.type == "cpu"  # where it is but tested
     columns = all(one in (size, BLOCK_K, None) or one >= size for one in (matrix.columns, rounding.group))

@@ -81,13 +81,13 @@ class FewRowsWeight(PreparedWeight):
 
 
 def pays(weight: torch.Tensor) -> bool:
-    """Whether these kernels are faster than cuBLAS for products of a few rows with ``weight`` [N, K]."""
+    """True if these kernels are faster than cuBLAS for products of a few rows with ``weight`` [N, K]."""
     may_fetch_ahead = launches_early(weight.device) or weight.device.type == "cpu"  # where it is but tested
     return may_fetch_ahead and weight.dtype.itemsize == 2 and weight.is_contiguous()
 
 
 def can_tma(weight: torch.Tensor) -> bool:
-    """Whether TMA can load tiles of ``weight`` [N, K] and of its activations."""
+    """True if TMA can load tiles of ``weight`` [N, K] and of its activations."""
     row_bytes = weight.shape[1] * weight.dtype.itemsize
     return weight.data_ptr() % _ALIGNED_BYTES == 0 and row_bytes % _ALIGNED_BYTES == 0
 
@@ -115,7 +115,7 @@ def num_splits(out_features: int, num_processors: int) -> int | None:
 
 
 def fills_with_stream_k(out_features: int, num_processors: int) -> bool:
-    """Whether stream-K, with four programs for three tiles, gives nearly every multiprocessor one program."""
+    """True if stream-K, with four programs for three tiles, gives nearly every multiprocessor one program."""
     return out_features % (3 * _BLOCK_N) == 0 and _nearly_all(out_features // _BLOCK_N // 3 * 4, num_processors)
 
 

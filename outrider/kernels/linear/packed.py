@@ -16,7 +16,7 @@ from outrider.kernels.linear.contract import PreparedWeight
 
 @functools.cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this build of torch on this processor packs and multiplies weights of this type."""
+    """True if this build of torch on this processor packs and multiplies weights of this type."""
     try:
         PackedWeight(torch.ones(2, 2, dtype=dtype))(torch.ones(1, 2, dtype=dtype), torch.ones(2, dtype=dtype))
     except (AttributeError, RuntimeError):

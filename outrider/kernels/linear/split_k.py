@@ -249,7 +249,7 @@ def described(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> tuple[Te
 
 
 def constants(tiling: Tiling) -> dict[str, Any]:
-    """What a kernel is compiled for, and how."""
+    """Tile sizes and compile options of a kernel."""
     return {
         "FETCHED": tiling.fetched,
         "WIDTH": tiling.width,

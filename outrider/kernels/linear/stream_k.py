@@ -71,7 +71,7 @@ def _stream_k_kernel(
 
 
 def can_stream_k(weight: torch.Tensor, tiling: Tiling) -> bool:
-    """Whether ``stream_k_partials`` can divide ``weight`` [N, K] without remainder."""
+    """True if ``stream_k_partials`` can divide ``weight`` [N, K] without remainder."""
     out_features, size = weight.shape
     return out_features % (3 * tiling.block_n) == 0 and size % (4 * tiling.block_k) == 0
 

@@ -12,8 +12,7 @@ from typing import Protocol
 import torch
 
 from outrider.kernels.launching import has_kernels
-from outrider.kernels.rms_norm.few_ops import FewOpsNorm
-from outrider.kernels.rms_norm.reference import ReferenceNorm
+from outrider.kernels.rms_norm.reference import FewOpsNorm, ReferenceNorm
 
 __all__ = ["PreparedNorm", "prepare_norm"]
 

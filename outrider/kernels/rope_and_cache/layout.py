@@ -1,4 +1,4 @@
-"""What ``rotary_store`` must know of a model's heads and of its tokens' positions."""
+"""Layout of a model's heads, and tables of cosines and sines, for ``rope_and_cache``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target must know of many rows of logits, in one pass over them: tokens, probabilities and masses.
+"""Scoring of many rows of logits in one pass: tokens, probabilities and masses.
 
 Contract: ``launch(logits, rows)`` takes ``logits [N, V]`` of any floating type and ``Rows``, R descriptions of which
 each names a row of the logits; it starts the work and gives a ``Launch`` whose ``findings()`` waits for the answer. A

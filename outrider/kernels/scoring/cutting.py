@@ -269,7 +269,7 @@ def _group_masses(own_ids_ptr, own_masses_ptr, ids, weights, count, GROUPS: tl.c
 
 @triton.jit
 def _find_tokens(raw, weights, total, largest, ids, rows_ptr, own, row, num_rows, FAST: tl.constexpr):
-    """What needs no draw: the likeliest token, the coupled Gumbel argmax, the entropy."""
+    """Results that need no draw: the likeliest token, the coupled Gumbel argmax, the entropy."""
     flags = word(rows_ptr, _FLAGS, row)
     if (flags & (_COUPLED | _DRAWS)) == 0:
         tl.store(own + _FOUND_ARGMAX * num_rows, lowest_at(raw, largest, ids))

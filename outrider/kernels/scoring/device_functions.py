@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""What the scoring kernels share: a row's words, its logits, exponentials and noise.
+"""Device functions of the scoring kernels: a row's words, its logits, exponentials and noise.
 
 Everything is in bits, not nats: a GPU has one instruction for a base-2 logarithm and one for a power of two, each right
 to two units in the last place. Logits stay as the model gave them; a row's ``SCALE`` is log2(e) / temperature.
@@ -181,7 +181,7 @@ def _philox(key0, key1, c0, c1, c2, c3):
 
 @triton.jit
 def keys_of(rows_ptr, row):
-    """What keys a row's noise: both halves of its seed and its position."""
+    """Key of a row's noise: both halves of its seed and its position."""
     low, high = word(rows_ptr, _KEY_LOW, row), word(rows_ptr, _KEY_HIGH, row)
     return low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True), word(rows_ptr, _POSITION, row)
 

@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN201, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""What the kernels that answer share: the draw by groups and the probabilities of a support."""
+"""Device functions of the kernels that answer: the draw by groups and the probabilities of a support."""
 
 from __future__ import annotations
 

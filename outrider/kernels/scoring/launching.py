@@ -53,7 +53,7 @@ _WIDE = Search(2048, 4096, 16)
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """What the group kernel has found."""
+    """Results of the group kernel."""
 
     groups: torch.Tensor  # [R, G, 4] float32
     tops: torch.Tensor  # [R, 128 G]
@@ -91,7 +91,7 @@ def launch(logits: torch.Tensor, rows: Rows, *, wide: bool = False) -> TritonLau
 
 
 def to_device(rows: Rows, device: torch.device) -> torch.Tensor:
-    """What ``rows.pack`` gives, on its way to the device."""
+    """Packed rows (``rows.pack``) on their way to the device."""
     words = torch.empty(rows.num_words, dtype=torch.int32, pin_memory=device.type == "cuda")
     rows.pack(words.numpy())
     return words.to(device, non_blocking=True)
@@ -157,7 +157,7 @@ def _answer_cut_rows(
 
 
 def _is_packed(logits: torch.Tensor) -> bool:
-    """Whether words of two logits can be loaded."""
+    """True if words of two logits can be loaded."""
     is_even = logits.shape[-1] % 2 == 0 and logits.stride(0) % 2 == 0 and logits.data_ptr() % 4 == 0
     return is_even and logits.dtype == torch.bfloat16
 

@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN201, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""What is kept of each group: four numbers next to each other, written by one store and read by one load.
+"""Partial results of each group: four numbers next to each other, written by one store and read by one load.
 
 They are the largest logit; the sum of all weights beside it, its sign set where a logit is not finite; that of the
 weights outside the support; and a bound on the best score of the coupled Gumbel argmax.
@@ -47,7 +47,7 @@ def load_partials(own_groups_ptr, num_groups, GROUPS: tl.constexpr):
 
 @triton.jit
 def shrinks(tops, largest, scale):
-    """What a group's weights weigh beside the row's largest logit.
+    """Scale of a group's weights relative to the row's largest logit.
 
     Products as in the group kernel: their rounding is then no difference between groups.
     """

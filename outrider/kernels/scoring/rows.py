@@ -1,4 +1,4 @@
-"""What is asked of each row and what is found: plain numpy columns, one entry a row.
+"""Requests and results of each row: plain numpy columns, one entry a row.
 
 Owns the names of the columns that travel to the device and back, and their packing into one buffer of 32-bit words.
 Refuses to know kernels, sessions and acceptance rules.
@@ -31,7 +31,7 @@ _COLDEST = 1e-7
 
 
 class RowFlags(enum.IntFlag):
-    """What is computed for a row besides the likeliest token."""
+    """Results of a row besides the likeliest token."""
 
     COUPLED = 1
     """The Gumbel argmax of stream ``COUPLED``."""
@@ -150,7 +150,7 @@ _REAL = frozenset({Found.LARGEST, Found.MASS, Found.ENTROPY})
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found of R rows."""
+    """Results of R rows."""
 
     words: Words = field(repr=False)  # [7 * R + M]
     num_rows: int
@@ -171,7 +171,7 @@ class Launch(Protocol):
 
     @property
     def on_device(self) -> torch.Tensor:
-        """What will be found, where it is found."""
+        """Results on the device, where the kernels will write them."""
         ...
 
     def findings(self) -> Findings:

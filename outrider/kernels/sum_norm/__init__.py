@@ -33,7 +33,7 @@ class SharedRows:
     max_row_bytes: int
 
     def takes(self, rows: torch.Tensor) -> bool:
-        """Whether [T, N] rows fit."""
+        """True if [T, N] rows fit."""
         is_small = 0 < rows.shape[0] <= self.max_rows and rows.shape[1] * rows.dtype.itemsize <= self.max_row_bytes
         return is_small and rows.is_contiguous()
 

@@ -1,4 +1,4 @@
-"""What a request to score must keep to, whatever the logits are. Knows no tensor."""
+"""Contract of a request to score, whatever the logits are. Knows no tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.types import JudgingRule, Support
 
 
 def keep_contract(requests: Sequence[ScoreRequest], vocab_size: int) -> bool:
-    """Whether all requests keep the contract: a fast check. With different limits, False may be wrong."""
+    """True if all requests keep the contract: a fast check. With different limits, False may be wrong."""
     drafting = [request for request in requests if request.draft_token_ids or request.support is not None]
     if not drafting:
         return True

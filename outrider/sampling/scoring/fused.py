@@ -193,7 +193,7 @@ def _starts_of(requests: Sequence[ScoreRequest]) -> list[int]:
 
 
 class _Answers:
-    """What kernels found, as scores; each column is read once.
+    """Results of the kernels as scores; each column is read once.
 
     Arrays are views of one copy: what is told outlives the memory in which kernels answer.
     """
@@ -261,7 +261,7 @@ def begin_scoring(logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bo
 
 
 def _first_error(finite: Sequence[bool], largest: Sequence[float], bound: float) -> OutriderError | None:
-    """What is wrong with a session, by its rows' largest logits before the temperature."""
+    """Error of a session, by its rows' largest logits before the temperature."""
     for is_finite, logit in zip(finite, largest, strict=True):
         if is_finite and _is_drawable([logit], bound):
             continue
@@ -271,7 +271,7 @@ def _first_error(finite: Sequence[bool], largest: Sequence[float], bound: float)
 
 
 def _is_drawable(largest: Sequence[float], bound: float) -> bool:
-    """Whether nothing is wrong with finite rows that have these largest logits."""
+    """True if nothing is wrong with finite rows that have these largest logits."""
     # The least and the largest pass over what is no number; a sum does not.
     return max(LOWEST_DRAWABLE, -bound) < min(largest) and max(largest) < bound and not math.isnan(sum(largest))
 

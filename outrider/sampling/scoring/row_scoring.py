@@ -34,7 +34,7 @@ from outrider.types import JudgingRule, SparseScores, TokenScores
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """What is to be scored: ids and supports that keep the contract of single requests."""
+    """Input of a scoring: ids and supports that keep the contract of single requests."""
 
     samplings: Sequence[SessionSampling]  # [B]
     texts: Sequence[Sequence[int]]
@@ -48,7 +48,7 @@ class ScoredRows:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether scores of drafts are about supports: of all sessions, or of none."""
+        """True if scores of drafts are about supports: of all sessions, or of none."""
         return self.samplings[0].metadata.rule is JudgingRule.REJECTION
 
     @property
@@ -82,7 +82,7 @@ class ScoredRows:
 
 @dataclass(frozen=True, slots=True)
 class NextTokens:
-    """What follows each text, where there are no drafts."""
+    """Next token of each text, where there are no drafts."""
 
     token_ids: Ints  # [B] -1 where nothing can be drawn
     masses: NDArray[np.float32]  # [B] of ``SparseScores``; without meaning for others
@@ -149,7 +149,7 @@ class RowScoring:
         return singles.outcomes()
 
     def _findings(self) -> Findings | None:
-        """What the kernels found, if nothing is wrong with any row."""
+        """Results of the kernels, if nothing is wrong with any row."""
         rows = self._scored.rows
         if self._launch is None or rows is None:
             return None

@@ -26,7 +26,7 @@ _RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION)
 
 @dataclass(frozen=True, slots=True)
 class SessionRows:
-    """What kernels are told of sessions, whatever their texts are."""
+    """Parameters of sessions for the kernels, independent of their texts."""
 
     words: Words  # [B, columns] of the row after the last draft token
     draft_flags: Words  # [B] of the row of a draft token with a support
@@ -96,12 +96,12 @@ class SessionRows:
 
 
 def may_be_rows(metadata: SamplingMetadata) -> bool:
-    """Whether a session may be rows here: kernels find its tokens, or its masses, from the model's own logits."""
+    """True if a session may be rows here: kernels find its tokens, or its masses, from the model's own logits."""
     return metadata.is_fused and not metadata.is_adjusted and metadata.rule in _RULES
 
 
 def are_sound(findings: Findings, bound: float) -> bool:
-    """Whether nothing is wrong with any row, of which the largest logits are to be below ``bound``."""
+    """True if nothing is wrong with any row, of which the largest logits are to be below ``bound``."""
     largest = findings.of(Found.LARGEST)
     lowest, highest = float(largest.min()), float(largest.max())  # no numbers if one of them is none
     return max(LOWEST_DRAWABLE, -bound) < lowest and highest < bound and not findings.of(Found.STATUS).any()

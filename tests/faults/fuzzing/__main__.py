@@ -16,7 +16,7 @@ _EVERY_S = 5.0
 
 
 def main() -> None:
-    """What the arguments say."""
+    """Arguments of the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.fuzzing")
     for role in ("coordinator", "target", "draft"):
         parser.add_argument(f"--{role}", required=True, metavar="ADDRESS")

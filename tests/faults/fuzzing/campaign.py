@@ -31,7 +31,7 @@ _GENERATION_S = 4.0
 _WATCH_S = 0.2
 """After which a call that may run for long, or never ends, is cancelled."""
 _OUR_OWN = "Internal error from Core"
-"""What our own gRPC says of a call that the server ended, with whatever status, while a message was being written."""
+"""Message of our own gRPC about a call that the server ended while a message was being written."""
 _WORKERS = 6
 _OVERSIZED_EVERY = 400
 _MAX_MESSAGE_BYTES = 16 << 20
@@ -104,7 +104,7 @@ METHODS = (
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a campaign so far."""
+    """Results of a campaign so far."""
 
     num_messages: int = 0
     num_oversized: int = 0

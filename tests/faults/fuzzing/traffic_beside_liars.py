@@ -60,7 +60,7 @@ def few_rows(*, seed: int, num_contexts: int = 16) -> Rows:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a run."""
+    """Results of a run."""
 
     num_answers: int = 0
     num_lies: int = 0
@@ -96,7 +96,7 @@ def _request(prompt: tuple[int, ...], sampling: SamplingParams, method: Acceptan
 
 
 def is_checked(request: GenerationRequest) -> bool:
-    """Whether the output is the same with every draft."""
+    """True if the output is the same with every draft."""
     return request.sampling.temperature == 0 or request.acceptance_method is AcceptanceMethod.COUPLED
 
 
@@ -113,7 +113,7 @@ async def read(coordinator: Coordinator, request: GenerationRequest, gaps: list[
 
 
 async def references(rows: Rows) -> dict[GenerationRequest, list[int]]:
-    """What an honest target gives alone."""
+    """Output of an honest target alone."""
     coordinator = Coordinator(ToyTarget(rows, VOCAB_SIZE), None, CoordinatorSettings.model_validate({}))
     await coordinator.start()
     try:
@@ -233,7 +233,7 @@ class Run:
 
 
 def main() -> None:
-    """What the arguments say."""
+    """Arguments of the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.fuzzing.traffic_beside_liars")
     parser.add_argument("role", choices=("draft", "target"))
     parser.add_argument("--plane", choices=PLANES, default="inline")

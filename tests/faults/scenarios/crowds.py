@@ -28,7 +28,7 @@ _OUTPUT_TOKENS, _TOP = 400, 20
 _SHORT_TOKENS, _SHORT_TOP = 160, 100
 """In the short form: more bytes a token fill the windows and buffers on the way with fewer of them."""
 _MOST_MEMORY_MIB = 256
-"""What a coordinator may keep of some hundred requests at once."""
+"""Memory that a coordinator may keep of some hundred requests at once."""
 _NUM_USERS = 8
 _MOST_GROWTH = 1.03
 _FAIR = {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED}

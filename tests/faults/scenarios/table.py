@@ -22,7 +22,7 @@ class Scenario:
     count: int
     """At scale 1: faults, messages, streams or seconds."""
     counted: str
-    """What that counts."""
+    """Unit of the count."""
     layout: Layout | Output
     """A stack of this layout, or `outrider serve` with this output."""
     play: Callable[[Run], Coroutine[Any, Any, None]]

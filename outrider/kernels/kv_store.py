@@ -1,4 +1,8 @@
-"""PyTorch reference of ``kv_store``; runs on every device."""
+"""Storing keys and values in their slots, and copying pages.
+
+Contract: ``kv`` is the cache of one layer, ``[num_pages * page_size, 2, H_kv, D]``, with keys at index 0 and values at
+1, so that the key and value of a token are adjacent. Slots are distinct and in range. PyTorch on every device.
+"""
 
 from __future__ import annotations
 
