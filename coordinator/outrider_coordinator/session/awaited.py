@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import U4, U8, AnswerColumns, Column, chain_rows
-from outrider.prefix_hash import BLOCK_TOKENS
+from outrider.columns import U4, U8, AnswerColumns
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.table import (
     FLAGS,
@@ -47,7 +46,8 @@ class Awaited:
         self.speculations = [session.speculation for session in self.sessions]
         self._rows = own.tobytes()
         self._generations, self.bases = own[:, asked].astype(U8).tobytes(), own[:, LENGTH].astype(U4)
-        flags = own[:, FLAGS].tolist()
+        self.flags: list[int] = own[:, FLAGS].tolist()
+        flags = self.flags
         self.is_sparse, self.reads_states = bool(flags[0] & IS_SPARSE), bool(flags[0] & READS_STATES)
         self.is_traced = bool(flags[0] & IS_TRACED)
         self.is_uniform = len({flag & (IS_SPARSE | READS_STATES) for flag in flags}) == 1
@@ -67,12 +67,7 @@ class Awaited:
         """Whether the target hands over the states of just what it scores, if the draft reads any."""
         return not self.reads_states or all(map(steps.hands_over_states, self.sessions))
 
-    def hashes(self, kept: Sequence[int]) -> tuple[list[int], NDArray[np.uint8]]:
-        """Running hashes and chains of the first ``kept`` tokens of each session."""
+    def hashes(self, kept: Sequence[int]) -> tuple[list[int], list[bytes]]:
+        """Running hashes and chains of the first ``kept`` tokens of each session; the chain of none is empty."""
         found = [session.tokens.prefix_hash(count) for session, count in zip(self.sessions, kept, strict=True)]
-        return [rest for _, rest in found], chain_rows([chain for chain, _ in found])
-
-
-def chain_bytes(chains: NDArray[np.uint8], kept: Column) -> bytes:
-    """Chains of those texts that keep a full block."""
-    return chains[kept >= BLOCK_TOKENS].tobytes()
+        return [rest for _, rest in found], [chain for chain, _ in found]

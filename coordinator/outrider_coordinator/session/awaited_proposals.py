@@ -15,7 +15,7 @@ import numpy as np
 from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreAhead, ScoreColumns, SupportColumns
 from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence, SupportedProposals
 from outrider_coordinator.acceptance.vectorized import Rows, are_sound_columns
-from outrider_coordinator.session.awaited import NO_IDS, Awaited, Bools, chain_bytes
+from outrider_coordinator.session.awaited import NO_IDS, Awaited, Bools
 from outrider_coordinator.session.state import DRAFTING, SCORING
 from outrider_coordinator.session.table import (
     ANNOUNCED,
@@ -58,12 +58,12 @@ class TakenProposals:
 
 
 def await_proposals(own: Ints) -> Bools:  # [B, C] -> [B]
-    """Which rows wait for a proposal, and are usual."""
-    found: Bools = own[:, STATUS] == DRAFTING
+    """Rows that wait for a proposal, and are usual."""
+    found: Bools = own[:, FLAGS] & _UNUSUAL == 0
+    found &= own[:, STATUS] == DRAFTING
     found &= own[:, DRAFT_LENGTH] > 0
     found &= own[:, LENGTH] == own[:, DRAFT_BASE]
-    found &= own[:, LENGTH] == own[:, TARGET_HELD] + 1
-    found &= own[:, FLAGS] & _UNUSUAL == 0
+    found &= own[:, LENGTH] - own[:, TARGET_HELD] == 1
     return found
 
 
@@ -78,7 +78,7 @@ class AwaitedProposals(Awaited):
         self._generations_next = generations + U8.type(1)
         self._kept = self.bases - U4.type(1)
         rests, chains = self.hashes(own[:, TARGET_HELD].tolist())
-        self._rests, self._chains = np.array(rests, dtype=U8), chain_bytes(chains, self._kept)
+        self._rests, self._chains = np.array(rests, dtype=U8), b"".join(chains)
         self._ones = np.ones(len(own), dtype=U4)
         self._hands_over = self.hands_over_states()
 

@@ -22,7 +22,7 @@ from outrider.prefix_hash import BLOCK_TOKENS, following
 from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts, PlacedEvidence, verdicts_on
 from outrider_coordinator.session import steps
-from outrider_coordinator.session.awaited import EVERY, NO_IDS, Awaited, Bools, Which, chain_bytes
+from outrider_coordinator.session.awaited import EVERY, NO_IDS, Awaited, Bools, Which
 from outrider_coordinator.session.state import DRAFTING, NOTHING_PROPOSED, SCORING, SessionState
 from outrider_coordinator.session.table import (
     ANNOUNCED,
@@ -62,6 +62,7 @@ from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPol
 
 _UNUSUAL = PAUSED | HAS_PART | IS_SLOW
 _NO_DRAFT = 2 << DRAFT_READINESS | IS_LATE
+
 _DRAFT_NOT_OPEN = 3 << DRAFT_READINESS | IS_LATE
 
 _PLAIN_STEP = np.zeros(NUM_COLUMNS, dtype=np.int64)
@@ -85,27 +86,28 @@ class TakenScores:
     have left, or before anything else happens."""
 
 
-def await_scores(own: Ints) -> Bools:  # [B, C] -> [B]
-    """Which rows wait for scores, and are usual; no prefill is."""
-    found: Bools = (own[:, STATUS] == SCORING) & (own[:, TARGET_HELD] > 0)
-    found &= own[:, LENGTH] == own[:, TARGET_HELD] + 1
-    found &= own[:, FLAGS] & _UNUSUAL == 0
-    return found
-
-
-def go_on_drafting(own: Ints) -> Bools:
-    """Of those the ones with a proposal, whose draft holds all before it and may be asked for the next."""
-    found: Bools = own[:, NUM_DRAFTED] > 0
-    found &= own[:, FLAGS] & _DRAFT_NOT_OPEN == 0
-    found &= own[:, DRAFT_ASKED] == 0
+def await_verdicts(own: Ints) -> Bools:  # [B, C] -> [B]
+    """Rows that wait for the scores of a proposal, are usual, and whose draft holds all before it and may be asked for
+    the next. None is a prefill, which has no proposal.
+    """
+    found: Bools = own[:, FLAGS] & (_UNUSUAL | _DRAFT_NOT_OPEN) == 0
+    found &= own[:, STATUS] == SCORING
+    found &= own[:, NUM_DRAFTED] > 0
+    found &= own[:, LENGTH] - own[:, TARGET_HELD] == 1
     found &= own[:, DRAFT_HELD] == own[:, LENGTH]
+    found &= own[:, DRAFT_ASKED] == 0
     found &= own[:, PROPOSAL_OPENED] == own[:, DRAFT_OPENED]
     return found
 
 
-def go_on_plain(own: Ints) -> Bools:
-    """Of those the ones without a proposal, and with more than one token to come."""
-    found: Bools = (own[:, NUM_DRAFTED] == 0) & (own[:, REMAINING] > 1)
+def await_tokens(own: Ints) -> Bools:  # [B, C] -> [B]
+    """Rows that wait for the token of a plain step which is not their last, and are usual; none is a prefill."""
+    found: Bools = own[:, FLAGS] & _UNUSUAL == 0
+    found &= own[:, STATUS] == SCORING
+    found &= own[:, NUM_DRAFTED] == 0
+    found &= own[:, LENGTH] - own[:, TARGET_HELD] == 1
+    found &= own[:, TARGET_HELD] > 0
+    found &= own[:, REMAINING] > 1
     return found
 
 
@@ -117,6 +119,7 @@ class AwaitedScores(Awaited):
         self._counts, self._base = own[:, NUM_DRAFTED], own[:, LENGTH]
         self._next_generations = (own[:, GENERATION] + 1).astype(U8)
         self._committed = [session.tokens.ids for session in self.sessions]
+        self._hashes, self._chains = self.hashes(self._base.tolist())
 
     def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
         """Judge what the scores bring, and ask for the next steps; None if none can be taken here.
@@ -128,6 +131,10 @@ class AwaitedScores(Awaited):
     def _listed(self, which: Which) -> Sequence[int]:
         return range(len(self.sessions)) if isinstance(which, slice) else which.tolist()
 
+    def _joined_chains(self, which: Which) -> bytes:
+        chains = self._chains
+        return b"".join(chains if isinstance(which, slice) else [chains[place] for place in which.tolist()])
+
     def _do_not_end(self, token_ids: Sequence[Sequence[int]]) -> Bools:
         rows = zip(self.sessions, token_ids, strict=True)
         return np.array([session.output.ending_token_ids.isdisjoint(ids) for session, ids in rows], dtype=np.bool_)
@@ -138,21 +145,19 @@ class AwaitedPlainScores(AwaitedScores):
 
     def __init__(self, table: SessionTable, index: Ints, own: Ints) -> None:
         super().__init__(table, index, own)
-        rests, chains = self.hashes(self._base.tolist())
-        self._rests, self._chains = np.array(rests, dtype=U8), chains
-        has_room = (own[:, REMAINING] > 2) & (own[:, CAPACITY] > own[:, LENGTH] + 1)
-        self._may_draft = (own[:, FLAGS] & _NO_DRAFT == 0) & has_room
-        self._reads_any = bool((own[:, FLAGS] & READS_STATES).any())
+        self._rests = np.array(self._hashes, dtype=U8)
+        self._reads_any = any(flag & READS_STATES for flag in self.flags)
 
     def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
         """Commit the tokens, and ask for the next ones; None if none can be taken here."""
         masses, tokens = answers.outside_masses, answers.token_ids
         if tokens.size != len(self.sessions) or self.is_sparse != (masses is not None):
             return None
-        goes_on: Bools = (tokens >= 0) & (tokens < self.limits)
+        goes_on: Bools = (tokens.view(U4) if tokens.dtype == I4 else tokens) < self.limits  # a negative one is high
         if masses is not None:
             goes_on &= np.abs(masses.astype(np.float64) - 1.0) <= TARGET_SUM_TOLERANCE
-        goes_on &= np.array(policy.are_plain(self.speculations)) | ~self._may_draft
+        if not all(are_plain := policy.are_plain(self.speculations)):
+            goes_on &= np.array(are_plain) | ~self._may_draft()
         listed = tokens.tolist()
         if self.table.may_end(listed):
             goes_on &= self._do_not_end([[token_id] for token_id in listed])
@@ -165,6 +170,13 @@ class AwaitedPlainScores(AwaitedScores):
                 return None
         return self._asked_next(which, tokens[which])
 
+    def _may_draft(self) -> Bools:
+        """Which drafts may be asked, and have room."""
+        own = self.own
+        has_room = (own[:, REMAINING] > 2) & (own[:, CAPACITY] > own[:, LENGTH] + 1)
+        found: Bools = (own[:, FLAGS] & _NO_DRAFT == 0) & has_room
+        return found
+
     def _asked_next(self, which: Which, tokens: Column) -> TakenScores:
         kept = self.bases[which]
         nothing = np.zeros(len(kept), dtype=U4)
@@ -172,7 +184,7 @@ class AwaitedPlainScores(AwaitedScores):
             self.numbers[which],
             self._next_generations[which],
             kept,
-            chain_bytes(self._chains[which], kept),
+            self._joined_chains(which),
             self._rests[which],
             np.ones(len(kept), dtype=U4),
             tokens,
@@ -203,53 +215,49 @@ class AwaitedVerdicts(AwaitedScores):
         super().__init__(table, index, own)
         counts, listed = self._counts, self._counts.tolist()
         self._width = width = max(listed) + 1
-        is_even = min(listed) + 1 == width
-        at = np.arange(width)
+        asked = counts + 1
+        self._asked_counts = asked.astype(U4).tobytes()
         self._drafts = drafts = table.drafted[index, :width]  # [B, W]
-        if is_even:
+        self._firsts = np.arange(0, drafts.size, width)
+        """Of each session among all entries of ``_drafts`` and ``_rests``."""
+        self._starts, self._places = self._firsts, None
+        """Of each session among all scores, and where its scores are, [B, W], the last repeated; None: they lie so."""
+        at, lasts = np.arange(width), counts[:, None] - 1
+        if min(listed) + 1 == width:
             drafts[:, -1] = NO_TOKEN
         else:
-            drafts[at >= counts[:, None]] = NO_TOKEN
+            drafts[at > lasts] = NO_TOKEN
+            self._starts = asked.cumsum() - asked
+            self._places = self._starts[:, None] + np.minimum(at, counts[:, None])
         self._draft_lists = drafts.tolist()
-        self._asked_counts = (counts + 1).astype(U4).tobytes()
-        self._firsts = np.arange(0, len(own) * width, width)
-        """Of each session among all entries of ``_drafts`` and ``_rests``."""
-        self._rooms = np.minimum(own[:, REMAINING] - 2, own[:, CAPACITY] - self._base - 1)
-        self._least_room = min((self._rooms - counts).tolist())
+        self._pairs, self._ones = np.empty((len(own), 2), dtype=U4), np.ones((len(own), 2), dtype=np.bool_)
+        self._pairs[:, 0] = [draft[count - 1] for draft, count in zip(self._draft_lists, listed, strict=True)]
+        """The last draft token of each, and a place for the token after it."""
+        num_own = np.zeros(width, dtype=np.int64) if self.reads_states else np.minimum(at, lasts)
+        self._kept = (self._base[:, None] + num_own).astype(U4)
+        """[B, W]: kept tokens by accepted draft tokens. A draft has KV for all but the last of its own tokens, so after
+        that many acceptances it lacks this one too. One that reads hidden states computes its own anew."""
+        self._spare = own[:, CAPACITY] - self._base
+        self._least_room = min((own[:, REMAINING] - 1).tolist() + self._spare.tolist()) - width
+        """Tokens that may be asked of every draft, whatever is accepted."""
         self._has_ends = table.may_end(itertools.chain.from_iterable(self._draft_lists))
         self._verdicts = _verdicts_on(self.sessions) if self.is_sparse else None
-        self._starts = (counts + 1).cumsum() - counts - 1
-        """Of each session among all scores."""
-        self._places = None if is_even else self._starts[:, None] + np.minimum(at, counts[:, None])
-        """Where the scores of each session are among all, [B, W], the last repeated; None: they lie so."""
         self._hands_over = self.hands_over_states()
-        self._pairs, self._ones = np.zeros((len(own), 2), dtype=U4), np.ones((len(own), 2), dtype=np.bool_)
-        self._pairs[:, 0] = drafts[:, -2] if is_even else drafts[np.arange(len(own)), counts - 1]
-        """The last draft token of each, and a place for the token after it."""
-        self._hash(listed, at)
+        self._rests = self._following_hashes(listed)
+        self._crossing = not self.reads_states and any(
+            base % BLOCK_TOKENS + count >= BLOCK_TOKENS for base, count in zip(self._base.tolist(), listed, strict=True)
+        )
+        """Some session may fill a block."""
 
-    def _hash(self, counts: list[int], at: Ints) -> None:
-        """Kept tokens, running hashes of them, and how many are brought, by accepted draft tokens.
-
-        A draft has KV for all but the last of its own tokens, so after K acceptances it lacks that one too. One that
-        reads hidden states computes its own tokens anew.
-        """
-        bases, width = self._base.tolist(), self._width
-        rests, self._chains = self.hashes(bases)
-        self._crossing = False
-        lists = [[rest] for rest in rests]
-        if not self.reads_states:
-            drafts = zip(rests, self._draft_lists, counts, strict=True)
-            lists = [following(rest, draft[: count - 1]) for rest, draft, count in drafts]
-            self._crossing = any(
-                base // BLOCK_TOKENS != (base + count) // BLOCK_TOKENS
-                for base, count in zip(bases, counts, strict=True)
-            )
-        num_kept = 0 * at[None, :] if self.reads_states else np.minimum(at, self._counts[:, None] - 1)
-        self._kept = (self._base[:, None] + num_kept).astype(U4)
-        self._brought = np.broadcast_to(at + 1 - num_kept, self._kept.shape).astype(U4)
-        self._rests = np.array([[*each, *each[-1:] * (width - len(each))] for each in lists], dtype=U8)
-        self._chain_bytes = chain_bytes(self._chains, self._base)
+    def _following_hashes(self, counts: list[int]) -> Column:  # [B, W]
+        """Running hashes of the kept tokens, by accepted draft tokens."""
+        if self.reads_states:
+            lists = [[rest] * self._width for rest in self._hashes]
+        else:
+            drafts = zip(self._hashes, self._draft_lists, counts, strict=True)
+            found = [following(rest, draft[: count - 1]) for rest, draft, count in drafts]
+            lists = [[*each, *each[-1:] * (self._width - len(each))] for each in found]
+        return np.array(lists, dtype=U8)
 
     def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
         """Judge the scores, and ask for the next proposals; None if none can be taken here."""
@@ -300,7 +308,8 @@ class AwaitedVerdicts(AwaitedScores):
         wanted = policy.lengths(self.speculations)
         if max(wanted) <= self._least_room:
             return np.array(wanted, dtype=U4)
-        found: Ints = np.minimum(np.array(wanted, dtype=np.int64), self._rooms - accepted)
+        rooms = np.minimum(self.own[:, REMAINING] - 2, self._spare - 1)
+        found: Ints = np.minimum(np.array(wanted, dtype=np.int64), rooms - accepted)
         return found
 
     def _go_on(
@@ -335,21 +344,19 @@ class AwaitedVerdicts(AwaitedScores):
     ) -> TakenScores:
         """``verdicts``: accepted draft tokens, next tokens and next draft lengths."""
         accepted, next_ids, lengths = verdicts
-        commit = partial(self._commit, which, accepted, next_ids, lengths)
-        numbers, generations, counts, firsts = self.numbers, self._next_generations, self._counts, self._firsts
-        if not isinstance(which, slice):
-            numbers, generations, counts, firsts = numbers[which], generations[which], counts[which], firsts[which]
-        at = accepted + firsts
-        kept, rests, brought = self._kept.take(at), self._rests.take(at), self._brought.take(at)
-        chains = self._chain_bytes if isinstance(which, slice) else chain_bytes(self._chains[which], kept)
+        counts, chains = self._counts[which], self._joined_chains(which)
+        at = accepted + self._firsts[which]
+        rests, kept = self._rests.take(at), self._kept.take(at)
+        brought = accepted + 1 if self.reads_states else (accepted == counts) + U4.type(1)
+        commit = partial(self._commit, which, accepted, next_ids, lengths, kept)
         if self._crossing:
             commit = partial(_known, commit())
             found = [self.sessions[place].tokens.prefix_hash(count)
                      for place, count in zip(self._listed(which), kept.tolist(), strict=True)]  # fmt: skip
             chains, rests = b"".join([chain for chain, _ in found]), np.array([rest for _, rest in found], dtype=U8)
         commands = ExtendColumns(
-            numbers,
-            generations,
+            self.numbers[which],
+            self._next_generations[which],
             kept,
             chains,
             rests,
@@ -375,19 +382,17 @@ class AwaitedVerdicts(AwaitedScores):
         are_brought[:, 0] = brought > 1
         return pairs[are_brought]
 
-    def _commit(self, which: Which, accepted: Ints, next_ids: Column, lengths: Column) -> list[list[int]]:
+    def _commit(self, which: Which, accepted: Ints, next_ids: Column, lengths: Column, kept: Column) -> list[list[int]]:
         after, num_new = self.own[which].copy(), accepted + 1
-        if not self.reads_states:
-            after[:, DRAFT_HELD] += np.minimum(accepted, after[:, NUM_DRAFTED] - 1)
-        after[:, STATUS : REASON + 1] = DRAFTING, NOTHING_PROPOSED
-        after[:, LAST] = next_ids
+        after[:, STATUS], after[:, REASON] = DRAFTING, NOTHING_PROPOSED
         after[:, REMAINING] -= num_new
-        after[:, LENGTH : TARGET_HELD + 1] += num_new[:, None]
+        after[:, LENGTH] += num_new
+        after[:, TARGET_HELD] += num_new
         after[:, STEP : GENERATION + 1] += 1
         after[:, TARGET_LOSSES : ANNOUNCED + 1] = 0  # and what was asked of the target, and the proposal
         after[:, PROPOSAL_OPENED] = -1
+        after[:, LAST], after[:, DRAFT_HELD], after[:, DRAFT_LENGTH] = next_ids, kept, lengths
         after[:, DRAFT_ASKED], after[:, DRAFT_BASE] = after[:, GENERATION], after[:, LENGTH]
-        after[:, DRAFT_LENGTH] = lengths
         self.table.values[self.index[which]] = after
         token_ids = self._new_ids(which, accepted, next_ids)
         for place, ids in zip(self._listed(which), token_ids, strict=True):

@@ -22,9 +22,8 @@ from outrider_coordinator.session.awaited_scores import (
     AwaitedPlainScores,
     AwaitedScores,
     AwaitedVerdicts,
-    await_scores,
-    go_on_drafting,
-    go_on_plain,
+    await_tokens,
+    await_verdicts,
 )
 from outrider_coordinator.session.state import DRAFTING, SessionState, SessionStatus
 from outrider_coordinator.session.table import (
@@ -59,13 +58,11 @@ class JudgedStep(NamedTuple):
 def awaited(table: SessionTable, index: Ints) -> AwaitedProposals | AwaitedScores | None:
     """What these rows wait for, if that is the same, and all are usual."""
     own = table.values.take(index, axis=0)
-    if own[0, STATUS] == DRAFTING:
+    if own.item(0, STATUS) == DRAFTING:
         return AwaitedProposals(table, index, own) if await_proposals(own).all() else None
-    if not await_scores(own).all():
-        return None
-    if go_on_drafting(own).all():
-        return AwaitedVerdicts(table, index, own)
-    return AwaitedPlainScores(table, index, own) if go_on_plain(own).all() else None
+    if own.item(0, NUM_DRAFTED):
+        return AwaitedVerdicts(table, index, own) if await_verdicts(own).all() else None
+    return AwaitedPlainScores(table, index, own) if await_tokens(own).all() else None
 
 
 def proposals_for(
@@ -89,11 +86,10 @@ def scores_for(
     """The scores that are awaited: their places among the answers, of drafted and of plain steps."""
     index, own, fits = _answered(table, rows, answers, TARGET_ASKED)
     flags = own[:, FLAGS]
-    fits &= await_scores(own)
     fits &= own[:, NUM_DRAFTED] + 1 == answers.counts
     fits &= (flags & IS_SPARSE != 0) == (answers.outside_masses is not None)
-    drafted = fits & go_on_drafting(own) & ((flags & READS_STATES != 0) == (answers.states is not None))
-    for is_own, kind in ((drafted, AwaitedVerdicts), (fits & go_on_plain(own), AwaitedPlainScores)):
+    drafted = fits & await_verdicts(own) & ((flags & READS_STATES != 0) == (answers.states is not None))
+    for is_own, kind in ((drafted, AwaitedVerdicts), (fits & await_tokens(own), AwaitedPlainScores)):
         places = np.flatnonzero(is_own)
         if places.size:
             yield places, kind(table, index[places], own[places])
@@ -105,7 +101,7 @@ def usual_sessions(table: SessionTable, numbers: Sequence[int]) -> set[int]:
     if (index < 0).all():
         return set()
     own = table.values.take(index, axis=0, mode="clip")
-    found = (await_proposals(own) | await_scores(own)) & (index >= 0)
+    found = (await_proposals(own) | await_verdicts(own) | await_tokens(own)) & (index >= 0)
     return {number for number, is_usual in zip(numbers, found.tolist(), strict=True) if is_usual}
 
 
