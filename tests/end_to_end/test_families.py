@@ -1,0 +1,112 @@
+"""Families of models through the whole stack: coupled tokens do not depend on the draft, whether it is another model,
+the same one or stopped, nor on draft lengths, prefix caching, chunks and preemption; in FP8 made at load too. Float32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.generation import GenerationResult
+from outrider.model_executor.models.support import FALLBACKS
+from tests.end_to_end.test_greedy import CHUNK, NUM_ROWS, NUM_TOKEN_IDS, prompts, reference
+from tests.end_to_end.test_preemption import value
+from tests.end_to_end.waiting import all_free
+from tests.model_executor.test_parity import MODELS
+from tests.support.fallback_models import build_fallback
+from tests.support.stack import Stack, run_stack
+from tests.support.tiny_models import cached_tiny_model
+
+FAMILIES = [
+    *("gemma2", "gemma3", "gemma3-text-part", "glm", "glm4", "granite", "mistral-small", "mistral-window"),
+    *("olmo2", "olmo3", "phi3", "phi4-mini", "qwen3-moe", "mixtral-window", "olmoe"),
+]
+THROUGH_TRANSFORMERS = ["smollm3", "cohere2", "gemma4_text"]
+PROMPTS = [prompt + [1] * 20 for prompt in prompts(6, 5)]
+MAX_TOKENS = 24
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def folder_of(name: str) -> Path:
+    if name in THROUGH_TRANSFORMERS:
+        return build_fallback(name)
+    model_type, config = MODELS[name]
+    return cached_tiny_model(model_type, seed=1, **config)
+
+
+def stack_of(folder: Path, draft: Path | None, *, wire: bool = False, **settings: Any) -> Any:
+    common = {"page_size": 4, "max_batched_tokens": CHUNK, **settings}
+    return run_stack(
+        folder, draft, wire=wire, target_settings=common, draft_settings=common if draft else None,
+        acceptance_method="coupled", draft_timeout_ms=60_000,
+    )  # fmt: skip
+
+
+async def outputs(
+    stack: Stack, *, max_tokens: int = MAX_TOKENS, after_20: Callable[[], Awaitable[object]] | None = None
+) -> list[GenerationResult]:
+    """All prompts at once, with draft lengths from 1 to 8; ``after_20`` is called once, in the middle of them."""
+    calls = [] if after_20 is None else [after_20]
+
+    async def stream(index: int, prompt: list[int]) -> GenerationResult:
+        num_received, result = 0, None
+        async for delta in stack.stream(
+            prompt_token_ids=prompt, max_tokens=max_tokens, seed=index, ignore_eos=True,
+            num_speculative_tokens=1 + (3 * index) % 8,
+        ):  # fmt: skip
+            num_received, result = num_received + len(delta.token_ids), delta.result
+            if num_received > 20 and calls:
+                await calls.pop()()
+        assert result is not None
+        return result
+
+    return await asyncio.gather(*(stream(index, prompt) for index, prompt in enumerate(PROMPTS)))
+
+
+def tokens(results: list[GenerationResult]) -> list[tuple[int, ...]]:
+    return [result.token_ids for result in results]
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+@pytest.mark.parametrize("name", [*FAMILIES, *THROUGH_TRANSFORMERS])
+async def test_coupled_tokens_do_not_depend_on_the_draft(name: str, quantization: str) -> None:
+    folder = folder_of(name)
+    async with stack_of(folder, None, prefix_caching=False, quantization=quantization) as stack:
+        alone = tokens(await outputs(stack))
+    async with stack_of(folder, folder, num_pages=60, quantization=quantization) as stack:
+        results = [await outputs(stack) for _ in range(2)]
+        assert value(stack.target, "outrider_sessions_preempted_total") > 0
+        assert sum(result.speculation.num_accepted_tokens for result in results[0]) > 0
+        await all_free(stack)
+    assert [tokens(one) for one in results] == [alone, alone]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "olmoe", "phi4-mini", "gemma4_text"])
+async def test_a_draft_that_is_stopped_changes_no_token(name: str) -> None:
+    folder, other = folder_of(name), cached_tiny_model("llama", seed=9)
+    async with stack_of(folder, None) as stack:
+        alone = tokens(await outputs(stack, max_tokens=60))
+    async with stack_of(folder, other, wire=True) as stack:
+        found = await outputs(stack, max_tokens=60, after_20=stack.draft_server.stop)
+        assert tokens(found) == alone
+
+
+@pytest.mark.parametrize("name", [one.model_type for one in FALLBACKS if not one.refused])
+async def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
+    """Of what transformers computes, drafted by itself: all drafts are accepted."""
+    folder, prompt = build_fallback(name), prompts(5, 3)[-1]
+    async with stack_of(folder, folder) as stack:
+        result = await stack.generate(
+            prompt_token_ids=prompt, max_tokens=21, temperature=0, ignore_eos=True, num_speculative_tokens=4
+        )
+    assert list(result.token_ids) == reference(folder, prompt, 21, padding=range(NUM_TOKEN_IDS, NUM_ROWS))
+    assert result.speculation.acceptance_histogram == (0, 0, 0, 0, 4)
