@@ -74,6 +74,11 @@ def explaining_out_of_memory(device: torch.device) -> Iterator[None]:
 def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int) -> None:
     """Raise ``ModelError`` when the weights take more memory than the device has in all."""
     needed = weight_bytes(config, dtype, is_widened=device.type == "cpu") // num_ranks
+    check_bytes_fit(needed, config, dtype, device)
+
+
+def check_bytes_fit(needed: int, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ``ModelError`` when weights of so many bytes are more than the device's memory."""
     total = _total_bytes(device)
     if needed > total:
         kept = dtype if config.quantization is None else f"{dtype} and {config.quantization}"

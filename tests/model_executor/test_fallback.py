@@ -32,6 +32,7 @@ from tests.model_executor.parity import (
     random_ids,
     reference,
 )
+from tests.model_executor.test_loading import change_tensors, shard
 from tests.support.fallback_models import FALLBACK_CONFIGS, build_fallback
 
 ROOT = Path(__file__).parents[2]
@@ -170,3 +171,57 @@ def test_parts_for_images_are_left_out() -> None:
     found, text = (estimate_model(build_fallback(name)) for name in ("gemma4", "gemma4_text"))
     assert found.is_text_part
     assert found.weight_bytes == text.weight_bytes
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+ODD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"num_hidden_layers": 10**6}, "num_hidden_layers"),
+    ({"num_attention_heads": "4"}, "num_attention_heads"),
+    ({"vocab_size": None}, "vocab_size"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope type dynamic is not supported through"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not supported through transformers"),
+    ({"hidden_size": 64, "head_dim": 16}, "config.json asks for .* parameters, and the files have"),
+    ({"torch_dtype": "float8", "dtype": "float8"}, "torch_dtype 'float8' is not supported"),
+    ({"hidden_act": "nothing"}, "nothing"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), ODD_FIELDS, ids=str)
+def test_an_odd_field_is_named(fields: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(build("smollm3"), tmp_path / "model"))
+    change_config(folder, **fields)
+    with pytest.raises(ModelError, match=reason) as caught:
+        ModelRunner.load(folder, dtype="float32", num_pages=20)
+    assert "supported are Llama" not in str(caught.value)
+
+
+def test_shards_are_read_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    folder, text = Path(shutil.copytree(build("smollm3"), tmp_path / "model")), random_ids(20, seed=3)
+    shard(folder)
+    index = folder / "model.safetensors.index.json"
+    with pytest.raises(ModelError, match=r"index\.json has no metadata, without which transformers does not read it"):
+        ModelRunner.load(folder, num_pages=20)
+    index.write_text(json.dumps({**json.loads(index.read_text()), "metadata": {}}))
+    runner = ModelRunner.load(folder, dtype="float32", num_pages=20)
+    forward_and_check(runner, (open_scripted(runner, build("smollm3"), 20), text, None))
+    (folder / "part-1.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"part-1\.safetensors is missing, and model\.safetensors\.index\.json names"):
+        ModelRunner.load(folder, num_pages=20)
+
+
+def test_a_tensor_that_the_model_lacks_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Path(shutil.copytree(build("smollm3"), tmp_path / "model"))
+    change_tensors(folder, lambda tensors: tensors.update({"v_head.weight": torch.ones(3)}))
+    ModelRunner.load(folder, num_pages=20)
+    assert sum("v_head.weight" in message for message in caplog.messages) == 1
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(build("smollm3"), tmp_path / "model"))
+    change_tensors(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight has shape \[31\]; config\.json asks for \[32\]"):
+        ModelRunner.load(folder, num_pages=20)

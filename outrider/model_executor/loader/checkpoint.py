@@ -114,9 +114,12 @@ def read_checkpoint(folder: Path, config: ModelConfig, *, warns: bool = False) -
     return stored.tensors
 
 
-def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder's files by name, of any model."""
-    return _read_folder(folder).tensors
+def read_tensors(folder: Path, *, is_whole: bool = False) -> dict[str, StoredTensor]:
+    """Every tensor of the folder's files by name, of any model; ``is_whole``: all that its index names is needed."""
+    stored = _read_folder(folder)
+    if is_whole and stored.unmet:
+        raise ModelError(next(iter(stored.unmet.values())))
+    return stored.tensors
 
 
 def read_family_tensors(folder: Path, config: ModelConfig) -> dict[str, StoredTensor]:

@@ -10,12 +10,8 @@ import torch
 from outrider.errors import ConfigError
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.layers.quantization import ONLINE
-from outrider.model_executor.loader.model import (
-    ModelImplementation,
-    QuantizationName,
-    check_fallback,
-    choose_length,
-)
+from outrider.model_executor.loader.fallback import check_fallback
+from outrider.model_executor.loader.model import ModelImplementation, QuantizationName, choose_length
 from outrider.model_executor.models import FALLBACK_SPEED, ModelConfig, read_model_config
 from outrider.model_executor.models.families import family_of
 from outrider.model_executor.models.weights import weight_bytes
@@ -45,7 +41,9 @@ class ModelEstimate:
     def is_text_part(self) -> bool:
         """Whether the checkpoint's model takes images or sound too."""
         if self.config.is_fallback:
-            return self.config.architecture.endswith("ForConditionalGeneration")
+            from outrider.model_executor.models.fallback_config import has_other_parts  # imports all of transformers
+
+            return has_other_parts(self.config.architecture)
         return family_of(self.config.architecture).is_text_part
 
     @property

@@ -25,9 +25,10 @@ from outrider.model_executor.kv_cache_sizing import (
 )
 from outrider.model_executor.layers.quantization import ONLINE
 from outrider.model_executor.loader.checkpoint import read_checkpoint
+from outrider.model_executor.loader.fallback import check_fallback, load_fallback
 from outrider.model_executor.loader.stored_head import with_stored_head
 from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
-from outrider.model_executor.models import FALLBACK_SPEED, AttentionWindow, Decoder, ModelConfig, read_model_config
+from outrider.model_executor.models import AttentionWindow, Decoder, ModelConfig, read_model_config
 from outrider.model_executor.models.dummy import noise
 from outrider.model_executor.synthetic.recipe import synthetic_tensors
 from outrider.model_executor.worker_commands import WorkerCommand
@@ -151,7 +152,7 @@ def load_model(
             batch_invariant, config, chosen_dtype, chosen_device, num_ranks=communicator.shard.size
         )
         if config.is_fallback:
-            decoder = _load_fallback(folder, config, chosen_dtype, chosen_device)
+            decoder = load_fallback(folder, config, chosen_dtype, chosen_device)
         else:
             check_weights_fit(config, chosen_dtype, chosen_device, communicator.shard.size)
             decoder = Decoder(
@@ -186,26 +187,6 @@ def load_model(
         if ranks is not None:
             slots, pages = ranks.least(slots), ranks.least(pages)
         return LoadedModel(decoder, page_size, pages, length, slots)
-
-
-def check_fallback(config: ModelConfig, *, load_format: LoadFormat, num_ranks: int) -> None:
-    """Raise ``ConfigError`` for a setting that a model has not that transformers' code computes."""
-    name = config.architecture
-    if num_ranks > 1:
-        raise ConfigError("tensor_parallel_size", f"must be 1 for {name}, which runs through transformers")
-    if load_format != "safetensors":
-        raise ConfigError("load_format", f"must be safetensors for {name}, which runs through transformers")
-    if config.attention_window is not None:
-        raise ConfigError("attention_window", f"is not supported for {name}, which runs through transformers")
-
-
-def _load_fallback(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
-    from outrider.model_executor.models.fallback import TransformersDecoder  # imports all of transformers
-
-    _log.warning(
-        "%s: %s runs through transformers: expect %s of native speed", folder, config.architecture, FALLBACK_SPEED
-    )
-    return TransformersDecoder(folder, config, dtype=dtype, device=device)
 
 
 def is_batch_invariant(

@@ -100,11 +100,11 @@ def read_model_config(folder: Path, model_impl: str = "auto") -> ModelConfig:
 def _read_fallback(folder: Path, raw: dict[str, Any], *, is_asked_for: bool) -> ModelConfig:
     """Configuration of a model that transformers' code computes."""
     # transformers imports the modelling code of every family for it.
-    from outrider.model_executor.models.fallback_config import fallback_config, transformers_config
+    from outrider.model_executor.models.fallback_config import fallback_config, is_known, transformers_config
 
     path = folder / "config.json"
     try:
-        with _without_warnings():
+        with without_warnings():
             special = validated(path, GENERATION_CONFIG_FILE, raw)
             whole = transformers_config(raw)
             text = whole.get_text_config(decoder=True)
@@ -117,8 +117,8 @@ def _read_fallback(folder: Path, raw: dict[str, Any], *, is_asked_for: bool) -> 
             dtype = _dtype(raw.get("dtype") or raw.get("torch_dtype"))
             return fallback_config(path, raw, dtype, _eos_token_ids(folder, fields))
     except ModelError as error:
-        if is_asked_for:
-            raise ModelError(f"{folder}: {error}") from error
+        if is_asked_for or is_known(raw.get("model_type")):
+            raise ModelError(f"{folder} cannot be run through transformers: {error}") from error
         try:
             _family(folder, raw)
         except ModelError as native:
@@ -150,7 +150,7 @@ def _check_is_model(folder: Path) -> None:
 def config_of_fields(path: Path, fields: dict[str, Any], architecture: str) -> ModelConfig:
     """A configuration that stands in another file, ``path``, which errors name."""
     try:
-        with _without_warnings():
+        with without_warnings():
             complete = _fields_of(AutoConfig.for_model(**without_code(fields)))
         return _convert(complete, family_of(architecture), None, ())
     except ModelError as error:
@@ -202,7 +202,7 @@ def _check_dtypes(path: Path, *names: str | None) -> None:
 def _read_fields(folder: Path, raw: dict[str, Any], family: ModelFamily) -> dict[str, Any]:
     """The fields as transformers has them, with the defaults of the architecture."""
     try:
-        with _without_warnings():
+        with without_warnings():
             model_type = family.reads_as or raw.get("model_type") or family.model_type
             whole = AutoConfig.for_model(**{**without_code(raw), "model_type": model_type})
             if family.is_text_part:
@@ -238,7 +238,7 @@ def _field_at_fault(raw: dict[str, Any], family: ModelFamily) -> str:
     for name in list(raw)[:_MAX_FIELDS_TRIED]:
         others = {key: value for key, value in without_code(raw).items() if key not in (name, "model_type")}
         try:
-            with _without_warnings():
+            with without_warnings():
                 AutoConfig.for_model(**others, model_type=model_type)
         except Exception:
             continue
@@ -247,7 +247,7 @@ def _field_at_fault(raw: dict[str, Any], family: ModelFamily) -> str:
 
 
 @contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """Without lines of transformers about fields that are checked here, or that nothing is computed with."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.ERROR)

@@ -17,13 +17,25 @@ from outrider.model_executor.models.config import ModelConfig, RopeConfig
 from outrider.model_executor.models.config_schema import without_code
 from outrider.model_executor.models.json_files import one_line, shown
 
+_MAX_LAYERS = 1000
+"""transformers makes a module for each before their number can be compared with that of the files' tensors."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def is_known(model_type: object) -> bool:
+    """Whether transformers has a decoder of this type."""
+    return isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def has_other_parts(architecture: str) -> bool:
+    """Whether models of a class take images or sound too."""
+    return architecture.endswith("ForConditionalGeneration")
 
 
 def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
     """The configuration as transformers has it; ``ModelError`` for what it cannot run with our attention."""
     model_type = raw.get("model_type")
-    if not isinstance(model_type, str) or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if not isinstance(model_type, str) or not is_known(model_type):
         why = f"transformers has no decoder of model_type {shown(model_type)}"
         if raw.get("auto_map"):
             why += ", and code from a model's folder is never run (trust_remote_code)"
@@ -44,6 +56,8 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
     if unsupported := kinds & {"dynamic", "longrope"}:
         # Of which transformers takes the frequencies of the longest sequence of a batch for all.
         raise ModelError(f"rope type {', '.join(sorted(unsupported))} is not supported through transformers")
+    if isinstance(text.num_hidden_layers, int) and text.num_hidden_layers > _MAX_LAYERS:
+        raise ModelError(f"num_hidden_layers should be at most {_MAX_LAYERS}, and is {text.num_hidden_layers}")
     types = set(getattr(text, "layer_types", None) or ()) - {*_LAYER_TYPES}
     if types:
         raise ModelError(f"layers of type {', '.join(sorted(types))} are not supported through transformers")

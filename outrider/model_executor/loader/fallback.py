@@ -1,0 +1,49 @@
+"""Loading of models that transformers' code computes: what is refused before their weights are read."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+import torch
+
+from outrider.errors import ConfigError, ModelError
+from outrider.limits.bounded_files import MAX_INDEX_BYTES
+from outrider.model_executor.kv_cache_sizing import check_bytes_fit
+from outrider.model_executor.loader.checkpoint import INDEX_NAME, read_tensors
+from outrider.model_executor.models import FALLBACK_SPEED, Decoder, ModelConfig
+from outrider.model_executor.models.json_files import is_there, read_object
+
+_log = logging.getLogger(__name__)
+
+
+def check_fallback(config: ModelConfig, *, load_format: str, num_ranks: int) -> None:
+    """Raise ``ConfigError`` for a setting that a model has not that transformers' code computes."""
+    name = config.architecture
+    if num_ranks > 1:
+        raise ConfigError("tensor_parallel_size", f"must be 1 for {name}, which runs through transformers")
+    if load_format != "safetensors":
+        raise ConfigError("load_format", f"must be safetensors for {name}, which runs through transformers")
+    if config.attention_window is not None:
+        raise ConfigError("attention_window", f"is not supported for {name}, which runs through transformers")
+
+
+def load_fallback(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Load a folder; ``ModelError`` where transformers cannot run it with our attention, or its files lack tensors."""
+    from outrider.model_executor.models.fallback import TransformersDecoder, estimate_sizes  # all of transformers
+
+    sizes = estimate_sizes(folder, config, dtype)
+    index = folder / INDEX_NAME
+    if is_there(index) and "metadata" not in read_object(index, MAX_INDEX_BYTES, may_be_elsewhere=True):
+        raise ModelError(f"{index} has no metadata, without which transformers does not read it: add an empty object")
+    stored = sum(math.prod(tensor.shape) for tensor in read_tensors(folder, is_whole=True).values())
+    if 2 * stored < sizes.num_parameters:  # of fewer that are missing the names are told when the others are read
+        raise ModelError(
+            f"{folder}: config.json asks for {sizes.num_parameters:,} parameters, and the files have {stored:,} in all"
+        )
+    check_bytes_fit(sizes.weight_bytes, config, dtype, device)
+    _log.warning(
+        "%s: %s runs through transformers: expect %s of native speed", folder, config.architecture, FALLBACK_SPEED
+    )
+    return TransformersDecoder(folder, config, dtype=dtype, device=device)

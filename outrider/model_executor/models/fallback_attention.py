@@ -1,0 +1,128 @@
+"""Attention of transformers' modules over our paged KV cache.
+
+transformers finds it by name. Inputs of a forward are an attribute of the modules, which all hold the model's
+``Current``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from outrider.errors import ModelError
+from outrider.kernels.kv_store import store_kv
+from outrider.kernels.paged_attention import DevicePlan, paged_attention
+from outrider.kv_cache import KVCacheSpec
+from outrider.model_executor.kv_cache_tensors import KVCacheTensors
+from outrider.model_executor.layers.contract import AttentionInputs
+
+NAME = "outrider_paged"
+HOLDER = "outrider_current"
+_REFUSED = ("s_aux", "sinks", "position_bias", "attn_bias", "block_table", "indices")
+"""Arguments of attention functions that change the result and that ours does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Attention of a forward of one token without a cache: learns the layers' shapes."""
+
+    window: int | None
+    specs: dict[int, KVCacheSpec] = field(default_factory=dict)
+    keys: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+    ) -> torch.Tensor:
+        """Record the layer, and let the token see itself: [1, 1, H, D]."""
+        refused = [name for name in _REFUSED if options.get(name) is not None]
+        if refused or key.shape[-1] != value.shape[-1]:
+            raise ModelError(f"attention with {', '.join(refused) or 'values of another size than keys'}")
+        if layer in self.specs:
+            raise ModelError(f"layer {layer} attends twice")
+        self.specs[layer] = KVCacheSpec(key.shape[1], key.shape[3], options.get("sliding_window"))
+        self.keys[layer] = key
+        return value.transpose(1, 2).repeat_interleave(query.shape[1] // key.shape[1], 2)
+
+    def sources(self) -> list[int]:
+        """Of each layer the one whose keys and values it reads: its own number, or that of one before it."""
+        found: list[int] = []
+        for layer, spec in sorted(self.specs.items()):
+            source = next(one for one in sorted(self.keys) if self.keys[one] is self.keys[layer])
+            if self.specs[source] != spec:
+                raise ModelError(f"layer {layer} reads the keys of layer {source} in another window")
+            found.append(source)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Attention of a forward over the cache."""
+
+    kv_cache: KVCacheTensors
+    inputs: Sequence[AttentionInputs]
+    """Of each layer of the cache."""
+    places: Sequence[int]
+    """Of each layer of the model, the layer of the cache that it reads."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+    ) -> torch.Tensor:
+        """Store the tokens' keys and values unless a layer before has, and attend: [1, T, H, D]."""
+        place = self.places[layer]
+        kv, inputs = self.kv_cache.layer(place), self.inputs[place]
+        queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))
+        if place not in self.places[:layer]:
+            content, slots = torch.stack((keys, values), dim=1).to(kv.dtype), inputs.slots.long()
+            if isinstance(inputs.plan, DevicePlan):
+                slots, content = _without_padding(kv, slots, content)
+            store_kv(kv, slots, content)
+        return paged_attention(
+            queries.contiguous(), kv, inputs.plan, scale=options.get("scaling"), softcap=options.get("softcap")
+        )[None]
+
+
+@dataclass(slots=True)
+class Current:
+    """Attention of the forward that runs; every attention module of a model holds the same one."""
+
+    attention: Probe | Paged | None = None
+    given: torch.Tensor | None = None
+    """What the decoder returns without being run: [1, T, hidden]."""
+
+
+def _without_padding(kv: torch.Tensor, slots: torch.Tensor, content: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slots and content of tokens [T] of a CUDA graph, some of which have slot -1: these write what the first token
+    writes, or, where there is no token at all, what the last slot holds.
+    """
+    is_empty, last = slots[:1] < 0, kv.shape[0] - 1
+    first_slot = torch.where(is_empty, last, slots[:1])
+    first = torch.where(is_empty.view(1, 1, 1, 1), kv[last:], content[:1])
+    is_real = slots >= 0
+    return torch.where(is_real, slots, first_slot), torch.where(is_real.view(-1, 1, 1, 1), content, first)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, H, T, D]
+    key: torch.Tensor,  # [1, H_kv, T, D]
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,  # noqa: ANN401
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers' modules call it, to [1, T, H, D]."""
+    current: Current | None = getattr(module, HOLDER, None)
+    if current is None or current.attention is None or not isinstance(module.layer_idx, int):
+        raise ModelError("its attention layers have no number")
+    if attention_mask is not None or not getattr(module, "is_causal", True):
+        raise ModelError("it has attention masks of its own")
+    return current.attention.attend(module.layer_idx, query, key, value, options), None
+
+
+def register() -> str:
+    """Make our attention known to transformers; returns its name."""
+    AttentionInterface.register(NAME, _attention)
+    return NAME
