@@ -136,7 +136,8 @@ class AnswerColumns(Generic[EventT_co]):
     supports: SupportColumns | None = None
     """Of proposals with evidence, and of sparse scores of these; None: there are none."""
     channel: int = 0
-    """Of proposals: the proposal channel by which they are to go, or have gone, to the target too; 0: none."""
+    """Of proposals: the proposal channel by which they are to go, or have gone, to the target too. Of scores: the one
+    by which their draft tokens came, until the verdicts have left by it. 0: none."""
     draft_token_ids: Column | None = None  # [T - B] uint32
     """Of scores: the draft tokens that were scored, if they came by a proposal channel."""
 
@@ -278,8 +279,13 @@ class ScoreColumns:
     support_counts: Column | None = None  # [sum(draft_lengths)] int32, ids in the support of each draft token
     support_token_ids: Column | None = None  # [N] int32
     """None: no command has a support. One whose supports have no ids has none either."""
-    is_direct: bool = False
-    """Whether the draft tokens came by a proposal channel. Never travels."""
+    channel: int = 0
+    """The proposal channel by which the draft tokens came; 0: by none. Never travels."""
+
+    @property
+    def is_direct(self) -> bool:
+        """True if the draft tokens came by a proposal channel."""
+        return self.channel != 0
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -368,7 +374,7 @@ class ScoreAhead:
             draft_token_ids=draft_token_ids,
             support_counts=counts,
             support_token_ids=ids,
-            is_direct=True,
+            channel=self.channel,
         )
 
 

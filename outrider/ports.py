@@ -188,6 +188,8 @@ class RequestChannel:
 
     connection: int
     """A number above 0 that no other connection of the link ever had."""
+    wants_verdicts: bool = False
+    """The target sends its verdicts on direct proposals to the draft by the channel."""
 
 
 @dataclass(frozen=True, slots=True)

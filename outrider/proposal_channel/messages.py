@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from outrider.limits import LINK_COMMANDS, LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_ID
 
 _HEAD = struct.Struct("<4I")
 """B, T, T or 0 without supports, N."""
+MessageT = TypeVar("MessageT")
 _KEY_BYTES, _WORD_BYTES = 16, 4
 _RECEIVED_BYTES = 1 << 16
 
@@ -54,11 +56,12 @@ def to_bytes(answers: AnswerColumns[Any]) -> bytes:
     return b"".join(parts)
 
 
-class MessageReader:
+class MessageReader(Generic[MessageT]):
     """Takes messages off a socket, one after the other. Called by one thread."""
 
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
+    def __init__(self, connected: socket.socket, take: Callable[[bytearray], MessageT | None]) -> None:
+        """``take`` removes the first message from what was received; None while it is not complete."""
+        self._socket, self._take = connected, take
         self._rest = bytearray()
 
     @property
@@ -66,48 +69,50 @@ class MessageReader:
         """True if nothing of the next message has come."""
         return not self._rest
 
-    def read(self) -> DirectProposals | None:
+    def read(self) -> MessageT | None:
         """The next message, whose bytes are waited for as long as the socket's timeout; None where they are not all
         there by then. ``ConnectionError`` for the end of the connection, or what is no message.
         """
-        while (found := self._take()) is None:
+        while (found := self._take(self._rest)) is None:
             try:
                 content = self._socket.recv(_RECEIVED_BYTES)
             except TimeoutError:
                 return None
             if not content:
-                raise ConnectionError("the draft has closed it")
+                raise ConnectionError("the other end has closed it")
             self._rest += content
         return found
 
-    def _take(self) -> DirectProposals | None:
-        if len(self._rest) < _HEAD.size:
-            return None
-        num_sessions, num_tokens, num_counts, num_ids = _HEAD.unpack_from(self._rest)
-        _check(num_sessions, num_tokens, num_counts, num_ids)
-        first = _HEAD.size + _KEY_BYTES * num_sessions
-        end = first + _WORD_BYTES * (num_sessions + num_tokens + num_counts + num_ids)
-        if len(self._rest) < end:
-            return None
-        content = bytes(self._rest[:end])
-        del self._rest[:end]
-        # Lists are added up sooner than arrays: a scoring waits for it.
-        counts = np.frombuffer(content, U4, num_sessions, first)
-        are_sound = sum(counts.tolist()) == num_tokens
-        first += _WORD_BYTES * num_sessions
-        token_ids = np.frombuffer(content, U4, num_tokens, first)
-        supports = None
-        if num_counts:
-            first += _WORD_BYTES * num_tokens
-            sizes = np.frombuffer(content, I4, num_counts, first)
-            supports = sizes, np.frombuffer(content, I4, num_ids, first + _WORD_BYTES * num_counts)
-            listed = sizes.tolist()
-            are_sound = are_sound and min(listed) >= 0 and sum(listed) == num_ids
-        if not are_sound:
-            raise ConnectionError("the numbers of tokens in a message do not add up")
-        return DirectProposals(
-            content[_HEAD.size : _HEAD.size + _KEY_BYTES * num_sessions], counts, token_ids, supports
-        )
+
+def take_proposals(received: bytearray) -> DirectProposals | None:
+    """The first message in ``received``, which is removed from it; None while it is not complete. ``ConnectionError``
+    for what is no message.
+    """
+    if len(received) < _HEAD.size:
+        return None
+    num_sessions, num_tokens, num_counts, num_ids = _HEAD.unpack_from(received)
+    _check(num_sessions, num_tokens, num_counts, num_ids)
+    first = _HEAD.size + _KEY_BYTES * num_sessions
+    end = first + _WORD_BYTES * (num_sessions + num_tokens + num_counts + num_ids)
+    if len(received) < end:
+        return None
+    content = bytes(received[:end])
+    del received[:end]
+    # Lists are added up sooner than arrays: a scoring waits for it.
+    counts = np.frombuffer(content, U4, num_sessions, first)
+    are_sound = sum(counts.tolist()) == num_tokens
+    first += _WORD_BYTES * num_sessions
+    token_ids = np.frombuffer(content, U4, num_tokens, first)
+    supports = None
+    if num_counts:
+        first += _WORD_BYTES * num_tokens
+        sizes = np.frombuffer(content, I4, num_counts, first)
+        supports = sizes, np.frombuffer(content, I4, num_ids, first + _WORD_BYTES * num_counts)
+        listed = sizes.tolist()
+        are_sound = are_sound and min(listed) >= 0 and sum(listed) == num_ids
+    if not are_sound:
+        raise ConnectionError("the numbers of tokens in a message do not add up")
+    return DirectProposals(content[_HEAD.size : _HEAD.size + _KEY_BYTES * num_sessions], counts, token_ids, supports)
 
 
 def _check(num_sessions: int, num_tokens: int, num_counts: int, num_ids: int) -> None:

@@ -12,12 +12,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from outrider.columns import ScoreAhead, ScoreColumns
-from outrider.ports import ChannelEvent, ChannelState, CloseChannel, OfferChannel, RequestChannel, SessionLost
-from outrider.proposal_channel.messages import DirectProposals, MessageReader
+from outrider.columns import AnswerColumns, ScoreAhead, ScoreColumns
+from outrider.ports import (
+    ChannelEvent,
+    ChannelState,
+    CloseChannel,
+    EventBatch,
+    OfferChannel,
+    RequestChannel,
+    SessionLost,
+)
+from outrider.proposal_channel.messages import DirectProposals, MessageReader, take_proposals
+from outrider.proposal_channel.verdicts import to_bytes, verdicts_on
 from outrider.readings import Reading
 from outrider.tensor_plane.control import ControlConnection, ControlListener
 
@@ -44,6 +54,7 @@ class ProposalReceiver:
         self._patience_s = patience_s
         self._listener: ControlListener | None = None
         self._channels: dict[_Key, _Channel] = {}
+        self._num_verdicts = 0
 
     def handle(self, link_id: int, command: Any, tell: _Tell, submit: _Submit) -> None:  # noqa: ANN401 - any of a channel
         """Offer a channel, end one, or let scores wait for proposals. ``submit`` passes what is to be scored to the
@@ -59,14 +70,16 @@ class ProposalReceiver:
             self._end((link_id, command.connection))
         elif isinstance(command, RequestChannel):
             try:
-                tell(self._offer((link_id, command.connection), tell, submit))
+                tell(self._offer(link_id, command, tell, submit))
             except OSError as error:
                 reason = f"the target makes no offer: {error}"
                 tell(ChannelState(command.connection, is_open=False, reason=reason))
 
-    def send(self, link_id: int, batch: Any) -> Any:  # noqa: ANN401 - of any events
-        """A target sends nothing."""
-        return batch
+    def send(self, link_id: int, batch: EventBatch[Any]) -> EventBatch[Any]:
+        """Send the verdicts on direct proposals to their drafts; the message, whose scores name no channel."""
+        if not any(columns.channel for columns in batch.columns):
+            return batch
+        return replace(batch, columns=tuple([self._judged(link_id, columns) for columns in batch.columns]))
 
     def drop_link(self, link_id: int) -> None:
         """End all channels of a link."""
@@ -74,8 +87,8 @@ class ProposalReceiver:
             self._end(key)
 
     def readings(self) -> list[Reading]:
-        """Messages that were taken are counted where they were sent."""
-        return []
+        """How many messages of verdicts were sent; proposals are counted where they were sent."""
+        return [Reading("outrider_direct_verdicts_total", self._num_verdicts)]
 
     def close(self) -> None:
         """End all channels; idempotent."""
@@ -84,16 +97,24 @@ class ProposalReceiver:
         if self._listener is not None:
             self._listener.close()
 
-    def _offer(self, key: _Key, tell: _Tell, submit: _Submit) -> OfferChannel:
+    def _judged(self, link_id: int, scores: AnswerColumns[Any]) -> AnswerColumns[Any]:
+        """Scores whose verdicts were sent where they came from, if that is wanted."""
+        channel = self._channels.get((link_id, scores.channel)) if scores.channel else None
+        if channel is not None and channel.wants_verdicts and (verdicts := verdicts_on(scores)) is not None:
+            self._num_verdicts += channel.send(to_bytes(verdicts))
+        return replace(scores, channel=0)
+
+    def _offer(self, link_id: int, command: RequestChannel, tell: _Tell, submit: _Submit) -> OfferChannel:
         """An offer; ``OSError`` where none can be made."""
-        link_id, connection = key
+        connection = command.connection
+        key = link_id, connection
         self._channels = {each: found for each, found in self._channels.items() if not found.is_closed}
         if key in self._channels or sum(other == link_id for other, _ in self._channels) >= MAX_CHANNELS:
             raise OSError(f"connection {connection} is there already, or one of more than {MAX_CHANNELS}")
         if self._listener is None:
             self._listener = ControlListener(_LOOPBACK)
         offer = self._listener.new_offer()
-        channel = _Channel(connection, tell, submit, self._patience_s)
+        channel = _Channel(command, tell, submit, self._patience_s)
         channel.withdraw = partial(self._listener.forget, offer)
         self._channels[key] = channel
         self._listener.expect(offer, channel.serve)
@@ -109,23 +130,29 @@ class ProposalReceiver:
 class _Channel:
     """One connection, and what waits at it."""
 
-    def __init__(self, connection: int, tell: _Tell, submit: _Submit, patience_s: float) -> None:
+    def __init__(self, command: RequestChannel, tell: _Tell, submit: _Submit, patience_s: float) -> None:
         self.is_closed = False
+        self.wants_verdicts = command.wants_verdicts
         self.withdraw: Callable[[], object] = lambda: None
         """Takes the offer back."""
-        self._connection, self._tell, self._submit, self._patience_s = connection, tell, submit, patience_s
+        self._connection, self._tell, self._submit, self._patience_s = command.connection, tell, submit, patience_s
         self._lock = threading.Lock()
         self._waiting: dict[bytes, tuple[ScoreAhead, float]] = {}
         """Scores by what they wait for, and until when; oldest first."""
         self._early: dict[bytes, tuple[DirectProposals, float]] = {}
         """Proposals that came before their scores, and until when they are kept; oldest first."""
         self._socket: socket.socket | None = None
+        self._sending: socket.socket | None = None
+        """The same connection, without a timeout: used while ``_lock`` is held."""
 
     def serve(self, control: ControlConnection) -> None:
         """Take proposals until either end closes; runs in the connection's thread."""
         self._socket = connected = control.detach()
         connected.settimeout(_TICK_S)
-        reader, reason = MessageReader(connected), "it was ended"
+        with self._lock:
+            self._sending = connected.dup()
+            self._sending.settimeout(0.0)
+        reader, reason = MessageReader(connected, take_proposals), "it was ended"
         began = time.monotonic()
         try:
             while not self.is_closed:
@@ -142,6 +169,19 @@ class _Channel:
         finally:
             control.close()
             self.close(reason)
+
+    def send(self, content: bytes) -> bool:
+        """Send a message without waiting; False where the channel has ended, as where the draft reads too slowly."""
+        with self._lock:
+            if self._sending is None or self.is_closed:
+                return False
+            try:
+                is_sent = self._sending.send(content) == len(content)
+            except OSError:
+                is_sent = False
+        if not is_sent:
+            self.close("the draft does not read the verdicts")
+        return is_sent
 
     def expect(self, ahead: ScoreAhead) -> None:
         """Score this when its proposals are there, which may be now."""
@@ -176,6 +216,8 @@ class _Channel:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
+        if self._sending is not None:
+            self._sending.close()
         if was_closed:
             return
         # First that the channel is of no use: what is asked for from then on does not count on it.

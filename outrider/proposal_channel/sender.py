@@ -13,7 +13,8 @@ from typing import Any
 from outrider.columns import AnswerColumns
 from outrider.errors import UnavailableError
 from outrider.ports import ChannelEvent, ChannelState, CloseChannel, EventBatch, OfferChannel
-from outrider.proposal_channel.messages import may_be_sent, to_bytes
+from outrider.proposal_channel.messages import MessageReader, may_be_sent, to_bytes
+from outrider.proposal_channel.verdicts import Verdicts, take_verdicts
 from outrider.readings import Reading
 from outrider.tensor_plane.control import connect
 
@@ -24,7 +25,9 @@ MAX_CHANNELS = 64
 _SEND_S = 0.05
 """A target that takes nothing for so long is not waited for."""
 
+_TICK_S = 0.5
 _Tell = Callable[[ChannelEvent], None]
+_Submit = Callable[[Verdicts], None]
 _Key = tuple[int, int]
 
 
@@ -38,8 +41,8 @@ class ProposalSender:
         self._lock = threading.Lock()
         self._num_sent = 0
 
-    def handle(self, link_id: int, command: Any, tell: _Tell, submit: object = None) -> None:  # noqa: ANN401 - any of a channel
-        """Connect to a target, or end a channel."""
+    def handle(self, link_id: int, command: Any, tell: _Tell, submit: _Submit) -> None:  # noqa: ANN401 - any of a channel
+        """Connect to a target, or end a channel. ``submit`` passes verdicts to the engine, from any thread."""
         key = link_id, command.connection
         if isinstance(command, CloseChannel):
             self._end(key)
@@ -51,7 +54,7 @@ class ProposalSender:
             with self._lock:
                 self._wanted.add(key)
             threading.Thread(
-                target=self._connect, args=(key, command, tell), name="proposal-channel", daemon=True
+                target=self._serve, args=(key, command, tell, submit), name="proposal-channel", daemon=True
             ).start()
 
     def send(self, link_id: int, batch: EventBatch[Any]) -> EventBatch[Any]:
@@ -89,7 +92,21 @@ class ProposalSender:
         self._num_sent += 1
         return columns
 
-    def _connect(self, key: _Key, command: OfferChannel, tell: _Tell) -> None:
+    def _serve(self, key: _Key, command: OfferChannel, tell: _Tell, submit: _Submit) -> None:
+        """Connect, and take verdicts until the channel ends; runs in the connection's thread."""
+        connected = self._connect(key, command, tell)
+        if connected is None:
+            return
+        with contextlib.suppress(OSError), connected.dup() as receiving:
+            receiving.settimeout(_TICK_S)
+            reader = MessageReader(receiving, take_verdicts)
+            while key in self._wanted:
+                verdicts = reader.read()
+                if verdicts is not None:
+                    submit(verdicts)
+        # The target's end closes it; the next proposals find that out, and say so.
+
+    def _connect(self, key: _Key, command: OfferChannel, tell: _Tell) -> socket.socket | None:
         connection = command.connection
         try:
             connected = connect(command.offer).detach()
@@ -97,14 +114,15 @@ class ProposalSender:
             with self._lock:
                 self._wanted.discard(key)
             tell(ChannelState(connection, is_open=False, reason=str(error)))
-            return
+            return None
         connected.settimeout(_SEND_S)
         with self._lock:
             if key in self._wanted:
                 self._sockets[key] = connected, tell
                 tell(ChannelState(connection, is_open=True))
-                return
+                return connected
         connected.close()  # it was closed meanwhile
+        return None
 
     def _end(self, key: _Key) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ from typing import Any, Generic
 from outrider.columns import CommandColumns, ScoreColumns
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
+from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import Recorder
 from outrider.serving.executor import EventT, Executor, ItemT, JobT, References
 from outrider.serving.idle_sessions import IdleSessions
@@ -90,6 +91,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             executor,
             self._scheduler,
             self._outputs,
+            stats=stats,
             is_enabled=takes_columns,
             take_item=self._inputs.item,
         )
@@ -110,6 +112,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         leave in steps of their own.
         """
         if self._outputs.is_ready and not self._is_forward_overdue:
+            if not self._executor.is_asynchronous:
+                self._answered = self._outputs.finished
             messages = self._outputs.take()
             self._num_told += 1
             num_events = sum([len(batch.events) for _, batch in messages])
@@ -321,6 +325,12 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._steady.settle()
         if not self._in_flight:
             self._steady.expect(link_id, columns)
+
+    def begin(self, link_id: int, verdicts: Verdicts) -> None:
+        """Begin what will be asked for after verdicts of a target, if the device is idle."""
+        self._steady.settle()
+        if not self._in_flight:
+            self._steady.begin(link_id, verdicts, self._clock())
 
     def drop_link(self, link_id: int) -> None:
         """Release all sessions of the link."""

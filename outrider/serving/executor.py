@@ -297,6 +297,10 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
 
     # Lookahead: steps computed before they are asked for.
 
+    def follows_verdicts(self, session: Session[SequenceT]) -> bool:
+        """True if a session's next proposal is known from a target's verdict alone, and worth beginning."""
+        return False
+
     def next_step(self, session: Session[SequenceT], answer: EventT) -> ItemT | None:
         """The plain step that follows an answer; None if the answer does not determine it, or is the session's last."""
         return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,6 +31,7 @@ from outrider.serving.executor import Item
 from outrider.serving.link_loads import LinkLoads
 from outrider.serving.request import AnyRequest, Batch
 from outrider.serving.stats import ServiceStats
+from outrider.serving.steady.begun import BegunStep
 from outrider.serving.steady.plain_steps import PlainAnswers
 from outrider.serving.steady.step import SteadyStep
 
@@ -56,13 +58,19 @@ class OutputProcessor:
         """Leave with the next message of their link, which answers the items that they came with."""
         self._finished: list[AnyRequest] = []
         self._plain: list[PlainAnswers] = []
+        self._claimed: Messages = []
         self._loads = LinkLoads()
         self._warnings = RateLimit(_WARNING_INTERVAL_S, burst=MAX_WARNINGS)
 
     @property
     def is_ready(self) -> bool:
         """Whether ``take`` would give anything."""
-        return bool(self._ready or self._finished or self._plain)
+        return bool(self._ready or self._finished or self._plain or self._claimed)
+
+    @property
+    def finished(self) -> list[AnyRequest]:
+        """Requests whose answers ``take`` would give, which were computed before they were asked for."""
+        return self._finished
 
     def note_forward(self, batch: Batch) -> None:
         """A forward has ended, of which reports tell."""
@@ -85,6 +93,18 @@ class OutputProcessor:
         """Queue the answers to rows that were computed before they came."""
         self._plain += answers
 
+    def put_claimed(
+        self, begun: BegunStep, columns: ExtendColumns, rows: Sequence[int], places: Sequence[int], arrived_ns: int
+    ) -> None:
+        """Queue the answers to commands of one link that were computed before they came: ``rows`` of ``columns`` ask
+        for what lies at ``places`` of a step.
+        """
+        answers = begun.answers_to(columns, np.array(rows), np.array(places))
+        step = replace(
+            begun.step, columns=columns, own=begun.step.own.selected(np.array(places)), arrived_ns=arrived_ns
+        )
+        self._claimed += self.columns_message(step, answers, begun.forward)
+
     def take(self) -> Messages:
         """Take all messages that are ready."""
         ready, self._ready = self._ready, {}
@@ -93,7 +113,8 @@ class OutputProcessor:
         for link_id, events in ready.items():
             messages += [*self._take_opened(link_id), (link_id, EventBatch(tuple(events)))]
         plain, self._plain = self._plain, []
-        return messages + self.messages(finished, plain)
+        claimed, self._claimed = self._claimed, []
+        return messages + claimed + self.messages(finished, plain)
 
     def drop_link(self, link_id: int) -> None:
         """Forget what would go to a link that is gone."""
@@ -105,6 +126,7 @@ class OutputProcessor:
         for request in gone:
             self.end_unanswered(request, "link closed")
         self._plain = [own for answers in self._plain for link, own in answers.by_link() if link != link_id]
+        self._claimed = [(link, batch) for link, batch in self._claimed if link != link_id]
 
     def messages(self, finished: Sequence[AnyRequest], plain: Sequence[PlainAnswers] = ()) -> Messages:
         """Answers as messages, one a link; their time ends now."""
@@ -145,8 +167,9 @@ class OutputProcessor:
         now, arrived = self._clock(), step.arrived_ns
         started = max(forward.started_ns, arrived)
         computed = max(forward.computed_ns, started)
-        stages = started - arrived, computed - started, forward.ended_ns - computed
-        timing = (*stages, now - forward.ended_ns, now - arrived)
+        ended = max(forward.ended_ns, computed)
+        stages = started - arrived, computed - started, ended - computed
+        timing = (*stages, now - ended, now - arrived)
         report = ForwardReport(
             *stages, now - arrived, forward.batch_size, forward.num_tokens, self._num_pages_free(), forward.ended_ns,
             *self._loads.others_of(step.link_id),
@@ -235,7 +258,7 @@ def _of_channel(columns: CommandColumns) -> tuple[int, Column | None]:
     """``channel`` and ``draft_token_ids`` of the answers to columns."""
     if isinstance(columns, ExtendColumns):
         return columns.channel, None
-    return 0, columns.draft_token_ids if columns.is_direct else None
+    return columns.channel, columns.draft_token_ids if columns.is_direct else None
 
 
 def _larger(report: ForwardReport, other: ForwardReport | None) -> ForwardReport:

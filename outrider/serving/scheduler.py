@@ -6,7 +6,7 @@ sends nothing: that is the engine core's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,10 +147,18 @@ class Scheduler:
         if step.is_scoring:
             self.lookahead.note_drafts(step.sessions)
 
+    def note_claimed(self, keys: Collection[SessionKey], arrived_ns: int) -> None:
+        """Items have come that were computed before, and are answered."""
+        for key in keys:
+            self._delay.note_return(key, arrived_ns)
+            self._delay.note_answer(key, arrived_ns)
+
     def note_steady_answers(self, step: SteadyStep, batch: Batch, forward: ForwardRecord) -> None:
-        """The items of a step were answered."""
+        """The items of a step were answered, or will be when they are asked for."""
         self._note_duration(batch, forward.ended_ns)
-        self._stats.note_forward(forward, [forward.started_ns - step.arrived_ns] * len(step))
+        self._stats.note_forward(forward, [forward.started_ns - step.arrived_ns] * len(step) if step.is_asked else ())
+        if not step.is_asked:
+            return
         for key in step.keys:
             self._delay.note_answer(key, forward.ended_ns)
 

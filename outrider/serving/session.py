@@ -122,6 +122,8 @@ class Session(Generic[SequenceT]):
     """Tokens that ``sequence`` can grow to."""
     generation: int
     """The newest item's."""
+    num_committed: int = 0
+    """Tokens of the text that was answered last; drafts come after them."""
     used_ns: int = 0
     """When something last came for it."""
     is_told_opened: bool = False

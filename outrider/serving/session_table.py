@@ -156,6 +156,7 @@ class SessionTable(Generic[SequenceT]):
 
     def commit(self, session: Session[SequenceT], length: int) -> None:
         """The first ``length`` tokens of a session are computed and final."""
+        session.num_committed = length
         self._store.commit(session.sequence, length)
 
     def release(self, link_id: int, command: Release) -> bool:

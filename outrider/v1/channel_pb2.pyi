@@ -5,10 +5,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProposalChannelRequest(_message.Message):
-    __slots__ = ("connection",)
+    __slots__ = ("connection", "wants_verdicts")
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    WANTS_VERDICTS_FIELD_NUMBER: _ClassVar[int]
     connection: int
-    def __init__(self, connection: _Optional[int] = ...) -> None: ...
+    wants_verdicts: bool
+    def __init__(self, connection: _Optional[int] = ..., wants_verdicts: bool = ...) -> None: ...
 
 class ProposalChannelOffer(_message.Message):
     __slots__ = ("connection", "offer_id", "token", "port")

@@ -30,6 +30,7 @@ from outrider.proposal_channel.host import channel_host
 from outrider.proposal_channel.messages import to_bytes
 from outrider.proposal_channel.receiver import MAX_CHANNELS, MAX_WAITING, ProposalReceiver
 from outrider.proposal_channel.sender import ProposalSender
+from outrider.proposal_channel.verdicts import Verdicts
 from outrider.tensor_plane.control import connect
 
 DEADLINE_S = 20.0
@@ -45,15 +46,16 @@ class Ends:
     from_target: queue.Queue[Any] = field(default_factory=queue.Queue)
     from_draft: queue.Queue[Any] = field(default_factory=queue.Queue)
     scored: queue.Queue[ScoreColumns] = field(default_factory=queue.Queue)
+    verdicts: queue.Queue[Verdicts] = field(default_factory=queue.Queue)
 
     def tell_target(self, command: Any) -> None:
         self.receiver.handle(LINK, command, self.from_target.put, self.scored.put)
 
     def tell_draft(self, command: Any) -> None:
-        self.sender.handle(LINK, command, self.from_draft.put)
+        self.sender.handle(LINK, command, self.from_draft.put, self.verdicts.put)
 
     def offer(self, connection: int = 1) -> OfferChannel:
-        self.tell_target(RequestChannel(connection))
+        self.tell_target(RequestChannel(connection, wants_verdicts=True))
         found = self.from_target.get(timeout=DEADLINE_S)
         assert isinstance(found, OfferChannel)
         return found

@@ -204,7 +204,7 @@ def test_extends_say_by_which_channel_proposals_go() -> None:
 def test_a_score_that_came_directly_never_says_so_on_the_wire() -> None:
     (columns,) = target_commands_from_proto(to_target(score(1), score(2)), keeps_columns=True)
     assert isinstance(columns, ScoreColumns)
-    (found,) = target_commands_from_proto(to_target(dataclasses.replace(columns, is_direct=True)), keeps_columns=True)
+    (found,) = target_commands_from_proto(to_target(dataclasses.replace(columns, channel=1)), keeps_columns=True)
     same(found, columns)
 
 

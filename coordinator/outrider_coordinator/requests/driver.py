@@ -37,16 +37,17 @@ class Driver:
         target_timeout_s: float,
         draft_timeout_s: float,
         direct_proposals: bool,
+        drafts_ahead: bool = False,
         max_messages_per_s: int = 0,
     ) -> None:
         """``on_target`` is told of the first target attached and the last lost; ``on_model`` is as for ``Services``.
-        ``direct_proposals``: drafts may send proposals to targets of their host directly. ``max_messages_per_s``: to
-        users, of all streams; 0: any number.
+        ``direct_proposals``: drafts may send proposals to targets of their host directly. ``drafts_ahead``: and begin
+        the next ones at the target's verdict. ``max_messages_per_s``: to users, of all streams; 0: any number.
         """
         self._request_manager = request_manager
         self._on_target = on_target
         self.planes = PlaneIntroductions()
-        self.channels = ChannelIntroductions(is_enabled=direct_proposals)
+        self.channels = ChannelIntroductions(is_enabled=direct_proposals, drafts_ahead=drafts_ahead)
         self._sessions = SessionDriver(
             request_manager,
             draft_timeout_s,

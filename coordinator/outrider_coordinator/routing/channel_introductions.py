@@ -17,10 +17,10 @@ _log = logging.getLogger(__name__)
 class ChannelIntroductions(Introductions[bool]):
     """All pairs of one coordinator that may have a proposal channel; a pair's state is whether it is open."""
 
-    def __init__(self, *, is_enabled: bool) -> None:
-        """``is_enabled``: False: no pair is introduced."""
+    def __init__(self, *, is_enabled: bool, drafts_ahead: bool = False) -> None:
+        """``is_enabled``: False: no pair is introduced. ``drafts_ahead``: drafts begin at a target's verdict."""
         super().__init__(nothing_yet=False)
-        self._is_enabled = is_enabled
+        self._is_enabled, self._drafts_ahead = is_enabled, drafts_ahead
 
     def channel(self, target: AnyReplica | None, draft: AnyReplica | None) -> int:
         """The number of the connection by which a draft's proposals reach a target; 0: none is open."""
@@ -54,7 +54,7 @@ class ChannelIntroductions(Introductions[bool]):
         return self._is_enabled and bool(target.channel_host) and target.channel_host == draft.channel_host
 
     def _request(self, connection: int) -> RequestChannel:
-        return RequestChannel(connection)
+        return RequestChannel(connection, wants_verdicts=self._drafts_ahead)
 
     def _end(self, connection: int) -> CloseChannel:
         return CloseChannel(connection)

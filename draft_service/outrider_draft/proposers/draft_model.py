@@ -38,10 +38,11 @@ from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
+from outrider.serving.steady.begun import asks_for_same
 from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.step import SteadyStep
 from outrider.structured_output import GrammarCompiler, PositionMasks, made_within
-from outrider.types import ModelDescription, StepCost, part_of
+from outrider.types import JudgingRule, ModelDescription, StepCost, part_of
 from outrider_draft.columns_forward import DraftSessions, LoopForward
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.proposers.passes import joined, single
@@ -219,6 +220,16 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
         results = [_take(job, drawn[id(job)]) if id(job) in drawn else _answer_when_done(job) for job, _ in batch]
         masked_ns = made_within(list(masks.values()))
         return ExecutorOutput(results=results, computed_ns=computed, used_graph=all(used_graph), masked_ns=masked_ns)
+
+    # Proposals that are begun before they are asked for.
+
+    def follows_verdicts(self, session: DraftSession) -> bool:
+        """Sessions whose tokens decide nothing but what the target computes next."""
+        return session.open.judging_rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
+
+    def matches(self, item: Extend, prepared: Extend) -> bool:
+        """True if an item asks for what was begun."""
+        return asks_for_same(item, prepared)
 
     # Columns.
 

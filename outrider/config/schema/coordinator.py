@@ -119,6 +119,11 @@ class CoordinatorSettings(Section):
         description="A draft sends its proposals to a target of the same host directly too, so that scoring begins"
         " sooner; off: they go through the coordinator alone.",
     )
+    draft_ahead: bool = Field(
+        True,
+        description="A draft begins its next proposals before the coordinator asks for them, where the target's verdict"
+        " reaches it directly (`direct_proposals`) and the target's own tokens decide (greedy and coupled requests).",
+    )
     link_timeout_ms: Positive = Field(
         3000,
         description="Time without any message from a target or draft, heartbeats included, after which its sessions"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from outrider.columns import ScoreAhead, ScoreColumns
+from outrider.columns import ScoreAhead
 from outrider.ports import (
     ChannelCommand,
     ChannelEvent,
@@ -29,15 +29,17 @@ class ChannelHost(Protocol):
         link_id: int,
         command: ChannelCommand | ScoreAhead,
         tell: Callable[[ChannelEvent | SessionLost], None],
-        submit: Callable[[ScoreColumns], None],
+        submit: Callable[[Any], None],
     ) -> None:
-        """Begin what a command asks for. ``tell`` sends events on its link, ``submit`` passes what is to be scored to
-        the engine, as if it had come by the link; both from any thread and at any time.
+        """Begin what a command asks for. ``tell`` sends events on its link, ``submit`` passes what is to be scored, or
+        verdicts, to the engine, as if it had come by the link; both from any thread and at any time.
         """
         ...
 
     def send(self, link_id: int, batch: EventBatch[Any]) -> EventBatch[Any]:
-        """Send the proposals of a message by their channels before it leaves; the message, which says what was sent."""
+        """Send the proposals of a message, or verdicts on them, by their channels before it leaves; the message, which
+        says what was sent.
+        """
         ...
 
     def drop_link(self, link_id: int) -> None:
@@ -61,7 +63,7 @@ class NoChannels:
         link_id: int,
         command: ChannelCommand | ScoreAhead,
         tell: Callable[[ChannelEvent | SessionLost], None],
-        submit: Callable[[ScoreColumns], None],
+        submit: Callable[[Any], None],
     ) -> None:
         """Say so. Nobody is told to score ahead who has no channel."""
         if isinstance(command, RequestChannel | OfferChannel):

@@ -21,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from outrider.columns import ScoreAhead, ScoreColumns, num_items, one_by_one
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
+from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import Recorder
 from outrider.serving.in_process.channel_host import CHANNEL_COMMANDS, ChannelHost, NoChannels
 from outrider.serving.in_process.inbox import Inbox
@@ -73,6 +74,10 @@ class Core(Protocol[CommandT_contra, EventT]):
 
     def expect(self, link_id: int, columns: ScoreColumns) -> None:
         """Prepare for a message that brings the draft tokens of these columns; computes nothing, answers nothing."""
+        ...
+
+    def begin(self, link_id: int, verdicts: Verdicts) -> None:
+        """Prepare for what will be asked for after these verdicts; computes nothing, answers nothing."""
         ...
 
     def drop_link(self, link_id: int) -> None:
@@ -327,6 +332,9 @@ class EngineThread(Generic[CommandT, EventT]):
 
     def _handle(self, message: _Message[CommandT, EventT]) -> None:
         link, commands = message.link, message.commands
+        if isinstance(commands[0], Verdicts):
+            self._core.begin(link.link_id, commands[0])
+            return
         if _OF_NO_CORE.isdisjoint(map(type, commands)):
             self._core.handle(link.link_id, commands, arrived_ns=message.arrived_ns)
             return

@@ -40,6 +40,8 @@ class SteadyStep:
     """What the executor found out when it took the step."""
     plan: Any = None
     """The executor's plan of the forward, if the step was expected (``Executor.plan_columns``)."""
+    is_asked: bool = True
+    """False: a step that is begun before it is asked for (``begun``)."""
 
     def __len__(self) -> int:
         return len(self.own.sessions)
@@ -80,7 +82,7 @@ def joined(columns: Sequence[CommandColumns], items: Sequence[Any]) -> CommandCo
     kind = type(columns[0])
     if len({_form_of(part) for part in (*columns, *items)}) > 1:
         return None
-    parts = [*([_columns_of(items, kind)] if items else []), *columns]
+    parts = [*([columns_of(items, kind)] if items else []), *columns]
     fields: list[Any] = []
     for name in kind.__slots__:
         fields.append(_joined_field(name, [getattr(part, name) for part in parts], parts))
@@ -147,7 +149,8 @@ def has_whole_support(item: Any) -> bool:  # noqa: ANN401 - a ``Score``
     return is_whole and 0 < support.token_ids.size == int(counts.sum())
 
 
-def _columns_of(items: Sequence[Any], kind: type[Any]) -> CommandColumns:
+def columns_of(items: Sequence[Any], kind: type[Any]) -> CommandColumns:
+    """Bare items of one kind as columns."""
     heads = (
         np.array([item.session for item in items], dtype=np.uint64),
         np.array([item.generation for item in items], dtype=np.uint64),

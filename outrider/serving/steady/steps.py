@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, are_enough, one_by_one
 from outrider.ports import Extend, Score
+from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
 from outrider.serving.output_processor import Messages, OutputProcessor
@@ -21,9 +24,11 @@ from outrider.serving.request import AnyRequest, Batch, Request, RequestStatus, 
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
+from outrider.serving.stats import ServiceStats
+from outrider.serving.steady.begun import BegunSteps, items_after
 from outrider.serving.steady.expected import ExpectedStep
-from outrider.serving.steady.sessions import RunningSessions
-from outrider.serving.steady.step import SteadyStep, is_bare, joined
+from outrider.serving.steady.sessions import Bools, RunningSessions
+from outrider.serving.steady.step import SteadyStep, columns_of, is_bare, joined
 from outrider.serving.steady.waiting import WaitingSessions
 
 
@@ -49,6 +54,7 @@ class SteadySteps:
         scheduler: Scheduler,
         outputs: OutputProcessor,
         *,
+        stats: ServiceStats,
         is_enabled: bool,
         take_item: Callable[[int, Any, int], None],
     ) -> None:
@@ -58,6 +64,7 @@ class SteadySteps:
         self.pending: SteadyStep | None = None
         """Arrived, and not begun."""
         self._expected = ExpectedStep(executor)
+        self._begun = BegunSteps(stats)
         self._running: Batch | None = None
         self._answered: _Answered | None = None
         self._waiting: dict[SessionKey, tuple[WaitingSessions, int]] = {}
@@ -88,24 +95,72 @@ class SteadySteps:
 
     def take(self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_free: bool) -> None:
         """Take columns as a step to be begun next, or item by item. ``is_free``: no forward is in flight."""
+        is_taken = self._claim(link_id, columns, arrived_ns)
+        if is_taken is not None and is_taken.all():
+            return
         items: Iterable[Any] | None = None
-        if isinstance(columns, ScoreColumns) and self._scheduler.plain.has_members:
-            answers, is_taken = self._scheduler.take_plain(link_id, columns, arrived_ns)
-            self._outputs.put_plain(answers)
-            if is_taken.all():
-                return
-            if is_taken.any():
-                items = [item for item, is_done in zip(columns.items(), is_taken.tolist(), strict=True) if not is_done]
+        if is_taken is not None and is_taken.any():
+            items = [item for item, is_done in zip(columns.items(), is_taken.tolist(), strict=True) if not is_done]
         found = self._waiting.get((link_id, columns.sessions.item(0))) if items is None else None
         if found is not None and is_free and self.pending is None and self._scheduler.is_free:
             waiting, _ = found
             step = waiting.find(link_id, columns, arrived_ns)
-            if step is not None and self._scheduler.takes_steady(step) and self._executor.takes_columns(step):
+            if step is not None and self._is_taken(step):
                 waiting.take(step)
                 self.pending = step
                 return
         for item in columns.items() if items is None else items:
             self._take_item(link_id, item, arrived_ns)
+
+    def _claim(self, link_id: int, columns: CommandColumns, arrived_ns: int) -> Bools | None:
+        """Answer what was computed before it was asked for; which commands that were, None where none can be."""
+        if isinstance(columns, ExtendColumns):
+            self._drop_begun_pending()
+            return self._claim_begun(link_id, columns, arrived_ns)
+        if not self._scheduler.plain.has_members:
+            return None
+        answers, is_taken = self._scheduler.take_plain(link_id, columns, arrived_ns)
+        self._outputs.put_plain(answers)
+        return is_taken
+
+    def _claim_begun(self, link_id: int, columns: ExtendColumns, arrived_ns: int) -> Bools:
+        is_taken: Bools = np.zeros(len(columns), dtype=np.bool_)
+        for begun, rows, places in self._begun.claim(link_id, columns):
+            is_taken[rows] = True
+            own, generations = begun.step.own.selected(np.array(places)), columns.generations[rows].tolist()
+            for session, generation in zip(own.sessions, generations, strict=True):
+                session.generation, session.used_ns = generation, arrived_ns
+                waiting, row = self._waiting[session.key]
+                waiting.claim(row, generation)
+            self._scheduler.note_claimed(own.keys, arrived_ns)
+            self._outputs.put_claimed(begun, columns, rows, places, arrived_ns)
+        return is_taken
+
+    def begin(self, link_id: int, verdicts: Verdicts, arrived_ns: int) -> None:
+        """Begin the proposals that follow from verdicts, unless something that was asked for is to be begun."""
+        if self.pending is not None or self._executor.is_asynchronous:
+            return
+        found = list(items_after(self._sessions, self._executor, link_id, verdicts))
+        found = [(session, item) for session, item in found if self._scheduler.queue.first(session.key) is None]
+        if not found:
+            return
+        self.pending = self._begun_step(link_id, [item for _, item in found], arrived_ns)
+        if self.pending is None:
+            for session, item in found:
+                self.touch(session.key)
+                if self._sessions.rewind(session, item.num_kept_tokens, item.prefix_hash) is None:
+                    self._scheduler.lookahead.begin(session, item)
+
+    def _begun_step(self, link_id: int, items: Sequence[Extend], arrived_ns: int) -> SteadyStep | None:
+        """Items that may be one step, which changes nothing before it starts; None: they go one by one."""
+        waiting, _ = self._waiting.get((link_id, items[0].session), (None, 0))
+        if waiting is None or not self._scheduler.is_free:
+            return None
+        step = waiting.find(link_id, columns_of(items, ExtendColumns), arrived_ns, is_asked=False)
+        return step if step is not None and self._is_taken(step) else None
+
+    def _is_taken(self, step: SteadyStep) -> bool:
+        return self._scheduler.takes_steady(step) and self._executor.takes_columns(step)
 
     def expect(self, link_id: int, columns: ScoreColumns) -> None:
         """Plan the step of columns whose draft tokens are still to come, if it could be begun now."""
@@ -134,6 +189,7 @@ class SteadySteps:
 
     def touch(self, key: SessionKey) -> None:
         """Something else than columns comes for a session, or it ends."""
+        self._begun.forget(key)
         if (found := self._waiting.pop(key, None)) is not None:
             waiting, row = found
             waiting.forget(row)
@@ -150,6 +206,7 @@ class SteadySteps:
             self._take_apart_pending()
         if self._running is not None and self._running.steady is not None and self._running.steady.link_id == link_id:
             self.take_apart()
+        self._begun.drop_link(link_id)
         self._links.discard(link_id)
         self._waiting = {key: found for key, found in self._waiting.items() if key[0] != link_id}
 
@@ -174,6 +231,8 @@ class SteadySteps:
             self._sessions.truncate(step.sessions, step.kept.tolist())
         batch.forward = self._executor.start_step(step)
         self._running = batch
+        if not step.is_asked:
+            return
         for session, generation in zip(step.sessions, step.columns.generations.tolist(), strict=True):
             session.generation, session.used_ns = generation, step.arrived_ns
         self._scheduler.note_steady(step)
@@ -188,6 +247,9 @@ class SteadySteps:
         if columns is None:
             raise TypeError("answers that are no columns go one by one")
         self._answered = _Answered(step, batch, forward, step.bases.tolist(), output.settle)
+        if not step.is_asked:
+            self._begun.hold(step, columns, forward)
+            return []
         return self._outputs.columns_message(step, columns, forward)
 
     def take_all_apart(self) -> None:
@@ -212,7 +274,13 @@ class SteadySteps:
             scheduled.append((request, len(item.token_ids) + len(getattr(item, "draft_token_ids", ()))))
         batch.scheduled = scheduled
 
+    def _drop_begun_pending(self) -> None:
+        """Something is asked for: what was to be begun before that has changed nothing yet."""
+        if self.pending is not None and not self.pending.is_asked:
+            self.pending = None
+
     def _take_apart_pending(self) -> None:
+        self._drop_begun_pending()
         step, self.pending = self.pending, None
         if step is not None:
             if step.plan is not None:

@@ -44,16 +44,23 @@ class WaitingSessions:
         """Something else has come for a session."""
         self._is_here[row] = self._are_all_here = False
 
-    def find(self, link_id: int, columns: CommandColumns, arrived_ns: int) -> SteadyStep | None:
+    def claim(self, row: int, generation: int) -> None:
+        """What was computed before it was asked for is asked for by an item of this generation."""
+        self._generations[row] = generation
+
+    def find(
+        self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_asked: bool = True
+    ) -> SteadyStep | None:
         """The step that columns ask for; None unless all their sessions wait here, the items are newer than what was
-        answered, and they keep text that these have.
+        answered, and they keep text that these have. Not ``is_asked``: they are known to do so.
         """
         places = self._places_of(columns)
-        if places is None or not self._keep_their_text(columns, places):
+        if places is None or (is_asked and not self._keep_their_text(columns, places)):
             return None
         own = self._own if places is _ALL else self._own.selected(np.array(places, dtype=np.intp))
         kept, lengths = columns.num_kept_tokens.astype(np.int64), columns.draft_lengths.astype(np.int64)
-        return SteadyStep(link_id, columns, own, kept, kept + columns.counts, lengths, arrived_ns)
+        bases = kept + columns.counts
+        return SteadyStep(link_id, columns, own, kept, bases, lengths, arrived_ns, is_asked=is_asked)
 
     def take(self, step: SteadyStep) -> None:
         """The sessions of a step that ``find`` has found wait no more."""

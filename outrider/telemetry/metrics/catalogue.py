@@ -365,7 +365,8 @@ SERVICE = (
     _of_services(
         Kind.COUNTER,
         "outrider_lookahead_steps_total",
-        "Plain steps computed in advance (`compute_ahead`), by whether they were used.",
+        "Steps computed before they were asked for, by whether they were used: plain steps of a target"
+        " (`compute_ahead`), proposals of a draft (`draft_ahead`).",
         f"sum by (outcome) (rate(outrider_lookahead_steps_total{_WINDOW}))",
         Label("outcome", "used or unused"),
     ),
@@ -402,6 +403,14 @@ SERVICE = (
         ("draft",),
         "Messages with proposals that went to a target directly, by a proposal channel.",
         _rate("outrider_direct_proposals_total"),
+        (_ROLE,),
+    ),
+    MetricSpec(
+        "outrider_direct_verdicts_total",
+        Kind.COUNTER,
+        ("target",),
+        "Messages with verdicts on direct proposals that went to a draft by a proposal channel.",
+        _rate("outrider_direct_verdicts_total"),
         (_ROLE,),
     ),
     MetricSpec(

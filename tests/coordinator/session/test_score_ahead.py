@@ -159,7 +159,7 @@ def test_what_is_asked_ahead_is_what_follows_from_the_proposals(kind: dict[str, 
     supports = None if columns.supports is None else (columns.supports.counts, columns.supports.token_ids)
     direct = ahead.with_proposals(columns.token_ids, supports)
     assert direct.is_direct and not taken.commands.is_direct
-    assert repr(list(replace(direct, is_direct=False).items())) == repr(list(taken.commands.items()))
+    assert repr(list(replace(direct, channel=0).items())) == repr(list(taken.commands.items()))
     asked.commit(taken)
     for loop, command in zip(asked.loops, taken.commands.items(), strict=True):
         assert loop.target.asked == command.generation < (loop.row.values.item(GENERATION) + 1)

@@ -235,7 +235,7 @@ def test_scores_of_a_whole_step_say_which_drafts_came_directly(temperature: floa
     caller.settle()
     for is_direct in (True, False):
         num_whole, items = caller.num_whole(), caller.items()
-        caller.send(replace(caller.columns(items), is_direct=is_direct))
+        caller.send(replace(caller.columns(items), channel=int(is_direct)))
         caller.run()
         assert caller.num_whole() == num_whole + 1
         (answers,), events = caller.answered()
@@ -251,7 +251,7 @@ def test_scores_of_a_step_that_was_taken_apart_say_it_each(temperature: float, *
     caller = Caller("target", temperature=temperature)
     caller.settle()
     items = caller.items()
-    caller.run_released(replace(caller.columns(items), is_direct=is_direct))
+    caller.run_released(replace(caller.columns(items), channel=int(is_direct)))
     answers, events = caller.answered()
     assert not answers
     found = {event.session: event.draft_token_ids for event in events}
@@ -263,7 +263,7 @@ def test_scores_of_a_step_that_was_taken_apart_say_it_each(temperature: float, *
 def test_scores_of_sessions_that_are_not_steady_say_it_each(*, takes_columns: bool, is_direct: bool) -> None:
     caller = Caller("target", takes_columns=takes_columns)
     items = caller.items()
-    caller.send(replace(caller.columns(items), is_direct=is_direct))
+    caller.send(replace(caller.columns(items), channel=int(is_direct)))
     caller.run()
     _, events = caller.answered()
     found = {event.session: event.draft_token_ids for event in events}
@@ -287,9 +287,9 @@ def test_scores_that_came_directly_are_joined_with_no_others() -> None:
     caller = Caller("target")
     items = caller.items()
     first, second = caller.columns(items[:2]), caller.columns(items[2:])
-    direct: Any = replace(first, is_direct=True)
+    direct: Any = replace(first, channel=1)
     assert id(joined([direct], ())) == id(direct)
-    for others in ([second], [replace(second, is_direct=True)]):
+    for others in ([second], [replace(second, channel=1)]):
         assert joined([direct, *others], ()) is None
         assert joined([*others, direct], ()) is None
     assert joined([direct], items[2:]) is None

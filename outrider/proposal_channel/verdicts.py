@@ -1,0 +1,89 @@
+"""Verdicts on direct proposals, which a target sends back to the draft before its answer reaches the coordinator.
+
+Under the greedy and coupled rules a target knows from its own tokens which draft tokens are accepted. A verdict is a
+hint: the coordinator judges, and its own command says which text a proposal continues. Little-endian on the socket.
+
+Shape letters: ``B`` sessions.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from outrider.columns import U4, U8, AnswerColumns, Column
+from outrider.limits import LINK_COMMANDS
+from outrider.values import step_value
+
+_HEAD = struct.Struct("<I")
+_TYPES = (U8, U8, U4, U4, U4, U4)
+_ROW_BYTES = sum(dtype.itemsize for dtype in _TYPES)
+
+
+@step_value(frozen=True, slots=True)
+class Verdicts:
+    """Verdicts on the proposals of one step, in arrays."""
+
+    sessions: Column  # [B] uint64
+    generations: Column  # [B] uint64, of the ``Score`` that was answered
+    base_lengths: Column  # [B] uint32, committed tokens before the proposal
+    num_accepted: Column  # [B] uint32
+    last_token_ids: Column  # [B] uint32, the last accepted draft token; any token where none was accepted
+    next_token_ids: Column  # [B] uint32, the token after the accepted ones
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+
+def verdicts_on(scores: AnswerColumns[Any]) -> Verdicts | None:
+    """Verdicts of a target's own tokens on the draft tokens that it scored; None where the coordinator draws coins."""
+    drafts = scores.draft_token_ids
+    if drafts is None or scores.is_sparse:
+        return None
+    token_ids = scores.token_ids
+    ends = scores.counts.cumsum(dtype=np.int64)
+    starts = ends - scores.counts
+    differs = np.ones(token_ids.size, dtype=np.bool_)
+    has_draft = differs.copy()
+    has_draft[ends - 1] = False
+    differs[has_draft] = token_ids[has_draft] != drafts
+    rejections = differs.nonzero()[0]
+    firsts = rejections[rejections.searchsorted(starts)]
+    return Verdicts(
+        scores.sessions,
+        scores.generations,
+        scores.base_lengths,
+        firsts - starts,
+        token_ids[np.maximum(firsts - 1, 0)],
+        token_ids[firsts],
+    )
+
+
+def to_bytes(verdicts: Verdicts) -> bytes:
+    """Verdicts as one message."""
+    columns = [getattr(verdicts, name) for name in Verdicts.__slots__]
+    parts = [column.astype(dtype, copy=False).tobytes() for column, dtype in zip(columns, _TYPES, strict=True)]
+    return b"".join([_HEAD.pack(len(verdicts)), *parts])
+
+
+def take_verdicts(received: bytearray) -> Verdicts | None:
+    """The first message in ``received``, which is removed from it; None while it is not complete. ``ConnectionError``
+    for an impossible number of sessions.
+    """
+    if len(received) < _HEAD.size:
+        return None
+    (count,) = _HEAD.unpack_from(received)
+    if not 0 < count <= LINK_COMMANDS.most:
+        raise ConnectionError(f"{count} is no number of verdicts in a message")
+    end = _HEAD.size + count * _ROW_BYTES
+    if len(received) < end:
+        return None
+    content = bytes(received[:end])
+    del received[:end]
+    columns, start = [], _HEAD.size
+    for dtype in _TYPES:
+        columns.append(np.frombuffer(content, dtype, count, start))
+        start += count * dtype.itemsize
+    return Verdicts(*columns)

@@ -1,0 +1,130 @@
+"""Begun steps: proposals that are computed before the coordinator asks for them.
+
+A target's verdict says which text the next ``Extend`` will continue. The proposal is computed at once, as a request
+that was not asked for, or here as one step of arrays. An ``Extend`` that asks for just that claims its answer; others
+are served as if nothing had been begun, so a wrong, late or repeated verdict costs time and never a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.columns import AnswerColumns, ExtendColumns
+from outrider.ports import Extend
+from outrider.proposal_channel.verdicts import Verdicts
+from outrider.recording import ForwardRecord
+from outrider.serving.executor import Executor
+from outrider.serving.session import Session, SessionKey
+from outrider.serving.session_table import SessionTable
+from outrider.serving.stats import ServiceStats
+from outrider.serving.steady.step import SteadyStep
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BegunStep:
+    """A step that is computed, and what it was computed for."""
+
+    step: SteadyStep
+    items: Sequence[Extend]  # [B]
+    answers: AnswerColumns[Any]
+    forward: ForwardRecord
+
+    def answers_to(
+        self, columns: ExtendColumns, rows: NDArray[np.intp], places: NDArray[np.intp]
+    ) -> AnswerColumns[Any]:
+        """Answers to the commands in ``rows`` of ``columns``, from those at ``places`` here."""
+        return replace(self.answers.selected(places), generations=columns.generations[rows])
+
+
+class BegunSteps:
+    """The begun steps of one core that may be claimed."""
+
+    def __init__(self, stats: ServiceStats) -> None:
+        self._stats = stats
+        self._found: dict[SessionKey, tuple[BegunStep, int]] = {}
+
+    def hold(self, step: SteadyStep, answers: AnswerColumns[Any], forward: ForwardRecord) -> None:
+        """Keep the answers of a step, in place of older ones of the same sessions."""
+        begun = BegunStep(step, list(step.columns.items()), answers, forward)  # type: ignore[arg-type]
+        for place, key in enumerate(step.keys):
+            self.forget(key)
+            self._found[key] = begun, place
+
+    def claim(self, link_id: int, columns: ExtendColumns) -> list[tuple[BegunStep, list[int], list[int]]]:
+        """Begun steps that are what some commands ask for, each with the rows of these and its own places. No command
+        can claim its session's answer again.
+        """
+        found: dict[int, tuple[BegunStep, list[int], list[int]]] = {}
+        for row, item in enumerate(columns.items()):
+            begun, place = self._found.pop((link_id, item.session), (None, 0))
+            if begun is None:
+                continue
+            if asks_for_same(item, begun.items[place]) and item.generation > begun.items[place].generation:
+                _, rows, places = found.setdefault(id(begun), (begun, [], []))
+                rows.append(row)
+                places.append(place)
+                self._stats.num_lookahead_used += 1
+            else:
+                self._stats.num_lookahead_unused += 1
+        return list(found.values())
+
+    def forget(self, key: SessionKey) -> None:
+        """A session asks for something else, or ends."""
+        if self._found.pop(key, None) is not None:
+            self._stats.num_lookahead_unused += 1
+
+    def drop_link(self, link_id: int) -> None:
+        """The sessions of a link end."""
+        for key in [key for key in self._found if key[0] == link_id]:
+            self.forget(key)
+
+
+def asks_for_same(item: Extend, begun: Extend) -> bool:
+    """True if a command asks for what was begun, whatever their generations are."""
+    return (
+        item.num_kept_tokens == begun.num_kept_tokens
+        and item.prefix_hash == begun.prefix_hash
+        and item.token_ids == begun.token_ids
+        and item.draft_length == begun.draft_length
+        and item.hidden_states is None
+    )
+
+
+def items_after(
+    table: SessionTable[Any], executor: Executor[Any, Any, Any, Any], link_id: int, verdicts: Verdicts
+) -> Iterator[tuple[Session[Any], Extend]]:
+    """What the coordinator will ask for after these verdicts, of sessions that go on: as many draft tokens as before.
+    Each has the generation of the session's newest item, and is not to be sent on.
+    """
+    numbers = [getattr(verdicts, name).tolist() for name in Verdicts.__slots__]
+    for number, generation, base, accepted, *token_ids in zip(*numbers, strict=True):
+        session = table.get(link_id, number)
+        # A verdict is on the answer to the newest item, or it comes too late.
+        is_new = session is not None and session.generation < generation and session.num_committed == base
+        if is_new and session is not None and executor.follows_verdicts(session):
+            item = _item_after(table, session, accepted, *token_ids)
+            if item is not None:
+                yield session, item
+
+
+def _item_after(
+    table: SessionTable[Any], session: Session[Any], accepted: int, last: int, following: int
+) -> Extend | None:
+    """None for a session that ends, or was given another number of draft tokens than the verdict is of."""
+    base, sequence, endings = session.num_committed, session.sequence, session.open.eos_token_ids
+    # A draft has no KV for the last of its own tokens, which is brought if it was accepted.
+    num_drafts = sequence.length - base + 1
+    num_held = min(accepted, num_drafts - 1)
+    if accepted > num_drafts:
+        return None
+    brought = (following,) if accepted == num_held else (last, following)
+    kept, first = base + num_held, len(sequence.token_ids) - num_drafts + 1
+    if any(token_id in endings for token_id in (*sequence.token_ids[first : first + num_held], *brought)):
+        return None
+    prefix_hash = table.prefix_hash(session, kept)
+    return Extend(session.open.session, session.generation, kept, prefix_hash, brought, num_drafts)

@@ -1,0 +1,150 @@
+"""Verdicts: what a target tells a draft of its own tokens, as bytes and over a channel."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.columns import U4, U8, AnswerColumns, token_scores
+from outrider.limits import LINK_COMMANDS
+from outrider.ports import CloseChannel, EventBatch, OfferChannel, RequestChannel
+from outrider.proposal_channel.receiver import ProposalReceiver
+from outrider.proposal_channel.verdicts import Verdicts, take_verdicts, to_bytes, verdicts_on
+from tests.proposal_channel.test_channel import DEADLINE_S, LINK, Ends, eventually
+
+
+def scores(tokens: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]], *, channel: int = 1) -> AnswerColumns[Any]:
+    size = len(tokens)
+    return AnswerColumns(
+        np.arange(size, dtype=U8) + 7,
+        np.arange(size, dtype=U8) + 30,
+        np.full(size, 20, dtype=U4),
+        np.array([len(own) for own in tokens], dtype=U4),
+        np.array([token_id for own in tokens for token_id in own], dtype=U4),
+        (),
+        token_scores,
+        channel=channel,
+        draft_token_ids=np.array([token_id for own in drafts for token_id in own], dtype=U4),
+    )
+
+
+def as_rows(verdicts: Verdicts) -> list[tuple[int, ...]]:
+    return list(zip(*[getattr(verdicts, name).tolist() for name in Verdicts.__slots__], strict=True))
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    found = Ends(ProposalReceiver(patience_s=60.0))
+    yield found
+    found.close()
+
+
+def test_a_verdict_is_the_first_token_that_differs() -> None:
+    found = verdicts_on(scores([[1, 2, 3], [1, 2, 3], [4, 5], [9, 9, 9, 9]], [[1, 2], [1, 7], [3], [9, 8, 9]]))
+    assert found is not None
+    assert as_rows(found) == [(7, 30, 20, 2, 2, 3), (8, 31, 20, 1, 1, 2), (9, 32, 20, 0, 3, 4), (10, 33, 20, 1, 9, 9)]
+
+
+def test_verdicts_are_those_of_each_row_alone() -> None:
+    chance = random.Random(5)
+    for _ in range(200):
+        counts = [chance.randint(1, 5) for _ in range(chance.randint(1, 9))]
+        drafts = [[chance.randrange(3) for _ in range(count)] for count in counts]
+        tokens = [[chance.randrange(3) for _ in range(count + 1)] for count in counts]
+        found = verdicts_on(scores(tokens, drafts))
+        assert found is not None
+        for own, draft, row in zip(tokens, drafts, as_rows(found), strict=True):
+            accepted = next((at for at, token_id in enumerate(draft) if own[at] != token_id), len(draft))
+            assert (row[3], row[5]) == (accepted, own[accepted])
+            assert not accepted or row[4] == draft[accepted - 1]
+
+
+def test_there_are_none_where_the_coordinator_judges_or_brings_the_drafts() -> None:
+    found = scores([[1, 2]], [[1]])
+    assert verdicts_on(replace(found, outside_masses=np.zeros(2, dtype="<f4"))) is None
+    assert verdicts_on(replace(found, draft_token_ids=None)) is None
+
+
+def test_messages_are_read_whole_and_one_after_the_other() -> None:
+    verdicts = [verdicts_on(scores([[1, 2], [3, 4]], [[1], [2]])), verdicts_on(scores([[5, 6]], [[5]]))]
+    content = b"".join([to_bytes(each) for each in verdicts if each is not None])
+    received, found = bytearray(), []
+    for byte in content:
+        received.append(byte)
+        if (taken := take_verdicts(received)) is not None:
+            found.append(as_rows(taken))
+    assert found == [as_rows(each) for each in verdicts if each is not None]
+    assert not received
+
+
+@pytest.mark.parametrize("count", [0, LINK_COMMANDS.most + 1])
+def test_an_impossible_number_of_verdicts_is_no_message(count: int) -> None:
+    with pytest.raises(ConnectionError, match=f"{count} is no number"):
+        take_verdicts(bytearray(count.to_bytes(4, "little") + bytes(64)))
+
+
+def send(ends: Ends, columns: AnswerColumns[Any]) -> AnswerColumns[Any]:
+    (left,) = ends.receiver.send(LINK, EventBatch((), None, (), (columns,))).columns
+    return left
+
+
+def num_sent(ends: Ends) -> object:
+    return ends.receiver.readings()[0].value
+
+
+def test_verdicts_reach_the_draft_and_scores_name_no_channel_any_more(ends: Ends) -> None:
+    ends.open()
+    sent = scores([[1, 2, 3]], [[1, 2]])
+    eventually(lambda: (send(ends, sent).channel, num_sent(ends))[1])
+    left = send(ends, sent)
+    assert left.channel == 0 and left.draft_token_ids is sent.draft_token_ids
+    assert as_rows(ends.verdicts.get(timeout=DEADLINE_S)) == [(7, 30, 20, 2, 2, 3)]
+
+
+def test_a_draft_that_wants_none_gets_none(ends: Ends) -> None:
+    ends.tell_target(RequestChannel(1))
+    offer = ends.from_target.get(timeout=DEADLINE_S)
+    assert isinstance(offer, OfferChannel)
+    ends.tell_draft(offer)
+    assert ends.from_draft.get(timeout=DEADLINE_S).is_open
+    assert send(ends, scores([[1, 2]], [[1]])).channel == 0
+    assert num_sent(ends) == 0
+
+
+@pytest.mark.parametrize("channel", [0, 2])
+def test_scores_of_no_channel_bring_no_verdict(ends: Ends, channel: int) -> None:
+    ends.open()
+    assert send(ends, scores([[1, 2]], [[1]], channel=channel)).channel == 0
+    assert num_sent(ends) == 0
+
+
+def test_a_channel_that_has_ended_brings_none(ends: Ends) -> None:
+    ends.open()
+    ends.tell_target(CloseChannel(1))
+    assert send(ends, scores([[1, 2]], [[1]])).channel == 0
+    assert num_sent(ends) == 0
+
+
+def test_a_draft_that_does_not_read_ends_the_channel_and_holds_up_nothing(ends: Ends) -> None:
+    offer = ends.offer()
+    from outrider.tensor_plane.control import connect
+
+    connected = connect(offer.offer).detach()
+    many = [[1, 2]] * 5000
+    sent = scores(many, [[1]] * 5000)
+    eventually(lambda: (send(ends, sent), not ends.from_target.empty())[1])
+    assert not ends.from_target.get(timeout=DEADLINE_S).is_open
+    connected.close()
+
+
+def test_what_is_no_verdict_is_not_read_on(ends: Ends) -> None:
+    ends.open()
+    (channel,) = ends.receiver._channels.values()
+    eventually(lambda: channel.send(bytes(8)))
+    proposals_still_go = ends.sender.readings()[0].value
+    assert proposals_still_go == 0 and ends.verdicts.empty()

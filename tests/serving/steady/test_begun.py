@@ -1,0 +1,300 @@
+"""Proposals that are begun at a target's verdict: the same as those of a draft that waits for its coordinator."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.benchmarks.step.stand_in import StandInExecutor, follow, new_session_table, propose
+from outrider.columns import U4, U8, ExtendColumns
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.ports import Extend, Proposal, Release, SessionLost
+from outrider.proposal_channel.verdicts import Verdicts
+from outrider.serving.engine_core import EngineCore
+from outrider.serving.steady import begun
+from outrider.serving.steady.begun import asks_for_same
+from outrider.serving.steady.step import columns_of
+from outrider.types import AcceptanceMethod, SamplingParams
+from outrider_draft.proposers.draft_model import ModelProposer
+from outrider_draft.service import build_model_core
+from tests.support.core_driver import Driver, extend_item, open_session
+from tests.support.tiny_models import cached_tiny_model
+
+Core = EngineCore[Any, Any, Any, Any]
+VOCABULARY, NUM_PAGES, NUM_SESSIONS, PROMPT, LENGTH, END = 200, 400, 5, 9, 120, 13
+
+
+class Following(StandInExecutor[Any, Any]):
+    """A draft whose steps are arrays, and which tells how many it has begun."""
+
+    num_begun = 0
+
+    def follows_verdicts(self, session: Any) -> bool:
+        return True
+
+    def matches(self, item: Extend, prepared: Extend) -> bool:
+        return asks_for_same(item, prepared)
+
+    def start_step(self, step: Any, batch: Any = ()) -> Any:
+        self.num_begun += not step.is_asked
+        return super().start_step(step, batch)
+
+
+def stand_in_core() -> Core:
+    executor = Following(functools.partial(propose, acceptance=0.7), busy_s=0.0, note=lambda _what, _items: None)
+    return EngineCore(new_session_table(), executor)
+
+
+def model_core() -> Core:
+    runner = ModelRunner.load(
+        cached_tiny_model("llama", seed=1), dtype="float32", page_size=4, num_pages=NUM_PAGES, max_model_len=LENGTH
+    )
+    return build_model_core(ModelProposer(runner))
+
+
+CORES = pytest.mark.parametrize("new_core", [stand_in_core, model_core], ids=["arrays", "single items"])
+
+
+def verdicts(*rows: tuple[int, int, int, int, int, int]) -> Verdicts:
+    columns = list(zip(*rows, strict=True))
+    return Verdicts(*[np.array(column, dtype=U8 if place < 2 else U4) for place, column in enumerate(columns)])
+
+
+@dataclass
+class Text:
+    """One session, as its coordinator knows it."""
+
+    number: int
+    tokens: list[int]
+    proposal: list[int] = field(default_factory=list)
+    held: int = 0
+    generation: int = 1
+    """Of the newest item."""
+
+
+class Sessions:
+    """A coordinator of one draft, which answers its proposals by chance."""
+
+    def __init__(self, core: Core, seed: int, *, sampling: SamplingParams, ending: tuple[int, ...] = ()) -> None:
+        self.driver, self.chance, self.length = Driver(core), random.Random(seed), 3
+        self.sampling, self.ending = sampling, ending
+        self.said: dict[tuple[int, int], list[int]] = {}
+        """Proposals, by session and base."""
+        self.num_lost = 0
+        self.texts = [Text(number, [20 + number] * PROMPT) for number in range(NUM_SESSIONS)]
+        self._open(self.texts)
+
+    def ask(self, texts: list[Text]) -> None:
+        """Ask for the next proposals, as columns but for prompts, and take them."""
+        items = []
+        for text in texts:
+            text.generation += 2
+            items.append(extend_item(text.number, text.generation, text.tokens, self.length, num_kept_tokens=text.held))
+        if texts[0].held:
+            columns = columns_of(items, ExtendColumns)
+            self.driver.core.handle(0, (columns,))
+            events: list[Any] = []
+            while self.driver.core.has_work:
+                events += self.driver.step()
+        else:
+            events = self.driver.run(*items)
+        lost = []
+        for event in events:
+            text = self.texts[event.session]
+            if isinstance(event, SessionLost):
+                lost.append(text)
+                continue
+            assert isinstance(event, Proposal) and event.generation == text.generation
+            text.proposal = list(event.token_ids)
+            self.said[event.session, event.base_length] = text.proposal
+        if lost:
+            self.num_lost += len(lost)
+            self._open(lost)
+            self.ask(lost)
+
+    def _open(self, texts: list[Text]) -> None:
+        """Open sessions, anew if they were lost."""
+        method = AcceptanceMethod.COUPLED if self.sampling.temperature else AcceptanceMethod.REJECTION
+        for text in texts:
+            text.held, text.generation = 0, text.generation + 1
+            opened = open_session(
+                text.number, generation=text.generation, prompt_length=PROMPT, max_length=LENGTH,
+                num_token_ids=VOCABULARY, seed=text.number, sampling=self.sampling, acceptance_method=method,
+                eos_token_ids=self.ending,
+            )  # fmt: skip
+            self.driver.send(opened)
+
+    def judge(self, text: Text) -> tuple[int, int, int, int, int, int]:
+        """Commit some of a proposal and a token after it; the verdict."""
+        base, drafts = len(text.tokens), text.proposal
+        accepted = self.chance.choice((len(drafts), self.chance.randint(0, len(drafts))))
+        after = (follow(text.tokens[-1], 1)[0] + self.chance.randrange(3)) % VOCABULARY
+        text.tokens += [*drafts[:accepted], after]
+        text.held = base + min(accepted, len(drafts) - 1)
+        last = drafts[accepted - 1] if accepted else 0
+        return text.number, text.generation + 1, base, accepted, last, after
+
+    def begin(self, *rows: tuple[int, int, int, int, int, int]) -> None:
+        self.driver.core.begin(0, verdicts(*rows))
+        while self.driver.core.has_work:
+            assert not self.driver.step(), "nothing that was not asked for is answered"
+
+    @property
+    def used(self) -> tuple[int, int]:
+        stats = self.driver.core.stats
+        return stats.num_lookahead_used, stats.num_lookahead_unused
+
+    def end(self) -> None:
+        self.driver.run(*[Release(text.number, text.generation + 2) for text in self.texts])
+
+
+def play(core: Core, seed: int, send: Callable[[Sessions, list[Any]], None], **options: Any) -> Sessions:
+    """Some rounds, of which ``send`` brings verdicts to the draft."""
+    sessions = Sessions(core, seed, **options)
+    sessions.ask(sessions.texts)
+    for _ in range(20):
+        some = sessions.chance.sample(range(NUM_SESSIONS), sessions.chance.randint(1, NUM_SESSIONS))
+        chosen = sessions.texts if sessions.chance.random() < 0.6 else [sessions.texts[place] for place in sorted(some)]
+        rows = [sessions.judge(text) for text in chosen]
+        send(sessions, rows)
+        sessions.ask(chosen)
+    return sessions
+
+
+def nothing(sessions: Sessions, rows: list[Any]) -> None:
+    """The coordinator alone says how it goes on."""
+
+
+def everything(sessions: Sessions, rows: list[Any]) -> None:
+    sessions.begin(*rows)
+
+
+def faulty(seed: int) -> Callable[[Sessions, list[Any]], None]:
+    """Verdicts of which some are lost, repeated, of the past, or forged."""
+    chance, old = random.Random(seed), list[Any]()
+
+    def send(sessions: Sessions, rows: list[Any]) -> None:
+        sent = []
+        for number, generation, base, accepted, last, after in rows:
+            forged = chance.randrange(9)
+            if forged == 0:
+                continue
+            changes = {
+                1: (number, generation, base, accepted, last, after + 1),
+                2: (number, generation, base, max(0, accepted - 1), last, after),
+                3: (number, generation, base, accepted + 1, last, after),
+                4: (number, generation, base + 1, accepted, last, after),
+                5: (number + 100, generation, base, accepted, last, after),
+            }
+            sent.append(changes.get(forged, (number, generation, base, accepted, last, after)))
+        if old and chance.random() < 0.3:
+            sessions.begin(*chance.choice(old))
+        if sent:
+            old.append(sent)
+            for _ in range(chance.choice((1, 1, 2))):
+                sessions.begin(*sent)
+
+    return send
+
+
+GREEDY, COUPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)
+
+
+@CORES
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+def test_what_is_begun_at_a_verdict_is_what_would_have_been_computed(
+    new_core: Callable[[], Core], sampling: SamplingParams
+) -> None:
+    if new_core is stand_in_core and sampling is COUPLED:
+        pytest.skip("the stand-in gives sampled sessions evidence")
+    expected = play(new_core(), 3, nothing, sampling=sampling)
+    found = play(new_core(), 3, everything, sampling=sampling)
+    assert found.said == expected.said
+    num_used, num_unused = found.used
+    assert num_used > 40 and not num_unused
+    assert expected.used == (0, 0)
+    found.end()
+    assert found.driver.core.num_pages_free in (0, NUM_PAGES)
+
+
+def test_a_step_of_arrays_is_begun_as_one() -> None:
+    core = stand_in_core()
+    play(core, 3, everything, sampling=GREEDY)
+    executor: Any = core._executor
+    assert executor.num_begun > 5
+
+
+def differences(new_core: Callable[[], Core], seed: int) -> tuple[list[Any], Sessions]:
+    """Proposals that are others where verdicts go wrong."""
+    expected = play(new_core(), seed, nothing, sampling=GREEDY)
+    found = play(new_core(), seed, faulty(seed), sampling=GREEDY)
+    return [key for key, answer in expected.said.items() if found.said.get(key) != answer], found
+
+
+@CORES
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_wrong_late_lost_and_repeated_verdicts_change_no_proposal(new_core: Callable[[], Core], seed: int) -> None:
+    changed, found = differences(new_core, seed)
+    assert not changed
+    assert min(found.used) > 5
+    found.end()
+    assert found.driver.core.num_pages_free in (0, NUM_PAGES)
+
+
+@CORES
+def test_the_comparison_finds_a_draft_that_does_not_check(
+    new_core: Callable[[], Core], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(begun, "asks_for_same", lambda _item, _begun: True)
+    monkeypatch.setattr(ModelProposer, "matches", lambda _self, _item, _begun: True)
+    changed, _ = differences(new_core, 1)
+    assert changed
+
+
+@CORES
+def test_a_session_that_ends_begins_nothing(new_core: Callable[[], Core]) -> None:
+    sessions = Sessions(new_core(), 1, sampling=GREEDY, ending=(END,))
+    sessions.ask(sessions.texts)
+    rows = [sessions.judge(text) for text in sessions.texts]
+    sessions.begin(*[(*row[:5], END) for row in rows])
+    sessions.driver.run(*[Release(text.number, text.generation + 2) for text in sessions.texts])
+    assert sessions.used == (0, 0)
+    assert sessions.driver.core.num_pages_free in (0, NUM_PAGES)
+
+
+@CORES
+def test_what_is_never_asked_for_goes_with_its_session(new_core: Callable[[], Core]) -> None:
+    sessions = Sessions(new_core(), 1, sampling=GREEDY)
+    sessions.ask(sessions.texts)
+    sessions.begin(*[sessions.judge(text) for text in sessions.texts])
+    sessions.end()
+    assert sessions.used == (0, NUM_SESSIONS)
+    assert sessions.driver.core.num_pages_free in (0, NUM_PAGES)
+
+
+@CORES
+def test_another_draft_length_is_computed_anew(new_core: Callable[[], Core]) -> None:
+    sessions = Sessions(new_core(), 1, sampling=GREEDY)
+    sessions.ask(sessions.texts)
+    sessions.begin(*[sessions.judge(text) for text in sessions.texts])
+    sessions.length = 2
+    sessions.ask(sessions.texts)
+    assert sessions.used == (0, NUM_SESSIONS)
+    assert all(len(text.proposal) == 2 for text in sessions.texts)
+
+
+@CORES
+def test_a_link_that_ends_takes_with_it_what_was_begun(new_core: Callable[[], Core]) -> None:
+    sessions = Sessions(new_core(), 1, sampling=GREEDY)
+    sessions.ask(sessions.texts)
+    sessions.begin(*[sessions.judge(text) for text in sessions.texts])
+    core = sessions.driver.core
+    core.drop_link(0)
+    assert not core.has_work and not core.num_sessions
+    assert core.num_pages_free in (0, NUM_PAGES)
