@@ -1,0 +1,191 @@
+"""Drafts that begin at the target's verdict: they save time and never change a token, whatever becomes of verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.generation import GenerationResult
+from outrider.proposal_channel import receiver as receiving
+from outrider.proposal_channel.verdicts import Verdicts, verdicts_on
+from tests.end_to_end.faults import outage
+from tests.end_to_end.test_direct_proposals import (
+    COUPLED,
+    DRAFT,
+    GREEDY,
+    PATIENT,
+    TARGET,
+    check_same,
+    introduced,
+    requests,
+    together,
+)
+from tests.end_to_end.waiting import again_until, all_free, eventually
+from tests.support.stack import Stack, run_stack
+
+torch.set_num_threads(1)
+
+RULES = pytest.mark.parametrize("rule", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+FEW_PAGES: dict[str, Any] = {"page_size": 4, "num_pages": 60}
+
+
+def steps(stack: Stack, outcome: str) -> int:
+    """Proposals of the draft that were begun before they were asked for."""
+    assert stack.draft is not None
+    labels = (("outcome", outcome),)
+    return int(
+        next(
+            each.value  # type: ignore[arg-type]
+            for each in stack.draft.readings()
+            if each.name == "outrider_lookahead_steps_total" and each.labels == labels
+        )
+    )
+
+
+async def alone(stack: Stack, rule: dict[str, Any], **more: Any) -> list[GenerationResult]:
+    """The same requests one after the other: every step of one goes directly."""
+    return [await stack.generate(**request, **more) for request in requests(rule)]
+
+
+async def expected_of(rule: dict[str, Any], **more: Any) -> list[GenerationResult]:
+    async with run_stack(TARGET, None, wire=True) as stack:
+        return await alone(stack, rule, **more)
+
+
+@RULES
+@pytest.mark.parametrize("draft", [DRAFT, TARGET], ids=["other draft", "same model"])
+async def test_tokens_are_those_of_the_target_alone(draft: Any, rule: dict[str, Any]) -> None:
+    expected = await expected_of(rule)
+    async with run_stack(TARGET, draft, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+
+        async def play() -> None:
+            check_same(await alone(stack, rule), expected)
+            check_same(await together(stack, rule), expected)
+
+        await again_until(lambda: steps(stack, "used") > 20, play)
+        assert steps(stack, "used") > 20
+        await all_free(stack)
+
+
+async def test_the_setting_turns_it_off() -> None:
+    async with run_stack(TARGET, TARGET, wire=True, draft_ahead=False, **PATIENT) as stack:
+        await introduced(stack)
+        await alone(stack, GREEDY)
+        assert steps(stack, "used") == steps(stack, "unused") == 0
+
+
+async def test_nothing_is_begun_where_the_coordinator_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_stack(TARGET, TARGET, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        await alone(stack, {"temperature": 1.0, "acceptance_method": "rejection"})
+        assert steps(stack, "used") == steps(stack, "unused") == 0
+
+
+Fault = Callable[[random.Random, Verdicts], Verdicts | None]
+
+
+def lost(chance: random.Random, verdicts: Verdicts) -> Verdicts | None:
+    return None if chance.random() < 0.5 else verdicts
+
+
+def forged(chance: random.Random, verdicts: Verdicts) -> Verdicts | None:
+    changes = {
+        "next_token_ids": (verdicts.next_token_ids + 1) % 200,
+        "num_accepted": verdicts.num_accepted + 1,
+        "base_lengths": verdicts.base_lengths - 1,
+        "generations": verdicts.generations + 50,
+        "sessions": verdicts.sessions + 1,
+        "last_token_ids": (verdicts.last_token_ids + 1) % 200,
+    }
+    name = chance.choice(list(changes))
+    return replace(verdicts, **{name: changes[name]}) if chance.random() < 0.5 else verdicts
+
+
+class Stale:
+    """Each verdict is sent in place of the one after it, sometimes."""
+
+    def __init__(self) -> None:
+        self._old: Verdicts | None = None
+
+    def __call__(self, chance: random.Random, verdicts: Verdicts) -> Verdicts | None:
+        old, self._old = self._old, verdicts
+        return old if old is not None and chance.random() < 0.5 else verdicts
+
+
+@RULES
+@pytest.mark.parametrize("fault", [lost, forged, Stale()], ids=["lost", "forged", "stale"])
+async def test_verdicts_that_go_wrong_change_no_token(
+    rule: dict[str, Any], fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, chance = await expected_of(rule), random.Random(3)
+
+    def sent(scores: Any) -> Verdicts | None:
+        honest = verdicts_on(scores)
+        return None if honest is None else fault(chance, honest)
+
+    monkeypatch.setattr(receiving, "verdicts_on", sent)
+    async with run_stack(TARGET, TARGET, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+
+        async def play() -> None:
+            check_same(await alone(stack, rule), expected)
+            check_same(await together(stack, rule), expected)
+
+        await again_until(lambda: steps(stack, "used") > 20, play)
+        assert steps(stack, "used") > 20
+        await all_free(stack)
+
+
+@RULES
+async def test_ends_of_requests_are_where_the_target_alone_ends(rule: dict[str, Any]) -> None:
+    """Stop texts, stop tokens, several choices, few tokens: what was begun beyond them goes with the session."""
+    async with run_stack(TARGET, None, wire=True) as stack:
+        plain = (await alone(stack, rule))[0]
+        ends: list[dict[str, Any]] = [
+            {"stop": [plain.text[5:7]]},
+            {"stop_token_ids": [plain.token_ids[9]]},
+            {"max_tokens": 6},
+            {"min_tokens": 12, "stop_token_ids": [plain.token_ids[3]]},
+            {"presence_penalty": 0.6},
+            {"logit_bias": {plain.token_ids[2]: -5.0}},
+        ]
+        base = {key: value for key, value in requests(rule)[0].items() if key not in ("ignore_eos", "max_tokens")}
+        asked = [{**base, "max_tokens": 40, **end} for end in ends]
+        expected = [await stack.generate(**request) for request in asked]
+    async with run_stack(TARGET, TARGET, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        check_same([await stack.generate(**request) for request in asked], expected)
+        check_same(list(await asyncio.gather(*[stack.generate(**request) for request in asked])), expected)
+        await all_free(stack)
+
+
+async def test_few_pages_change_no_token() -> None:
+    expected = await expected_of(GREEDY)
+    settings = {"target_settings": FEW_PAGES, "draft_settings": FEW_PAGES}
+    async with run_stack(TARGET, TARGET, wire=True, **settings, **PATIENT) as stack:
+        await introduced(stack)
+        for _ in range(3):
+            check_same(await together(stack, GREEDY), expected)
+        check_same(await alone(stack, GREEDY), expected)
+        await all_free(stack)
+
+
+async def test_a_draft_that_dies_with_begun_proposals_changes_no_token() -> None:
+    expected = await expected_of(GREEDY)
+    async with run_stack(TARGET, TARGET, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        await alone(stack, GREEDY)
+        assert steps(stack, "used")
+        running = asyncio.ensure_future(together(stack, GREEDY))
+        await eventually(lambda: stack.coordinator.stats().num_running > 2, "requests")
+        async with outage(stack, "draft"):
+            await asyncio.sleep(0)
+        check_same(await running, expected)
+        await all_free(stack)
