@@ -9,5 +9,5 @@ waits in vain says so. Knows no tensors, no torch, no gRPC.
 2. ``ProposalSender`` (the draft's) connects at the loopback address and proves that it holds the offer.
 3. ``ProposalSender.send`` writes proposals before their answer leaves, and says in the answer that it did.
 4. ``ProposalReceiver`` finds the ``ScoreAhead`` that waits for them, and hands the whole command to the engine.
-5. ``ProposalReceiver`` sends the target's verdicts back (``verdicts``), and ``ProposalSender`` hands them to the engine.
+5. ``ProposalReceiver`` sends verdicts back (``verdicts``), and ``ProposalSender`` hands them to the engine.
 """
