@@ -54,7 +54,6 @@ class ProposalReceiver:
         self._patience_s = patience_s
         self._listener: ControlListener | None = None
         self._channels: dict[_Key, _Channel] = {}
-        self._num_verdicts = 0
 
     def handle(self, link_id: int, command: Any, tell: _Tell, submit: _Submit) -> None:  # noqa: ANN401 - any of a channel
         """Offer a channel, end one, or let scores wait for proposals. ``submit`` passes what is to be scored to the
@@ -87,8 +86,8 @@ class ProposalReceiver:
             self._end(key)
 
     def readings(self) -> list[Reading]:
-        """How many messages of verdicts were sent; proposals are counted where they were sent."""
-        return [Reading("outrider_direct_verdicts_total", self._num_verdicts)]
+        """Messages that were taken are counted where they were sent, and verdicts where they are used."""
+        return []
 
     def close(self) -> None:
         """End all channels; idempotent."""
@@ -101,7 +100,7 @@ class ProposalReceiver:
         """Scores whose verdicts were sent where they came from, if that is wanted."""
         channel = self._channels.get((link_id, scores.channel)) if scores.channel else None
         if channel is not None and channel.wants_verdicts and (verdicts := verdicts_on(scores)) is not None:
-            self._num_verdicts += channel.send(to_bytes(verdicts))
+            channel.send(to_bytes(verdicts))
         return replace(scores, channel=0)
 
     def _offer(self, link_id: int, command: RequestChannel, tell: _Tell, submit: _Submit) -> OfferChannel:

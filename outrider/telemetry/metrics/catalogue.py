@@ -406,14 +406,6 @@ SERVICE = (
         (_ROLE,),
     ),
     MetricSpec(
-        "outrider_direct_verdicts_total",
-        Kind.COUNTER,
-        ("target",),
-        "Messages with verdicts on direct proposals that went to a draft by a proposal channel.",
-        _rate("outrider_direct_verdicts_total"),
-        (_ROLE,),
-    ),
-    MetricSpec(
         "outrider_stale_references_total",
         Kind.COUNTER,
         ("draft",),
