@@ -168,8 +168,8 @@ async def test_ends_of_requests_are_where_the_target_alone_ends(rule: dict[str, 
 
 async def test_few_pages_change_no_token() -> None:
     expected = await expected_of(GREEDY)
-    settings = {"target_settings": FEW_PAGES, "draft_settings": FEW_PAGES}
-    async with run_stack(TARGET, TARGET, wire=True, **settings, **PATIENT) as stack:
+    settings: dict[str, Any] = {"target_settings": FEW_PAGES, "draft_settings": FEW_PAGES, **PATIENT}
+    async with run_stack(TARGET, TARGET, wire=True, **settings) as stack:
         await introduced(stack)
         for _ in range(3):
             check_same(await together(stack, GREEDY), expected)

@@ -16,6 +16,7 @@ import pytest
 from outrider.columns import ScoreAhead, ScoreColumns
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
+from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import Recorder
 from outrider.serving.in_process import engine_thread
 from outrider.serving.in_process import link as link_module
@@ -68,6 +69,9 @@ class EchoCore:
 
     def expect(self, link_id: int, columns: ScoreColumns) -> None:
         self.waiting.append((link_id, f"expect {columns.draft_lengths.tolist()}"))
+
+    def begin(self, link_id: int, verdicts: Verdicts) -> None:
+        self.waiting.append((link_id, f"begin {verdicts.sessions.tolist()}"))
 
     def drop_link(self, link_id: int) -> None:
         self.dropped.append(link_id)
