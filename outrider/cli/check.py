@@ -17,7 +17,7 @@ from outrider.process.model_files import with_local_model
 if TYPE_CHECKING:
     from outrider.model_executor.loader.estimate import ModelEstimate
 
-_GIB = 1 << 30
+_MIB, _GIB = 1 << 20, 1 << 30
 
 
 def check(
@@ -76,6 +76,7 @@ def _table(found: ModelEstimate, num_ranks: int) -> Table:
         "weights": found.weights,
         "weight memory": f"{found.weight_bytes / _GIB:.2f} GiB{each}",
         "KV cache": f"{found.kv_bytes_per_token:,} bytes a token, {kv_gib:.2f} GiB for the longest sequence",
+        **({"recurrent layers": f"{found.state_bytes / _MIB:.1f} MiB a sequence"} if found.state_bytes else {}),
         "longest sequence": f"{found.max_model_len:,} tokens",
     }.items():
         table.add_row(name, value)

@@ -17,6 +17,16 @@ LLAMA_8B: dict[str, Any] = {
     "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
 }  # fmt: skip
+QWEN3_5_0_8B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "text_config": {
+        "model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 1024, "intermediate_size": 3584,
+        "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+        "linear_num_value_heads": 16, "linear_num_key_heads": 16, "max_position_embeddings": 262_144,
+        "full_attention_interval": 4,
+    },
+}  # fmt: skip
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 
 
@@ -68,3 +78,15 @@ def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["check", str(tmp_path)])
     assert result.exit_code == 1
     assert "is an adapter of a/b, not a model: merge it into its base model" in " ".join(result.output.split())
+
+
+def test_recurrent_layers_take_memory_for_each_sequence(tmp_path: Path) -> None:
+    code, printed = checked(tmp_path, QWEN3_5_0_8B)
+    assert code == 0, printed
+    for part in (
+        "native: Qwen3_5ForConditionalGeneration",
+        "text; images",
+        "12,288 bytes a token",
+        "31.6 MiB a sequence",
+    ):
+        assert part in printed

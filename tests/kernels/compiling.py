@@ -27,6 +27,7 @@ from outrider.kernels.experts.routing import _route_kernel, _tile_kernel
 from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _qkv_rope_kernel
 from outrider.kernels.fp8_linear.kernel import _fp8_kernel
 from outrider.kernels.fp8_linear.rounding import _round_kernel
+from outrider.kernels.gated_delta.kernel import _delta_kernel, _gated_norm_kernel, _log_kernel
 from outrider.kernels.linear.ordered import _ordered_kernel
 from outrider.kernels.linear.skinny import _skinny_kernel
 from outrider.kernels.linear.split_k import _split_k_gate_kernel, _split_k_kernel, _sum_partials_kernel
@@ -135,6 +136,12 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
         **{"K": 2000, "X_GROUPS": 0, "WEIGHT_GROUPS": 0, "SCALE_ROWS": 1, "IS_ROUNDED": True, "HAS_BIAS": True},
         **{"IS_WEIGHTED": True, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128, "IS_MXFP4": False},
     },
+    _delta_kernel: {
+        **{"NUM_HEADS": 32, "NUM_KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "LOG": 64, "TAPS": 4},
+        **{"TAPS_BLOCK": 4, "KEYS": 128, "VALUES": 32},
+    },
+    _log_kernel: {"LOG": 64, "BLOCK": 1024},
+    _gated_norm_kernel: {"NUM_HEADS": 32, "VALUE_DIM": 128, "VALUES": 128},
     _copy_inputs_kernel: {"BLOCK": 2048},
     _advance_kernel: {"PAGE_SIZE": 16, "ROWS": 256},
     _product_kernel: {**FEW, "BLOCK_N": 4, "BLOCK_K": 8192},
@@ -165,11 +172,12 @@ INTEGERS = {
     "schedule", "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters",
     "best_ids", "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
     "rounds", "num_rows", "step", "positions", "contexts", "marks", "found", "counts", "chosen",
-    "group_masses", "box", "numbers", "order", "tiles",
+    "group_masses", "box", "numbers", "order", "tiles", "lengths", "starts", "ends",
 }  # fmt: skip
 REALS = {
     "sums", "partials", "stats", "groups", "parts", "left_sum", "right_sum", "out_sum",
     "x_scales", "weight_scales", "scales", "scale", "shares", "weights",
+    "states", "taps", "decay",
 }  # fmt: skip
 FLOATS = ("eps", "scale", "floor")
 TILES = {

@@ -33,13 +33,20 @@ from outrider.model_executor.input_buffer import PinnedInputBuffer
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.quantization import MXFP4, ONLINE, Activations, Quantization, Scales
 from outrider.model_executor.models import Decoder, ModelConfig
-from outrider.model_executor.models.config import ExpertNames, ExpertsConfig, RopeConfig, SwigluClamp, Variant
+from outrider.model_executor.models.config import (
+    ExpertNames,
+    ExpertsConfig,
+    RecurrentConfig,
+    RopeConfig,
+    SwigluClamp,
+    Variant,
+)
 
 GPU = torch.device("cpu")  # in name: a build of torch without CUDA makes no fake tensors on one
 PROCESSORS = 132
 LARGEST_SHARED_BYTES = 227 << 10
 """Of one program on a GPU of capability 9.0."""
-PAGE_SIZE, NUM_PAGES, PAGES = 16, 64, 40
+PAGE_SIZE, NUM_PAGES, PAGES, NUM_STATE_SLOTS = 16, 64, 40, 8
 OUTSIDE = RowFlags.DRAWS | RowFlags.EXCLUDES
 BLOCKS = Quantization("fp8", Scales.BLOCK, Activations.GROUP, scale_name="weight_scale_inv")
 ALL = OUTSIDE | RowFlags.COUPLED | RowFlags.CUTS | RowFlags.ENTROPY
@@ -104,13 +111,18 @@ class Model:
     def __init__(self, dtype: torch.dtype, *, batch_invariant: bool = False, **changes: Any) -> None:
         self.decoder = Decoder(config(**changes), dtype=dtype, device=GPU, batch_invariant=batch_invariant)
         layout = self.decoder.kv_cache_layout
-        self.cache = KVCacheTensors(layout, NUM_PAGES * PAGE_SIZE, dtype=dtype, device=GPU)
+        self.cache = KVCacheTensors(
+            layout, NUM_PAGES * PAGE_SIZE, dtype=dtype, device=GPU, num_state_slots=NUM_STATE_SLOTS
+        )
         counters = torch.zeros(num_counters(PROCESSORS), dtype=torch.int32, device=GPU)
-        self.frame = BatchFrame(PAGE_SIZE, layout.windows, counters, batch_invariant=batch_invariant)
+        self.frame = BatchFrame(
+            PAGE_SIZE, layout.windows, counters, batch_invariant=batch_invariant, has_states=layout.states is not None
+        )
 
     def forward(self, shape: BatchShape, num_logits: int) -> torch.Tensor:
         """As a ``ModelRunner`` runs a forward of this shape."""
-        buffer = torch.empty(shape.num_fixed + PAGES, dtype=torch.int32, device=GPU)
+        size = shape.num_fixed + self.frame.num_of_states(shape) + PAGES
+        buffer = torch.empty(size, dtype=torch.int32, device=GPU)
         return self.decoder(unpack(buffer, shape, self.frame, num_logits), self.cache)
 
     def draft(self, shape: StepShape) -> None:
@@ -179,6 +191,17 @@ def gpt_oss(*, batch_invariant: bool) -> Model:
     )  # fmt: skip
 
 
+def hybrid(**changes: Any) -> Model:
+    """A recurrent layer of Qwen3.5 27B, and one with gated attention."""
+    recurrent = RecurrentConfig(48, 16, 128, 128, 4, (True, False))
+    return Model(
+        torch.bfloat16, hidden_size=5120, intermediate_size=17408, num_heads=24, num_kv_heads=4, head_dim=256,
+        num_layers=2, sliding_windows=(None, None), qk_norm=True, recurrent=recurrent,
+        variant=Variant(norm_offset=1.0, has_output_gate=True),
+        rope=RopeConfig("default", 10_000_000.0, partial=0.25), **changes,
+    )  # fmt: skip
+
+
 def main() -> None:
     seen = compile_only()
     with FakeTensorMode(), torch.inference_mode():
@@ -218,6 +241,13 @@ def main() -> None:
         for form in (None, ONLINE, BLOCKS):
             model = Model(torch.bfloat16, quantization=form, **experts)
             for shape in map(BatchShape, (1, 8, 32, 128, 8), (1, 8, 32, 128, 1024), (1, 1, 1, 1, 128)):
+                model.forward(shape, 1)
+        shared: dict[str, Any] = {
+            "architecture": "Qwen3_5MoeForCausalLM",
+            "experts": ExpertsConfig(64, 8, 512, normalizes=True, layers=(True, True), shared_size=512),
+        }
+        for model in (hybrid(), hybrid(quantization=BLOCKS), hybrid(batch_invariant=True), hybrid(**shared)):
+            for shape in map(BatchShape, (1, 8, 32, 8), (1, 40, 32, 1024), (1, 5, 1, 128)):
                 model.forward(shape, 1)
         for batch_invariant in (False, True):
             model = gpt_oss(batch_invariant=batch_invariant)

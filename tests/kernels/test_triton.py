@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-CASES = ["triton_cases", "invariance_cases", "draft_sampling_cases", "few_tokens_cases", "fp8_cases", "experts_cases"]
+CASES = [
+    "triton_cases",
+    "invariance_cases",
+    "draft_sampling_cases",
+    "few_tokens_cases",
+    "fp8_cases",
+    "experts_cases",
+    "gated_delta_cases",
+]
 KERNELS = {
     "_norm_kernel", "_swiglu_kernel", "_rope_and_cache_kernel", "_attend_kernel", "_schedule_kernel",
     "_attend_chunks_kernel", "_join_kernel", "_attend_segments_kernel", "_segment_schedule_kernel", "_ordered_kernel",
@@ -17,7 +25,8 @@ KERNELS = {
     "_split_k_kernel", "_split_k_gate_kernel", "_stream_k_kernel", "_sum_partials_kernel",
     "_product_kernel", "_gated_kernel", "_qkv_rope_kernel", "_sum_norm_kernel",
     "_copy_inputs_kernel", "_advance_kernel", "_group_kernel", "_entropy_kernel", "_answer_kernel", "_cut_kernel",
-    "_round_kernel", "_fp8_kernel", "_route_kernel", "_tile_kernel", "_grouped_kernel",
+    "_round_kernel", "_fp8_kernel", "_route_kernel", "_tile_kernel", "_grouped_kernel", "_delta_kernel", "_log_kernel",
+    "_gated_norm_kernel",
 }  # fmt: skip
 COMPILING = Path(__file__).with_name("compiling.py")
 

@@ -1,7 +1,8 @@
 """Names and shapes of published checkpoints: the loader uses each tensor of them, but for those of images.
 
 ``published`` has a file for each: its config.json, the number of parameters that is published for it, and its tensors,
-of which ``{40}`` names one for each number below 40. The files here have their headers and lengths, and no content.
+of which ``{40}`` names one for each number below 40, and ``{3,7}`` two. The files here have their headers and lengths,
+and no content.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from outrider.model_executor.models.weights import checkpoint_targets
 PUBLISHED = {path.stem: path for path in sorted((Path(__file__).parent / "published").glob("*.json"))}
 EXPERTS = {"qwen3-30b-a3b", "mixtral-8x7b", "olmoe-1b-7b-0924"}
 """With 18,000 tensors: the second tier has all layers, the first one two."""
+NUMBERS = r"\{([\d,]+)\}"
 OF_DTYPE = {"bfloat16": "BF16", "float32": "F32"}
 
 
@@ -44,10 +46,15 @@ def read_published(name: str, num_layers: int | None = None) -> dict[str, Any]:
     return content
 
 
+def numbers_of(part: str) -> list[int]:
+    """Of what stands between braces."""
+    return [int(number) for number in part.split(",")] if "," in part else list(range(int(part)))
+
+
 def expanded(tensors: dict[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
     for template, shape in tensors.items():
-        counts = [range(int(count)) for count in re.findall(r"\{(\d+)\}", template)]
-        pattern = re.sub(r"\{\d+\}", "{}", template)
+        counts = [numbers_of(part) for part in re.findall(NUMBERS, template)]
+        pattern = re.sub(NUMBERS, "{}", template)
         yield from ((pattern.format(*numbers), shape) for numbers in itertools.product(*counts))
 
 
@@ -96,7 +103,7 @@ def test_every_tensor_of_a_published_checkpoint_is_used(
 def test_a_list_of_names_has_the_published_number_of_parameters(name: str) -> None:
     content = read_published(name)
     found = sum(
-        math.prod(shape) * math.prod(map(int, re.findall(r"\{(\d+)\}", template)))
+        math.prod(shape) * math.prod(len(numbers_of(part)) for part in re.findall(NUMBERS, template))
         for template, shape in content["tensors"].items()
     )
     assert found == content["num_parameters"]

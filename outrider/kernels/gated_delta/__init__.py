@@ -17,6 +17,7 @@ import torch
 
 from outrider.kernels.gated_delta import reference
 from outrider.kernels.gated_delta.layout import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights
+from outrider.kernels.launching import has_kernels
 
 __all__ = ["DeltaRows", "DeltaShape", "DeltaSlots", "DeltaWeights", "gated_delta", "gated_norm"]
 
@@ -29,9 +30,19 @@ def gated_delta(
     shape: DeltaShape,
 ) -> torch.Tensor:
     """``inputs`` [T, N] of the rows' tokens over the states in ``slots``: [T, H, V] float32."""
+    if has_kernels(inputs.device):
+        from outrider.kernels.gated_delta import kernel  # Triton is slow to import
+
+        return kernel.gated_delta(inputs, slots, rows, weights, shape)
     return reference.gated_delta(inputs, slots, rows, weights, shape)
 
 
-def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """``x`` [T, H, V] normalised over V, times ``weight`` [V] and silu of ``gate`` [T, H, V]: of the gate's type."""
-    return reference.gated_norm(x, gate, weight, eps)
+def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, rows: DeltaRows) -> torch.Tensor:
+    """``x`` [T, H, V] normalised over V, times ``weight`` [V] and silu of ``gate`` [T, H V], whose rows may lie apart:
+    of the gate's type. 0 for tokens without a row.
+    """
+    if has_kernels(x.device):
+        from outrider.kernels.gated_delta import kernel  # Triton is slow to import
+
+        return kernel.gated_norm(x, gate, weight, eps, rows)
+    return reference.gated_norm(x, gate.reshape(x.shape), weight, eps)

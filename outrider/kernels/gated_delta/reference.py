@@ -55,7 +55,8 @@ def gated_delta(
             tokens = _tokens(torch.cat((_read_log(log, start, kept, shape.num_taps - 1), own)), weights, shape)
             state = states[slot].clone() if start else torch.zeros_like(states[slot])
             before, state = delta_rule(tokens.part(0, end - start), state)
-            states[slot] = state
+            if end > start:
+                states[slot] = state
             after, _ = delta_rule(tokens.part(end - start, length - start), state)
             out[first:last] = torch.cat((before, after), 1)[:, kept - start :].transpose(0, 1)
             _write_log(log, kept, own)

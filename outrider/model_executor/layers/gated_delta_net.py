@@ -65,7 +65,7 @@ class GatedDeltaNet:
         own, gate = self._split(self.mixed(x), self.gates(x))
         rows = DeltaRows(inputs.query_starts, inputs.context_lengths, inputs.slots, inputs.starts, inputs.ends)
         outputs = gated_delta(own, cache, rows, self._weights, self._shape)
-        normed = gated_norm(outputs, gate.view(outputs.shape), self._norm, self._eps)
+        normed = gated_norm(outputs, gate, self._norm, self._eps, rows)
         return hidden, self.output.to_residual(normed.view(len(x), -1))
 
     def weights(self) -> Weights:

@@ -14,7 +14,7 @@ from outrider.model_executor.loader.fallback import check_fallback
 from outrider.model_executor.loader.model import ModelImplementation, QuantizationName, choose_length
 from outrider.model_executor.models import FALLBACK_SPEED, ModelConfig, read_model_config
 from outrider.model_executor.models.families import family_of
-from outrider.model_executor.models.weights import weight_bytes
+from outrider.model_executor.models.weights import state_bytes, weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class ModelEstimate:
     """Of each rank on a GPU; norms and biases, which each holds whole, are counted as shared."""
     kv_bytes_per_token: int
     """Of all ranks."""
+    state_bytes: int = 0
+    """Of all ranks, of one sequence in recurrent layers."""
 
     @property
     def path(self) -> str:
@@ -82,4 +84,5 @@ def estimate_model(
         sizes = estimate_sizes(folder, config, chosen)
         return ModelEstimate(config, chosen, length, sizes.weight_bytes, sizes.kv_bytes_per_token)
     num_bytes = weight_bytes(config, chosen, is_widened=False) // tensor_parallel_size
-    return ModelEstimate(config, chosen, length, num_bytes, config.kv_bytes_per_token(chosen))
+    states = 0 if config.recurrent is None else state_bytes(config, chosen)
+    return ModelEstimate(config, chosen, length, num_bytes, config.kv_bytes_per_token(chosen), states)

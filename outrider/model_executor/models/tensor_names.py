@@ -28,6 +28,8 @@ def name_in_decoder(name: str, family: ModelFamily) -> str:
 
 def is_of_other_part(name: str, family: ModelFamily) -> bool:
     """Whether a tensor belongs to a part of the model that is not served."""
+    if family.unused is not None and name.startswith(family.unused):
+        return True
     return family.is_text_part and name.removeprefix("model.").startswith(_OTHER_PARTS)
 
 

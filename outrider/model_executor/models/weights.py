@@ -37,13 +37,17 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, is_widened: bool) -
     )
 
 
+def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes that a sequence takes in all recurrent layers, however many tokens it has."""
+    states = Decoder(config, dtype=dtype, device=_NO_MEMORY).kv_cache_layout.states
+    return 0 if states is None else states.bytes_per_slot(dtype.itemsize)
+
+
 def is_ignored(name: str, config: ModelConfig) -> bool:
     """Whether a checkpoint may have this tensor though nothing is done with it."""
     family = family_of(config.architecture)
     if name.startswith("model.mtp_layers."):
         return family.has_mtp
-    if family.unused is not None and name.startswith(family.unused):
-        return True
     if is_of_other_part(name, family):
         return True
     if config.quantization is not None and name.endswith(_KV_SCALES):

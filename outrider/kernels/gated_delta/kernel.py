@@ -1,0 +1,223 @@
+# Triton compiles the annotations of a kernel along with it, so kernels have none.
+# ruff: noqa: ANN001, ANN202, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
+"""``gated_delta`` and ``gated_norm`` as Triton kernels.
+
+A program follows the tokens of one row and one head, one by one, over a block of the head's values: replayed tokens and
+new ones alike, with one order of sums. So a state has the same bits however its tokens were divided among forwards.
+Nothing depends on how many rows, tokens of a row or replayed tokens there are, so one launch fits every batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider.kernels.gated_delta.layout import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights
+from outrider.kernels.launching import launch_options
+
+_VALUES = 32
+"""Values of a head that a program follows: enough programs for one row of a model to fill a GPU."""
+_COLUMNS = 1024
+"""Inputs that a program copies to the log."""
+
+
+@triton.jit
+def _input(inputs_ptr, log_ptr, position, kept, first, column, inside, size, LOG: tl.constexpr):
+    """Inputs of the tokens at ``position`` [P, 1] in ``column`` [N], float32: of the row's own from ``kept`` on, of
+    those before from the log.
+    """
+    is_own, is_logged = position >= kept, (position >= 0) & (position < kept)
+    own = tl.load(inputs_ptr + (first + position - kept) * size + column, mask=inside & is_own, other=0.0)
+    logged = tl.load(log_ptr + (position % LOG) * size + column, mask=inside & is_logged, other=0.0)
+    return tl.where(is_own, own, logged).to(tl.float32)
+
+
+@triton.jit
+def _convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, column, inside, size, LOG: tl.constexpr,
+               TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):  # fmt: skip
+    """Silu of the causal convolution at one position in ``column`` [N]."""
+    tap = tl.arange(0, TAPS_BLOCK)[:, None]
+    both = inside[None, :] & (tap < TAPS)
+    before = position - (TAPS - 1) + tap
+    values = _input(inputs_ptr, log_ptr, before, kept, first, column[None, :], both, size, LOG)
+    weights = tl.load(taps_ptr + column[None, :] * TAPS + tap, mask=both, other=0.0)
+    x = tl.sum(values * weights, 0)
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _delta_kernel(
+    inputs_ptr,  # [T, N]
+    states_ptr,  # [S, H, K, V] float32
+    logs_ptr,  # [S, R, N]
+    out_ptr,  # [T, H, V] float32
+    query_starts_ptr,  # [B + 1]
+    lengths_ptr,  # [B]
+    slots_ptr,  # [B]
+    starts_ptr,  # [B]
+    ends_ptr,  # [B]
+    taps_ptr,  # [C, TAPS] float32
+    decay_ptr,  # [H] float32
+    bias_ptr,  # [H] float32
+    NUM_HEADS: tl.constexpr,
+    NUM_KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    LOG: tl.constexpr,
+    TAPS: tl.constexpr,
+    TAPS_BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    head, row = tl.program_id(1), tl.program_id(2)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    first = tl.load(query_starts_ptr + row).to(tl.int64)
+    count = tl.load(query_starts_ptr + row + 1) - first
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    if slot < 0 or count == 0:
+        return
+    length = tl.load(lengths_ptr + row).to(tl.int64)
+    start, end = tl.load(starts_ptr + row).to(tl.int64), tl.load(ends_ptr + row).to(tl.int64)
+    kept = length - count
+    size = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM + 2 * NUM_HEADS
+    gates = size - 2 * NUM_HEADS
+    key = tl.arange(0, KEYS)
+    is_key, is_value = key < KEY_DIM, value < VALUE_DIM
+    queries = (head // (NUM_HEADS // NUM_KEY_HEADS)) * KEY_DIM + key
+    keys = queries + NUM_KEY_HEADS * KEY_DIM
+    values = 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM + value
+    log_ptr = logs_ptr + slot * LOG * size
+    places = (slot * NUM_HEADS + head) * KEY_DIM * VALUE_DIM + key[:, None] * VALUE_DIM + value[None, :]
+    in_state = is_key[:, None] & is_value[None, :]
+    state = tl.load(states_ptr + places, mask=in_state & (start > 0), other=0.0)
+    slope, bias = tl.load(decay_ptr + head), tl.load(bias_ptr + head)
+    gate = tl.arange(0, 2)
+    for position in range(start, length):
+        q = _convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, queries, is_key, size, LOG, TAPS,
+                       TAPS_BLOCK)  # fmt: skip
+        k = _convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, keys, is_key, size, LOG, TAPS,
+                       TAPS_BLOCK)  # fmt: skip
+        v = _convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, values, is_value, size, LOG, TAPS,
+                       TAPS_BLOCK)  # fmt: skip
+        q = q / tl.sqrt(tl.sum(q * q) + 1e-6) / (KEY_DIM**0.5)
+        k = k / tl.sqrt(tl.sum(k * k) + 1e-6)
+        at = position + tl.zeros_like(gate)
+        both = _input(inputs_ptr, log_ptr, at, kept, first, gates + gate * NUM_HEADS + head, gate < 2, size, LOG)
+        rate = 1.0 / (1.0 + tl.exp(-tl.sum(tl.where(gate == 0, both, 0.0))))
+        wide = tl.sum(tl.where(gate == 1, both, 0.0)) + bias
+        soft = tl.where(wide > 20.0, wide, tl.log(1.0 + tl.exp(tl.minimum(wide, 20.0))))
+        state = state * tl.exp(slope * soft)
+        error = v - tl.sum(state * k[:, None], 0)
+        state = state + k[:, None] * (rate * error)[None, :]
+        if position + 1 == end:
+            tl.store(states_ptr + places, state, mask=in_state)
+        if position >= kept:
+            token = first + position - kept
+            found = tl.sum(state * q[:, None], 0)
+            tl.store(out_ptr + (token * NUM_HEADS + head) * VALUE_DIM + value, found, mask=is_value)
+
+
+@triton.jit
+def _log_kernel(
+    inputs_ptr,  # [T, N]
+    logs_ptr,  # [S, R, N]
+    query_starts_ptr,  # [B + 1]
+    lengths_ptr,  # [B]
+    slots_ptr,  # [B]
+    size,
+    LOG: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    column, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    inside = column < size
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    first, last = tl.load(query_starts_ptr + row).to(tl.int64), tl.load(query_starts_ptr + row + 1).to(tl.int64)
+    slot, length = tl.load(slots_ptr + row).to(tl.int64), tl.load(lengths_ptr + row).to(tl.int64)
+    if slot >= 0:
+        for token in range(tl.maximum(first, last - LOG), last):
+            content = tl.load(inputs_ptr + token * size + column, mask=inside)
+            place = slot * LOG + (length - last + token) % LOG
+            tl.store(logs_ptr + place * size + column, content, mask=inside)
+
+
+@triton.jit
+def _gated_norm_kernel(
+    x_ptr,  # [T, H, V] float32
+    gate_ptr,  # [T, H V], rows ``stride`` apart
+    weight_ptr,  # [V]
+    out_ptr,  # [T, H, V]
+    query_starts_ptr,  # [B + 1]
+    num_rows,
+    stride,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    head, token = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    value = tl.arange(0, VALUES)
+    inside = value < VALUE_DIM
+    weight = tl.load(weight_ptr + value, mask=inside, other=0.0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    has_row = token < tl.load(query_starts_ptr + num_rows)  # what fills a shape up has no outputs
+    place = (token * NUM_HEADS + head) * VALUE_DIM + value
+    x = tl.load(x_ptr + place, mask=inside & has_row, other=0.0)
+    gate = tl.load(gate_ptr + token * stride + head * VALUE_DIM + value, mask=inside, other=0.0)
+    normed = (x / tl.sqrt(tl.sum(x * x) / VALUE_DIM + eps)).to(gate.dtype) * weight
+    wide = gate.to(tl.float32)
+    gated = normed.to(tl.float32) * wide / (1.0 + tl.exp(-wide))
+    tl.store(out_ptr + place, tl.where(has_row, gated, 0.0).to(gate.dtype), mask=inside)
+
+
+def gated_delta(
+    inputs: torch.Tensor,
+    slots: DeltaSlots,
+    rows: DeltaRows,
+    weights: DeltaWeights,
+    shape: DeltaShape,
+) -> torch.Tensor:
+    """See the contract; outputs of tokens without a row are not written."""
+    states, logs = slots
+    num_rows, num_inputs, log_length = len(rows.slots), inputs.shape[1], logs.shape[1]
+    out = torch.empty(len(inputs), shape.num_heads, shape.value_dim, dtype=torch.float32, device=inputs.device)
+    if not len(inputs) or not num_rows:
+        return out
+    values = min(_VALUES, triton.next_power_of_2(shape.value_dim))
+    _delta_kernel[triton.cdiv(shape.value_dim, values), shape.num_heads, num_rows](
+        inputs, states, logs, out, rows.query_starts, rows.context_lengths, rows.slots, rows.starts, rows.ends,
+        weights.taps, weights.decay, weights.bias, NUM_HEADS=shape.num_heads, NUM_KEY_HEADS=shape.num_key_heads,
+        KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, LOG=log_length, TAPS=shape.num_taps,
+        TAPS_BLOCK=triton.next_power_of_2(shape.num_taps), KEYS=triton.next_power_of_2(shape.key_dim), VALUES=values,
+        num_warps=4, **launch_options(inputs),
+    )  # fmt: skip
+    _log_kernel[triton.cdiv(num_inputs, _COLUMNS), num_rows](
+        inputs, logs, rows.query_starts, rows.context_lengths, rows.slots, num_inputs, LOG=log_length, BLOCK=_COLUMNS,
+        **launch_options(inputs),
+    )  # fmt: skip
+    return out
+
+
+def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, rows: DeltaRows) -> torch.Tensor:
+    """See the contract."""
+    count, num_heads, size = x.shape
+    out = torch.empty(x.shape, dtype=gate.dtype, device=x.device)
+    if count:
+        _gated_norm_kernel[num_heads, count](
+            x, gate, weight, out, rows.query_starts, len(rows.slots), gate.stride(0), eps, NUM_HEADS=num_heads,
+            VALUE_DIM=size, VALUES=triton.next_power_of_2(size), num_warps=1 if size <= 128 else 4,
+            **launch_options(x),
+        )  # fmt: skip
+    return out
