@@ -120,7 +120,7 @@ def _item_after(
     # A draft has no KV for the last of its own tokens, which is brought if it was accepted.
     num_drafts = sequence.length - base + 1
     num_held = min(accepted, num_drafts - 1)
-    if accepted > num_drafts:
+    if not 0 < num_drafts >= accepted:
         return None
     brought = (following,) if accepted == num_held else (last, following)
     kept, first = base + num_held, len(sequence.token_ids) - num_drafts + 1

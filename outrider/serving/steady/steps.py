@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, are_enough, one_by_one
+from outrider.errors import OutriderError
 from outrider.ports import Extend, Score
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import ForwardRecord
@@ -141,7 +142,7 @@ class SteadySteps:
         if self.pending is not None or self._executor.is_asynchronous:
             return
         found = list(items_after(self._sessions, self._executor, link_id, verdicts))
-        found = [(session, item) for session, item in found if self._scheduler.queue.first(session.key) is None]
+        found = [(session, item) for session, item in found if self._may_begin(session, item)]
         if not found:
             return
         self.pending = self._begun_step(link_id, [item for _, item in found], arrived_ns)
@@ -150,6 +151,14 @@ class SteadySteps:
                 self.touch(session.key)
                 if self._sessions.rewind(session, item.num_kept_tokens, item.prefix_hash) is None:
                     self._scheduler.lookahead.begin(session, item)
+
+    def _may_begin(self, session: Session[Any], item: Extend) -> bool:
+        """True if nothing of a session is due or held, and the item is valid and needs a forward."""
+        try:
+            is_served_at_once = self._executor.check(session, item) is not None
+        except OutriderError:
+            return False
+        return not is_served_at_once and self._scheduler.queue.first(session.key) is None
 
     def _begun_step(self, link_id: int, items: Sequence[Extend], arrived_ns: int) -> SteadyStep | None:
         """Items that may be one step, which changes nothing before it starts; None: they go one by one."""

@@ -191,6 +191,7 @@ def faulty(seed: int) -> Callable[[Sessions, list[Any]], None]:
                 3: (number, generation, base, accepted + 1, last, after),
                 4: (number, generation, base + 1, accepted, last, after),
                 5: (number + 100, generation, base, accepted, last, after),
+                6: (number, generation, base, accepted, last, after + 1_000_000),
             }
             sent.append(changes.get(forged, (number, generation, base, accepted, last, after)))
         if old and chance.random() < 0.3:
@@ -266,6 +267,17 @@ def test_a_session_that_ends_begins_nothing(new_core: Callable[[], Core]) -> Non
     sessions.driver.run(*[Release(text.number, text.generation + 2) for text in sessions.texts])
     assert sessions.used == (0, 0)
     assert sessions.driver.core.num_pages_free in (0, NUM_PAGES)
+
+
+def test_a_text_as_long_as_it_may_get_begins_nothing() -> None:
+    sessions = Sessions(model_core(), 1, sampling=GREEDY)
+    text = sessions.texts[0]
+    text.tokens += [7] * (LENGTH - 2 - len(text.tokens))
+    sessions.ask([text])
+    sessions.begin((0, text.generation + 1, LENGTH - 2, 2, text.proposal[-1], 9))
+    sessions.end()
+    assert sessions.used == (0, 0)
+    assert sessions.driver.core.num_pages_free == NUM_PAGES
 
 
 @CORES
