@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 from outrider.model_executor.models.config import FALLBACK_SPEED
@@ -21,8 +22,10 @@ why it would not load. Draft and target are loaded in the same way, each in a fo
 
 ## Families
 
-| architecture | models | drafts that read hidden states | compared with |
-|---|---|---|---|
+Heads are drafts that read hidden states: EAGLE, EAGLE-3, DFlash, Medusa and MLP speculator.
+
+| architecture | models | heads |
+|---|---|---|
 """
 
 FALLBACK_HEAD = f"""
@@ -68,18 +71,36 @@ Adapters (LoRA) are not served: merge them. Models with images, and weights of 4
 served.
 
 Keys and values of layers with a sliding window are kept for the whole text unless every layer has one: such layers save
-time, not yet memory.
+time, not yet memory. A head on file that differs from the embedding is used, also where `tie_word_embeddings` is true.
 """
 
 
 def render() -> str:
     """The page."""
-    families = [f"| `{one.architecture}` | {one.models} | {one.drafts} | {one.compared} |\n" for one in FAMILIES]
+    families = [f"| `{one.architecture}` | {one.models} | {one.drafts} |\n" for one in FAMILIES]
     others = [f"| `{one.model_type}` | {one.models} | {_outcome(one.refused)} |\n" for one in FALLBACKS]
     formats = [f"| {one.name} | {one.weights} | {one.activations} | {one.kernels} |\n" for one in FORMATS]
     return (
-        HEAD + "".join(families) + FALLBACK_HEAD + "".join(others) + LONGROPE + FORMATS_HEAD + "".join(formats) + REST
+        HEAD
+        + "".join(families)
+        + _compared()
+        + FALLBACK_HEAD
+        + "".join(others)
+        + LONGROPE
+        + FORMATS_HEAD
+        + "".join(formats)
+        + REST
     )
+
+
+def _compared() -> str:
+    """Sentences that say what families were compared with, the most common last."""
+    (common, _), *_ = Counter(one.compared for one in FAMILIES).most_common(1)
+    lines = ["\nCompared with:\n"]
+    for compared in dict.fromkeys(one.compared for one in FAMILIES if one.compared != common):
+        named = [f"`{one.architecture}`" for one in FAMILIES if one.compared == compared]
+        lines.append(f"* {', '.join(named)}: {compared}\n")
+    return "".join([*lines, f"* all others: {common}\n"])
 
 
 def _outcome(refused: str) -> str:

@@ -44,7 +44,7 @@ class FormatSupport:
     """Names of the formats in the tests; none: not quantized."""
 
 
-_HEADS = "EAGLE, EAGLE-3, DFlash, Medusa, MLP speculator"
+_HEADS = "all"
 _NONE = "none yet"
 _LOGITS = "transformers, float32: logits within 1e-4, in every shape of forward"
 _HYBRID = "transformers, float32: logits within 1e-4, in every shape of forward, after any number of accepted drafts"
