@@ -20,7 +20,7 @@ SCALE ?=
 # processes, and without it each compiles torch again, which is half of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install release demo test test-integration test-all soak check format proto docs golden
+.PHONY: help install release clients demo test test-integration test-all soak check format proto docs golden
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -35,6 +35,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(INSTALLED_DEMO): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.14 is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	PYTHON="$(PYTHON)" scripts/install.sh $(VENV) engine,gateway,telemetry
+	@touch $@
+
+CLIENTS := .venv-clients
+
+clients: $(CLIENTS)/.installed  ## clients that need other versions than .venv has, for tests/end_to_end/test_other_clients.py
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/package.json
+	"$(PYTHON)" -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check --no-compile --no-deps -r tests/clients/requirements.txt
+	cp tests/clients/package.json $(CLIENTS)/
+	! command -v npm > /dev/null || npm install --prefix $(CLIENTS) --no-package-lock --no-audit --no-fund --loglevel error
 	@touch $@
 
 demo: $(INSTALLED_DEMO)  ## starts the three services on the embedded pair, streams, proves, measures

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.benchmarks.schema import load
+from outrider.benchmarks.serving import schemas
 from outrider.benchmarks.serving.gate import GateError
 from outrider.benchmarks.serving.interference import BESIDE, InterferencePlan, gaps_within, run_plan, to_result
 from outrider.benchmarks.serving.load import Decoding
@@ -15,7 +16,7 @@ from outrider.benchmarks.serving.records import Record
 from outrider.benchmarks.serving.workload import random_prompts
 from outrider.benchmarks.tables import render
 from outrider.cli.bench import app
-from outrider.errors import UnavailableError
+from outrider.errors import ConfigError, UnavailableError
 from tests.benchmarks.scripted_client import ScriptedClient
 
 
@@ -64,3 +65,24 @@ def test_the_command_runs_the_embedded_pair(tmp_path: Path, monkeypatch: pytest.
     assert result.exit_code == 0, result.output
     assert "p99 over p99:" in result.stdout
     assert load(tmp_path / "benchmarks/results/some.json").figures["p99_ratio"] > 0
+
+
+async def test_schemas_arrive_beside_running_streams_and_are_new_each_time(tmp_path: Path) -> None:
+    (tmp_path / "schemas.jsonl").write_text('{"schema": {"type": "object"}}\n{"type": "array"}\n')
+    plan = schemas.SchemaPlan(
+        running=((5,), (6,)),
+        decoding=Decoding(max_tokens=40),
+        schemas=schemas.read_schemas(tmp_path / "schemas.jsonl"),
+        num_arriving=3,
+        arrival_rate=1e6,
+        num_runs=2,
+        start_s=0,
+    )
+    client = ScriptedClient()
+    found = await schemas.run_schemas(client, plan)
+    assert list(found.gaps) == [schemas.ALONE, schemas.BESIDE_REQUESTS, schemas.BESIDE_SCHEMAS]
+    assert [len(longest) for longest in found.longest.values()] == [2, 2, 2]
+    given = [str(options["json_schema"]) for options in client.requests if "json_schema" in options]
+    assert len(set(given)) == len(given) == 6
+    with pytest.raises(ConfigError, match="no JSON object a line"):
+        schemas.read_schemas(tmp_path / "missing")

@@ -20,6 +20,7 @@ from outrider.benchmarks.serving.run import BASELINE, SPECULATION, ServePlan, ru
 from outrider.benchmarks.serving.workload import Traffic, arrival_times, code_prompts, random_prompts
 from outrider.benchmarks.tables import render
 from outrider.benchmarks.tables.cells import best_fixed
+from outrider.cli.bench.flags import parse_sampling
 from outrider.errors import ConfigError, UnavailableError
 from outrider.generation import GenerationResult, SpeculationStats, StageTimes, Timing, Usage
 from outrider.types import FinishReason, SamplingParams
@@ -305,10 +306,13 @@ async def test_a_run_in_which_everything_failed_is_an_error() -> None:
 
 async def test_further_arms_have_fixed_lengths_or_other_sampling_and_are_tabled() -> None:
     hot = SamplingParams(temperature=0.6, top_p=0.9)
-    plan = dataclasses.replace(plan_of(with_baseline=True), fixed_lengths=(2, 5), samplings=(hot,))
+    constrained = parse_sampling('{"temperature": 0, "json_schema": {"type": "array"}}', "--also-sampling")
+    plan = dataclasses.replace(plan_of(with_baseline=True), fixed_lengths=(2, 5), samplings=(hot, constrained))
     client, fixed = ScriptedClient(), ScriptedClient()
     outcome = await run_plan(client, plan, load_fixed=partial(run_load, fixed))
-    assert list(outcome.runs) == ["speculation", "baseline", "K=2", "K=5", "T=0.6 p=0.9 k=0"]
+    assert list(outcome.runs) == ["speculation", "baseline", "K=2", "K=5", "T=0.6 p=0.9 k=0", "T=0 p=1 k=0 json_schema"]
+    schemas = [options for options in client.requests if "json_schema" in options]
+    assert schemas and not any(options.get("ignore_eos") for options in schemas)
     assert {options.get("num_speculative_tokens") for options in fixed.requests} == {2, 5}, "another coordinator's"
     assert {options.get("num_speculative_tokens") for options in client.requests} == {DRAFT_LENGTH, 0}
     assert 0.6 in {options.get("temperature") for options in client.requests}

@@ -84,10 +84,10 @@ async def run_plan(client: AsyncClient, plan: InterferencePlan) -> Outcome:
     prefills: list[float] = []
     await run_load(client, plan.running, Traffic(), plan.decoding)
     for _ in range(plan.num_runs):
-        run = _whole(await run_load(client, plan.running, Traffic(), plan.decoding))
+        run = whole(await run_load(client, plan.running, Traffic(), plan.decoding))
         found[ALONE] += [1e3 * gap for record in run.records for gap in record.gaps]
         run, intervals = await _beside(client, plan)
-        found[BESIDE] += [1e3 * gap for record in _whole(run).records for gap in gaps_within(record, intervals)]
+        found[BESIDE] += [1e3 * gap for record in whole(run).records for gap in gaps_within(record, intervals)]
         prefills += [1e3 * (end - start) for start, end in intervals]
     if not found[BESIDE]:
         raise UnavailableError("no gap fell into a prefill: let the running requests ask for more tokens")
@@ -123,7 +123,8 @@ async def _keep_arriving(client: AsyncClient, plan: InterferencePlan, began: flo
             intervals.append((sent, time.perf_counter() - began))
 
 
-def _whole(run: Run) -> Run:
+def whole(run: Run) -> Run:
+    """The run; ``UnavailableError`` if one of its requests failed."""
     failed = next((record.error for record in run.records if record.result is None), None)
     if failed is not None:
         raise UnavailableError(f"a running request failed: {failed}")

@@ -10,11 +10,13 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.benchmarks.serving.records import Record, Run
 from outrider.benchmarks.serving.workload import Prompt, Traffic, arrival_times
 from outrider.client import AsyncClient
 from outrider.errors import OutriderError
+from outrider.types import Grammar, GrammarKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Decoding:
     """Of the first request; the next one's is one more."""
     cache_salt: str = ""
     """Prompts of another salt are not found in a prefix cache."""
+    grammar: Grammar | None = None
+    """That the output has to match. Ends of sequence then count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,14 @@ def join(parts: Sequence[tuple[Share, Sequence[Record], float]], num_users: int)
     return Run(records, duration, num_users, max(seconds for *_, seconds in parts) / duration)
 
 
+def _grammar_options(grammar: Grammar | None) -> Any:  # noqa: ANN401 - options of the SDK
+    if grammar is None:
+        return {}
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return {"json_schema": grammar.text}
+    return {"regex": grammar.text}
+
+
 async def _request(client: AsyncClient, prompt: Prompt, decoding: Decoding, index: int, began: float) -> Record:
     times: list[float] = []
     counts: list[int] = []
@@ -125,11 +137,12 @@ async def _request(client: AsyncClient, prompt: Prompt, decoding: Decoding, inde
             temperature=decoding.temperature,
             top_p=decoding.top_p,
             top_k=decoding.top_k,
-            ignore_eos=decoding.ignore_eos,
+            ignore_eos=decoding.ignore_eos and decoding.grammar is None,
             acceptance_method=decoding.acceptance_method,
             num_speculative_tokens=decoding.num_speculative_tokens,
             seed=decoding.seed + index,
             cache_salt=decoding.cache_salt,
+            **_grammar_options(decoding.grammar),
         ):
             if delta.token_ids:
                 times.append(time.perf_counter() - began)

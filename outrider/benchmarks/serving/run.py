@@ -40,7 +40,8 @@ def fixed_arm(length: int) -> str:
 
 def sampled_arm(params: SamplingParams) -> str:
     """Name of an arm with other sampling parameters."""
-    return f"T={params.temperature:g} p={params.top_p:g} k={params.top_k}"
+    name = f"T={params.temperature:g} p={params.top_p:g} k={params.top_k}"
+    return name if params.grammar is None else f"{name} {params.grammar.kind.value}"
 
 
 class RunLoad(Protocol):
@@ -71,7 +72,7 @@ class ServePlan:
     fixed_lengths: tuple[int, ...] = ()
     """Draft lengths of further arms, for a coordinator with ``draft_length: fixed``."""
     samplings: tuple[SamplingParams, ...] = ()
-    """Temperature, top-p and top-k of further arms, with the speculation of the first."""
+    """Temperature, top-p, top-k and grammar of further arms, with the speculation of the first."""
     num_gate_prompts: int = 2
     """0 leaves the gate out, and the result says so."""
     num_gate_tokens: int = 32
@@ -93,7 +94,11 @@ class ServePlan:
             arms[fixed_arm(length)] = dataclasses.replace(speculation, num_speculative_tokens=length)
         for params in self.samplings:
             arms[sampled_arm(params)] = dataclasses.replace(
-                speculation, temperature=params.temperature, top_p=params.top_p, top_k=params.top_k
+                speculation,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
+                grammar=params.grammar,
             )
         return arms
 

@@ -12,8 +12,9 @@ import typer
 
 from outrider.cli.settings_flags import SetOptions
 from outrider.cli.stack.gpus import find_gpus
+from outrider.client.grammars import build_grammar
 from outrider.config import fields
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, InvalidRequestError
 from outrider.types import SamplingParams
 
 
@@ -88,8 +89,12 @@ class PairFlags:
 
 
 def parse_sampling(text: str, flag: str) -> SamplingParams:
-    """Sampling parameters from a JSON object; for anything else ``ConfigError``, which names the flag."""
+    """Sampling parameters, and a ``json_schema`` or ``regex``, from a JSON object; for anything else ``ConfigError``,
+    which names the flag.
+    """
     try:
-        return SamplingParams(**json.loads(text))
-    except (ValueError, TypeError) as error:
+        given = json.loads(text)
+        grammar = build_grammar({name: given.pop(name) for name in ("json_schema", "regex") if name in given})
+        return SamplingParams(**given, grammar=grammar)
+    except (ValueError, TypeError, AttributeError, InvalidRequestError) as error:
         raise ConfigError(flag, f"{text!r} is no JSON object of sampling parameters: {error}") from error

@@ -117,8 +117,8 @@ class ArmFlags:
     also_sampling: Annotated[
         list[str] | None,
         typer.Option(
-            help='Also alternate with these sampling parameters, as JSON: {"temperature": 0.6, "top_p": 0.9}; may be'
-            " repeated."
+            help='Also alternate with these sampling parameters, as JSON: {"temperature": 0.6, "top_p": 0.9}, also with'
+            " a json_schema or regex that the output matches; may be repeated."
         ),
     ] = None
     runs: Annotated[int | None, typer.Option(min=1, help="Runs of each arm.", show_default="1, with --baseline 3")] = (
