@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from outrider.errors import ConfigError, ModelError
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.loader.estimate import estimate_model
-from outrider.model_executor.loader.model import ModelImplementation
+from outrider.model_executor.loader.model import ModelImplementation, QuantizationName
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models.support import FALLBACKS
 from outrider.model_executor.row_batch import RowBatch
@@ -111,6 +111,22 @@ def test_fp8_made_at_load_equals_the_native_one() -> None:
     linear = sum(tensor.numel() for name, tensor in tensors.items() if "_proj" in name)
     every = sum(tensor.numel() for tensor in tensors.values())
     assert estimate_model(build("smollm3"), quantization="fp8").weight_bytes == linear + 4 * (every - linear)
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_loading_reports_its_progress_and_shows_no_bars(
+    quantization: QuantizationName, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Else a service that loads for minutes is taken for one that hangs."""
+    signs: list[tuple[int, int]] = []
+    ModelRunner.load(
+        build("smollm3"), num_pages=20, quantization=quantization, progress=lambda *sign: signs.append(sign)
+    )
+    num_bytes = estimate_model(build("smollm3"), quantization=quantization).weight_bytes
+    assert len(signs) > 20
+    assert {total for _, total in signs} == {num_bytes}
+    assert signs[-1] == (num_bytes, num_bytes)
+    assert "%|" not in capfd.readouterr().err
 
 
 def test_layers_that_are_no_linear_ones_cannot_become_fp8() -> None:

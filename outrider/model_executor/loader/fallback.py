@@ -12,6 +12,7 @@ from outrider.errors import ConfigError, ModelError
 from outrider.limits.bounded_files import MAX_INDEX_BYTES
 from outrider.model_executor.kv_cache_sizing import check_bytes_fit
 from outrider.model_executor.loader.checkpoint import INDEX_NAME, read_tensors
+from outrider.model_executor.loader.weights import Progress
 from outrider.model_executor.models import FALLBACK_SPEED, Decoder, ModelConfig
 from outrider.model_executor.models.json_files import is_there, read_object
 
@@ -29,9 +30,13 @@ def check_fallback(config: ModelConfig, *, load_format: str, num_ranks: int) -> 
         raise ConfigError("attention_window", f"is not supported for {name}, which runs through transformers")
 
 
-def load_fallback(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_fallback(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+) -> Decoder:
     """Load a folder; ``ModelError`` where transformers cannot run it with our attention, or its files lack tensors."""
-    from outrider.model_executor.models.fallback import TransformersDecoder, estimate_sizes  # all of transformers
+    # They import all of transformers.
+    from outrider.model_executor.models.fallback import TransformersDecoder, estimate_sizes
+    from outrider.model_executor.models.fallback_progress import reporting_progress
 
     sizes = estimate_sizes(folder, config, dtype)
     index = folder / INDEX_NAME
@@ -46,4 +51,5 @@ def load_fallback(folder: Path, config: ModelConfig, dtype: torch.dtype, device:
     _log.warning(
         "%s: %s runs through transformers: expect %s of native speed", folder, config.architecture, FALLBACK_SPEED
     )
-    return TransformersDecoder(folder, config, dtype=dtype, device=device)
+    with reporting_progress(progress, sizes.weight_bytes):
+        return TransformersDecoder(folder, config, dtype=dtype, device=device)

@@ -152,7 +152,7 @@ def load_model(
             batch_invariant, config, chosen_dtype, chosen_device, num_ranks=communicator.shard.size
         )
         if config.is_fallback:
-            decoder = load_fallback(folder, config, chosen_dtype, chosen_device)
+            decoder = load_fallback(folder, config, chosen_dtype, chosen_device, progress)
         else:
             check_weights_fit(config, chosen_dtype, chosen_device, communicator.shard.size)
             decoder = Decoder(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from transformers.utils.logging import tqdm
 
 from outrider.errors import ModelError
 from outrider.model_executor.layers.linear_method import Features, LinearMethod, LinearSpec
@@ -44,8 +45,8 @@ def replace_linears(model: nn.Module, quantization: Quantization, dtype: torch.d
     """Put ours in the place of the layers that a format covers, one after the other: each is released when its copy
     is made.
     """
-    make = linear_method_of(quantization)
-    for name, linear in list(covered_linears(model, quantization)):
+    make, linears = linear_method_of(quantization), list(covered_linears(model, quantization))
+    for name, linear in tqdm(linears, desc="Quantizing"):  # which reports progress
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, _MethodLinear(_filled(make, name, linear, dtype, device)))
 
