@@ -158,7 +158,7 @@ class RequestPlane:
 
 @dataclass(frozen=True, slots=True)
 class OfferPlane:
-    """A target's offer of a tensor plane, which the coordinator brings to one draft as it is."""
+    """A target's offer of a tensor plane, which the coordinator brings to one draft."""
 
     connection: int
     """On the target's link; on the draft's, a number of that link."""
@@ -198,6 +198,8 @@ class OfferChannel:
 
     connection: int
     offer: PlaneOffer
+    is_chained: bool = False
+    """The draft goes on from proposals that it sends by the channel, as if all were accepted: the coordinator's say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,14 @@ class DraftLengthMode(enum.StrEnum):
     FIXED = "fixed"
 
 
+class DraftAhead(enum.StrEnum):
+    """What a draft computes before the coordinator asks for it."""
+
+    IN_TURN = "in_turn"
+    VERDICT = "verdict"
+    CHAIN = "chain"
+
+
 def _refuse_bool(value: Any) -> Any:  # noqa: ANN401 - whatever a source held
     if isinstance(value, bool):
         raise ValueError("should be a number")

@@ -14,7 +14,7 @@ from outrider.columns import AnswerColumns
 from outrider.errors import UnavailableError
 from outrider.ports import ChannelEvent, ChannelState, CloseChannel, EventBatch, OfferChannel
 from outrider.proposal_channel.messages import MessageReader, may_be_sent, to_bytes
-from outrider.proposal_channel.verdicts import Verdicts, take_verdicts
+from outrider.proposal_channel.verdicts import Verdicts, all_accepted, take_verdicts
 from outrider.readings import Reading
 from outrider.tensor_plane.control import connect
 
@@ -38,6 +38,8 @@ class ProposalSender:
         self._sockets: dict[_Key, tuple[socket.socket, _Tell]] = {}
         self._wanted: set[_Key] = set()
         """Connections that were offered and not closed."""
+        self._chained: dict[_Key, _Submit] = {}
+        """Connections whose proposals the draft goes on from."""
         self._lock = threading.Lock()
         self._num_sent = 0
 
@@ -53,6 +55,8 @@ class ProposalSender:
                 return
             with self._lock:
                 self._wanted.add(key)
+            if command.is_chained:
+                self._chained[key] = submit
             threading.Thread(
                 target=self._serve, args=(key, command, tell, submit), name="proposal-channel", daemon=True
             ).start()
@@ -90,6 +94,9 @@ class ProposalSender:
             tell(ChannelState(columns.channel, is_open=False, reason=f"the target cannot be reached: {error}"))
             return replace(columns, channel=0)
         self._num_sent += 1
+        submit = self._chained.get((link_id, columns.channel))
+        if submit is not None and (verdicts := all_accepted(columns)) is not None:
+            submit(verdicts)
         return columns
 
     def _serve(self, key: _Key, command: OfferChannel, tell: _Tell, submit: _Submit) -> None:
@@ -128,6 +135,7 @@ class ProposalSender:
         with self._lock:
             self._wanted.discard(key)
             found = self._sockets.pop(key, None)
+            self._chained.pop(key, None)
         if found is not None:
             with contextlib.suppress(OSError):
                 found[0].shutdown(socket.SHUT_RDWR)

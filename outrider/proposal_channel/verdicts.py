@@ -17,6 +17,8 @@ from outrider.columns import U4, U8, AnswerColumns, Column
 from outrider.limits import LINK_COMMANDS
 from outrider.values import step_value
 
+UNKNOWN = 0xFFFFFFFF
+"""Next token of a verdict that a draft gives itself: all of its tokens are accepted, and it guesses what comes next."""
 _HEAD = struct.Struct("<I")
 _TYPES = (U8, U8, U4, U4, U4, U4)
 _ROW_BYTES = sum(dtype.itemsize for dtype in _TYPES)
@@ -59,6 +61,18 @@ def verdicts_on(scores: AnswerColumns[Any]) -> Verdicts | None:
         token_ids[np.maximum(firsts - 1, 0)],
         token_ids[firsts],
     )
+
+
+def all_accepted(proposals: AnswerColumns[Any]) -> Verdicts | None:
+    """The verdicts by which a draft goes on from its own proposals; None where they have evidence, since a coordinator
+    draws coins for those.
+    """
+    if proposals.is_sparse:
+        return None
+    ends = proposals.counts.cumsum(dtype=np.int64)
+    following = np.full(len(ends), UNKNOWN, dtype=U4)
+    heads = proposals.sessions, proposals.generations + U8.type(1), proposals.base_lengths
+    return Verdicts(*heads, proposals.counts, proposals.token_ids[ends - 1], following)
 
 
 def to_bytes(verdicts: Verdicts) -> bytes:

@@ -114,9 +114,10 @@ class Lookahead:
         self._queue.put(Request(session, item, job, self._clock(), is_asked=False))
         return True
 
-    def begin(self, session: Session[Any], item: Any) -> None:  # noqa: ANN401
-        """Make an item due that a session will ask for, by a target's verdict; its sequence was cut to what is kept."""
-        self._queue.put(Request(session, item, self._executor.begin(session, item), self._clock(), is_asked=False))
+    def begin(self, session: Session[Any], item: Any, *, is_guess: bool) -> None:  # noqa: ANN401
+        """Make an item due that a session will ask for, by a verdict; its sequence was cut to what is kept."""
+        job = self._executor.begin(session, item)
+        self._queue.put(Request(session, item, job, self._clock(), is_asked=False, is_guess=is_guess))
 
     def may_queue_next(self, batch: Batch) -> bool:
         """Whether one more step of all requests of a running batch may be queued behind it: nothing else waits."""

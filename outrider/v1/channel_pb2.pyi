@@ -13,16 +13,18 @@ class ProposalChannelRequest(_message.Message):
     def __init__(self, connection: _Optional[int] = ..., wants_verdicts: bool = ...) -> None: ...
 
 class ProposalChannelOffer(_message.Message):
-    __slots__ = ("connection", "offer_id", "token", "port")
+    __slots__ = ("connection", "offer_id", "token", "port", "is_chained")
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     OFFER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
+    IS_CHAINED_FIELD_NUMBER: _ClassVar[int]
     connection: int
     offer_id: bytes
     token: bytes
     port: int
-    def __init__(self, connection: _Optional[int] = ..., offer_id: _Optional[bytes] = ..., token: _Optional[bytes] = ..., port: _Optional[int] = ...) -> None: ...
+    is_chained: bool
+    def __init__(self, connection: _Optional[int] = ..., offer_id: _Optional[bytes] = ..., token: _Optional[bytes] = ..., port: _Optional[int] = ..., is_chained: bool = ...) -> None: ...
 
 class ProposalChannelClose(_message.Message):
     __slots__ = ("connection",)

@@ -31,6 +31,7 @@ from tests.support.stack import Stack, run_stack
 
 torch.set_num_threads(1)
 
+MODES = pytest.mark.parametrize("draft_ahead", ["verdict", "chain"])
 RULES = pytest.mark.parametrize("rule", [GREEDY, COUPLED], ids=["greedy", "coupled"])
 FEW_PAGES: dict[str, Any] = {"page_size": 4, "num_pages": 60}
 
@@ -59,10 +60,11 @@ async def expected_of(rule: dict[str, Any], **more: Any) -> list[GenerationResul
 
 
 @RULES
+@MODES
 @pytest.mark.parametrize("draft", [DRAFT, TARGET], ids=["other draft", "same model"])
-async def test_tokens_are_those_of_the_target_alone(draft: Any, rule: dict[str, Any]) -> None:
+async def test_tokens_are_those_of_the_target_alone(draft: Any, draft_ahead: str, rule: dict[str, Any]) -> None:
     expected = await expected_of(rule)
-    async with run_stack(TARGET, draft, wire=True, **PATIENT) as stack:
+    async with run_stack(TARGET, draft, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
         await introduced(stack)
 
         async def play() -> None:
@@ -75,7 +77,7 @@ async def test_tokens_are_those_of_the_target_alone(draft: Any, rule: dict[str, 
 
 
 async def test_the_setting_turns_it_off() -> None:
-    async with run_stack(TARGET, TARGET, wire=True, draft_ahead=False, **PATIENT) as stack:
+    async with run_stack(TARGET, TARGET, wire=True, draft_ahead="in_turn", **PATIENT) as stack:
         await introduced(stack)
         await alone(stack, GREEDY)
         assert steps(stack, "used") == steps(stack, "unused") == 0
@@ -120,9 +122,10 @@ class Stale:
 
 
 @RULES
+@MODES
 @pytest.mark.parametrize("fault", [lost, forged, Stale()], ids=["lost", "forged", "stale"])
 async def test_verdicts_that_go_wrong_change_no_token(
-    rule: dict[str, Any], fault: Fault, monkeypatch: pytest.MonkeyPatch
+    rule: dict[str, Any], draft_ahead: str, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, chance = await expected_of(rule), random.Random(3)
 
@@ -131,7 +134,7 @@ async def test_verdicts_that_go_wrong_change_no_token(
         return None if honest is None else fault(chance, honest)
 
     monkeypatch.setattr(receiving, "verdicts_on", sent)
-    async with run_stack(TARGET, TARGET, wire=True, **PATIENT) as stack:
+    async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
         await introduced(stack)
 
         async def play() -> None:
@@ -166,9 +169,15 @@ async def test_ends_of_requests_are_where_the_target_alone_ends(rule: dict[str, 
         await all_free(stack)
 
 
-async def test_few_pages_change_no_token() -> None:
+@MODES
+async def test_few_pages_change_no_token(draft_ahead: str) -> None:
     expected = await expected_of(GREEDY)
-    settings: dict[str, Any] = {"target_settings": FEW_PAGES, "draft_settings": FEW_PAGES, **PATIENT}
+    settings: dict[str, Any] = {
+        "target_settings": FEW_PAGES,
+        "draft_settings": FEW_PAGES,
+        "draft_ahead": draft_ahead,
+        **PATIENT,
+    }
     async with run_stack(TARGET, TARGET, wire=True, **settings) as stack:
         await introduced(stack)
         for _ in range(3):
@@ -177,9 +186,10 @@ async def test_few_pages_change_no_token() -> None:
         await all_free(stack)
 
 
-async def test_a_draft_that_dies_with_begun_proposals_changes_no_token() -> None:
+@MODES
+async def test_a_draft_that_dies_with_begun_proposals_changes_no_token(draft_ahead: str) -> None:
     expected = await expected_of(GREEDY)
-    async with run_stack(TARGET, TARGET, wire=True, **PATIENT) as stack:
+    async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
         await introduced(stack)
         await alone(stack, GREEDY)
         assert steps(stack, "used")

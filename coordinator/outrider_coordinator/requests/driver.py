@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from outrider.config.fields import DraftAhead
 from outrider.errors import OutriderError
 from outrider.ports import DraftCommand, DraftEvent, TargetCommand, TargetEvent
 from outrider.types import ModelDescription
@@ -37,17 +38,17 @@ class Driver:
         target_timeout_s: float,
         draft_timeout_s: float,
         direct_proposals: bool,
-        drafts_ahead: bool = False,
+        draft_ahead: DraftAhead = DraftAhead.VERDICT,
         max_messages_per_s: int = 0,
     ) -> None:
         """``on_target`` is told of the first target attached and the last lost; ``on_model`` is as for ``Services``.
-        ``direct_proposals``: drafts may send proposals to targets of their host directly. ``drafts_ahead``: and begin
-        the next ones at the target's verdict. ``max_messages_per_s``: to users, of all streams; 0: any number.
+        ``direct_proposals``: drafts may send proposals to targets of their host directly. ``draft_ahead``: what they
+        begin before they are asked. ``max_messages_per_s``: to users, of all streams; 0: any number.
         """
         self._request_manager = request_manager
         self._on_target = on_target
         self.planes = PlaneIntroductions()
-        self.channels = ChannelIntroductions(is_enabled=direct_proposals, drafts_ahead=drafts_ahead)
+        self.channels = ChannelIntroductions(is_enabled=direct_proposals, draft_ahead=draft_ahead)
         self._sessions = SessionDriver(
             request_manager,
             draft_timeout_s,

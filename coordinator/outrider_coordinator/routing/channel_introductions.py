@@ -6,10 +6,12 @@ Whatever fails, the coordinator brings the proposals.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
+from outrider.config.fields import DraftAhead
 from outrider.ports import ChannelState, CloseChannel, OfferChannel, RequestChannel
 from outrider.types import ModelDescription
-from outrider_coordinator.routing.introductions import RETRY_S, AnyReplica, Introductions, name_of
+from outrider_coordinator.routing.introductions import RETRY_S, AnyReplica, Introduction, Introductions, name_of
 
 _log = logging.getLogger(__name__)
 
@@ -17,10 +19,10 @@ _log = logging.getLogger(__name__)
 class ChannelIntroductions(Introductions[bool]):
     """All pairs of one coordinator that may have a proposal channel; a pair's state is whether it is open."""
 
-    def __init__(self, *, is_enabled: bool, drafts_ahead: bool = False) -> None:
-        """``is_enabled``: False: no pair is introduced. ``drafts_ahead``: drafts begin at a target's verdict."""
+    def __init__(self, *, is_enabled: bool, draft_ahead: DraftAhead = DraftAhead.VERDICT) -> None:
+        """``is_enabled``: False: no pair is introduced. ``draft_ahead``: what a draft begins before it is asked."""
         super().__init__(nothing_yet=False)
-        self._is_enabled, self._drafts_ahead = is_enabled, drafts_ahead
+        self._is_enabled, self._draft_ahead = is_enabled, draft_ahead
 
     def channel(self, target: AnyReplica | None, draft: AnyReplica | None) -> int:
         """The number of the connection by which a draft's proposals reach a target; 0: none is open."""
@@ -39,7 +41,7 @@ class ChannelIntroductions(Introductions[bool]):
             return
         if isinstance(event, OfferChannel):
             if replica is found.target:
-                found.draft.connection.send_alone(event)
+                found.draft.connection.send_alone(replace(event, is_chained=self._is_chained(found)))
             return
         found.state = event.is_open
         names = name_of(found.draft), name_of(found.target)
@@ -50,11 +52,17 @@ class ChannelIntroductions(Introductions[bool]):
             _log.info("proposals from %s to %s do not go directly: %s", *names, event.reason)
             self._try_again(found)
 
+    def _is_chained(self, found: Introduction[bool]) -> bool:
+        """False on one GPU, where a draft that goes on would take the target's time."""
+        target, draft = found.target.description, found.draft.description
+        device = "" if target is None or draft is None or target.device_id != draft.device_id else target.device_id
+        return self._draft_ahead is DraftAhead.CHAIN and not device
+
     def _may_meet(self, target: ModelDescription, draft: ModelDescription) -> bool:
         return self._is_enabled and bool(target.channel_host) and target.channel_host == draft.channel_host
 
     def _request(self, connection: int) -> RequestChannel:
-        return RequestChannel(connection, wants_verdicts=self._drafts_ahead)
+        return RequestChannel(connection, wants_verdicts=self._draft_ahead is not DraftAhead.IN_TURN)
 
     def _end(self, connection: int) -> CloseChannel:
         return CloseChannel(connection)

@@ -10,6 +10,7 @@ from outrider.config.fields import (
     Acceptance,
     AddressList,
     Defaults,
+    DraftAhead,
     DraftLength,
     DraftLengthMode,
     GenerationConfig,
@@ -119,10 +120,12 @@ class CoordinatorSettings(Section):
         description="A draft sends its proposals to a target of the same host directly too, so that scoring begins"
         " sooner; off: they go through the coordinator alone.",
     )
-    draft_ahead: bool = Field(
-        True,
-        description="A draft begins its next proposals before the coordinator asks for them, where the target's verdict"
-        " reaches it directly (`direct_proposals`) and the target's own tokens decide (greedy and coupled requests).",
+    draft_ahead: DraftAhead = Field(
+        DraftAhead.VERDICT,
+        description="What a draft computes before the coordinator asks for it, where its proposals go to the target"
+        " directly and the target's own tokens decide (greedy and coupled requests). in_turn: nothing; verdict: the"
+        " next proposals, once the target's verdict has come directly too; chain: also what follows if all of its"
+        " tokens are accepted, unless both models share a GPU.",
     )
     link_timeout_ms: Positive = Field(
         3000,

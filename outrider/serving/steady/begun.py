@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.columns import AnswerColumns, ExtendColumns
-from outrider.ports import Extend
-from outrider.proposal_channel.verdicts import Verdicts
+from outrider.ports import Extend, Proposal
+from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import Executor
+from outrider.serving.request import AnyRequest, RequestQueue
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
@@ -96,35 +97,57 @@ def asks_for_same(item: Extend, begun: Extend) -> bool:
 
 
 def items_after(
-    table: SessionTable[Any], executor: Executor[Any, Any, Any, Any], link_id: int, verdicts: Verdicts
+    table: SessionTable[Any],
+    executor: Executor[Any, Any, Any, Any],
+    queue: RequestQueue,
+    link_id: int,
+    verdicts: Verdicts,
 ) -> Iterator[tuple[Session[Any], Extend]]:
     """What the coordinator will ask for after these verdicts, of sessions that go on: as many draft tokens as before.
-    Each has the generation of the session's newest item, and is not to be sent on.
+    Each has the generation of the session's newest item. After ``UNKNOWN`` it lacks its last token, and asks for one
+    draft token more.
     """
     numbers = [getattr(verdicts, name).tolist() for name in Verdicts.__slots__]
-    for number, generation, base, accepted, *token_ids in zip(*numbers, strict=True):
+    for number, generation, base, *verdict in zip(*numbers, strict=True):
         session = table.get(link_id, number)
         # A verdict is on the answer to the newest item, or it comes too late.
         is_new = session is not None and session.generation < generation and session.num_committed == base
         if is_new and session is not None and executor.follows_verdicts(session):
-            item = _item_after(table, session, accepted, *token_ids)
+            first = queue.first(session.key)
+            # A draft has no KV for the last of its own tokens, unless it has gone on from them.
+            num_drafts = session.sequence.length - base + 1
+            num_drafts = num_drafts if first is None or not first.is_guess else first.item.draft_length - 1
+            item = _item_after(table, session, num_drafts, verdict)
             if item is not None:
                 yield session, item
 
 
 def _item_after(
-    table: SessionTable[Any], session: Session[Any], accepted: int, last: int, following: int
+    table: SessionTable[Any], session: Session[Any], num_drafts: int, verdict: Sequence[int]
 ) -> Extend | None:
     """None for a session that ends, or was given another number of draft tokens than the verdict is of."""
     base, sequence, endings = session.num_committed, session.sequence, session.open.eos_token_ids
-    # A draft has no KV for the last of its own tokens, which is brought if it was accepted.
-    num_drafts = sequence.length - base + 1
-    num_held = min(accepted, num_drafts - 1)
-    if not 0 < num_drafts >= accepted:
+    accepted, last, following = verdict
+    num_held, is_guess = min(accepted, num_drafts - 1), following == UNKNOWN
+    if not 0 < num_drafts >= accepted or (is_guess and accepted < num_drafts):
         return None
-    brought = (following,) if accepted == num_held else (last, following)
-    kept, first = base + num_held, len(sequence.token_ids) - num_drafts + 1
+    brought = (() if accepted == num_held else (last,)) + (() if is_guess else (following,))
+    kept, first = base + num_held, base - sequence.length + len(sequence.token_ids)
     if any(token_id in endings for token_id in (*sequence.token_ids[first : first + num_held], *brought)):
         return None
     prefix_hash = table.prefix_hash(session, kept)
-    return Extend(session.open.session, session.generation, kept, prefix_hash, brought, num_drafts)
+    return Extend(session.open.session, session.generation, kept, prefix_hash, brought, num_drafts + is_guess)
+
+
+def confirm(guess: AnyRequest, item: Extend) -> bool:
+    """True if a proposal that was computed on a guess continues the text of ``item``: then it is prepared for that."""
+    answer = guess.answer
+    if not isinstance(answer, Proposal) or answer.evidence is not None:
+        return False
+    first, *rest = answer.token_ids
+    begun = replace(guess.item, token_ids=(*guess.item.token_ids, first), draft_length=len(rest))
+    if not asks_for_same(item, begun):
+        return False
+    guess.item, guess.is_guess = item, False
+    guess.answer = replace(answer, base_length=answer.base_length + 1, token_ids=tuple(rest))
+    return True

@@ -17,7 +17,7 @@ import numpy as np
 from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, are_enough, one_by_one
 from outrider.errors import OutriderError
 from outrider.ports import Extend, Score
-from outrider.proposal_channel.verdicts import Verdicts
+from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
 from outrider.serving.output_processor import Messages, OutputProcessor
@@ -26,7 +26,7 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.begun import BegunSteps, items_after
+from outrider.serving.steady.begun import BegunSteps, confirm, items_after
 from outrider.serving.steady.expected import ExpectedStep
 from outrider.serving.steady.sessions import Bools, RunningSessions
 from outrider.serving.steady.step import SteadyStep, columns_of, is_bare, joined
@@ -141,24 +141,32 @@ class SteadySteps:
         """Begin the proposals that follow from verdicts, unless something that was asked for is to be begun."""
         if self.pending is not None or self._executor.is_asynchronous:
             return
-        found = list(items_after(self._sessions, self._executor, link_id, verdicts))
-        found = [(session, item) for session, item in found if self._may_begin(session, item)]
+        queue, is_guess = self._scheduler.queue, verdicts.next_token_ids.item(0) == UNKNOWN
+        after = list(items_after(self._sessions, self._executor, queue, link_id, verdicts))
+        found = [(session, item) for session, item in after if self._may_begin(session, item, is_guess=is_guess)]
         if not found:
             return
-        self.pending = self._begun_step(link_id, [item for _, item in found], arrived_ns)
+        if not is_guess:
+            self.pending = self._begun_step(link_id, [item for _, item in found], arrived_ns)
         if self.pending is None:
             for session, item in found:
                 self.touch(session.key)
                 if self._sessions.rewind(session, item.num_kept_tokens, item.prefix_hash) is None:
-                    self._scheduler.lookahead.begin(session, item)
+                    self._scheduler.lookahead.begin(session, item, is_guess=is_guess)
 
-    def _may_begin(self, session: Session[Any], item: Extend) -> bool:
-        """True if nothing of a session is due or held, and the item is valid and needs a forward."""
+    def _may_begin(self, session: Session[Any], item: Extend, *, is_guess: bool) -> bool:
+        """True if nothing of a session is due or held, and the item is valid and needs a forward. A wrong guess makes
+        way; a right one is what the item asks for.
+        """
         try:
             is_served_at_once = self._executor.check(session, item) is not None
         except OutriderError:
             return False
-        return not is_served_at_once and self._scheduler.queue.first(session.key) is None
+        first = self._scheduler.queue.first(session.key)
+        if first is not None and first.is_guess and not first.is_asked and not is_guess and not confirm(first, item):
+            self._scheduler.abort(session.key)
+            first = None
+        return not is_served_at_once and first is None
 
     def _begun_step(self, link_id: int, items: Sequence[Extend], arrived_ns: int) -> SteadyStep | None:
         """Items that may be one step, which changes nothing before it starts; None: they go one by one."""

@@ -41,7 +41,11 @@ def channel_offer_to_proto(message: ports.OfferChannel) -> channel_pb2.ProposalC
     """An offer."""
     offer = message.offer
     return channel_pb2.ProposalChannelOffer(
-        connection=message.connection, offer_id=offer.offer_id, token=offer.token, port=offer.port
+        connection=message.connection,
+        offer_id=offer.offer_id,
+        token=offer.token,
+        port=offer.port,
+        is_chained=message.is_chained,
     )
 
 
@@ -51,7 +55,8 @@ def channel_offer_from_proto(message: channel_pb2.ProposalChannelOffer) -> ports
     check_id("token", message.token)
     if not 0 < message.port < 1 << 16:
         raise ProtocolError(f"channel_offer: {message.port} is no port")
-    return ports.OfferChannel(message.connection, PlaneOffer(message.offer_id, message.token, _LOOPBACK, message.port))
+    offer = PlaneOffer(message.offer_id, message.token, _LOOPBACK, message.port)
+    return ports.OfferChannel(message.connection, offer, message.is_chained)
 
 
 def channel_state_to_proto(event: ports.ChannelState) -> channel_pb2.ProposalChannelState:
