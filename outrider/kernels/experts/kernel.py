@@ -139,14 +139,14 @@ def _grouped_kernel(
         row = tl.where(is_row, expert * size + n, 0)
         scale_row = row // SCALE_ROWS * WEIGHT_GROUPS
         x_rows = x_ptr + x_row.to(tl.int64)[:, None] * K
+        weight_rows = expert_weight_ptr + row.to(tl.int64)[:, None] * (K // 2 if IS_MXFP4 else K)
+        x_scales = x_scales_ptr + x_row
         if IS_MXFP4:
-            weight_rows = expert_weight_ptr + row.to(tl.int64)[:, None] * (K // 2)
             weight_scales = weight_scales_ptr + row.to(tl.int64)[:, None] * (K // 32)
         else:
-            weight_rows = expert_weight_ptr + row.to(tl.int64)[:, None] * K
             weight_scales = weight_scales_ptr + scale_row
         total = _sum_columns(
-            x_rows, weight_rows, x_scales_ptr + x_row, num_rows, weight_scales,
+            x_rows, weight_rows, x_scales, num_rows, weight_scales,
             K, X_GROUPS, WEIGHT_GROUPS, IS_ROUNDED, IS_MXFP4, WIDTH, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         if WEIGHT_GROUPS == 1:
