@@ -28,6 +28,7 @@ def check(
     quantization: Annotated[
         str, typer.Option("--quantization", "-q", help="fp8: weights of 16 bits become FP8.")
     ] = "none",
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto or fp8: type of keys and values in the cache.")] = "auto",
     model_impl: Annotated[
         str, typer.Option(help="auto, native or transformers: whose code computes the model.")
     ] = "auto",
@@ -41,12 +42,16 @@ def check(
     Only its configuration is read; weights are neither read nor downloaded.
     """
     given: dict[str, Any] = {"model": model, "revision": revision, "load_format": "dummy", "dtype": dtype}
-    asked = {"quantization": quantization, "model_impl": model_impl, "tensor_parallel_size": tensor_parallel_size}
+    asked = {
+        "quantization": quantization, "kv_cache_dtype": kv_cache_dtype, "model_impl": model_impl,
+        "tensor_parallel_size": tensor_parallel_size,
+    }  # fmt: skip
     settings = TargetSettings.model_validate({**given, **asked, "max_model_len": max_model_len})
     found: ModelEstimate = _engine().estimate_model(
         Path(with_local_model(settings).model),
         dtype=settings.dtype,
         quantization=settings.quantization,
+        kv_cache_dtype=settings.kv_cache_dtype,
         model_impl=settings.model_impl,
         tensor_parallel_size=settings.tensor_parallel_size,
         max_model_len=settings.max_model_len,

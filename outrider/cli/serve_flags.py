@@ -74,6 +74,10 @@ class ModelFlags:
     draft_quantization: Annotated[
         str | None, _model("The same of the draft, if different.", "--draft-quantization")
     ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        _model("auto or fp8: type of keys and values in the cache, for both models. Default auto.", "--kv-cache-dtype"),
+    ] = None
     model_impl: Annotated[
         str | None,
         _model(

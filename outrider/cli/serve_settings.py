@@ -21,6 +21,7 @@ _PLACES = {
     "device": "target.device draft.device",
     "dtype": "target.dtype draft.dtype",
     "batch_invariant": "target.batch_invariant",
+    "kv_cache_dtype": "target.kv_cache_dtype draft.kv_cache_dtype",
     "quantization": "target.quantization draft.quantization",
     "model_impl": "target.model_impl draft.model_impl",
     "load_format": "target.load_format draft.load_format",

@@ -251,6 +251,7 @@ ToolCallParser = Literal["none", "hermes", "llama3_json", "mistral", "openai", "
 ReasoningParser = Literal["none", "deepseek_r1", "openai", "qwen3"]
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 Quantization = Literal["none", "fp8"]
+KVCacheDtype = Literal["auto", "fp8"]
 ModelImplementation = Annotated[
     Literal["auto", "native", "transformers"],
     BeforeValidator(lambda value: "native" if value == "vllm" else value),

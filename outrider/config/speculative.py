@@ -36,6 +36,7 @@ KEYS: dict[str, Place] = {
     "suffix_decoding_min_token_prob": ("draft", "suffix_decoding_min_token_prob"),
     "max_model_len": ("draft", "max_model_len"),
     "quantization": ("draft", "quantization"),
+    "kv_cache_dtype": ("draft", "kv_cache_dtype"),
     "disable_logprobs": ("coordinator", "disable_logprobs"),
 }
 """vLLM's key: our section and key, for values that mean the same."""
@@ -72,7 +73,6 @@ _REFUSED = {
     "fly_entropy_top_k": "acceptance is rejection, coupled or typical",
     "fly_window_size": "acceptance is rejection, coupled or typical",
     "index_share_for_mtp_iteration": _OF_VLLM,
-    "kv_cache_dtype": "the KV cache has the type of the weights: set draft.dtype",
     "num_speculative_tokens_per_batch_size": "draft lengths follow the measured throughput: draft_length is auto",
     "parallel_drafting": "method dflash drafts all tokens at once, other drafts one after the other",
     "speculative_token_tree": "a draft is one sequence of tokens",

@@ -13,7 +13,12 @@ import torch
 
 def store_kv(kv: torch.Tensor, slots: torch.Tensor, key_value: torch.Tensor) -> None:
     """Write ``key_value`` [T, 2, H_kv, D] to ``kv`` [S, 2, H_kv, D] at ``slots`` [T] int64."""
-    kv.index_copy_(0, slots, key_value)
+    as_bytes(kv).index_copy_(0, slots, as_bytes(key_value))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, FP8 numbers as bytes, for operations that PyTorch has for no numbers of 8 bits."""
+    return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
 
 
 def copy_pages(kv_cache: torch.Tensor, copies: Sequence[tuple[int, int]], *, page_size: int) -> None:
@@ -22,7 +27,8 @@ def copy_pages(kv_cache: torch.Tensor, copies: Sequence[tuple[int, int]], *, pag
     """
     if not copies:
         return
-    pages = kv_cache.view(kv_cache.shape[0], -1, page_size, *kv_cache.shape[2:])  # [L, P, page_size, 2, H_kv, D]
+    shape = (kv_cache.shape[0], -1, page_size, *kv_cache.shape[2:])
+    pages = as_bytes(kv_cache).view(shape)  # [L, P, page_size, 2, H_kv, D]
     sources, destinations = zip(*copies, strict=True)
     content = pages.index_select(1, torch.tensor(sources, device=kv_cache.device))
     pages.index_copy_(1, torch.tensor(destinations, device=kv_cache.device), content)

@@ -24,7 +24,9 @@ class KVCacheTensors:
         dtype: torch.dtype,
         device: torch.device,
         num_state_slots: int = 0,
+        state_dtype: torch.dtype | None = None,
     ) -> None:
+        """``state_dtype`` of inputs in recurrent layers; None: ``dtype``."""
         self.layout = layout
         self.dtype = dtype
         self.device = device
@@ -47,7 +49,7 @@ class KVCacheTensors:
             spec, sizes = layout.states.spec, (len(layout.states.layers), num_state_slots)
             self.states = DeltaSlots(
                 torch.empty(*sizes, spec.num_heads, spec.key_dim, spec.value_dim, dtype=torch.float32, device=device),
-                torch.empty(*sizes, spec.log_length, spec.num_inputs, dtype=dtype, device=device),
+                torch.empty(*sizes, spec.log_length, spec.num_inputs, dtype=state_dtype or dtype, device=device),
             )
         self._layers = [
             self.groups[group][place] if group < len(self.groups) else self._states_of(place)

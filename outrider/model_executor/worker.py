@@ -67,8 +67,8 @@ class Worker:
         """No sequence may hold more tokens than ``max_model_len``."""
         layout = model.kv_cache_layout
         self.kv_cache = KVCacheTensors(
-            layout, loaded.num_pages * loaded.page_size, dtype=model.dtype, device=model.device,
-            num_state_slots=loaded.num_state_slots,
+            layout, loaded.num_pages * loaded.page_size, dtype=loaded.kv_cache_dtype, device=model.device,
+            num_state_slots=loaded.num_state_slots, state_dtype=model.dtype,
         )  # fmt: skip
         self.is_on_gpu = has_kernels(model.device)
         """Whether kernels run: on a GPU, or in Triton's interpreter for tests."""

@@ -70,7 +70,7 @@ def told(*words: str, env: dict[str, str] | None = None) -> str:
         ("--set target.device=cpu --set target.gpu_memory_utilization=.5", "--set target.gpu_memory_utilization: is"),
         ("--speculative-config {", "--speculative-config: should be a JSON object"),
         ("-sc []", "-sc: should be an object such as"),
-        ("-sc {\"kv_cache_dtype\":\"fp8\"}", "-sc.kv_cache_dtype: is not supported; the KV cache has the type of the"),
+        ("-sc {\"draft_lm_head_quantization\":\"x\"}", "-sc.draft_lm_head_quantization: is not supported; a"),
         ("-sc {\"method\":\"ngram\"} --method suffix", "--method: is 'suffix' here and 'ngram' in -sc; one of them"),
         ("--speculative-config.num_speculative_tokens -1", "--speculative-config.num_speculative_tokens: should be"),
         ("--tokenizer /nope", "--tokenizer: /nope is no folder here, and no id of the Hugging Face Hub"),

@@ -100,7 +100,7 @@ def test_each_flag_of_vllm_is_an_option_or_has_a_rule() -> None:
     [
         "--enable-chunked-prefill",
         "--disable-log-requests --no-enable-log-requests --disable-uvicorn-access-log",
-        "--pipeline-parallel-size 1 -pp1 --data-parallel-size=1 --seed 0 --kv-cache-dtype auto --tokenizer-mode auto",
+        "--pipeline-parallel-size 1 -pp1 --data-parallel-size=1 --seed 0 --tokenizer-mode auto",
         "--load-format auto --max-model-len -1 --max-model-len=auto",
         "--task generate --runner auto --config-format hf --response-role assistant -O3 -O.level 3",
         "--uvicorn-log-level warning --enable-prompt-tokens-details --no-enable-lora --swap-space 4",

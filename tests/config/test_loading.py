@@ -301,6 +301,7 @@ def test_vllms_current_keys_set_our_settings() -> None:
     )
     assert (settings.draft.model, settings.draft.revision, settings.draft.cuda_graph_memory_mb) == ("/d", "v2", 0)
     assert settings.draft.draft_sample_method is DraftSampleMethod.GREEDY
+    assert _speculative('{"model": "/d", "kv_cache_dtype": "fp8"}').draft.kv_cache_dtype == "fp8"
     assert settings.coordinator.rejection_sample_method is RejectionSampleMethod.STANDARD
     by_block = _speculative('{"model": "/d", "rejection_sample_method": "block"}').coordinator
     assert by_block.rejection_sample_method is RejectionSampleMethod.BLOCK

@@ -56,7 +56,9 @@ ATTENTION = {
     "SINKS": 4,
     "SOFTCAP": 0.0,
     "sink_logits_ptr": None,
+    "value_scale": None,
 }
+SCALES = {"inverse_key_scale": None, "inverse_value_scale": None}
 TILE = {
     "BLOCK_M": 32,
     "BLOCK_N": 64,
@@ -78,6 +80,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _swiglu_kernel: {"BLOCK": 1024, "IS_GELU": False, "ALPHA": 1.7, "LIMIT": 7.0},
     _rope_and_cache_kernel: {
         **HEADS,
+        **SCALES,
         "NUM_PARTIALS": 1,
         "HAS_ROWS": True,
         "HAS_NORM": True,
@@ -146,7 +149,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _advance_kernel: {"PAGE_SIZE": 16, "ROWS": 256},
     _product_kernel: {**FEW, "BLOCK_N": 4, "BLOCK_K": 8192},
     _gated_kernel: {**FEW, "HAS_DELTA": True, "BLOCK_N": 8, "BLOCK_K": 2048},
-    _qkv_rope_kernel: {**FEW, **HEADS, "HAS_DELTA": True, "HAS_ROWS": True, "BLOCK_N": 8, "BLOCK_K": 2048},
+    _qkv_rope_kernel: {**FEW, **HEADS, **SCALES, "HAS_DELTA": True, "HAS_ROWS": True, "BLOCK_N": 8, "BLOCK_K": 2048},
     _reduce_kernel: {"PARTS": 126, "CHUNK": 1024},
     _histogram_kernel: {**PARTS, "CHUNK": 1024},
     _gather_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "CHUNK": 1024},

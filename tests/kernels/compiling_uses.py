@@ -20,6 +20,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from outrider.kernels import launching
+from outrider.kernels.fp8_linear import FP8
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.kernels.paged_attention.prompts import join
 from outrider.kernels.scoring.launching import launch_kernels
@@ -31,6 +32,7 @@ from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.draft_loop.loop import DraftLoop, StepShape
 from outrider.model_executor.input_buffer import PinnedInputBuffer
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
+from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.quantization import MXFP4, ONLINE, Activations, Quantization, Scales
 from outrider.model_executor.models import Decoder, ModelConfig
 from outrider.model_executor.models.config import (
@@ -108,11 +110,18 @@ def config(**changes: Any) -> ModelConfig:
 class Model:
     """A decoder without weights, over a cache without memory."""
 
-    def __init__(self, dtype: torch.dtype, *, batch_invariant: bool = False, **changes: Any) -> None:
+    def __init__(
+        self, dtype: torch.dtype, *, batch_invariant: bool = False, cached: torch.dtype | None = None, **changes: Any
+    ) -> None:
         self.decoder = Decoder(config(**changes), dtype=dtype, device=GPU, batch_invariant=batch_invariant)
         layout = self.decoder.kv_cache_layout
         self.cache = KVCacheTensors(
-            layout, NUM_PAGES * PAGE_SIZE, dtype=dtype, device=GPU, num_state_slots=NUM_STATE_SLOTS
+            layout,
+            NUM_PAGES * PAGE_SIZE,
+            dtype=cached or dtype,
+            device=GPU,
+            num_state_slots=NUM_STATE_SLOTS,
+            state_dtype=dtype,
         )
         counters = torch.zeros(num_counters(PROCESSORS), dtype=torch.int32, device=GPU)
         self.frame = BatchFrame(
@@ -250,6 +259,12 @@ def main() -> None:
             for shape in map(BatchShape, (1, 8, 32, 8), (1, 40, 32, 1024), (1, 5, 1, 128)):
                 model.forward(shape, 1)
         for batch_invariant in (False, True):
+            model = Model(torch.bfloat16, batch_invariant=batch_invariant, cached=FP8)
+            attention = model.decoder.layers[0].attention
+            assert isinstance(attention, Attention)
+            attention.set_kv_scales(0.5, 0.25)
+            for shape in map(BatchShape, (1, 8, 64, 8), (1, 8, 64, 500), (1, 1, 1, 300)):
+                model.forward(shape, 1)
             model = gpt_oss(batch_invariant=batch_invariant)
             for shape in map(BatchShape, (1, 8, 32, 8), (1, 8, 32, 1024), (1, 1, 1, 128)):
                 model.forward(shape, 1)

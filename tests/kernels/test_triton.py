@@ -17,6 +17,7 @@ CASES = [
     "fp8_cases",
     "experts_cases",
     "gated_delta_cases",
+    "fp8_cache_cases",
 ]
 KERNELS = {
     "_norm_kernel", "_swiglu_kernel", "_rope_and_cache_kernel", "_attend_kernel", "_schedule_kernel",

@@ -63,9 +63,7 @@ SETTING_SWITCHES = {
 }
 """The same for switches."""
 
-_NO_QUANTIZATION = (
-    "FP8 scales are read from the checkpoint, or made by --quantization fp8; the KV cache has the type of --dtype"
-)
+_NO_QUANTIZATION = "FP8 scales are read from the checkpoint, or made by --quantization fp8"
 _ONE_ENGINE = "one target and one draft are served; for more, start `outrider target` on each host"
 _NO_LORA = "adapters are not served: merge the adapter into the model"
 _TEXT_ONLY = "models of text alone are served"
@@ -162,8 +160,8 @@ VALUES = {
     ),
     # As here at some values.
     _NO_QUANTIZATION: "--quantization-config",
-    "the KV cache has the type of the weights: see --dtype": (
-        "--kv-cache-dtype=auto --kv-cache-dtype-skip-layers --override-attention-dtype"
+    "all layers have one type of keys and values: see --kv-cache-dtype": (
+        "--kv-cache-dtype-skip-layers --override-attention-dtype"
     ),
     "a model is split by --tensor-parallel-size": (
         "--pipeline-parallel-size=1 -pp=1 --decode-context-parallel-size=1 -dcp=1 --prefill-context-parallel-size=1"

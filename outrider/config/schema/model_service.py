@@ -12,6 +12,7 @@ from outrider.config.fields import (
     DraftLength,
     Dtype,
     Host,
+    KVCacheDtype,
     LoadFormat,
     LogLevel,
     ModelImplementation,
@@ -91,6 +92,12 @@ class ModelServiceSettings(Section):
         description="Whether a token's logits have the same bits in any batch, chunking and draft. on: or the service"
         " does not start; auto: where it costs little, which is one GPU of compute capability 9.0 with unquantized"
         " weights of 16 bits; off: near ties may fall differently as the batch changes.",
+    )
+    kv_cache_dtype: KVCacheDtype = Field(
+        "auto",
+        description="Type of keys and values in the cache. auto: that of the weights; fp8: FP8 (E4M3), twice the tokens"
+        " in the same memory, scaled by the checkpoint's k_scale and v_scale, else by 1. It changes what the model"
+        " says a little. Drafts that read hidden states keep their type.",
     )
     page_size: Positive = Field(16, description="Tokens in a KV page.")
     num_pages: Positive | None = Field(

@@ -20,6 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from outrider.kernels.few_tokens.layout import Matrix, NormedInput
 from outrider.kernels.launching import launch_options
 from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
+from outrider.kernels.rope_and_cache.numbers import cache_numbers
 
 _SHORT = 4096
 """Rows of weights up to so long take four warps."""
@@ -138,6 +139,8 @@ def _qkv_rope_kernel(
     rows_ptr,  # [T]
     size,
     eps,
+    inverse_key_scale,  # of FP8; None: both are 1
+    inverse_value_scale,
     NUM_TOKENS: tl.constexpr,
     HAS_DELTA: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -182,8 +185,24 @@ def _qkv_rope_kernel(
         else:
             slot = tl.load(slots_ptr + token).to(tl.int64)
             stored = kv_ptr + (slot * 2 * NUM_KV_HEADS + head - NUM_HEADS) * HEAD_DIM + place
-            tl.store(stored, first.to(kv_ptr.dtype.element_ty), mask=is_place & (slot >= 0))
-            tl.store(stored + HALF, second.to(kv_ptr.dtype.element_ty), mask=is_place & (slot >= 0))
+            # FP8 numbers are rounded from what a wider cache holds.
+            is_key = head < NUM_HEADS + NUM_KV_HEADS
+            tl.store(
+                stored,
+                cache_numbers(
+                    first.to(query_ptr.dtype.element_ty), is_key, inverse_key_scale, inverse_value_scale,
+                    kv_ptr.dtype.element_ty,
+                ),
+                mask=is_place & (slot >= 0),
+            )  # fmt: skip
+            tl.store(
+                stored + HALF,
+                cache_numbers(
+                    second.to(query_ptr.dtype.element_ty), is_key, inverse_key_scale, inverse_value_scale,
+                    kv_ptr.dtype.element_ty,
+                ),
+                mask=is_place & (slot >= 0),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +269,7 @@ def qkv_with_rope(
     _qkv_rope_kernel[(num_heads * triton.cdiv(heads.head_dim // 2, block_n),)](
         hidden, _delta(source), source.norm_weight, matrix.weight, _bias(matrix), total, query, kv, slots,
         cos_sin.cos, cos_sin.sin, slots if cos_sin.rows is None else cos_sin.rows, size, source.eps,
+        *heads.inverse_scales,
         NUM_TOKENS=num_tokens, HAS_DELTA=source.delta is not None, HAS_BIAS=matrix.bias is not None,
         HAS_ROWS=cos_sin.rows is not None,
         NUM_HEADS=heads.num_heads, NUM_KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim,

@@ -83,19 +83,30 @@ def paged_attention(
     scale: float | None = None,
     softcap: float | None = None,
     sink_logits: torch.Tensor | None = None,
+    value_scale: float | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over one layer's ``kv`` [S, 2, H_kv, D]; returns [T, H, D]. Scores are multiplied by
     ``scale``, None: D ** -0.5; with a ``softcap`` c a score x then becomes c * tanh(x / c). ``sink_logits`` [H] float32
-    are learned scores of a key without a value, one for each head, which take part in the softmax.
+    are learned scores of a key without a value, one for each head, which take part in the softmax. ``kv`` may be FP8
+    (E4M3) numbers, which are widened to the type of ``query``; what is returned is multiplied by ``value_scale``.
     """
     if isinstance(plan, DevicePlan):
         from outrider.kernels.paged_attention import chunks, invariant, kernel, prompts  # Triton is slow to import
 
         if plan.batch_invariant:
-            return invariant.attend_segments(query, kv, plan, scale=scale, softcap=softcap, sink_logits=sink_logits)
+            return invariant.attend_segments(
+                query, kv, plan, scale=scale, softcap=softcap, sink_logits=sink_logits, value_scale=value_scale
+            )
         if chunks.takes_chunks(query, plan.rows.max_queries):
-            if softcap is None and sink_logits is None and prompts.takes_prompts(query, plan):
+            is_plain = softcap is None and sink_logits is None and kv.dtype == query.dtype
+            if is_plain and prompts.takes_prompts(query, plan):
                 return prompts.attend_prompts(query, kv, plan, scale=scale)
-            return chunks.attend_chunks(query, kv, plan, scale=scale, softcap=softcap, sink_logits=sink_logits)
-        return kernel.paged_attention(query, kv, plan, scale=scale, softcap=softcap, sink_logits=sink_logits)
-    return reference.paged_attention(query, kv, plan, scale=scale, softcap=softcap, sink_logits=sink_logits)
+            return chunks.attend_chunks(
+                query, kv, plan, scale=scale, softcap=softcap, sink_logits=sink_logits, value_scale=value_scale
+            )
+        return kernel.paged_attention(
+            query, kv, plan, scale=scale, softcap=softcap, sink_logits=sink_logits, value_scale=value_scale
+        )
+    return reference.paged_attention(
+        query, kv, plan, scale=scale, softcap=softcap, sink_logits=sink_logits, value_scale=value_scale
+    )

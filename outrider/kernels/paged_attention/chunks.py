@@ -91,6 +91,7 @@ def _attend_chunks_kernel(
     sink_logits_ptr,  # [H] float32; None: no sinks
     query_stride,
     scale,  # includes log2(e)
+    value_scale,  # None: 1
     window,
     num_rows,
     budget,
@@ -129,16 +130,16 @@ def _attend_chunks_kernel(
     if num_queries * GROUP <= SMALL_M:
         attend_tile(
             query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, sink_logits_ptr, query_stride,
-            scale, window, first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
-            PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SOFTCAP, SMALL_M, BLOCK_N, BLOCK_D, LARGE_M,
-            False, STAGES, 4, "tf32", PDL,
+            scale, value_scale, window, first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot,
+            counter, PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SOFTCAP, SMALL_M, BLOCK_N, BLOCK_D,
+            LARGE_M, False, STAGES, 4, "tf32", PDL,
         )  # fmt: skip
     else:
         attend_tile(
             query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, sink_logits_ptr, query_stride,
-            scale, window, first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
-            PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SOFTCAP, LARGE_M, BLOCK_N, BLOCK_D, LARGE_M,
-            True, STAGES, 1, "tf32", PDL,
+            scale, value_scale, window, first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot,
+            counter, PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SOFTCAP, LARGE_M, BLOCK_N, BLOCK_D,
+            LARGE_M, True, STAGES, 1, "tf32", PDL,
         )  # fmt: skip
 
 
@@ -169,6 +170,7 @@ def attend_chunks(
     scale: float | None = None,
     softcap: float | None = None,
     sink_logits: torch.Tensor | None = None,
+    value_scale: float | None = None,
     budget: int | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D], two bytes a number, with ``sink_logits`` [H] float32 or
@@ -192,8 +194,9 @@ def attend_chunks(
     stats = torch.empty(num_kv_heads * slots * 2 * tiling.large_m, dtype=torch.float32, device=query.device)
     _attend_chunks_kernel[(num_kv_heads, num_parts)](
         query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages, sums, stats,
-        rows.counters, sink_logits, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, num_rows,
-        budget, slots, PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        rows.counters, sink_logits, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, value_scale,
+        plan.window or 0, num_rows, budget, slots,
+        PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, SOFTCAP=softcap or 0.0, LARGE_M=tiling.large_m,
         SMALL_M=min(64, max(16, triton.next_power_of_2(_FEW_QUERIES * group))), BLOCK_N=tiling.block_n,
         BLOCK_D=block_d, ROWS=max(_ROWS, triton.next_power_of_2(num_rows)), LEAST_BLOCKS=_LEAST_BLOCKS,

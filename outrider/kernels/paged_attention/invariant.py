@@ -35,7 +35,7 @@ from outrider.kernels.paged_attention.segments import (
     segment_of,
     segment_start,
 )
-from outrider.kernels.paged_attention.tiles import first_state
+from outrider.kernels.paged_attention.tiles import first_state, weighted_mean
 from outrider.kernels.room import empty_rows
 
 _LOG2_E = 1.4426950408889634
@@ -59,6 +59,7 @@ def _attend_segments_kernel(
     sink_logits_ptr,  # [H] float32; None: no sinks
     query_stride,
     scale,  # includes log2(e)
+    value_scale,  # None: 1
     window,
     num_parts,
     slots,
@@ -136,7 +137,7 @@ def _attend_segments_kernel(
         )  # fmt: skip
         out = (first_query + query).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)
         out += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
-        tl.store(out_ptr + out, (total / weight_sum[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptr + out, weighted_mean(total, weight_sum, value_scale).to(out_ptr.dtype.element_ty), mask=inside)
         return
 
     i = tl.arange(0, BLOCK_M)
@@ -159,7 +160,7 @@ def _attend_segments_kernel(
     if tl.atomic_add(counter, 1, sem="acq_rel") == num_cuts - 1:
         tl.store(counter, 0)
         _join_slots(
-            out_ptr, sums_ptr + slot * SLOT_SIZE, stats_ptr + slot * 2 * SLOT_M, sink_logits_ptr,
+            out_ptr, sums_ptr + slot * SLOT_SIZE, stats_ptr + slot * 2 * SLOT_M, sink_logits_ptr, value_scale,
             end_segment - first_segment,
             first_query, num_queries, tile * BLOCK_M, kv_head,
             GROUP, NUM_KV_HEADS, HEAD_DIM, SLOT_M, BLOCK_D, UNROLLED,
@@ -168,8 +169,8 @@ def _attend_segments_kernel(
 
 @triton.jit
 def _join_slots(
-    out_ptr, sums_ptr, stats_ptr, sink_logits_ptr, num_segments, first_query, num_queries, first_m, kv_head,
-    GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SLOT_M: tl.constexpr,
+    out_ptr, sums_ptr, stats_ptr, sink_logits_ptr, value_scale, num_segments, first_query, num_queries, first_m,
+    kv_head, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SLOT_M: tl.constexpr,
     BLOCK_D: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
     """Outputs of a tile from what its segments have left in memory."""
@@ -192,7 +193,7 @@ def _join_slots(
             largest, weight_sum, total = join_segments(largest, weight_sum, total, next_largest, next_sum, next_total)
     out = (first_query + m // GROUP).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)
     out += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
-    tl.store(out_ptr + out, (total / weight_sum[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + out, weighted_mean(total, weight_sum, value_scale).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def attend_segments(
@@ -203,6 +204,7 @@ def attend_segments(
     scale: float | None = None,
     softcap: float | None = None,
     sink_logits: torch.Tensor | None = None,
+    value_scale: float | None = None,
     tiling: SegmentTiling | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D], with ``sink_logits`` [H] float32 or None; returns
@@ -227,8 +229,9 @@ def attend_segments(
     stats = torch.empty(2 * slots, dtype=torch.float32, device=query.device)
     _attend_segments_kernel[(num_kv_heads, division.num_parts)](
         query, kv, out, plan.rows.pages, plan.schedule, sums, stats, plan.rows.counters,
-        sink_logits, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0, division.num_parts,
-        division.slots, PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        sink_logits, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, value_scale, plan.window or 0,
+        division.num_parts, division.slots,
+        PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, SOFTCAP=softcap or 0.0,
         BLOCK_M=tiling.block_m, SLOT_M=slot_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",

@@ -59,6 +59,7 @@ def _attend_kernel(
     sink_logits_ptr,  # [H] float32; None: no sinks
     query_stride,
     scale,  # includes log2(e)
+    value_scale,  # None: 1
     window,
     num_parts,
     budget,
@@ -114,8 +115,8 @@ def _attend_kernel(
         return
     attend_tile(
         query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, pages_ptr + first_page, sink_logits_ptr,
-        query_stride, scale, window, first_query, num_queries, first_position, kv_head, tile, part, num_cuts,
-        kv_head * slots + number - part, cut_tile * NUM_KV_HEADS + kv_head,
+        query_stride, scale, value_scale, window, first_query, num_queries, first_position, kv_head, tile, part,
+        num_cuts, kv_head * slots + number - part, cut_tile * NUM_KV_HEADS + kv_head,
         PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SOFTCAP, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_M, False,
         STAGES, UNROLLED, PRECISION, PDL,
     )  # fmt: skip
@@ -139,6 +140,7 @@ def paged_attention(
     scale: float | None = None,
     softcap: float | None = None,
     sink_logits: torch.Tensor | None = None,
+    value_scale: float | None = None,
     tiling: Tiling | None = None,
     budget: int | None = None,
 ) -> torch.Tensor:
@@ -163,8 +165,8 @@ def paged_attention(
     stats = torch.empty(num_kv_heads * slots * 2 * tiling.block_m, dtype=torch.float32, device=query.device)
     _attend_kernel[(num_kv_heads, sharing.num_parts)](
         query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages, schedule, sums, stats,
-        rows.counters, sink_logits, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, plan.window or 0,
-        sharing.num_parts, sharing.budget, slots,
+        rows.counters, sink_logits, query.stride(0), (scale or head_dim**-0.5) * _LOG2_E, value_scale,
+        plan.window or 0, sharing.num_parts, sharing.budget, slots,
         PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, SOFTCAP=softcap or 0.0,
         IS_SCHEDULED=num_rows > 1, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d,

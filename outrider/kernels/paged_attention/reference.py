@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from outrider.kernels.kv_store import as_bytes
+
 if TYPE_CHECKING:
     from outrider.model_executor.input_batch import ForwardBatch
 
@@ -104,10 +106,12 @@ def paged_attention(
     scale: float | None = None,
     softcap: float | None = None,
     sink_logits: torch.Tensor | None = None,
+    value_scale: float | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over one layer's ``kv`` [S, 2, H_kv, D]; returns [T, H, D]. Scores are multiplied by
     ``scale``, None: D ** -0.5; with a ``softcap`` c a score x then becomes c * tanh(x / c). ``sink_logits`` [H] are
-    scores of a key without a value, one for each head.
+    scores of a key without a value, one for each head. FP8 numbers are widened; what is returned is multiplied by
+    ``value_scale``.
     """
     in_place = _heads_first(kv)
     rows = []
@@ -115,8 +119,8 @@ def paged_attention(
         selected = (
             in_place.narrow(3, row.first_slot, row.num_keys)
             if row.slots is None
-            else _heads_first(kv.index_select(0, row.slots))
-        )
+            else _heads_first(as_bytes(kv).index_select(0, row.slots).view(kv.dtype))
+        ).to(query.dtype)
         own = query[row.query_start : row.query_end]
         rows.append(
             _attend(own, selected, row, scale)
@@ -125,7 +129,8 @@ def paged_attention(
                 own, selected, row, scale or query.shape[-1] ** -0.5, softcap=softcap, sink_logits=sink_logits
             )
         )
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
+    found = rows[0] if len(rows) == 1 else torch.cat(rows)
+    return found if value_scale is None else found * value_scale
 
 
 def _heads_first(kv: torch.Tensor) -> torch.Tensor:

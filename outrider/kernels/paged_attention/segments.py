@@ -145,6 +145,7 @@ def _attend_span(
         else:
             keys = tl.load(pointers)
             values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM)
+        keys, values = keys.to(queries.dtype), values.to(queries.dtype)  # of FP8
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         if SOFTCAP > 0:
             scores = capped(scores, scale, SOFTCAP)

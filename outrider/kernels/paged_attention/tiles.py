@@ -48,6 +48,15 @@ def first_state(sink_logits_ptr, kv_head, m, is_first, GROUP: tl.constexpr):
 
 
 @triton.jit
+def weighted_mean(total, weight_sum, value_scale):
+    """Output of attention, [M, D]: the sum of values over that of their weights, times the scale if there is one."""
+    mean = total / weight_sum[:, None]
+    if value_scale is not None:
+        mean *= value_scale
+    return mean
+
+
+@triton.jit
 def _pages_of(page_ptr, start, high, skipped, SINKS: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Of BLOCK_N keys; those past the last take its page."""
     place = tl.maximum(tl.minimum(start + tl.arange(0, BLOCK_N), high - 1), 0)
@@ -113,6 +122,7 @@ def _attend_block(
     else:
         keys = tl.load(ptrs)
         values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM)
+    keys, values = keys.to(queries.dtype), values.to(queries.dtype)  # of FP8
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     if SOFTCAP > 0:
         scores = capped(scores, scale, SOFTCAP)
@@ -179,9 +189,8 @@ def _attend_span(
 
 @triton.jit
 def attend_tile(
-    query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, sink_logits_ptr,
-    query_stride, scale, window, first_query, num_queries, first_position, kv_head, tile, part_of_tile, num_cuts,
-    slot, counter,
+    query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, sink_logits_ptr, query_stride, scale,
+    value_scale, window, first_query, num_queries, first_position, kv_head, tile, part_of_tile, num_cuts, slot, counter,
     PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SLOT_M: tl.constexpr, IS_LARGE: tl.constexpr,
@@ -248,7 +257,10 @@ def attend_tile(
         out_place = (first_query + query).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)
         out_place += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
         if num_parts == 1:
-            tl.store(out_ptr + out_place, (total / weight_sum[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+            tl.store(
+                out_ptr + out_place, weighted_mean(total, weight_sum, value_scale).to(out_ptr.dtype.element_ty),
+                mask=inside,
+            )  # fmt: skip
         else:
             i = tl.arange(0, BLOCK_M)
             # The slots of a tile's parts are neighbours among those of one head.
@@ -280,4 +292,7 @@ def attend_tile(
                         fade = tl.exp2(their_largest - base)
                         weight_sum += their_sum * fade
                         total += their_total * fade[:, None]
-                tl.store(out_ptr + out_place, (total / weight_sum[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+                tl.store(
+                    out_ptr + out_place, weighted_mean(total, weight_sum, value_scale).to(out_ptr.dtype.element_ty),
+                    mask=inside,
+                )  # fmt: skip

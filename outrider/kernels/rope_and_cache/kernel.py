@@ -10,8 +10,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from outrider.kernels.fp8_linear.layout import FP8
 from outrider.kernels.launching import launch_options
 from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
+from outrider.kernels.rope_and_cache.numbers import cache_numbers
 
 _MANY_TOKENS = 128
 """From so many on, programs of few heads of a token are too many."""
@@ -38,6 +40,8 @@ def _rope_and_cache_kernel(
     partial_stride,
     query_stride,
     eps,
+    inverse_key_scale,  # of FP8; None: both are 1
+    inverse_value_scale,
     NUM_PARTIALS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -66,8 +70,8 @@ def _rope_and_cache_kernel(
     inside = (head < NUM_ROTATED + NUM_KV_HEADS)[:, None] & (half < HALF)[None, :]
     within_head = head[:, None] * HEAD_DIM + half[None, :]
     place = qkv_ptr + token * (NUM_ROTATED + NUM_KV_HEADS) * HEAD_DIM + within_head
-    stored_first = _sum_of(place, inside, partial_stride, NUM_PARTIALS).to(kv_ptr.dtype.element_ty)
-    stored_second = _sum_of(place + HALF, inside, partial_stride, NUM_PARTIALS).to(kv_ptr.dtype.element_ty)
+    stored_first = _sum_of(place, inside, partial_stride, NUM_PARTIALS).to(queries_ptr.dtype.element_ty)
+    stored_second = _sum_of(place + HALF, inside, partial_stride, NUM_PARTIALS).to(queries_ptr.dtype.element_ty)
     first, second = stored_first.to(tl.float32), stored_second.to(tl.float32)
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / HEAD_DIM + eps)[:, None]
@@ -84,8 +88,11 @@ def _rope_and_cache_kernel(
     tl.store(query + HALF, rotated_second, mask=is_query)
     kept = (head >= NUM_HEADS)[:, None] & inside & (slot >= 0)
     destination = kv_ptr + slot * 2 * NUM_KV_HEADS * HEAD_DIM + within_head - NUM_HEADS * HEAD_DIM
-    tl.store(destination, rotated_first, mask=kept)
-    tl.store(destination + HALF, rotated_second, mask=kept)
+    is_key = is_rotated[:, None]
+    first = cache_numbers(rotated_first, is_key, inverse_key_scale, inverse_value_scale, kv_ptr.dtype.element_ty)
+    second = cache_numbers(rotated_second, is_key, inverse_key_scale, inverse_value_scale, kv_ptr.dtype.element_ty)
+    tl.store(destination, first, mask=kept)
+    tl.store(destination + HALF, second, mask=kept)
 
 
 def apply_rope_and_cache(
@@ -102,15 +109,16 @@ def apply_rope_and_cache(
     num_partials, num_tokens = qkv.shape[0] if qkv.dim() == 3 else 1, qkv.shape[-2]
     partials = qkv.view(num_partials, num_tokens, num_all, heads.head_dim)
     queries = partials[0, :, : heads.num_heads]  # [T, H, D]
-    if qkv.dtype != kv.dtype:
-        queries = torch.empty(queries.shape, dtype=kv.dtype, device=qkv.device)
+    dtype = cos_sin.cos.dtype if kv.dtype == FP8 else kv.dtype
+    if qkv.dtype != dtype:
+        queries = torch.empty(queries.shape, dtype=dtype, device=qkv.device)
     num_heads, num_warps = (16, 4) if num_tokens >= _MANY_TOKENS else (4, 1)  # of a program
     if num_tokens:
         _rope_and_cache_kernel[(num_tokens, triton.cdiv(num_all, num_heads))](
             qkv, queries, kv, slots, cos_sin.cos, cos_sin.sin,
             slots if cos_sin.rows is None else cos_sin.rows,
             qkv if norm_weight is None else norm_weight,
-            partials.stride(0), queries.stride(0), heads.eps, NUM_PARTIALS=num_partials,
+            partials.stride(0), queries.stride(0), heads.eps, *heads.inverse_scales, NUM_PARTIALS=num_partials,
             NUM_HEADS=heads.num_heads, NUM_KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim,
             HAS_ROWS=cos_sin.rows is not None, HAS_NORM=norm_weight is not None,
             BLOCK_H=num_heads, BLOCK_HALF=triton.next_power_of_2(heads.head_dim // 2),

@@ -16,6 +16,15 @@ class HeadLayout:
     head_dim: int
     eps: float
     """Of the normalisation of queries and keys, where there is one."""
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+    """Of a cache of FP8 numbers: what these are multiplied by to be keys and values."""
+
+    @property
+    def inverse_scales(self) -> tuple[float | None, float | None]:
+        """What keys and values are multiplied by to be numbers of the cache; None: 1."""
+        is_one = self.key_scale == self.value_scale == 1.0
+        return (None, None) if is_one else (1.0 / self.key_scale, 1.0 / self.value_scale)
 
 
 @dataclass(frozen=True, slots=True)

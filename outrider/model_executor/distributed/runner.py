@@ -206,6 +206,7 @@ def _load_options(
         "ranks": ranks,
         "attention_window": _attention_window(settings),
         "quantization": settings.quantization,
+        "kv_cache_dtype": settings.kv_cache_dtype,
         "model_impl": settings.model_impl,
         "batch_invariant": settings.batch_invariant,
     }

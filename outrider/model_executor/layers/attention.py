@@ -6,6 +6,8 @@ then a part of a sum.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from outrider.kernels.paged_attention import paged_attention
@@ -61,6 +63,7 @@ class Attention:
         self.sink_logits = (
             torch.empty(len(own_heads), dtype=torch.float32, device=context.device) if variant.has_sink_logits else None
         )
+        self._value_scale: float | None = None
         self.wide_norm = WideNorm(context) if variant.has_wide_qk_norm else None
         dtype = norm_dtype(context.dtype, self._offset)
         self.qk_norm = torch.empty(num_turned, size, dtype=dtype, device=context.device) if config.qk_norm else None
@@ -73,10 +76,21 @@ class Attention:
         """
         target = QueryTarget(kv, inputs.slots, cos_sin, self._heads, self.qk_norm)
         hidden, queries = self._queries(source, target)
-        attended = paged_attention(
-            queries, kv, inputs.plan, scale=self._scale, softcap=self._softcap, sink_logits=self.sink_logits
-        )
+        attended = self._attend(queries, kv, inputs)
         return hidden, self.output.to_residual(attended.reshape(queries.shape[0], -1))
+
+    def _attend(self, queries: torch.Tensor, kv: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
+        """``queries`` [T, H, D] over the layer's keys and values: [T, H, D]."""
+        return paged_attention(
+            queries, kv, inputs.plan, scale=self._scale, softcap=self._softcap, sink_logits=self.sink_logits,
+            value_scale=self._value_scale,
+        )  # fmt: skip
+
+    def set_kv_scales(self, key_scale: float, value_scale: float) -> None:
+        """Set what numbers of an FP8 cache are multiplied by to be keys and values; called once."""
+        self._heads = replace(self._heads, key_scale=key_scale, value_scale=value_scale)
+        self._scale = (self._scale or self._heads.head_dim**-0.5) * key_scale
+        self._value_scale = None if value_scale == 1.0 else value_scale
 
     def store(self, source: Residual, kv: torch.Tensor, cos_sin: CosSin, inputs: AttentionInputs) -> None:
         """Store the keys and values of tokens that attend to nothing themselves."""

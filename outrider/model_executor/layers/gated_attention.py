@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.paged_attention import paged_attention
 from outrider.kernels.rope_and_cache import CosSin, apply_rope_and_cache
 from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.context import LayerContext
@@ -39,6 +38,5 @@ class GatedAttention(Attention):
         num_gates = self._num_queries
         qkv, gates = product[:, :-num_gates].contiguous(), product[:, -num_gates:]
         queries = apply_rope_and_cache(qkv, kv, inputs.slots, cos_sin, self._heads, norm_weight=self.qk_norm)
-        attended = paged_attention(queries, kv, inputs.plan, scale=self._scale, softcap=self._softcap)
-        gated = attended.reshape(len(x), -1) * gates.sigmoid()
+        gated = self._attend(queries, kv, inputs).reshape(len(x), -1) * gates.sigmoid()
         return hidden, self.output.to_residual(gated)

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from outrider.errors import ConfigError
+from outrider.kernels.fp8_linear import FP8
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.layers.quantization import ONLINE
 from outrider.model_executor.loader.fallback import check_fallback
-from outrider.model_executor.loader.model import ModelImplementation, QuantizationName, choose_length
+from outrider.model_executor.loader.model import KVCacheDtype, ModelImplementation, QuantizationName, choose_length
 from outrider.model_executor.models import FALLBACK_SPEED, ModelConfig, read_model_config
 from outrider.model_executor.models.families import family_of
 from outrider.model_executor.models.weights import state_bytes, weight_bytes
@@ -23,7 +24,7 @@ class ModelEstimate:
 
     config: ModelConfig
     dtype: torch.dtype
-    """Type of activations, KV cache and all weights that are not quantized."""
+    """Type of activations and all weights that are not quantized."""
     max_model_len: int
     weight_bytes: int
     """Of each rank on a GPU; norms and biases, which each holds whole, are counted as shared."""
@@ -60,6 +61,7 @@ def estimate_model(
     *,
     dtype: str = "auto",
     quantization: QuantizationName = "none",
+    kv_cache_dtype: KVCacheDtype = "auto",
     model_impl: ModelImplementation = "auto",
     tensor_parallel_size: int = 1,
     max_model_len: int | None = None,
@@ -70,7 +72,7 @@ def estimate_model(
     """
     config = read_model_config(folder, model_impl)
     if config.is_fallback:
-        check_fallback(config, load_format="safetensors", num_ranks=tensor_parallel_size)
+        check_fallback(config, load_format="safetensors", kv_cache_dtype=kv_cache_dtype, num_ranks=tensor_parallel_size)
     if quantization == "fp8" and config.quantization is None:
         config = replace(config, quantization=ONLINE)
     Shard(0, tensor_parallel_size).check(config)
@@ -83,6 +85,7 @@ def estimate_model(
 
         sizes = estimate_sizes(folder, config, chosen)
         return ModelEstimate(config, chosen, length, sizes.weight_bytes, sizes.kv_bytes_per_token)
+    cached = FP8 if kv_cache_dtype == "fp8" else chosen
     num_bytes = weight_bytes(config, chosen, is_widened=False) // tensor_parallel_size
     states = 0 if config.recurrent is None else state_bytes(config, chosen)
-    return ModelEstimate(config, chosen, length, num_bytes, config.kv_bytes_per_token(chosen), states)
+    return ModelEstimate(config, chosen, length, num_bytes, config.kv_bytes_per_token(cached), states)

@@ -19,9 +19,11 @@ from outrider.model_executor.models.json_files import is_there, read_object
 _log = logging.getLogger(__name__)
 
 
-def check_fallback(config: ModelConfig, *, load_format: str, num_ranks: int) -> None:
+def check_fallback(config: ModelConfig, *, load_format: str, kv_cache_dtype: str, num_ranks: int) -> None:
     """Raise ``ConfigError`` for a setting that a model has not that transformers' code computes."""
     name = config.architecture
+    if kv_cache_dtype != "auto":
+        raise ConfigError("kv_cache_dtype", f"must be auto for {name}, which runs through transformers")
     if num_ranks > 1:
         raise ConfigError("tensor_parallel_size", f"must be 1 for {name}, which runs through transformers")
     if load_format != "safetensors":

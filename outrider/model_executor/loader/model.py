@@ -14,6 +14,7 @@ from typing import Literal, Protocol, TypedDict
 import torch
 
 from outrider.errors import ConfigError, ModelError
+from outrider.kernels.fp8_linear import FP8
 from outrider.kernels.invariance import obstacle
 from outrider.kv_cache.sizing import DEFAULT_MAX_SEQUENCES, KVCacheRequest
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
@@ -26,6 +27,7 @@ from outrider.model_executor.kv_cache_sizing import (
 from outrider.model_executor.layers.quantization import ONLINE
 from outrider.model_executor.loader.checkpoint import read_checkpoint
 from outrider.model_executor.loader.fallback import check_fallback, load_fallback
+from outrider.model_executor.loader.kv_scales import read_kv_scales
 from outrider.model_executor.loader.stored_head import with_stored_head
 from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
 from outrider.model_executor.models import AttentionWindow, Decoder, ModelConfig, read_model_config
@@ -34,9 +36,11 @@ from outrider.model_executor.synthetic.recipe import synthetic_tensors
 from outrider.model_executor.worker_commands import WorkerCommand
 
 _log = logging.getLogger(__name__)
+_FP8_CAPABILITY = (8, 9)
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 ModelImplementation = Literal["auto", "native", "transformers"]
 QuantizationName = Literal["none", "fp8"]
+KVCacheDtype = Literal["auto", "fp8"]
 BatchInvariance = Literal["auto", "on", "off"]
 Publish = Callable[[WorkerCommand], None]
 """Called with a command that is about to be run; returns when nothing of the command is needed any more."""
@@ -78,6 +82,7 @@ class LoadOptions(TypedDict, total=False):
     ranks: Ranks | None
     attention_window: AttentionWindow | None
     quantization: QuantizationName
+    kv_cache_dtype: KVCacheDtype
     model_impl: ModelImplementation
     batch_invariant: BatchInvariance
     num_state_slots: int | None
@@ -91,6 +96,7 @@ class LoadedModel:
     page_size: int
     num_pages: int
     max_model_len: int
+    kv_cache_dtype: torch.dtype
     num_state_slots: int = 0
     """Sequences and snapshots whose states in recurrent layers there is room for."""
 
@@ -112,6 +118,7 @@ def load_model(
     ranks: Ranks | None = None,
     attention_window: AttentionWindow | None = None,
     quantization: QuantizationName = "none",
+    kv_cache_dtype: KVCacheDtype = "auto",
     model_impl: ModelImplementation = "auto",
     batch_invariant: BatchInvariance = "off",
     num_state_slots: int | None = None,
@@ -125,9 +132,10 @@ def load_model(
     room for ``max_sequences`` of ``max_model_len``; of several ranks, what fits the one with the least room.
     ``graph_memory_bytes`` is the limit of CUDA graphs. With an ``attention_window`` layers attend to no more than that:
     for drafts, whose tokens a target judges. With the ``quantization`` "fp8" weights that are not quantized on file
-    become FP8. ``model_impl`` is whose code computes the layers; "auto": ours where there is a family for it, else
-    transformers'. ``batch_invariant`` "on" makes a token's results independent of what is computed with it, or raises
-    ``ConfigError``; "auto" does so where it costs little. ``progress(done, total)`` counts bytes of weights.
+    become FP8; with the ``kv_cache_dtype`` "fp8" keys and values are FP8 in the cache. ``model_impl`` is whose code
+    computes the layers; "auto": ours where there is a family for it, else transformers'. ``batch_invariant`` "on" makes
+    a token's results independent of what is computed with it, or raises ``ConfigError``; "auto" does so where it costs
+    little. ``progress(done, total)`` counts bytes of weights.
     ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = replace(read_model_config(folder, model_impl), attention_window=attention_window)
@@ -137,7 +145,9 @@ def load_model(
         kind = "experts" if config.experts is not None else "recurrent layers"
         raise ModelError(f"{folder}: load_format synthetic makes no models with {kind}; dummy does")
     if config.is_fallback:
-        check_fallback(config, load_format=load_format, num_ranks=1 if ranks is None else 2)
+        check_fallback(
+            config, load_format=load_format, kv_cache_dtype=kv_cache_dtype, num_ranks=1 if ranks is None else 2
+        )
     elif load_format == "safetensors":
         config = with_stored_head(folder, config)
         # Before memory is taken for what config.json promises; of several ranks one warns.
@@ -145,6 +155,7 @@ def load_model(
     length = choose_length(config, max_model_len)
     config = config.for_length(length)
     chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
+    cached_dtype = _cached_dtype(kv_cache_dtype, chosen_dtype, chosen_device)
     with torch.inference_mode(), explaining_out_of_memory(chosen_device):
         communicator = SINGLE_RANK if ranks is None else ranks.open_communicator(chosen_device, chosen_dtype)
         communicator.shard.check(config)
@@ -170,11 +181,13 @@ def load_model(
             fill_weights(decoder, synthetic_tensors(folder, config, chosen_dtype, chosen_device))
         else:
             load_weights(decoder, folder, progress)
+            if cached_dtype == FP8:
+                read_kv_scales(decoder, folder)
         states = decoder.kv_cache_layout.states
         request = KVCacheRequest(
             page_size,
             length,
-            decoder.kv_cache_layout.bytes_per_token(chosen_dtype.itemsize),
+            decoder.kv_cache_layout.bytes_per_token(cached_dtype.itemsize),
             num_pages,
             kv_cache_bytes,
             gpu_memory_utilization,
@@ -186,7 +199,16 @@ def load_model(
         slots, pages = choose_cache_size(request, chosen_device, kept_bytes=for_graphs)
         if ranks is not None:
             slots, pages = ranks.least(slots), ranks.least(pages)
-        return LoadedModel(decoder, page_size, pages, length, slots)
+        return LoadedModel(decoder, page_size, pages, length, cached_dtype, slots)
+
+
+def _cached_dtype(setting: KVCacheDtype, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Type of keys and values; ``ConfigError`` for one that the device has no numbers of."""
+    if setting == "auto":
+        return dtype
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise ConfigError("kv_cache_dtype", f"fp8 needs compute capability 8.9 or higher, which {device} has not")
+    return FP8
 
 
 def is_batch_invariant(

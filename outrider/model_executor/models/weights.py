@@ -13,7 +13,7 @@ from outrider.model_executor.models.tensor_names import is_of_other_part
 
 _NO_MEMORY = torch.device("meta")
 _KV_SCALES = (".k_scale", ".v_scale", ".q_scale")
-"""Of a quantized KV cache, which is kept in the model's type here."""
+"""Of a quantized KV cache; ``loader.kv_scales`` reads those that it needs."""
 
 
 def weight_targets(decoder: Decoder) -> dict[str, WeightTarget]:
@@ -50,6 +50,6 @@ def is_ignored(name: str, config: ModelConfig) -> bool:
         return family.has_mtp
     if is_of_other_part(name, family):
         return True
-    if config.quantization is not None and name.endswith(_KV_SCALES):
+    if name.endswith(_KV_SCALES):
         return True
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)

@@ -141,8 +141,8 @@ def check_fp8(source: Path, form: str, rank: int) -> None:
         check_logits(quantize_folder(source, Path(place) / "fp8", FORMATS[form]), rank)
 
 
-def check_logits(folder: Path, rank: int) -> None:
-    settings: dict[str, Any] = {"dtype": "float64", "page_size": 4, "num_pages": 60}
+def check_logits(folder: Path, rank: int, **more: Any) -> None:
+    settings: dict[str, Any] = {"dtype": "float64", "page_size": 4, "num_pages": 60, **more}
     expected = logits_of(ModelRunner.load(folder, **settings))
     found = logits_of(ModelRunner.load(folder, **settings, ranks=BothRun(rank)))
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
@@ -257,6 +257,7 @@ def main(store: str, rank: int, synthetic: str) -> None:
     for form in ("compressed blocks", "tensor, static", "weights alone"):
         for architecture, config in FP8_MODELS.values():
             check_fp8(build(architecture, **config), form, rank)
+    check_logits(build("qwen3"), rank, kv_cache_dtype="fp8")
     check_mxfp4(build(MXFP4_MODEL[0], **MXFP4_MODEL[1]), rank)
     for architecture, config in MADE.values():
         check_made(build(architecture, **config), rank, "dummy")
