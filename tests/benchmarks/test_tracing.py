@@ -56,8 +56,8 @@ def take_steps(caller: str, kept: Kept, num_steps: int) -> Rig:
 def test_a_sampled_request_of_the_rig_makes_the_spans_of_a_real_one() -> None:
     kept = Kept()
     rig = take_steps(f"{CALLER}1", kept, 9)
-    assert rig.request_state.loop.spec_stats.num_drafts == 8
     rig.end()
+    assert rig.request_state.loop.spec_stats.num_drafts == 8
     named = [span.name for span in kept.spans]
     assert named.count(names.ACCEPT) == 9
     assert named.count(names.SCORE_ITEM) == named.count(names.SCORE) == 9

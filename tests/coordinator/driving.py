@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from outrider.ports import DraftEvent, EventBatch, TargetEvent
-from outrider.types import AcceptanceMethod, SamplingParams, TokenLogprob
-from outrider_coordinator.acceptance import JudgeRules, NextToken, Verdict
+from outrider.types import AcceptanceMethod, SamplingParams
+from outrider_coordinator.acceptance import JudgeRules
 from outrider_coordinator.session.actions import (
     Action,
     DraftWaitBegan,
@@ -25,7 +25,7 @@ from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.speculation import DraftLengthPolicy
-from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
+from outrider_coordinator.stats.spec_decode_stats import StepCount
 
 
 def make_plan(
@@ -99,21 +99,10 @@ class Driven:
             self.retries.append(action)
 
 
-def step_ended(*token_ids: int, logprobs: tuple[TokenLogprob, ...] | None = None) -> StepEnded:
-    """A step that gave these tokens."""
-    verdict = Verdict(len(token_ids) - 1, token_ids[-1], NextToken.BONUS)
-    reason = WithoutDraft.NOTHING_PROPOSED
-    return StepEnded(1, 0, len(token_ids) - 1, verdict, token_ids, logprobs, reason, None, is_prefill=False)
-
-
 def count_step(loop: SessionLoop, step: StepEnded) -> None:
     """Count a step where no request does."""
-    loop.spec_stats.count_step(
-        num_draft_tokens=step.num_draft_tokens,
-        num_accepted=step.num_accepted,
-        num_emitted=len(step.token_ids),
-        why_not=step.no_draft_reason,
-    )
+    count = StepCount(step.num_draft_tokens, step.num_accepted, len(step.token_ids), step.no_draft_reason)
+    loop.spec_stats.count_step(count)
 
 
 class Core(Protocol):

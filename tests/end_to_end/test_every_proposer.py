@@ -148,8 +148,8 @@ def num_drafted(stack: Stack) -> int:
 
 def has_drafts(stack: Stack) -> bool:
     """True if a request that runs had draft tokens."""
-    running = stack.coordinator._request_manager.running()
-    return any(request.loop.spec_stats.num_draft_tokens for request in running)
+    manager = stack.coordinator._request_manager
+    return manager.spec_stats().num_draft_tokens > manager.endings.spec_stats.num_draft_tokens
 
 
 async def draft_attached(stack: Stack) -> None:

@@ -16,7 +16,6 @@ from typing import TypeAlias
 from outrider.errors import OutriderError
 from outrider.generation import Delta, GenerationResult, Progress
 from outrider.types import TokenLogprob
-from outrider_coordinator.session.actions import StepEnded
 
 MAX_UNREAD_TOKENS = 64
 """Tokens that may wait for the reader ..."""
@@ -61,14 +60,14 @@ class OutputCollector:
         self.on_caught_up: Callable[[], None] = _ignore
         """... and then once the reader has taken it."""
 
-    def put(self, step: StepEnded, progress: Progress | None = None) -> None:
+    def put(
+        self,
+        token_ids: Sequence[int],
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         """Queue the output of a step, and at times the progress of the call, for the next ``release``."""
-        self._held.append((step.token_ids, step.logprobs))
-        self._held_progress = progress or self._held_progress
-
-    def put_tokens(self, token_ids: Sequence[int], progress: Progress | None = None) -> None:
-        """The same for the tokens of several steps, without logprobs."""
-        self._held.append((token_ids, None))
+        self._held.append((token_ids, logprobs))
         self._held_progress = progress or self._held_progress
 
     def release(self) -> None:

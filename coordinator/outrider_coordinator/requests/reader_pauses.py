@@ -36,8 +36,7 @@ class ReaderPauses:
         if request.is_over:
             return
         self._request_manager.endings.num_pauses += 1
-        request.num_pauses += 1
-        request.request_timings.note_paused()
+        request.pause()
         self._deliver(request, request.loop.pause)
         request.call_later(MAX_PAUSE_WITH_PAGES_S, partial(self._release, request, request.num_pauses))
 
@@ -48,6 +47,6 @@ class ReaderPauses:
     def _resume(self, request: RequestState) -> None:
         if request.is_over:
             return
-        request.request_timings.note_resumed()
+        request.resume()
         self._deliver(request, request.loop.resume)
         self._runner.resume(request)

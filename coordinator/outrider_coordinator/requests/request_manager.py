@@ -169,8 +169,10 @@ class RequestManager:
     def spec_stats(self) -> SpecDecodeStats:
         """Speculation statistics of all requests, running ones included."""
         whole = SpecDecodeStats()
-        for spec_stats in (self.endings.spec_stats, *(request_state.loop.spec_stats for request_state in self.all())):
-            whole.add(spec_stats)
+        whole.add(self.endings.spec_stats)
+        for request_state in self.all():
+            request_state.count_steps()
+            whole.add(request_state.loop.spec_stats)
         return whole
 
     def _count(self, request_state: RequestState, ending: Finish | Fail) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
 
 from outrider.generation import Delta, GenerationResult, Progress, Usage
 from outrider.ports import ItemTiming
+from outrider.types import TokenLogprob
 from outrider_coordinator.requests.deadline_timer import DeadlineTimer
 from outrider_coordinator.requests.output_collector import OutputCollector
 from outrider_coordinator.requests.request_log import log_ending
@@ -16,15 +17,29 @@ from outrider_coordinator.session.actions import Action, DraftWaitEnded, Fail, F
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 from outrider_coordinator.stats.request_timings import NANOSECONDS, RequestTimings
-from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
+from outrider_coordinator.stats.spec_decode_stats import StepCount
 from outrider_coordinator.tracing import RequestTrace
 from outrider_coordinator.tracing.requests import NOT_TRACED
 
 PROGRESS_INTERVAL_S = 0.25
 """Interval of ``Progress`` in a resumable stream: with every delta it took a tenth of the coordinator's time."""
 
-_PlainStep: TypeAlias = "tuple[int, WithoutDraft, ItemTiming | None, float, float]"
-"""Its token, why it had no proposal, the target's time, and the times of the answer and of the decision after it."""
+MAX_UNCOUNTED = 16
+"""Ends of steps and of waits that may wait to be counted. Counted one after the other, each takes half the time."""
+
+
+class EndedWait(NamedTuple):
+    """End of a wait for a proposal, or of a step, not counted yet."""
+
+    timing: ItemTiming | None
+    """The service's own time."""
+    arrived: float
+    """Time in seconds at which the service's answer was read."""
+    handled: float
+    """Time in seconds at which the session's next command was decided."""
+    is_prefill: bool
+    step: StepCount | None
+    """None: it was a wait for a proposal."""
 
 
 class RequestState:
@@ -50,10 +65,7 @@ class RequestState:
         """How often its reader was behind."""
         self.draft_wait_began: float | None = None
         """When it began to wait for a proposal that has not come; by the event loop's clock."""
-        self._uncounted: list[tuple[StepEnded | DraftWaitEnded, float, float]] = []
-        """Ends of steps that are not counted yet, with the times of the answer and of the decision after it."""
-        self._uncounted_plain: list[_PlainStep] = []
-        """The same of plain steps. Only one of both has entries."""
+        self._uncounted: list[EndedWait] = []
         self.output_collector = OutputCollector(
             loop.output.take_text, num_tokens=len(loop.engine_request.emitted_token_ids)
         )
@@ -89,25 +101,41 @@ class RequestState:
         self.count_steps()
         self.request_timings.note_parked()
 
+    def pause(self) -> None:
+        """Record that the reader is behind."""
+        self.count_steps()
+        self.num_pauses += 1
+        self.request_timings.note_paused()
+
+    def resume(self) -> None:
+        """Record that the reader reads on."""
+        self.count_steps()
+        self.request_timings.note_resumed()
+
     def note(self, action: StepEnded | DraftWaitEnded, arrived: float, handled: float) -> None:
-        """Queue the end of a step; ``flush`` counts it and gives its output to the user.
+        """Record the end of a step or of a wait for a proposal, and queue the step's output."""
+        if isinstance(action, DraftWaitEnded):
+            self.note_end(EndedWait(action.timing, arrived, handled, action.is_prefill, None))
+            return
+        step = StepCount(
+            action.num_draft_tokens,
+            action.num_accepted,
+            len(action.token_ids),
+            action.no_draft_reason,
+            action.num_forced_tokens,
+        )
+        self.note_end(EndedWait(action.timing, arrived, handled, action.is_prefill, step))
+        self.put_output(action.token_ids, action.logprobs, handled)
 
-        ``arrived``, ``handled``: times in seconds at which the service's answer was read, and at which the session's
-        next command was decided.
-        """
-        if self._uncounted_plain:
-            self._count_plain_steps()
-        self._uncounted.append((action, arrived, handled))
-
-    def note_plain(
-        self, token_id: int, reason: WithoutDraft, timing: ItemTiming | None, arrived: float, handled: float
-    ) -> None:
-        """The same for a plain step of a session that goes on. ``reason``: why it had no proposal; ``timing``: the
-        target's own time for it.
-        """
-        if self._uncounted:
+    def note_end(self, ended: EndedWait) -> None:
+        """Record the end of a step or of a wait, which is counted later."""
+        self._uncounted.append(ended)
+        if len(self._uncounted) >= MAX_UNCOUNTED:
             self.count_steps()
-        self._uncounted_plain.append((token_id, reason, timing, arrived, handled))
+
+    def put_output(self, token_ids: Sequence[int], logprobs: tuple[TokenLogprob, ...] | None, handled: float) -> None:
+        """Queue the output of a step; ``flush`` gives it to the user."""
+        self.output_collector.put(token_ids, logprobs, self._progress(handled))
 
     def note_in_trace(self, action: Action, at: float | None = None) -> None:
         """Record an action of a traced session, of now or of ``at`` (s). Items are traced while steps are shown."""
@@ -118,40 +146,19 @@ class RequestState:
                 self.loop.trace_items("")
 
     def count_steps(self) -> None:
-        """Count the steps since the last call and queue their output."""
-        if self._uncounted_plain:
-            self._count_plain_steps()
+        """Count the steps and waits that have ended since the last call."""
         uncounted, self._uncounted = self._uncounted, []
-        timings = self.request_timings
-        for action, arrived, handled in uncounted:
-            if isinstance(action, StepEnded):
-                timings.step_ended(arrived, handled, action.timing, is_prefill=action.is_prefill)
-                self._count(action)
-                timings.note_output(handled)
-                self.output_collector.put(action, self._progress(handled))
+        timings, spec_stats = self.request_timings, self.loop.spec_stats
+        for timing, arrived, handled, is_prefill, step in uncounted:
+            if step is None:
+                timings.draft_wait_ended(arrived, handled, timing, is_prefill=is_prefill)
             else:
-                timings.draft_wait_ended(arrived, handled, action.timing, is_prefill=action.is_prefill)
-
-    def _count_plain_steps(self) -> None:
-        steps, self._uncounted_plain = self._uncounted_plain, []
-        self.loop.spec_stats.count_plain_steps([reason for _, reason, _, _, _ in steps])
-        note = self.request_timings.plain_step_ended
-        for _, _, timing, arrived, handled in steps:
-            note(arrived, handled, timing)
-        self.output_collector.put_tokens([token_id for token_id, _, _, _, _ in steps], self._progress(steps[-1][-1]))
-
-    def _count(self, step: StepEnded) -> None:
-        self.loop.spec_stats.count_step(
-            num_draft_tokens=step.num_draft_tokens,
-            num_accepted=step.num_accepted,
-            num_emitted=len(step.token_ids),
-            why_not=step.no_draft_reason,
-            num_forced_tokens=step.num_forced_tokens,
-        )
+                timings.step_ended(arrived, handled, timing, is_prefill=is_prefill)
+                timings.note_output(handled)
+                spec_stats.count_step(step)
 
     def flush(self) -> None:
-        """Count new steps and wake the reader, once the services have their next commands."""
-        self.count_steps()
+        """Wake the reader for new output, once the services have their next commands."""
         self.output_collector.release()
 
     def end(self, ending: Finish | Fail) -> None:
@@ -189,6 +196,7 @@ class RequestState:
         if not self.loop.engine_request.tells_progress or now < self._next_progress:
             return None
         self._next_progress = now + PROGRESS_INTERVAL_S
+        self.count_steps()
         return Progress(self.loop.spec_stats.summary(), self.request_timings.summary())
 
     def _result(self, finish: Finish) -> GenerationResult:

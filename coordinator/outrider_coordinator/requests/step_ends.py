@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider.columns import ExtendColumns
+from outrider.ports import ItemTiming
 from outrider.types import HiddenStates, TokenLogprob
 from outrider_coordinator.acceptance import NextToken, Verdict
 from outrider_coordinator.requests.draft_waits import DraftWaits
-from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.requests.request_state import EndedWait, RequestState
 from outrider_coordinator.requests.taken_answers import TakenAnswers
-from outrider_coordinator.session.actions import DraftWaitEnded, StepEnded
+from outrider_coordinator.session.actions import StepEnded
 from outrider_coordinator.session.awaited_scores import TakenScores
 from outrider_coordinator.session.logprobs import emitted_logprobs
-from outrider_coordinator.session.state import reason_of
+from outrider_coordinator.session.state import SessionState, reason_of
 from outrider_coordinator.session.transitions import JudgedStep, end_step, end_wait
+from outrider_coordinator.stats.spec_decode_stats import StepCount, WithoutDraft
 
 
 class StepEnds:
@@ -40,7 +42,7 @@ class StepEnds:
         for place, (request, timing) in enumerate(zip(one.requests, one.timings, strict=True)):
             end_wait(request.loop)
             request.clear_draft_timer()
-            request.note(DraftWaitEnded(timing), one.arrived, one.handled)
+            request.note_end(EndedWait(timing, one.arrived, one.handled, False, None))
             if request.trace.notes is not None:
                 one.trace(place, timing)
 
@@ -63,32 +65,27 @@ class StepEnds:
             logprobs = emitted_logprobs(one.event(place), judged.token_ids, num_logprobs)
         step = end_step(session, judged, states, logprobs, is_drafting=is_drafting)
         logprobs = None if logprobs is None else logprobs[: len(step.token_ids)]
-        ended = self._note_step(request, step, logprobs, one, place)
+        timing, reason = one.timings[place], reason_of(step.reason)
+        count = StepCount(step.num_drafted, step.num_accepted, len(step.token_ids), reason)
+        request.note_end(EndedWait(timing, one.arrived, one.handled, False, count))
+        request.put_output(step.token_ids, logprobs, one.handled)
         if request.trace.notes is not None:
-            one.trace(place, one.timings[place], ended)
+            one.trace(place, timing, _ended(session, step, reason, logprobs, timing))
         if is_drafting and not session.is_over:
             self._draft_waits.begin(request, session.step)
         if session.actions:  # a ``Prepare``, or what follows from the end
             self._act_on(request)
 
-    @staticmethod
-    def _note_step(
-        request: RequestState,
-        step: JudgedStep,
-        logprobs: tuple[TokenLogprob, ...] | None,
-        one: TakenAnswers,
-        place: int,
-    ) -> StepEnded | None:
-        """Output and statistics of a step; the whole of it where not only its token counts."""
-        base, num_drafted, num_accepted, token_ids, index = step
-        reason, timing = reason_of(index), one.timings[place]
-        if not num_drafted and logprobs is None and request.trace.notes is None:
-            request.note_plain(token_ids[0], reason, timing, one.arrived, one.handled)
-            return None
-        source = NextToken.BONUS if num_accepted == num_drafted else NextToken.RECOVERED
-        verdict, number = Verdict(num_accepted, token_ids[-1], source), request.loop.step - 1
-        ended = StepEnded(
-            number, base, num_drafted, verdict, tuple(token_ids), logprobs, reason, timing, is_prefill=False
-        )
-        request.note(ended, one.arrived, one.handled)
-        return ended
+
+def _ended(
+    session: SessionState,
+    step: JudgedStep,
+    reason: WithoutDraft,
+    logprobs: tuple[TokenLogprob, ...] | None,
+    timing: ItemTiming | None,
+) -> StepEnded:
+    """The step as traces show it."""
+    base, num_drafted, num_accepted, token_ids, _ = step
+    source = NextToken.BONUS if num_accepted == num_drafted else NextToken.RECOVERED
+    verdict, number = Verdict(num_accepted, token_ids[-1], source), session.step - 1
+    return StepEnded(number, base, num_drafted, verdict, tuple(token_ids), logprobs, reason, timing, is_prefill=False)

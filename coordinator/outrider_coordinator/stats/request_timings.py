@@ -113,26 +113,6 @@ class RequestTimings:
         histograms = self._latency_histograms
         return histograms.prefill if is_prefill or self._first_token is None else histograms.decode
 
-    def plain_step_ended(self, arrived: float, handled: float, timing: ItemTiming | None) -> None:
-        """``step_ended`` and ``note_output`` for a plain step, which is prefill only if it is the request's first."""
-        if self._first_token is None or self._pause_began is not None or timing is None:
-            self.step_ended(arrived, handled, timing, is_prefill=False)
-            self.note_output(handled)
-            return
-        histograms, spent = self._latency_histograms, handled - arrived
-        waited = arrived - self._wait_began
-        waited = max(waited, 0.0)
-        busy = timing.total_ns * NANOSECONDS
-        busy = min(busy, waited)
-        self._accept += spent
-        self._target += busy
-        self._wire += waited - busy
-        histograms.decode.accept.observe(spent)
-        histograms.decode.score.observe(busy)
-        histograms.decode.wire.observe(waited - busy)
-        histograms.between_tokens.observe(handled - self._last_token)
-        self._wait_began = self._last_token = handled
-
     def _split_wait(self, arrived: float, handled: float, timing: ItemTiming | None) -> tuple[float, float]:
         """The service's own part of a wait, and the rest; without its times all of it was the service's."""
         # What was under way when the reader fell behind counts until then: the rest is the pause.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outrider.generation import SpeculationStats
 
@@ -45,6 +45,18 @@ class WithoutDraft(enum.StrEnum):
     """The grammar forces the next tokens, which are proposed without a draft."""
     NOTHING_PROPOSED = "nothing_proposed"
     """The draft had nothing to propose."""
+
+
+class StepCount(NamedTuple):
+    """A judged step, as it is counted."""
+
+    num_drafted: int
+    num_accepted: int
+    """Of the draft tokens, or of the forced ones."""
+    num_emitted: int
+    why_not: WithoutDraft
+    """Counts where there was no draft token."""
+    num_forced: int = 0
 
 
 @dataclass(slots=True)
@@ -89,39 +101,23 @@ class SpecDecodeStats:
         """Replies that came too late to mean anything."""
         return self.num_stale_draft_replies + self.num_stale_target_replies
 
-    def count_step(
-        self,
-        *,
-        num_draft_tokens: int,
-        num_accepted: int,
-        num_emitted: int,
-        why_not: WithoutDraft = WithoutDraft.NOTHING_PROPOSED,
-        num_forced_tokens: int = 0,
-    ) -> None:
-        """Count one step; ``why_not`` counts when there was no draft token, ``num_accepted`` is of the draft tokens or
-        of the forced ones.
-        """
+    def count_step(self, step: StepCount) -> None:
+        """Count one step."""
+        num_drafted, num_accepted, num_emitted, why_not, num_forced = step
         self.num_steps += 1
         self.num_emitted_tokens += num_emitted
-        if not num_draft_tokens:
+        if not num_drafted:
             self.without_draft[why_not] += 1
-            self.num_forced_tokens += num_forced_tokens
+            self.num_forced_tokens += num_forced
             self.num_accepted_forced_tokens += num_accepted
             return
         self.num_drafts += 1
-        self.num_draft_tokens += num_draft_tokens
+        self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
-        self.num_judged_tokens += num_accepted + (num_accepted < num_draft_tokens)
+        self.num_judged_tokens += num_accepted + (num_accepted < num_drafted)
         self.num_gained_tokens += num_accepted + 1
         self.accepted_counts[num_accepted] += 1
-        self.draft_lengths[num_draft_tokens] += 1
-
-    def count_plain_steps(self, reasons: Sequence[WithoutDraft]) -> None:
-        """Count steps without draft tokens, of one token each, by the reasons for that."""
-        self.num_steps += len(reasons)
-        self.num_emitted_tokens += len(reasons)
-        for reason in reasons:
-            self.without_draft[reason] += 1
+        self.draft_lengths[num_drafted] += 1
 
     def add(self, other: SpecDecodeStats) -> None:
         """Add another's counts, field by field."""

@@ -10,8 +10,6 @@ from outrider.errors import DeadlineError
 from outrider.generation import Delta
 from outrider.types import TokenLogprob
 from outrider_coordinator.requests.output_collector import MAX_UNREAD_TOKENS, OutputCollector
-from outrider_coordinator.session.actions import StepEnded
-from tests.coordinator.driving import step_ended
 
 
 class Texts:
@@ -31,8 +29,8 @@ async def read(collector: OutputCollector) -> list[Delta]:
     return [delta async for delta in collector.deltas()]
 
 
-def emit(*token_ids: int) -> StepEnded:
-    return step_ended(*token_ids, logprobs=tuple(TokenLogprob(token_id, -1.0, 1) for token_id in token_ids))
+def logprobs_of(*token_ids: int) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(token_id, -1.0, 1) for token_id in token_ids)
 
 
 async def test_nothing_is_read_and_no_text_made_before_it_is_released() -> None:
@@ -40,20 +38,20 @@ async def test_nothing_is_read_and_no_text_made_before_it_is_released() -> None:
     collector = OutputCollector(texts.take)
     reader = asyncio.ensure_future(anext(collector.deltas()))
     await asyncio.sleep(0)
-    collector.put(emit(1, 2))
+    collector.put((1, 2), logprobs_of(1, 2))
     texts.final = "ab"
     await asyncio.sleep(0)
     assert not reader.done()
     assert texts.num_taken == 0
     collector.release()
-    assert await reader == Delta("ab", (1, 2), emit(1, 2).logprobs)
+    assert await reader == Delta("ab", (1, 2), logprobs_of(1, 2))
 
 
 async def test_a_slow_reader_gets_several_steps_at_once() -> None:
     texts = Texts()
     collector = OutputCollector(texts.take)
     for number in range(3):
-        collector.put(emit(number))
+        collector.put((number,), logprobs_of(number))
         texts.final += "abc"[number]
         collector.release()
     collector.end(DeadlineError("the time is up"))
@@ -61,7 +59,7 @@ async def test_a_slow_reader_gets_several_steps_at_once() -> None:
     with pytest.raises(DeadlineError):
         async for delta in collector.deltas():
             deltas.append(delta)
-    assert deltas == [Delta("abc", (0, 1, 2), emit(0, 1, 2).logprobs)]
+    assert deltas == [Delta("abc", (0, 1, 2), logprobs_of(0, 1, 2))]
 
 
 async def test_an_error_without_output_is_raised_at_once() -> None:
@@ -80,7 +78,7 @@ async def test_a_reader_that_waits_is_not_behind_however_much_comes_at_once(wait
     collector.on_behind = lambda: behind.append(True)
     reader = asyncio.ensure_future(anext(collector.deltas())) if waits else None
     await asyncio.sleep(0)
-    collector.put_tokens(range(MAX_UNREAD_TOKENS))
+    collector.put(range(MAX_UNREAD_TOKENS))
     collector.release()
     assert bool(behind) is not waits
     if reader is not None:

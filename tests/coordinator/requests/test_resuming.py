@@ -15,7 +15,7 @@ from outrider.types import AcceptanceMethod, FinishReason, SamplingParams
 from outrider_coordinator.requests.output_collector import OutputCollector
 from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.output import Output
-from tests.coordinator.driving import make_plan, step_ended
+from tests.coordinator.driving import make_plan
 from tests.coordinator.setting import METHODS, Setting, mixed_rows, own_tokens, plan_of
 from tests.coordinator.test_service import ROWS, ask, eventually, stack
 from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
@@ -91,7 +91,7 @@ def push(output: Output, collector: OutputCollector, text: str) -> None:
     """A step that gave the tokens of this text."""
     token_ids = TOKENIZER.encode_prompt(text)
     output.push(token_ids, None)
-    collector.put(step_ended(*token_ids))
+    collector.put(token_ids)
 
 
 async def test_text_never_runs_ahead_of_its_tokens() -> None:

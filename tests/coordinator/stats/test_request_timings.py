@@ -1,7 +1,5 @@
 """Times of one request: what came up to the first token is told apart."""
 
-import random
-
 import pytest
 
 from outrider.generation import StageTimes
@@ -24,26 +22,6 @@ def test_prefill_is_what_came_up_to_the_first_token(monkeypatch: pytest.MonkeyPa
     found = timings.summary()
     assert found.prefill == StageTimes(draft=0.0, target=2.0, accept=0.25, wire=1.0)
     assert (found.draft, found.target, found.accept, found.wire) == (1.0, 2.75, 0.25, 1.0)
-
-
-def test_a_plain_step_counts_as_a_step_and_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    chance, now = random.Random(1), 100.0
-    monkeypatch.setattr(RequestTimings, "now", staticmethod(lambda: now))
-    short, whole = ((RequestTimings(found), found) for found in (LatencyHistograms(), LatencyHistograms()))
-    for timings, _ in (short, whole):
-        timings.note_admitted()
-    for _ in range(500):
-        arrived = now + chance.choice((-0.001, 0.002, 0.02))
-        now = handled = arrived + chance.random() / 1000
-        timing = None if chance.random() < 0.1 else ItemTiming(0, 0, 0, 0, chance.randrange(30_000_000))
-        if (event := chance.random()) < 0.05:
-            for timings, _ in (short, whole):
-                timings.note_paused() if event < 0.025 else timings.note_resumed()
-        short[0].plain_step_ended(arrived, handled, timing)
-        whole[0].step_ended(arrived, handled, timing, is_prefill=False)
-        whole[0].note_output(handled)
-        assert short[0].summary() == whole[0].summary()
-    assert short[1].readings() == whole[1].readings()
 
 
 def test_stages_are_counted_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,48 @@
+"""State of a request: steps that ended are counted later, and before anything reads or depends on the counts."""
+
+from __future__ import annotations
+
+from outrider_coordinator.requests.request_manager import RequestManager
+from outrider_coordinator.requests.request_state import MAX_UNCOUNTED, EndedWait, RequestState
+from outrider_coordinator.session.loop import SessionLoop
+from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.stats.spec_decode_stats import StepCount, WithoutDraft
+from tests.coordinator.driving import make_plan
+
+POLICY = DraftLengthPolicy(4)
+
+
+def a_step(num_accepted: int, *, handled: float = 2.0) -> EndedWait:
+    count = StepCount(4, num_accepted, num_accepted + 1, WithoutDraft.NOTHING_PROPOSED)
+    return EndedWait(None, handled - 0.5, handled, False, count)
+
+
+def a_request() -> RequestState:
+    return RequestState(SessionLoop(make_plan(vocab_size=64), POLICY))
+
+
+def test_readings_include_steps_that_were_not_counted_yet() -> None:
+    manager, request = RequestManager(POLICY, max_running_per_target=1, max_queue=1), a_request()
+    manager.submit(request)
+    for num_accepted in (4, 1):
+        request.note_end(a_step(num_accepted))
+    found = manager.spec_stats()
+    assert (found.num_steps, found.num_accepted_tokens, found.num_judged_tokens) == (2, 5, 6)
+    assert manager.spec_stats() == found
+
+
+def test_no_more_steps_than_a_few_wait_to_be_counted() -> None:
+    request = a_request()
+    for _ in range(MAX_UNCOUNTED):
+        request.note_end(a_step(0))
+    assert request.loop.spec_stats.num_steps == MAX_UNCOUNTED
+
+
+def test_steps_before_a_pause_are_no_part_of_it() -> None:
+    request = a_request()
+    request.admit()
+    now = request.request_timings.now()
+    request.note_end(a_step(0, handled=now + 2.0))
+    request.pause()
+    assert request.loop.spec_stats.num_steps == 1
+    assert request.request_timings.summary().target > 1.0  # a pause that came first would have cut it short
