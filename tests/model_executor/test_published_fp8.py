@@ -12,6 +12,7 @@ import torch
 from outrider.model_executor.layers.quantization import Activations, Scales
 from outrider.model_executor.models import read_model_config
 from outrider.model_executor.models.weights import checkpoint_targets
+from tests.model_executor.test_published_names import read_published
 
 QWEN3_8B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 4096,
@@ -97,3 +98,24 @@ def test_a_published_checkpoint_has_what_is_asked_for(
     assert fp8 == {f"model.layers.0.{name}.weight" for name in MATRICES}
     assert all("BF16" in targets[name].file_types for name in expected.keys() - fp8)
     assert read.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model", "language_model.model"])
+def test_modules_of_a_text_part_are_found_by_their_published_names(prefix: str, tmp_path: Path) -> None:
+    config = {**read_published("qwen3.5-27b", None)["config"]}
+    config["quantization_config"] = {
+        **QWEN3_8B_FP8,
+        "modules_to_not_convert": [
+            "lm_head", "model.visual", f"{prefix}.layers.0.linear_attn.in_proj_a",
+            f"{prefix}.layers.0.linear_attn.in_proj_b", f"{prefix}.layers.1.linear_attn.in_proj_qkv",
+            f"{prefix}.layers.1.linear_attn.in_proj_z", f"{prefix}.layers.3.self_attn.o_proj",
+        ],
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    targets = checkpoint_targets(read_model_config(tmp_path))
+    scaled = {name.removesuffix(".weight_scale_inv") for name in targets if name.endswith(".weight_scale_inv")}
+    first, second, last = (f"model.layers.{number}." for number in (0, 1, 3))
+    assert {f"{first}linear_attn.{name}" for name in ("in_proj_q", "in_proj_v", "in_proj_z", "out_proj")} <= scaled
+    assert not {f"{first}linear_attn.in_proj_a", f"{first}linear_attn.in_proj_b", f"{last}self_attn.o_proj"} & scaled
+    assert not {f"{second}linear_attn.{name}" for name in ("in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z")} & scaled
+    assert targets[f"{last}self_attn.q_proj.weight_scale_inv"].shape == (2 * 24 * 256 // 128, 5120 // 128)

@@ -60,6 +60,10 @@ class Quantization:
     """Regular expressions of the modules that are quantized; none: all linear layers."""
     ignored: tuple[str, ...] = ()
     """Regular expressions of the modules that are not."""
+    aliases: tuple[tuple[str, str], ...] = ()
+    """Regular expressions of parts of our modules' names, and what checkpoints have in their places. Modules are found
+    by both names.
+    """
     numbers: Numbers = Numbers.FP8
 
     @property
@@ -97,9 +101,12 @@ class Quantization:
         )
 
     def _covers_one(self, module: str) -> bool:
-        if any(pattern.match(module) for pattern in _compiled(self.ignored)):
+        names = {module}
+        for part, name in self.aliases:
+            names |= {re.sub(part, name, known) for known in names}
+        if any(pattern.match(name) for pattern in _compiled(self.ignored) for name in names):
             return False
-        return not self.targets or any(pattern.match(module) for pattern in _compiled(self.targets))
+        return not self.targets or any(pattern.match(name) for pattern in _compiled(self.targets) for name in names)
 
 
 @functools.lru_cache(maxsize=8)

@@ -32,6 +32,7 @@ from outrider.model_executor.models.config_schema import (
 from outrider.model_executor.models.families import ModelFamily, architecture_of, family_of, is_native
 from outrider.model_executor.models.json_files import is_there, one_line, read_object, shown, validated
 from outrider.model_executor.models.quantization_reader import read_quantization
+from outrider.model_executor.models.tensor_names import module_aliases
 
 _log = logging.getLogger(__name__)
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -85,6 +86,8 @@ def read_model_config(folder: Path, model_impl: str = "auto") -> ModelConfig:
     family = _family(folder, raw)
     architecture = family.architecture
     quantization = read_quantization(folder, raw)
+    if quantization is not None:
+        quantization = replace(quantization, aliases=module_aliases(family))
     special = _checked(path, raw, family)
     fields = _read_fields(folder, raw, family)
     _warn_of_ids(path, special, fields["vocab_size"])

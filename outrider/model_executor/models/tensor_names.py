@@ -33,6 +33,17 @@ def is_of_other_part(name: str, family: ModelFamily) -> bool:
     return family.is_text_part and name.removeprefix("model.").startswith(_OTHER_PARTS)
 
 
+def module_aliases(family: ModelFamily) -> tuple[tuple[str, str], ...]:
+    """As ``Quantization.aliases`` has them: of a text part, and of projections that checkpoints keep as one."""
+    prefixes = (
+        ((r"^model\.", "model.language_model."), (r"^model\.language_model\.", "language_model.model."))
+        if family.is_text_part
+        else ()
+    )
+    fused = tuple((rf"\b{part}$", whole) for whole, parts in family.fused.items() for part in parts)
+    return (*prefixes, *fused)
+
+
 def projection_sizes(config: ModelConfig) -> dict[str, int]:
     """Rows of the projections that a checkpoint may keep as one."""
     keys, recurrent = config.num_kv_heads * config.head_dim, config.recurrent
