@@ -164,7 +164,7 @@ class ForwardGraphs:
         self._recorder = recorder
         if self._wanted:
             rows = max(shape.num_rows for shape in self._wanted)
-            size = max(shape.num_fixed + self._frame.num_of_states(shape) for shape in self._wanted)
+            size = max(shape.num_fixed + self._frame.num_of_states(shape.num_rows) for shape in self._wanted)
             size += rows * self._pages_per_row
             self._input_buffer = PinnedInputBuffer(size, self._model.device)
         for done, shape in enumerate(self._wanted, 1):

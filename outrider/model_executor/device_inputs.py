@@ -71,9 +71,9 @@ class BatchFrame:
     has_states: bool = False
     """Whether there are recurrent layers: each row's slot and checkpoints come before the pages."""
 
-    def num_of_states(self, shape: BatchShape) -> int:
+    def num_of_states(self, num_rows: int) -> int:
         """Numbers between the fixed ones of a shape and the pages."""
-        return NUM_COLUMNS * shape.num_rows if self.has_states else 0
+        return NUM_COLUMNS * num_rows if self.has_states else 0
 
     @property
     def reaches(self) -> Iterator[tuple[int | None, int]]:
@@ -158,11 +158,11 @@ def unpack(
     token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts = torch.split(
         buffer[: shape.num_fixed], _sizes(shape)
     )
-    num_of_states = frame.num_of_states(shape)
+    num_of_states = frame.num_of_states(shape.num_rows)
     states = None
     if num_of_states:
         columns = buffer[shape.num_fixed : shape.num_fixed + num_of_states].view(NUM_COLUMNS, -1)
-        states = StateInputs(query_starts, context_lengths, *columns)
+        states = StateInputs(query_starts, context_lengths, slots, *columns)
     paged = PagedRows(
         query_starts=query_starts,
         context_lengths=context_lengths,
@@ -207,7 +207,7 @@ def inputs_on_cpu(batch: ForwardBatch, frame: BatchFrame, dtype: torch.dtype) ->
 
 
 def _states_on_cpu(batch: ForwardBatch) -> StateInputs:
-    columns = (batch.query_starts, batch.context_lengths, *batch.states)
+    columns = (batch.query_starts, batch.context_lengths, batch.slots, *batch.states)
     return StateInputs(*(torch.tensor(column, dtype=torch.int32) for column in columns))
 
 

@@ -267,6 +267,7 @@ class ModelRunner:
         try:
             with torch.inference_mode():
                 self._copy_pages(plan.page_copies)
+                self._copy_states(plan.states)
                 command = loop.command_for(plan)
                 self._broadcast(command)
                 self.worker.run(command)

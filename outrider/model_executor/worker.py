@@ -60,8 +60,6 @@ class Worker:
         if model.config.is_fallback:
             # Graphs of its modules are captured where their memory is set; by default they run eagerly.
             drafting, graphs = None, replace(graphs, memory_bytes=graphs.memory_bytes or 0)
-        if model.kv_cache_layout.states is not None:  # loops do not know slots yet
-            drafting = None
         self.model, self.config = model, model.config
         self.page_size, self.num_pages, self.max_model_len = loaded.page_size, loaded.num_pages, loaded.max_model_len
         """No sequence may hold more tokens than ``max_model_len``."""

@@ -175,7 +175,7 @@ INTEGERS = {
     "schedule", "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters",
     "best_ids", "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
     "rounds", "num_rows", "step", "positions", "contexts", "marks", "found", "counts", "chosen",
-    "group_masses", "box", "numbers", "order", "tiles", "lengths", "starts", "ends",
+    "group_masses", "box", "numbers", "order", "tiles", "lengths", "starts", "ends", "token_slots",
 }  # fmt: skip
 REALS = {
     "sums", "partials", "stats", "groups", "parts", "left_sum", "right_sum", "out_sum",

@@ -9,7 +9,10 @@ import torch
 
 from outrider.kernels.gated_delta import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights, gated_norm, reference
 from outrider.kernels.gated_delta.kernel import gated_delta
+from outrider.model_executor.cost_profile import _greedy as greedy_metadata
+from outrider.model_executor.draft_loop import DraftingRules, DraftRow
 from outrider.model_executor.graph_shapes import GraphLimits
+from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from tests.model_executor.parity import Scripted, build, open_scripted, random_ids, reference_logits
 
@@ -44,8 +47,8 @@ class Rig:
         counts = [count for _, count, *_ in rows]
         starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
         columns = [[row[place] for row in rows] for place in (2, 0, 3, 4)]
-        padded = [[*column, -1] for column in columns] if num_padding else columns
-        numbers = [[*starts, starts[-1]] if num_padding else starts, *padded]
+        lengths, *others = [[*column, -1] for column in columns] if num_padding else columns
+        numbers = [[*starts, starts[-1]] if num_padding else starts, lengths, [0] * starts[-1], *others]
         batch = DeltaRows(*(torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in numbers))
         inputs = self.random(sum(counts) + num_padding, self.shape.num_inputs).to(self.dtype)
         arguments = batch, self.weights, self.shape
@@ -77,7 +80,7 @@ def test_a_state_has_the_same_bits_however_its_tokens_come() -> None:
     weights = whole.weights
 
     def run(rig: Rig, start: int, stop: int, before: int, after: int) -> torch.Tensor:
-        columns = [0, stop - start], [stop], [0], [before], [after]
+        columns = [0, stop - start], [stop], [0] * (stop - start), [0], [before], [after]
         rows = DeltaRows(*(torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in columns))
         return gated_delta(inputs[start:stop].contiguous(), rig.slots, rows, weights, shape)
 
@@ -96,7 +99,7 @@ def test_the_gated_norm_is_the_reference_s(dtype: torch.dtype) -> None:
     gate = rig.random(5, 130).to(dtype)[:, 10:]
     x[4:] = float("nan")  # of no row
     rows = DeltaRows(
-        *(torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in ([0, 4], [4], [0], [0], [0]))
+        *(torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in ([0, 4], [4], [0] * 4, [0], [0], [0]))
     )
     found = gated_norm(x, gate, weight, 1e-6, rows)
     expected = reference.gated_norm(x, gate.reshape(x.shape), weight, 1e-6)
@@ -133,3 +136,34 @@ def check_forward(runner: ModelRunner, *rows: tuple[Scripted, list[int]]) -> Non
     for (row, token_ids), found in zip(rows, torch.split(logits, [len(ids) for _, ids in rows]), strict=True):
         expected = reference_logits(row.folder, row.sequence.token_ids)[-len(token_ids) :]
         torch.testing.assert_close(found, expected, atol=1e-4 if INTERPRETED else 1e-3, rtol=0)
+
+
+def test_loops_draw_what_forwards_would_over_any_number_of_kept_drafts() -> None:
+    """Rows of a loop end their draws at different steps, and go on with some of them."""
+    folder = build("qwen3_5_text")
+    limits = GraphLimits(max_sequences=2, max_tokens=8, max_draft_length=3, max_batched_tokens=32)
+    runner = ModelRunner.load(
+        folder, device=DEVICE, dtype="float32", page_size=4, num_pages=60, num_state_slots=3, max_model_len=64,
+        graphs=limits, drafting=DraftingRules(),
+    )  # fmt: skip
+    runner.capture()
+    metadata, texts = greedy_metadata(runner.config.vocab_size, 64), [random_ids(9, seed=2), random_ids(4, seed=3)]
+    sequences = [runner.sequences.open(60) for _ in texts]
+    runner.forward([ForwardRow(one, text[:-1], 0) for one, text in zip(sequences, texts, strict=True)])
+    fed = [text[-1:] for text in texts]
+    for counts, kept in (((4, 1), (2, 0)), ((2, 5), (2, 3)), ((1, 3), (0, 1))):
+        rows = [
+            DraftRow(metadata, one, ids, count, len(text))
+            for one, ids, count, text in zip(sequences, fed, counts, texts, strict=True)
+        ]
+        for number, draws in enumerate(runner.draft(rows)):
+            drawn, text = list(draws.token_ids), texts[number]
+            for place in range(counts[number]):
+                logits = reference_logits(folder, [*text, *drawn[:place]])[-1]
+                assert int(logits.argmax()) == drawn[place]
+            taken = drawn[: kept[number]]
+            runner.sequences.commit(sequences[number], len(text))
+            held = min(len(text) + len(taken), sequences[number].length)
+            runner.sequences.truncate(sequences[number], held)
+            texts[number] = [*text, *taken, 7]
+            fed[number] = texts[number][held:]

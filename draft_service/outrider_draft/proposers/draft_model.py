@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from outrider.columns import ExtendColumns
@@ -268,7 +269,8 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
             and max(columns.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH
         )
         step.asked = DraftColumns(rows.kvs, rows.metadata, step.bases.tolist(), ids, counts, lengths, rows.lags)
-        return is_sound and self.runner.sequences.surely_fit(len(lengths), longest + most)
+        manager, kept = self.runner.sequences, np.array(step.asked.lengths)
+        return is_sound and manager.surely_fit(len(lengths), longest + most) and manager.have_states(rows.kvs, kept)
 
     def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ProposalJob, int]] = ()) -> LoopForward:
         """A loop over all of them."""

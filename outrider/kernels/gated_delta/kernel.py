@@ -56,6 +56,7 @@ def _delta_kernel(
     out_ptr,  # [T, H, V] float32
     query_starts_ptr,  # [B + 1]
     lengths_ptr,  # [B]
+    token_slots_ptr,  # [T]
     slots_ptr,  # [B]
     starts_ptr,  # [B]
     ends_ptr,  # [B]
@@ -82,6 +83,8 @@ def _delta_kernel(
     count = tl.load(query_starts_ptr + row + 1) - first
     slot = tl.load(slots_ptr + row).to(tl.int64)
     if slot < 0 or count == 0:
+        return
+    if tl.load(token_slots_ptr + first) < 0:
         return
     length = tl.load(lengths_ptr + row).to(tl.int64)
     start, end = tl.load(starts_ptr + row).to(tl.int64), tl.load(ends_ptr + row).to(tl.int64)
@@ -130,6 +133,7 @@ def _log_kernel(
     logs_ptr,  # [S, R, N]
     query_starts_ptr,  # [B + 1]
     lengths_ptr,  # [B]
+    token_slots_ptr,  # [T]
     slots_ptr,  # [B]
     size,
     LOG: tl.constexpr,
@@ -144,6 +148,8 @@ def _log_kernel(
     first, last = tl.load(query_starts_ptr + row).to(tl.int64), tl.load(query_starts_ptr + row + 1).to(tl.int64)
     slot, length = tl.load(slots_ptr + row).to(tl.int64), tl.load(lengths_ptr + row).to(tl.int64)
     if slot >= 0:
+        if tl.load(token_slots_ptr + first, mask=first < last, other=-1) < 0:
+            first = last
         for token in range(tl.maximum(first, last - LOG), last):
             content = tl.load(inputs_ptr + token * size + column, mask=inside)
             place = slot * LOG + (length - last + token) % LOG
@@ -197,14 +203,16 @@ def gated_delta(
         return out
     values = min(_VALUES, triton.next_power_of_2(shape.value_dim))
     _delta_kernel[triton.cdiv(shape.value_dim, values), shape.num_heads, num_rows](
-        inputs, states, logs, out, rows.query_starts, rows.context_lengths, rows.slots, rows.starts, rows.ends,
+        inputs, states, logs, out, rows.query_starts, rows.context_lengths, rows.token_slots,
+        rows.slots, rows.starts, rows.ends,
         weights.taps, weights.decay, weights.bias, NUM_HEADS=shape.num_heads, NUM_KEY_HEADS=shape.num_key_heads,
         KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, LOG=log_length, TAPS=shape.num_taps,
         TAPS_BLOCK=triton.next_power_of_2(shape.num_taps), KEYS=triton.next_power_of_2(shape.key_dim), VALUES=values,
         num_warps=4, **launch_options(inputs),
     )  # fmt: skip
     _log_kernel[triton.cdiv(num_inputs, _COLUMNS), num_rows](
-        inputs, logs, rows.query_starts, rows.context_lengths, rows.slots, num_inputs, LOG=log_length, BLOCK=_COLUMNS,
+        inputs, logs, rows.query_starts, rows.context_lengths, rows.token_slots, rows.slots, num_inputs, LOG=log_length,
+        BLOCK=_COLUMNS,
         **launch_options(inputs),
     )  # fmt: skip
     return out

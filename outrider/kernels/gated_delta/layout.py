@@ -48,6 +48,7 @@ class DeltaRows:
 
     query_starts: torch.Tensor  # [B + 1]
     context_lengths: torch.Tensor  # [B]
+    token_slots: torch.Tensor  # [T] of the KV cache; -1 of a row's first: it goes on without the row
     slots: torch.Tensor  # [B] -1: the row is none
     starts: torch.Tensor  # [B]
     ends: torch.Tensor  # [B]

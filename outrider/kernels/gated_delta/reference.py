@@ -50,7 +50,7 @@ def gated_delta(
     query_starts, columns = rows.query_starts.tolist(), (rows.context_lengths, rows.slots, rows.starts, rows.ends)
     for row, (length, slot, start, end) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         first, last = query_starts[row : row + 2]
-        if slot >= 0 and last > first:
+        if slot >= 0 and last > first and rows.token_slots[first] >= 0:
             own, log, kept = inputs[first:last], logs[slot], length - (last - first)
             tokens = _tokens(torch.cat((_read_log(log, start, kept, shape.num_taps - 1), own)), weights, shape)
             state = states[slot].clone() if start else torch.zeros_like(states[slot])

@@ -124,6 +124,8 @@ def plan_columns(table: KVCacheManager, columns: DraftColumns) -> DraftPlan:
     ``OutOfPagesError``, without a change, if there are too few.
     """
     counts, num_drafts = columns.counts, columns.num_drafts
+    if table.states is not None:
+        table.require_states(columns.sequences, columns.lengths)
     appended = [count + drafts - 1 for count, drafts in zip(counts, num_drafts, strict=True)]
     pages = table.make_room(columns.sequences, columns.lengths, appended)
     size = pages.page_size
@@ -148,9 +150,11 @@ def plan_columns(table: KVCacheManager, columns: DraftColumns) -> DraftPlan:
         num_steps=max(num_drafts),
         catch_up=max(counts),
         page_copies=tuple(table.pending_copies()),
+        states=table.plan_states(columns.sequences, columns.lengths, counts, [max(num_drafts) - 1] * len(counts)),
     )
 
 
 def restore_sequences(table: KVCacheManager, sequences: Sequence[KVSequence]) -> None:
-    """Nothing came of a plan: give back the pages that it has taken."""
+    """Nothing came of a plan: give back the pages that it has taken. States may be half on their way."""
+    table.lose_states(sequences)
     table.replace_tails(sequences, [sequence.length for sequence in sequences], [()] * len(sequences))

@@ -99,7 +99,8 @@ class DraftLoop:
         self._copy_inputs: Callable[[], None] | None = None
         self._captured: dict[StepShape, Callable[[], None]] = {}
         largest, draws = self._layout(self.max_rows), self.max_rows * MAX_STEPS
-        self._input_buffer = PinnedInputBuffer(largest.num_fixed + self.max_rows * pages_per_row, model.device)
+        size = largest.num_fixed + frame.num_of_states(self.max_rows) + self.max_rows * pages_per_row
+        self._input_buffer = PinnedInputBuffer(size, model.device)
         self._records = self._on_host(draws * NUM_FIELDS)
         self._supports = torch.zeros(draws * 2 * rules.support_limit, dtype=torch.int32, device=model.device)
         self._read_supports = self._on_host(draws * 2 * rules.support_limit)
@@ -166,6 +167,8 @@ class DraftLoop:
         logits = self._model.draft_logits(batch, self._kv_cache, indices)
         self._sampler(logits, loop.state.parameters, views.sink)
         advance(loop.state, self._frame.page_size)
+        if batch.states is not None:  # where the next step finds them
+            batch.states.starts.copy_(batch.states.ends)
 
     def _shapes(self) -> tuple[StepShape, ...]:
         """Largest first, so that smaller ones find memory to reuse."""

@@ -19,10 +19,11 @@ import torch
 from outrider.kernels.draft_advance import LoopState
 from outrider.kernels.draft_sampling.layout import NUM_COLUMNS
 from outrider.kernels.paged_attention import PagedRows
-from outrider.kv_cache import PageCopy, PageTable
+from outrider.kv_cache import PageCopy, PageTable, StateRows
+from outrider.kv_cache.state_slots import NUM_COLUMNS as NUM_STATE_COLUMNS
 from outrider.model_executor.device_inputs import BatchFrame, IntArray, starts_of
 from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, Words
-from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
+from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, StateInputs
 from outrider.model_executor.worker_commands import Operation, WorkerCommand
 
 _NO_SLOT = -1
@@ -71,6 +72,8 @@ class DraftPlan:
     """The most tokens of a row before its first draw."""
     page_copies: tuple[PageCopy, ...]
     """Done before anything else: all sources are read before any destination is written."""
+    states: StateRows | None = None
+    """Of models with recurrent layers."""
 
 
 def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
@@ -95,6 +98,8 @@ def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
     numbers.frombytes(bytes(more * NUM_COLUMNS * numbers.itemsize))
     starts = [*range(num_rows + 1), *[num_rows] * more, *page_starts, *[page_starts[-1]] * more]
     numbers += array("i", starts)
+    if plan.states is not None:
+        numbers.frombytes(plan.states.padded(shape.num_rows).tobytes())
     numbers.frombytes(b"".join(plan.page_tables))  # most of the numbers: they need no conversion
     return np.frombuffer(numbers, dtype=np.int32)
 
@@ -136,7 +141,9 @@ def unpack_draft(
     first_ids, first_positions, first_slots, first_starts, logit_indices = parts[:5]
     step, token_ids, positions, slots, contexts, parameters = parts[5:11]
     starts, page_starts = parts[11:]
-    pages = buffer[shape.num_fixed :]
+    num_of_states = frame.num_of_states(shape.num_rows)
+    of_states = buffer[shape.num_fixed : shape.num_fixed + num_of_states].view(NUM_STATE_COLUMNS, -1)
+    pages = buffer[shape.num_fixed + num_of_states :]
 
     def groups(own_slots: torch.Tensor, query_starts: torch.Tensor, max_queries: int) -> tuple[AttentionInputs, ...]:
         rows = PagedRows(query_starts, contexts, page_starts, pages, max_queries, frame.counters)
@@ -146,9 +153,11 @@ def unpack_draft(
         ids, own_positions, own_slots = (
             part[: shape.num_rows * catch_up] for part in (first_ids, first_positions, first_slots)
         )
-        return DeviceBatch(ids, own_positions, groups(own_slots, first_starts, catch_up), logit_indices)
+        states = StateInputs(first_starts, contexts, own_slots, *of_states) if num_of_states else None
+        return DeviceBatch(ids, own_positions, groups(own_slots, first_starts, catch_up), logit_indices, states)
 
     firsts = {catch_up: first(catch_up) for catch_up in catch_ups}
-    single = DeviceBatch(token_ids, positions, groups(slots, starts, 1), starts[:-1])
+    states = StateInputs(starts, contexts, slots, *of_states) if num_of_states else None
+    single = DeviceBatch(token_ids, positions, groups(slots, starts, 1), starts[:-1], states)
     table = parameters.view(shape.num_rows, NUM_COLUMNS)
     return DeviceLoop(firsts, single, LoopState(step, positions, slots, contexts, table, page_starts, pages))

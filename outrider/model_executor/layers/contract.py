@@ -122,6 +122,7 @@ class StateInputs:
 
     query_starts: torch.Tensor  # [B + 1]
     context_lengths: torch.Tensor  # [B] tokens of the sequence, those of this forward included
+    token_slots: torch.Tensor  # [T] where each token's keys and values go; -1: the row has drawn all that it draws
     slots: torch.Tensor  # [B] -1: the row is none
     starts: torch.Tensor  # [B] tokens after which the slot's state is
     ends: torch.Tensor  # [B] tokens after which the forward leaves it

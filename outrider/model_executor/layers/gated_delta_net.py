@@ -63,7 +63,9 @@ class GatedDeltaNet:
         """
         hidden, x = source.normed()
         own, gate = self._split(self.mixed(x), self.gates(x))
-        rows = DeltaRows(inputs.query_starts, inputs.context_lengths, inputs.slots, inputs.starts, inputs.ends)
+        rows = DeltaRows(
+            inputs.query_starts, inputs.context_lengths, inputs.token_slots, inputs.slots, inputs.starts, inputs.ends
+        )
         outputs = gated_delta(own, cache, rows, self._weights, self._shape)
         normed = gated_norm(outputs, gate, self._norm, self._eps, rows)
         return hidden, self.output.to_residual(normed.view(len(x), -1))
