@@ -29,13 +29,15 @@ class Llama3JsonParser(HeldTextParser):
                 return
             if self._call is None:
                 text = self._held.lstrip(_BETWEEN)
+                blanks = self._held[: len(self._held) - len(text)]
                 if len(text) < len(_TAG) and _TAG.startswith(text) and not is_final:
                     return
-                text = text.removeprefix(_TAG).lstrip()
+                untagged = text.removeprefix(_TAG)
+                text = untagged.lstrip()
                 if not text and not is_final:
                     return
                 if not text.startswith("{"):
-                    self._is_content, self._held = True, self._held.replace(_TAG, "", 1)
+                    self._is_content, self._held = True, blanks + untagged
                     continue
                 self._call, self._held = CallReader(self._is_tool), text
             events, self._held = self._call.push(self._held)

@@ -157,6 +157,7 @@ CASES = [
         content='{"name": "Ada", "parameters": 3}',
     ),
     Case("llama3, JSON", of("llama3_json"), '{"a": [1]} and', content='{"a": [1]} and'),
+    Case("llama3, tag in text", of("llama3_json"), " It<|python_tag|> is", content=" It<|python_tag|> is"),
     Case("llama3, text", of("llama3_json"), ' It is {"name": "now"}.', content=' It is {"name": "now"}.'),
     # Mistral: a list up to version 7, then a marker for each call.
     Case(
