@@ -18,11 +18,12 @@ from outrider.structured_output import GrammarCompiler, Matcher, PositionMasks
 class SessionSampling:
     """Sampling parameters of one session and what is derived from them; for one thread."""
 
-    __slots__ = ("_grammars", "_matcher", "_metadata", "_rules", "_rules_key", "open")
+    __slots__ = ("_grammars", "_matcher", "_metadata", "_rules", "_rules_key", "has_grammar", "open")
 
     def __init__(self, open_: Open, grammars: GrammarCompiler | None = None) -> None:
         """``grammars`` compiles the session's grammar; None: it is not applied."""
         self.open = open_
+        self.has_grammar = open_.sampling.grammar is not None
         self._grammars = grammars
         self._matcher: Matcher | None = None
         self._metadata: SamplingMetadata | None = None

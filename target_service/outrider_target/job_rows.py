@@ -77,10 +77,14 @@ class JobRows:
         """Start to make the masks of the grammars; once. The tokens of the rows are known."""
         if self._masks is not None:
             return
-        self._masks = {id(row.job): _masks_of(row) for row in self._finished if row.job.has_grammar}
+        self._masks = {id(row.job): _masks_of(row) for row in self._finished if row.job.sampling.has_grammar}
+        if self._masks:
+            sampler.begin_masks(list(self._masks.values()))
+            self._give_masks()
+
+    def _give_masks(self) -> None:
         for row, request in zip(self._finished, self._requests, strict=False):
-            request.masks = self._masks.get(id(row.job))
-        sampler.begin_masks(list(self._masks.values()))
+            request.masks = (self._masks or {}).get(id(row.job))
 
     def hand_over(self, states: torch.Tensor, layers: Sequence[int]) -> None:  # [T, F]
         """Hand the hidden states of ``layers`` that are asked for to the drafts; the rows are launched."""
@@ -94,8 +98,9 @@ class JobRows:
         self._logits = logits
         if self._finished:
             own = _score_logits(logits, self._finished)
-            masks = self._masks or {}
-            self._requests = [_request(row.job, masks.get(id(row.job))) for row in self._finished]
+            self._requests = [_request(row.job) for row in self._finished]
+            if self._masks:
+                self._give_masks()
             self._scoring = sampler.begin_scoring(own, self._requests)
 
     @property
@@ -127,10 +132,8 @@ class JobRows:
         finished = zip(self._finished, outcomes, strict=True)
         states = {} if self._handover is None else self._handover.finish()
         masks = self._masks or {}
-        answers = {
-            id(row.job): _answer(row.job, outcome, states.pop(id(row.job), None), masks.get(id(row.job)))
-            for row, outcome in finished
-        }
+        answers = {id(row.job): _answer(row.job, outcome, states.pop(id(row.job), None)) for row, outcome in finished}
+        answers |= {job_id: made.error for job_id, made in masks.items() if made.error is not None}
         pushed = [(job.link_id, _chunk(job, states[id(job)])) for job in self._jobs if id(job) in states]
         results = [answers.get(id(job)) for job in self._jobs]
         return ExecutorOutput(
@@ -205,9 +208,9 @@ def _score_logits(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:  
     return torch.cat([logits[row.score_start : row.score_start + row.num_scored] for row in rows])
 
 
-def _request(job: ScoreJob, masks: PositionMasks | None) -> ScoreRequest:
+def _request(job: ScoreJob) -> ScoreRequest:
     score = job.score
-    return ScoreRequest(job.sampling, job.sequence.token_ids, job.base, score.draft_token_ids, score.support, masks)
+    return ScoreRequest(job.sampling, job.sequence.token_ids, job.base, score.draft_token_ids, score.support)
 
 
 def _masks_of(row: _Row) -> PositionMasks:
@@ -221,11 +224,7 @@ def _masks_of(row: _Row) -> PositionMasks:
     return job.sampling.masks(text[start : job.base], drafts, position=job.base)
 
 
-def _answer(
-    job: ScoreJob, outcome: ScoreOutcome, states: HiddenStates | None, masks: PositionMasks | None
-) -> Scores | OutriderError:
-    if masks is not None and masks.error is not None:
-        return masks.error
+def _answer(job: ScoreJob, outcome: ScoreOutcome, states: HiddenStates | None) -> Scores | OutriderError:
     if outcome.error is not None:
         return outcome.error
     if outcome.form is None:

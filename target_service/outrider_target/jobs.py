@@ -47,11 +47,6 @@ class ScoreJob:
         return len(self.score.draft_token_ids) + 1
 
     @property
-    def has_grammar(self) -> bool:
-        """Whether a grammar masks what follows."""
-        return self.open.sampling.grammar is not None
-
-    @property
     def wants_states(self) -> bool:
         """Whether hidden states are asked for."""
         return self.score.hidden_states_from is not None

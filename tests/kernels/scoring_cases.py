@@ -452,13 +452,15 @@ PLAIN_OPENINGS = [
 
 ADJUSTED_OPENINGS = [
     opening(temperature=0.0, prompt_length=BASE, grammar=Grammar(GrammarKind.REGEX, "[ab]c"), eos_token_ids=(3,)),
-    opening(REJECTION, temperature=0.9, seed=8, repetition_penalty=1.3, frequency_penalty=0.4),
+    opening(REJECTION, temperature=0.9, seed=8, logit_bias=((7, 9.0),)),
+    opening(temperature=0.0, frequency_penalty=0.4),
     opening(COUPLED, seed=9, prompt_length=BASE, grammar=Grammar(GrammarKind.REGEX, "b+"), eos_token_ids=(3,)),
 ]
+PENALIZED = 6
 
 
-@pytest.mark.parametrize("kinds", [(4, 5, 6), (0, 4, 1, 5, 3, 6), (6,)])
-def test_sessions_with_grammars_and_penalties_draw_on_the_device_beside_others(kinds: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("kinds", [(4, 5, 7), (0, 4, 1, 5, 3, 7), (7,), (0, 6)])
+def test_sessions_with_grammars_draw_on_the_device_beside_others(kinds: tuple[int, ...]) -> None:
     """So that the next forward can be queued over what they draw."""
     openings = [*PLAIN_OPENINGS, *ADJUSTED_OPENINGS]
     compiler = letters("abc")
@@ -466,6 +468,9 @@ def test_sessions_with_grammars_and_penalties_draw_on_the_device_beside_others(k
     requests = [ScoreRequest(SessionSampling(openings[kind], compiler), TOKENS, BASE) for kind in kinds]
     scoring = begin_scoring(logits, requests, fused=True)
     drawn = scoring.drawn()
+    if PENALIZED in kinds:
+        assert drawn is None
+        return
     assert drawn is not None
     forms = [outcome.form for outcome in scoring.outcomes()]
     expected = [
@@ -475,7 +480,7 @@ def test_sessions_with_grammars_and_penalties_draw_on_the_device_beside_others(k
     assert drawn.tolist() == expected == [scoring.drawn_token(place) for place in range(len(kinds))]
     for kind, token_id in zip(kinds, expected, strict=True):
         assert kind != 4 or token_id in (0, 1)
-        assert kind != 6 or token_id == 1
+        assert kind != 7 or token_id == 1
 
 
 @pytest.mark.parametrize("kinds", [(0, 0, 0), (2, 3, 2), (0, 1, 2, 3, 0)])

@@ -26,6 +26,7 @@ from outrider.kernels.scoring import Findings, Found, Launch, launch
 from outrider.sampling.checks import row_error
 from outrider.sampling.logits_processors.process import adjust_logits
 from outrider.sampling.metadata import SamplingMetadata
+from outrider.sampling.parameters import has_penalties
 from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring.contract import broken_contract, keep_contract
 from outrider.sampling.scoring.positions import Layout, lay_out
@@ -89,6 +90,8 @@ class Scoring:
         """
         if self._has_drafts or len(self._fused) < len(self._requests):
             return None
+        if any(has_penalties(self._requests[i].open.sampling) for i in self._adjusted):
+            return None  # what they count is copied in a way that waits for the forward
         if sum(len(part.layout.spans) for part in self._parts) < len(self._requests):
             return None
         places, words = self._drawn_places(), [part.launch.on_device for part in self._parts]
