@@ -9,13 +9,14 @@ Shape letters: ``B`` sessions, ``T`` tokens of all of them, ``N`` ids of all sup
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.packed_ids import MIN_PACKED_IDS, unpack_long
 from outrider.planes import PlaneReference
 from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
 from outrider.prefix_hash import CHAIN_BYTES, PrefixHash, chain_size
@@ -27,9 +28,10 @@ U8, U4, I4, F4 = np.dtype("<u8"), np.dtype("<u4"), np.dtype("<i4"), np.dtype("<f
 """Types that columns travel in: one that is made in its type is not converted. Made once, since to read a type from its
 name takes as long as to read a column."""
 MAX_ROW_TOKENS = 64
-"""Committed tokens of a command that goes as a row. More are a prompt, which travels packed and in parts."""
+"""Committed tokens of a step. More are a prompt."""
+NUMBERS_IN_A_TIMING = len(ItemTiming.__slots__)
 FEWEST_PLAIN_ROWS = 4
-"""Fewer items are slower as columns where none of them is about draft tokens; of others a single one goes so."""
+"""A service takes fewer items one by one where none of them is about draft tokens."""
 _NO_PROBS = np.zeros(0, dtype=np.float32)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
@@ -126,7 +128,7 @@ class AnswerColumns(Generic[EventT_co]):
     base_lengths: Column  # [B] uint32
     counts: Column  # [B] uint32, tokens of each
     token_ids: Column  # [T] uint32
-    timings_ns: Sequence[int]  # [5 B] the fields of ``ItemTiming``, or none
+    timings_ns: Sequence[int]  # [5 B] the fields of ``ItemTiming``; [5]: the same for all; []: not known
     make: Callable[[int, int, int, tuple[int, ...]], EventT_co]
     """The event of session, generation, base length and tokens; not for sparse scores."""
     outside_masses: Column | None = None  # [T] float32
@@ -140,6 +142,8 @@ class AnswerColumns(Generic[EventT_co]):
     by which their draft tokens came, until the verdicts have left by it. 0: none."""
     draft_token_ids: Column | None = None  # [T - B] uint32
     """Of scores: the draft tokens that were scored, if they came by a proposal channel."""
+    details: Mapping[str, Sequence[Any]] | None = None
+    """Fields of the events that arrays do not hold, by name, a value for each answer. Their readers take events."""
 
     @property
     def is_sparse(self) -> bool:
@@ -152,7 +156,7 @@ class AnswerColumns(Generic[EventT_co]):
         return _channel_key(self.sessions, self.generations)
 
     def selected(self, places: NDArray[np.intp]) -> AnswerColumns[EventT_co]:
-        """The answers at these places, without their times."""
+        """The answers at these places."""
         tokens, supports = ragged(self.counts, places), self.supports
         if supports is not None:
             if self.outside_masses is None:
@@ -167,24 +171,34 @@ class AnswerColumns(Generic[EventT_co]):
             self.base_lengths[places],
             self.counts[places],
             self.token_ids[tokens],
-            (),
+            self._timings_at(places),
             self.make,
             None if self.outside_masses is None else self.outside_masses[tokens],
             None if self.states is None else self.states.selected(places),
             supports,
             0,
             None if self.draft_token_ids is None else self.draft_token_ids[ragged(self.counts - 1, places)],
+            self.details and {name: [values[place] for place in places] for name, values in self.details.items()},
         )
+
+    def _timings_at(self, places: NDArray[np.intp]) -> Sequence[int]:
+        if len(self.timings_ns) <= NUMBERS_IN_A_TIMING:
+            return self.timings_ns
+        rows = np.array(self.timings_ns, dtype=U8).reshape(-1, NUMBERS_IN_A_TIMING)
+        numbers: list[int] = rows[places].ravel().tolist()
+        return numbers
 
     def events(self, places: Sequence[int]) -> Iterator[EventT_co]:
         """The answers at these places, one by one."""
-        if self.draft_token_ids is None:
+        details = dict(self.details or {})
+        if self.draft_token_ids is not None:
+            details["draft_token_ids"] = list(_rows(self.counts - 1, self.draft_token_ids))
+        if not details:
             yield from self._events(places)
             return
-        drafts = list(_rows(self.counts - 1, self.draft_token_ids))
         for place, event in zip(places, self._events(places), strict=True):
-            scores: Any = event
-            yield replace(scores, draft_token_ids=drafts[place])
+            found: Any = event
+            yield replace(found, **{name: values[place] for name, values in details.items()})
 
     def _events(self, places: Sequence[int]) -> Iterator[EventT_co]:
         heads = list(zip(self.sessions.tolist(), self.generations.tolist(), self.base_lengths.tolist(), strict=True))
@@ -222,10 +236,9 @@ class AnswerColumns(Generic[EventT_co]):
         """The items' times at these places; None where the service did not say."""
         if not self.timings_ns:
             return [None] * len(places)
-        width = len(self.timings_ns) // len(self.sessions)
-        numbers = list(self.timings_ns)
-        if numbers == numbers[:width] * len(self.sessions):  # mostly: of one message and one forward
-            return [ItemTiming(*numbers[:width])] * len(places)
+        numbers, width = self.timings_ns, NUMBERS_IN_A_TIMING
+        if len(numbers) == width:
+            return [ItemTiming(*numbers)] * len(places)
         rows = [numbers[width * place : width * (place + 1)] for place in places]
         return [ItemTiming(*row) for row in rows]
 
@@ -247,16 +260,21 @@ class ExtendColumns:
     """For a draft that reads them."""
     channel: int = 0
     """The proposal channel by which the proposals go to the target too, if they leave as columns; 0: by none."""
+    trace_parents: Sequence[str] = ()  # [B], or none
+    hidden_states: Sequence[HiddenStates] = ()  # [B], or none
+    """Hidden states that ``states`` cannot hold."""
 
     def __len__(self) -> int:
         return len(self.sessions)
 
     def items(self) -> Iterator[Extend]:
         """The commands, one by one."""
-        states = [None] * len(self) if self.states is None else self.states.hidden_states()
-        for head, token_ids, length, own in zip(_heads(self), _rows(self.counts, self.token_ids),
-                                                self.draft_lengths.tolist(), states, strict=True):  # fmt: skip
-            yield Extend(*head, token_ids, length, "", own, self.channel)
+        states: Iterable[HiddenStates | None] = self.hidden_states or [None] * len(self)
+        if self.states is not None:
+            states = self.states.hidden_states()
+        rows = zip(_heads(self), token_rows(self), self.draft_lengths.tolist(), _parents(self), states, strict=True)
+        for head, token_ids, length, parent, own in rows:
+            yield Extend(*head, token_ids, length, parent, own, self.channel)
 
 
 @step_value(frozen=True, slots=True)
@@ -281,6 +299,7 @@ class ScoreColumns:
     """None: no command has a support. One whose supports have no ids has none either."""
     channel: int = 0
     """The proposal channel by which the draft tokens came; 0: by none. Never travels."""
+    trace_parents: Sequence[str] = ()  # [B], or none
 
     @property
     def is_direct(self) -> bool:
@@ -294,9 +313,9 @@ class ScoreColumns:
         """The commands, one by one."""
         drafts, supports = _rows(self.draft_lengths, self.draft_token_ids), self.supports()
         firsts = [None] * len(self) if self.hidden_states_from is None else self.hidden_states_from.tolist()
-        rows = _rows(self.counts, self.token_ids)
-        for head, token_ids, draft, support, first in zip(_heads(self), rows, drafts, supports, firsts, strict=True):
-            yield Score(*head, token_ids, draft, support, "", first, self.plane, self.is_direct)
+        rows = zip(token_rows(self), drafts, supports, _parents(self), firsts, strict=True)
+        for head, (token_ids, draft, support, parent, first) in zip(_heads(self), rows, strict=True):
+            yield Score(*head, token_ids, draft, support, parent, first, self.plane, self.is_direct)
 
     def supports(self) -> list[Support | None]:
         """The support of each command."""
@@ -414,6 +433,15 @@ def are_enough(items: Sequence[Any]) -> bool:
     return len(items) >= FEWEST_PLAIN_ROWS or any(map(has_draft, items))
 
 
+def is_batch(columns: CommandColumns) -> bool:
+    """True if a service may take commands in one step: not traced ones, prompts, or a few plain steps."""
+    if columns.trace_parents or (isinstance(columns, ExtendColumns) and columns.hidden_states):
+        return False
+    if max(columns.counts.tolist(), default=0) > MAX_ROW_TOKENS:
+        return False
+    return len(columns) >= FEWEST_PLAIN_ROWS or any(columns.draft_lengths.tolist())
+
+
 def num_items(commands: Sequence[Any]) -> int:
     """Commands, those of columns counted one by one."""
     return sum([len(command) if isinstance(command, CommandColumns) else 1 for command in commands])
@@ -461,6 +489,20 @@ def _heads(columns: CommandColumns) -> Iterator[tuple[int, int, int, PrefixHash]
         end = start + chain_size(kept)
         yield session, generation, kept, (columns.chains[start:end], rest)
         start = end
+
+
+def token_rows(columns: CommandColumns) -> Iterator[tuple[int, ...]]:
+    """The committed tokens of each command; packed if they are many."""
+    counts = columns.counts.tolist()
+    if max(counts, default=0) < MIN_PACKED_IDS:
+        yield from _rows(columns.counts, columns.token_ids)
+        return
+    for start, stop in itertools.pairwise(_edges(columns.counts)):
+        yield unpack_long(columns.token_ids[start:stop].astype(I4, copy=False).tobytes())
+
+
+def _parents(columns: CommandColumns) -> Sequence[str]:
+    return columns.trace_parents or [""] * len(columns)
 
 
 def _rows(counts: Column, values: Column) -> Iterator[tuple[int, ...]]:

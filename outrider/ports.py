@@ -378,12 +378,16 @@ class EventBatch(Generic[EventT_co]):
     timings: tuple[ItemTiming, ...] = ()
     """Of the item behind each event; empty when no forward was needed."""
     columns: tuple[AnswerColumns[EventT_co], ...] = ()
-    """Further events, of the same forward, for a reader that takes columns: one for each form of answers."""
+    """Further events, of the same forward: one for each form of answers. They come after the events."""
 
     @property
     def sessions_in_columns(self) -> list[int]:
         """Sessions of the events that are columns."""
         return [session for columns in self.columns for session in columns.sessions.tolist()]
+
+    def all_events(self) -> tuple[EventT_co, ...]:
+        """The events, those of the columns among them."""
+        return (*self.events, *(event for each in self.columns for event in each.events(range(len(each.sessions)))))
 
     def timed(self) -> Iterator[tuple[EventT_co, ItemTiming | None]]:
         """Each event with its item's time."""

@@ -93,8 +93,8 @@ def _coordinator(
     """With the targets and where there are any the drafts at the addresses of the settings."""
     security = link_security(settings)
     interval_s, timeout_s = settings.resolve_interval_s, settings.link_timeout_ms / 1000
-    to_target = partial(RemoteTarget, connect_timeout_s=timeout_s, link_timeout_s=timeout_s, keeps_columns=True)
-    to_draft = partial(RemoteDraft, connect_timeout_s=timeout_s, link_timeout_s=timeout_s, keeps_columns=True)
+    to_target = partial(RemoteTarget, connect_timeout_s=timeout_s, link_timeout_s=timeout_s)
+    to_draft = partial(RemoteDraft, connect_timeout_s=timeout_s, link_timeout_s=timeout_s)
     targets = RemoteReplicas(
         settings.target_address, to_target, security, interval_s=interval_s, setting="target_address"
     )

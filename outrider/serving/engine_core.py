@@ -309,13 +309,14 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._steady.settle()
         if self._steady.take_expected(commands, arrived):
             return
-        singles, columns = self._steady.split(link_id, commands)
+        singles, columns, after = self._steady.split(link_id, commands)
         if self._references is not None:
             singles = self._references.fetch_all(singles)
             columns = None if columns is None else self._references.fetch_columns(columns)
         self._inputs.take(link_id, singles, arrived)
         if columns is not None:
             self._steady.take(link_id, columns, arrived, is_free=not self._in_flight)
+            self._inputs.take(link_id, after, arrived)
         self._scheduler.plain.grow()
         if len(self._in_flight) == 1:
             self._in_flight[0].may_queue_next = True

@@ -17,7 +17,6 @@ from outrider.errors import LoadingError, TlsError, UnavailableError
 from outrider.limits import LINK_ITEMS
 from outrider.ports import DraftCommand, DraftEvent, DraftLink, TargetCommand, TargetEvent, TargetLink
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
-from outrider.transport.convert.columns import CAPABILITY as COLUMNS
 from outrider.transport.convert.commands import draft_commands_to_proto, target_commands_to_proto
 from outrider.transport.convert.describing import description_from_proto
 from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
@@ -60,11 +59,8 @@ class _RemotePort:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S,
         shares_memory: bool = True,
-        keeps_columns: bool = False,
     ) -> None:
         """``link_timeout_s``: the silence after which a link is broken, of a service that sends heartbeats.
-
-        ``keeps_columns``: the reader of a link takes answers of many sessions as ``EventBatch.columns``.
 
         ``shares_memory``: whether a service of the same host may hand large tensors over in shared memory.
         """
@@ -72,11 +68,9 @@ class _RemotePort:
         self._link_timeout_s = link_timeout_s
         self._heartbeat_interval_s = 0.0
         """As last described; 0: none are sent."""
-        self._reads_columns = False
-        """As last described."""
         self._is_loading = False
         """As last described."""
-        self._shares_memory, self._keeps_columns = shares_memory, keeps_columns
+        self._shares_memory = shares_memory
         self._security = security
         self._connect_timeout_s = connect_timeout_s
         self._attempt_s = FIRST_ATTEMPT_S
@@ -121,7 +115,7 @@ class _RemotePort:
                 raise TlsError(trouble) from error
 
     def _link_metadata(self) -> list[tuple[str, str]]:
-        told = [HEARTBEATS, COLUMNS, VERSION, *([CAPABILITY] if self._shares_memory else [])]
+        told = [HEARTBEATS, VERSION, *([CAPABILITY] if self._shares_memory else [])]
         return [*(self._security.metadata() or ()), *told]
 
     def _silence_timeout_s(self) -> float:
@@ -140,7 +134,6 @@ class _RemotePort:
             check_service(self.address, message.version)
             description = description_from_proto(message)
             self._heartbeat_interval_s = description.heartbeat_interval_ms / 1000
-            self._reads_columns = description.reads_command_columns
             return description
         except LoadingError:
             self._is_loading = True
@@ -185,8 +178,8 @@ class RemoteDraft(_RemotePort):
             self.address,
             channel,
             partial(attach, metadata=self._link_metadata()),
-            partial(draft_commands_to_proto, columns=self._reads_columns),
-            partial(draft_events_from_proto, keeps_columns=self._keeps_columns),
+            draft_commands_to_proto,
+            draft_events_from_proto,
             answer_offer=lambda token: pb.DraftCommands(plane_answer=PlaneAnswer(token=token)),
             heartbeat=pb.DraftCommands(heartbeat=pb.Heartbeat()),
             silence_timeout_s=self._silence_timeout_s(),
@@ -214,8 +207,8 @@ class RemoteTarget(_RemotePort):
             self.address,
             channel,
             partial(attach, metadata=self._link_metadata()),
-            partial(target_commands_to_proto, columns=self._reads_columns),
-            partial(target_events_from_proto, keeps_columns=self._keeps_columns),
+            target_commands_to_proto,
+            target_events_from_proto,
             answer_offer=lambda token: pb.TargetCommands(plane_answer=PlaneAnswer(token=token)),
             heartbeat=pb.TargetCommands(heartbeat=pb.Heartbeat()),
             silence_timeout_s=self._silence_timeout_s(),

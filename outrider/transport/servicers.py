@@ -26,7 +26,6 @@ from outrider.telemetry.logs import about_request
 from outrider.transport.arrivals import Arrivals
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
 from outrider.transport.convert.bounds import check_num_prompt_ids
-from outrider.transport.convert.columns import reads_columns
 from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
 from outrider.transport.convert.describing import description_to_proto
 from outrider.transport.convert.events import draft_events_to_proto, target_events_to_proto
@@ -117,12 +116,11 @@ class DraftServicer(DraftServiceServicer):
             link = await self._draft.attach()
             pump = LinkPump(
                 link,
-                partial(draft_commands_from_proto, model=limits, keeps_columns=True),
+                partial(draft_commands_from_proto, model=limits),
                 draft_events_to_proto,
                 offer=lambda name: link_pb2.DraftEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
-                columns=reads_columns(context.invocation_metadata()),
                 beat=lambda heard: context.write(link_pb2.DraftEvents(heartbeat=_heartbeat(heard, link))),
                 silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
             )
@@ -161,12 +159,11 @@ class TargetServicer(TargetServiceServicer):
             link = await self._target.attach()
             pump = LinkPump(
                 link,
-                partial(target_commands_from_proto, model=limits, keeps_columns=True),
+                partial(target_commands_from_proto, model=limits),
                 target_events_to_proto,
                 offer=lambda name: link_pb2.TargetEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
-                columns=reads_columns(context.invocation_metadata()),
                 beat=lambda heard: context.write(link_pb2.TargetEvents(heartbeat=_heartbeat(heard, link))),
                 silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
             )

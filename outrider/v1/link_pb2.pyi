@@ -19,6 +19,13 @@ class JudgingRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JUDGING_RULE_TYPICAL: _ClassVar[JudgingRule]
     JUDGING_RULE_DENSE_REJECTION: _ClassVar[JudgingRule]
     JUDGING_RULE_DENSE_TYPICAL: _ClassVar[JudgingRule]
+
+class AnswerForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ANSWER_FORM_TOKENS: _ClassVar[AnswerForm]
+    ANSWER_FORM_SPARSE: _ClassVar[AnswerForm]
+    ANSWER_FORM_TYPICAL: _ClassVar[AnswerForm]
+    ANSWER_FORM_DENSE: _ClassVar[AnswerForm]
 JUDGING_RULE_UNSPECIFIED: JudgingRule
 JUDGING_RULE_GREEDY: JudgingRule
 JUDGING_RULE_COUPLED: JudgingRule
@@ -26,6 +33,10 @@ JUDGING_RULE_REJECTION: JudgingRule
 JUDGING_RULE_TYPICAL: JudgingRule
 JUDGING_RULE_DENSE_REJECTION: JudgingRule
 JUDGING_RULE_DENSE_TYPICAL: JudgingRule
+ANSWER_FORM_TOKENS: AnswerForm
+ANSWER_FORM_SPARSE: AnswerForm
+ANSWER_FORM_TYPICAL: AnswerForm
+ANSWER_FORM_DENSE: AnswerForm
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -40,7 +51,7 @@ class TokenizerFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "reads_command_columns", "hidden_state_layers", "plane_kinds", "channel_host", "longest_prefill", "step_costs", "quantization", "batch_invariant")
+    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "hidden_state_layers", "plane_kinds", "channel_host", "longest_prefill", "step_costs", "quantization", "batch_invariant")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -64,7 +75,6 @@ class ModelDescription(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
-    READS_COMMAND_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     PLANE_KINDS_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_HOST_FIELD_NUMBER: _ClassVar[int]
@@ -95,7 +105,6 @@ class ModelDescription(_message.Message):
     heartbeat_interval_ms: int
     hidden_size: int
     num_layers: int
-    reads_command_columns: bool
     hidden_state_layers: _containers.RepeatedScalarFieldContainer[int]
     plane_kinds: _containers.RepeatedScalarFieldContainer[str]
     channel_host: str
@@ -103,7 +112,7 @@ class ModelDescription(_message.Message):
     step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
     quantization: str
     batch_invariant: bool
-    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., reads_command_columns: bool = ..., hidden_state_layers: _Optional[_Iterable[int]] = ..., plane_kinds: _Optional[_Iterable[str]] = ..., channel_host: _Optional[str] = ..., longest_prefill: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., quantization: _Optional[str] = ..., batch_invariant: bool = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., hidden_state_layers: _Optional[_Iterable[int]] = ..., plane_kinds: _Optional[_Iterable[str]] = ..., channel_host: _Optional[str] = ..., longest_prefill: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., quantization: _Optional[str] = ..., batch_invariant: bool = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("num_rows", "num_tokens", "context_length", "duration_ns")
@@ -179,46 +188,6 @@ class Release(_message.Message):
     generation: int
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
-class Extend(_message.Message):
-    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_chain", "prefix_rest", "token_ids", "draft_length", "trace_parent", "hidden_states")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_CHAIN_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_REST_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
-    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    generation: int
-    num_kept_tokens: int
-    prefix_chain: bytes
-    prefix_rest: int
-    token_ids: bytes
-    draft_length: int
-    trace_parent: str
-    hidden_states: HiddenStates
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_chain: _Optional[bytes] = ..., prefix_rest: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_length: _Optional[int] = ..., trace_parent: _Optional[str] = ..., hidden_states: _Optional[_Union[HiddenStates, _Mapping]] = ...) -> None: ...
-
-class SparseEvidence(_message.Message):
-    __slots__ = ("counts", "token_ids", "probs")
-    COUNTS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    PROBS_FIELD_NUMBER: _ClassVar[int]
-    counts: bytes
-    token_ids: bytes
-    probs: bytes
-    def __init__(self, counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., probs: _Optional[bytes] = ...) -> None: ...
-
-class Evidence(_message.Message):
-    __slots__ = ("sparse", "dense")
-    SPARSE_FIELD_NUMBER: _ClassVar[int]
-    DENSE_FIELD_NUMBER: _ClassVar[int]
-    sparse: SparseEvidence
-    dense: _tensor_pb2.Tensor
-    def __init__(self, sparse: _Optional[_Union[SparseEvidence, _Mapping]] = ..., dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
-
 class HiddenStates(_message.Message):
     __slots__ = ("start", "values", "references")
     START_FIELD_NUMBER: _ClassVar[int]
@@ -239,48 +208,6 @@ class HiddenStateChunk(_message.Message):
     states: HiddenStates
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., states: _Optional[_Union[HiddenStates, _Mapping]] = ...) -> None: ...
 
-class Proposal(_message.Message):
-    __slots__ = ("session", "generation", "base_length", "token_ids", "evidence")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    generation: int
-    base_length: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    evidence: Evidence
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
-
-class Score(_message.Message):
-    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_chain", "prefix_rest", "token_ids", "draft_token_ids", "support_counts", "support_token_ids", "trace_parent", "hidden_states_from", "plane")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_CHAIN_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_REST_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    SUPPORT_COUNTS_FIELD_NUMBER: _ClassVar[int]
-    SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
-    HIDDEN_STATES_FROM_FIELD_NUMBER: _ClassVar[int]
-    PLANE_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    generation: int
-    num_kept_tokens: int
-    prefix_chain: bytes
-    prefix_rest: int
-    token_ids: bytes
-    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    support_counts: bytes
-    support_token_ids: bytes
-    trace_parent: str
-    hidden_states_from: int
-    plane: int
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_chain: _Optional[bytes] = ..., prefix_rest: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., trace_parent: _Optional[str] = ..., hidden_states_from: _Optional[int] = ..., plane: _Optional[int] = ...) -> None: ...
-
 class Prepare(_message.Message):
     __slots__ = ("session", "generation", "num_steps")
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -290,82 +217,6 @@ class Prepare(_message.Message):
     generation: int
     num_steps: int
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_steps: _Optional[int] = ...) -> None: ...
-
-class TokenScores(_message.Message):
-    __slots__ = ("token_ids",)
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class SparseScores(_message.Message):
-    __slots__ = ("support_probs", "outside_mass", "outside_token_ids")
-    SUPPORT_PROBS_FIELD_NUMBER: _ClassVar[int]
-    OUTSIDE_MASS_FIELD_NUMBER: _ClassVar[int]
-    OUTSIDE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    support_probs: bytes
-    outside_mass: bytes
-    outside_token_ids: bytes
-    def __init__(self, support_probs: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., outside_token_ids: _Optional[bytes] = ...) -> None: ...
-
-class TypicalScores(_message.Message):
-    __slots__ = ("draft_token_probs", "entropies", "argmax_token_ids", "bonus_token_id")
-    DRAFT_TOKEN_PROBS_FIELD_NUMBER: _ClassVar[int]
-    ENTROPIES_FIELD_NUMBER: _ClassVar[int]
-    ARGMAX_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    BONUS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
-    draft_token_probs: bytes
-    entropies: bytes
-    argmax_token_ids: bytes
-    bonus_token_id: int
-    def __init__(self, draft_token_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., argmax_token_ids: _Optional[bytes] = ..., bonus_token_id: _Optional[int] = ...) -> None: ...
-
-class DenseScores(_message.Message):
-    __slots__ = ("target_probs", "logprobs")
-    TARGET_PROBS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    target_probs: _tensor_pb2.Tensor
-    logprobs: _tensor_pb2.Tensor
-    def __init__(self, target_probs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
-
-class CandidateLogprobs(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "ranks", "top_token_ids", "top_logprobs")
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    RANKS_FIELD_NUMBER: _ClassVar[int]
-    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: bytes
-    logprobs: bytes
-    ranks: bytes
-    top_token_ids: bytes
-    top_logprobs: bytes
-    def __init__(self, token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
-
-class Scores(_message.Message):
-    __slots__ = ("session", "generation", "base_length", "tokens", "sparse", "typical", "dense", "draft_token_ids", "logprobs", "prompt_logprobs", "hidden_states")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SPARSE_FIELD_NUMBER: _ClassVar[int]
-    TYPICAL_FIELD_NUMBER: _ClassVar[int]
-    DENSE_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    generation: int
-    base_length: int
-    tokens: TokenScores
-    sparse: SparseScores
-    typical: TypicalScores
-    dense: DenseScores
-    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    logprobs: _containers.RepeatedCompositeFieldContainer[CandidateLogprobs]
-    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[CandidateLogprobs]
-    hidden_states: HiddenStates
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Union[TokenScores, _Mapping]] = ..., sparse: _Optional[_Union[SparseScores, _Mapping]] = ..., typical: _Optional[_Union[TypicalScores, _Mapping]] = ..., dense: _Optional[_Union[DenseScores, _Mapping]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ..., hidden_states: _Optional[_Union[HiddenStates, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "generation", "num_cached_tokens")
@@ -448,38 +299,36 @@ class ForwardReport(_message.Message):
     def __init__(self, queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_pages_free: _Optional[int] = ..., ended_ns: _Optional[int] = ..., num_other_rows: _Optional[int] = ..., num_other_drafts: _Optional[int] = ...) -> None: ...
 
 class DraftCommand(_message.Message):
-    __slots__ = ("open", "extend", "release", "plane_offer", "plane_close", "channel_offer", "channel_close")
+    __slots__ = ("open", "steps", "release", "plane_offer", "plane_close", "channel_offer", "channel_close")
     OPEN_FIELD_NUMBER: _ClassVar[int]
-    EXTEND_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     PLANE_OFFER_FIELD_NUMBER: _ClassVar[int]
     PLANE_CLOSE_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_OFFER_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_CLOSE_FIELD_NUMBER: _ClassVar[int]
     open: Open
-    extend: Extend
+    steps: StepCommands
     release: Release
     plane_offer: _tensor_pb2.TensorPlaneOffer
     plane_close: _tensor_pb2.TensorPlaneClose
     channel_offer: _channel_pb2.ProposalChannelOffer
     channel_close: _channel_pb2.ProposalChannelClose
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ..., channel_offer: _Optional[_Union[_channel_pb2.ProposalChannelOffer, _Mapping]] = ..., channel_close: _Optional[_Union[_channel_pb2.ProposalChannelClose, _Mapping]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., steps: _Optional[_Union[StepCommands, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ..., channel_offer: _Optional[_Union[_channel_pb2.ProposalChannelOffer, _Mapping]] = ..., channel_close: _Optional[_Union[_channel_pb2.ProposalChannelClose, _Mapping]] = ...) -> None: ...
 
 class DraftCommands(_message.Message):
-    __slots__ = ("commands", "columns", "plane_answer", "heartbeat")
+    __slots__ = ("commands", "plane_answer", "heartbeat")
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     PLANE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     commands: _containers.RepeatedCompositeFieldContainer[DraftCommand]
-    columns: _containers.RepeatedCompositeFieldContainer[CommandColumns]
     plane_answer: _tensor_pb2.PlaneAnswer
     heartbeat: Heartbeat
-    def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[CommandColumns, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class DraftEvent(_message.Message):
-    __slots__ = ("proposal", "session_lost", "session_failed", "refused", "opened", "preempted", "plane_chosen", "channel_state")
-    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("answers", "session_lost", "session_failed", "refused", "opened", "preempted", "plane_chosen", "channel_state")
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
     SESSION_FAILED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -487,7 +336,7 @@ class DraftEvent(_message.Message):
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     PLANE_CHOSEN_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_STATE_FIELD_NUMBER: _ClassVar[int]
-    proposal: Proposal
+    answers: StepAnswers
     session_lost: SessionLost
     session_failed: SessionFailed
     refused: Refused
@@ -495,28 +344,24 @@ class DraftEvent(_message.Message):
     preempted: Preempted
     plane_chosen: _tensor_pb2.TensorPlaneChosen
     channel_state: _channel_pb2.ProposalChannelState
-    def __init__(self, proposal: _Optional[_Union[Proposal, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ..., channel_state: _Optional[_Union[_channel_pb2.ProposalChannelState, _Mapping]] = ...) -> None: ...
+    def __init__(self, answers: _Optional[_Union[StepAnswers, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ..., channel_state: _Optional[_Union[_channel_pb2.ProposalChannelState, _Mapping]] = ...) -> None: ...
 
 class DraftEvents(_message.Message):
-    __slots__ = ("events", "report", "item_timings_ns", "columns", "plane_offer", "heartbeat")
+    __slots__ = ("events", "report", "plane_offer", "heartbeat")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
-    ITEM_TIMINGS_NS_FIELD_NUMBER: _ClassVar[int]
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     PLANE_OFFER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[DraftEvent]
     report: ForwardReport
-    item_timings_ns: _containers.RepeatedScalarFieldContainer[int]
-    columns: _containers.RepeatedCompositeFieldContainer[AnswerColumns]
     plane_offer: _tensor_pb2.PlaneOffer
     heartbeat: Heartbeat
-    def __init__(self, events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., item_timings_ns: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[AnswerColumns, _Mapping]]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetCommand(_message.Message):
-    __slots__ = ("open", "score", "release", "prepare", "plane_request", "plane_close", "channel_request", "channel_close", "score_ahead")
+    __slots__ = ("open", "steps", "release", "prepare", "plane_request", "plane_close", "channel_request", "channel_close", "score_ahead")
     OPEN_FIELD_NUMBER: _ClassVar[int]
-    SCORE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     PLANE_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -525,7 +370,7 @@ class TargetCommand(_message.Message):
     CHANNEL_CLOSE_FIELD_NUMBER: _ClassVar[int]
     SCORE_AHEAD_FIELD_NUMBER: _ClassVar[int]
     open: Open
-    score: Score
+    steps: StepCommands
     release: Release
     prepare: Prepare
     plane_request: _tensor_pb2.TensorPlaneRequest
@@ -533,23 +378,21 @@ class TargetCommand(_message.Message):
     channel_request: _channel_pb2.ProposalChannelRequest
     channel_close: _channel_pb2.ProposalChannelClose
     score_ahead: ScoreAhead
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., plane_request: _Optional[_Union[_tensor_pb2.TensorPlaneRequest, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ..., channel_request: _Optional[_Union[_channel_pb2.ProposalChannelRequest, _Mapping]] = ..., channel_close: _Optional[_Union[_channel_pb2.ProposalChannelClose, _Mapping]] = ..., score_ahead: _Optional[_Union[ScoreAhead, _Mapping]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., steps: _Optional[_Union[StepCommands, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., plane_request: _Optional[_Union[_tensor_pb2.TensorPlaneRequest, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ..., channel_request: _Optional[_Union[_channel_pb2.ProposalChannelRequest, _Mapping]] = ..., channel_close: _Optional[_Union[_channel_pb2.ProposalChannelClose, _Mapping]] = ..., score_ahead: _Optional[_Union[ScoreAhead, _Mapping]] = ...) -> None: ...
 
 class TargetCommands(_message.Message):
-    __slots__ = ("commands", "columns", "plane_answer", "heartbeat")
+    __slots__ = ("commands", "plane_answer", "heartbeat")
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     PLANE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     commands: _containers.RepeatedCompositeFieldContainer[TargetCommand]
-    columns: _containers.RepeatedCompositeFieldContainer[CommandColumns]
     plane_answer: _tensor_pb2.PlaneAnswer
     heartbeat: Heartbeat
-    def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[CommandColumns, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetEvent(_message.Message):
-    __slots__ = ("scores", "session_lost", "session_failed", "refused", "opened", "preempted", "hidden_states", "plane_offer", "plane_chosen", "channel_offer", "channel_state")
-    SCORES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("answers", "session_lost", "session_failed", "refused", "opened", "preempted", "hidden_states", "plane_offer", "plane_chosen", "channel_offer", "channel_state")
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
     SESSION_FAILED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -560,7 +403,7 @@ class TargetEvent(_message.Message):
     PLANE_CHOSEN_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_OFFER_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_STATE_FIELD_NUMBER: _ClassVar[int]
-    scores: Scores
+    answers: StepAnswers
     session_lost: SessionLost
     session_failed: SessionFailed
     refused: Refused
@@ -571,23 +414,19 @@ class TargetEvent(_message.Message):
     plane_chosen: _tensor_pb2.TensorPlaneChosen
     channel_offer: _channel_pb2.ProposalChannelOffer
     channel_state: _channel_pb2.ProposalChannelState
-    def __init__(self, scores: _Optional[_Union[Scores, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., hidden_states: _Optional[_Union[HiddenStateChunk, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ..., channel_offer: _Optional[_Union[_channel_pb2.ProposalChannelOffer, _Mapping]] = ..., channel_state: _Optional[_Union[_channel_pb2.ProposalChannelState, _Mapping]] = ...) -> None: ...
+    def __init__(self, answers: _Optional[_Union[StepAnswers, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., hidden_states: _Optional[_Union[HiddenStateChunk, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ..., channel_offer: _Optional[_Union[_channel_pb2.ProposalChannelOffer, _Mapping]] = ..., channel_state: _Optional[_Union[_channel_pb2.ProposalChannelState, _Mapping]] = ...) -> None: ...
 
 class TargetEvents(_message.Message):
-    __slots__ = ("events", "report", "item_timings_ns", "columns", "plane_offer", "heartbeat")
+    __slots__ = ("events", "report", "plane_offer", "heartbeat")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
-    ITEM_TIMINGS_NS_FIELD_NUMBER: _ClassVar[int]
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     PLANE_OFFER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[TargetEvent]
     report: ForwardReport
-    item_timings_ns: _containers.RepeatedScalarFieldContainer[int]
-    columns: _containers.RepeatedCompositeFieldContainer[AnswerColumns]
     plane_offer: _tensor_pb2.PlaneOffer
     heartbeat: Heartbeat
-    def __init__(self, events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., item_timings_ns: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[AnswerColumns, _Mapping]]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class StateColumns(_message.Message):
     __slots__ = ("plane_id", "dtype", "width", "starts", "counts", "offsets_bytes", "sequences")
@@ -607,8 +446,8 @@ class StateColumns(_message.Message):
     sequences: bytes
     def __init__(self, plane_id: _Optional[bytes] = ..., dtype: _Optional[str] = ..., width: _Optional[int] = ..., starts: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., offsets_bytes: _Optional[bytes] = ..., sequences: _Optional[bytes] = ...) -> None: ...
 
-class CommandColumns(_message.Message):
-    __slots__ = ("sessions", "generations", "num_kept_tokens", "prefix_chains", "prefix_rests", "counts", "token_ids", "draft_lengths", "draft_token_ids", "support_counts", "support_token_ids", "states", "hidden_states_from", "plane", "channel")
+class StepCommands(_message.Message):
+    __slots__ = ("sessions", "generations", "num_kept_tokens", "prefix_chains", "prefix_rests", "counts", "token_ids", "draft_lengths", "draft_token_ids", "support_counts", "support_token_ids", "states", "hidden_states_from", "plane", "channel", "trace_parents", "hidden_states")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -624,6 +463,8 @@ class CommandColumns(_message.Message):
     HIDDEN_STATES_FROM_FIELD_NUMBER: _ClassVar[int]
     PLANE_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    TRACE_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     sessions: bytes
     generations: bytes
     num_kept_tokens: bytes
@@ -639,20 +480,22 @@ class CommandColumns(_message.Message):
     hidden_states_from: bytes
     plane: int
     channel: int
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., num_kept_tokens: _Optional[bytes] = ..., prefix_chains: _Optional[bytes] = ..., prefix_rests: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., hidden_states_from: _Optional[bytes] = ..., plane: _Optional[int] = ..., channel: _Optional[int] = ...) -> None: ...
+    trace_parents: _containers.RepeatedScalarFieldContainer[str]
+    hidden_states: _containers.RepeatedCompositeFieldContainer[HiddenStates]
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., num_kept_tokens: _Optional[bytes] = ..., prefix_chains: _Optional[bytes] = ..., prefix_rests: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., hidden_states_from: _Optional[bytes] = ..., plane: _Optional[int] = ..., channel: _Optional[int] = ..., trace_parents: _Optional[_Iterable[str]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
 
 class ScoreAhead(_message.Message):
     __slots__ = ("columns", "channel", "proposal_generations")
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
-    columns: CommandColumns
+    columns: StepCommands
     channel: int
     proposal_generations: bytes
-    def __init__(self, columns: _Optional[_Union[CommandColumns, _Mapping]] = ..., channel: _Optional[int] = ..., proposal_generations: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, columns: _Optional[_Union[StepCommands, _Mapping]] = ..., channel: _Optional[int] = ..., proposal_generations: _Optional[bytes] = ...) -> None: ...
 
-class AnswerColumns(_message.Message):
-    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs", "states", "channel", "draft_token_ids")
+class StepAnswers(_message.Message):
+    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs", "states", "channel", "draft_token_ids", "form", "timings_ns", "draft_token_probs", "entropies", "probs", "dense_logprobs", "logprobs", "prompt_logprobs", "hidden_states")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -666,6 +509,15 @@ class AnswerColumns(_message.Message):
     STATES_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_NS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_PROBS_FIELD_NUMBER: _ClassVar[int]
+    ENTROPIES_FIELD_NUMBER: _ClassVar[int]
+    PROBS_FIELD_NUMBER: _ClassVar[int]
+    DENSE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     sessions: bytes
     generations: bytes
     base_lengths: bytes
@@ -679,4 +531,33 @@ class AnswerColumns(_message.Message):
     states: StateColumns
     channel: int
     draft_token_ids: bytes
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., channel: _Optional[int] = ..., draft_token_ids: _Optional[bytes] = ...) -> None: ...
+    form: AnswerForm
+    timings_ns: bytes
+    draft_token_probs: bytes
+    entropies: bytes
+    probs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
+    dense_logprobs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
+    logprobs: CandidateColumns
+    prompt_logprobs: CandidateColumns
+    hidden_states: _containers.RepeatedCompositeFieldContainer[HiddenStates]
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., channel: _Optional[int] = ..., draft_token_ids: _Optional[bytes] = ..., form: _Optional[_Union[AnswerForm, str]] = ..., timings_ns: _Optional[bytes] = ..., draft_token_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., probs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., dense_logprobs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., logprobs: _Optional[_Union[CandidateColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[CandidateColumns, _Mapping]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
+
+class CandidateColumns(_message.Message):
+    __slots__ = ("num_positions", "counts", "token_ids", "logprobs", "ranks", "top_counts", "top_token_ids", "top_logprobs")
+    NUM_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    num_positions: bytes
+    counts: bytes
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+    top_counts: bytes
+    top_token_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, num_positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_counts: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...

@@ -66,7 +66,7 @@ async def test_no_link_holds_more_sessions_than_it_may() -> None:
         refused = 0
         async with asyncio.timeout(DEADLINE_S):
             async for batch in link.events():
-                refused += len(batch.events)
+                refused += len(batch.all_events())
                 if refused == 7:
                     break
             assert stack.target.num_sessions == 3
@@ -132,7 +132,7 @@ async def test_doubled_reordered_and_replayed_messages_harm_nobody_else(
                 link.send([opening(3), asking(side, 3, 2, (5,))])
                 # Its answer comes when all that was sent before has been taken.
                 async for batch in link.events():
-                    if any(event.session == 3 and event.generation == 2 for event in batch.events):
+                    if any(event.session == 3 and event.generation == 2 for event in batch.all_events()):
                         break
                 await link.close()
             assert await asyncio.gather(*users) == [expected] * 4

@@ -282,8 +282,8 @@ def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
             score_item(i, 2 + number, texts[i], drafts[i], num_kept_tokens=kept[i], support=supports[i])
             for i in range(len(kinds))
         ]
-        message = target_commands_to_proto(items, columns=True)
-        events = driver.run(*target_commands_from_proto(message, keeps_columns=True))
+        message = target_commands_to_proto(items)
+        events = driver.run(*target_commands_from_proto(message))
         answers += map(written, sorted(events, key=attrgetter("session")))
         for i, text in enumerate(texts):
             num_accepted = choose.randint(0, len(drafts[i]))
@@ -305,8 +305,8 @@ def column_drafts(draft: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
             extend_item(i, 2 + number, texts[i], 1 + (i + number) % 4, num_kept_tokens=kept[i])
             for i in range(len(kinds))
         ]
-        message = draft_commands_to_proto(items, columns=True)
-        proposals: list[Any] = driver.run(*draft_commands_from_proto(message, keeps_columns=True))
+        message = draft_commands_to_proto(items)
+        proposals: list[Any] = driver.run(*draft_commands_from_proto(message))
         proposals.sort(key=attrgetter("session"))
         answers += map(written, proposals)
         for i, text in enumerate(texts):

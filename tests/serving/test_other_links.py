@@ -87,9 +87,9 @@ class Caller:
         return None if report is None or not scores else (report.num_other_rows, report.num_other_drafts)
 
     def _send(self, commands: Sequence[Any]) -> None:
-        message = target_commands_to_proto(commands, columns=True).SerializeToString()
+        message = target_commands_to_proto(commands).SerializeToString()
         parsed = pb.TargetCommands.FromString(message)
-        self.core.handle(self.link_id, target_commands_from_proto(parsed, keeps_columns=True))
+        self.core.handle(self.link_id, target_commands_from_proto(parsed))
 
 
 def rounds_of(callers: Sequence[Caller], *, take_turns: bool) -> list[tuple[int, int]]:

@@ -125,13 +125,11 @@ async def _serve_services(stack: Stack, cleanup: contextlib.AsyncExitStack) -> t
     cleanup.push_async_callback(_stop, stack, "target_server")
     stack.addresses["target"] = stack.target_server.address
     if stack.draft is None:
-        return RemoteTarget(stack.addresses["target"], keeps_columns=True), None
+        return RemoteTarget(stack.addresses["target"]), None
     stack.draft_server = await serve_draft(stack.draft, host="127.0.0.1", port=0)
     cleanup.push_async_callback(_stop, stack, "draft_server")
     stack.addresses["draft"] = stack.draft_server.address
-    return RemoteTarget(stack.addresses["target"], keeps_columns=True), RemoteDraft(
-        stack.addresses["draft"], keeps_columns=True
-    )
+    return RemoteTarget(stack.addresses["target"]), RemoteDraft(stack.addresses["draft"])
 
 
 async def _stop(stack: Stack, name: str) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.errors import ProtocolError
+from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_HIDDEN_LAYERS, LINK_HIDDEN_STATE_BYTES
-from outrider.ports import Rejected, Scores, SessionFailed
+from outrider.ports import Extend, Rejected, Scores, SessionFailed
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.transport.convert import commands, events
 from outrider.types import HiddenStates
 from outrider.v1 import link_pb2 as pb
@@ -18,13 +19,10 @@ STATES = HiddenStates(4, 3, 2, "bfloat16", bytes(range(12)))
 
 
 def message(change: Callable[[tensor_pb2.Tensor], None]) -> pb.DraftCommands:
-    found = pb.DraftCommands()
-    extend = found.commands.add().extend
-    extend.hidden_states.values.dtype = "float32"
-    extend.hidden_states.values.shape.extend((2, 3))
-    extend.hidden_states.values.inline = bytes(24)
+    inline = HiddenStates(0, 2, 3, "float32", bytes(24))
+    found = commands.draft_commands_to_proto([Extend(1, 2, 0, EMPTY_PREFIX, (3, 4), 1, "", inline)])
     commands.draft_commands_from_proto(found)
-    change(extend.hidden_states.values)
+    change(found.commands[0].steps.hidden_states[0].values)
     return found
 
 
@@ -58,10 +56,9 @@ def test_states_that_do_not_agree_with_themselves_break_the_contract(
 
 
 @pytest.mark.parametrize("shape", [(1, LINK_HIDDEN_STATE_BYTES.most // 4 + 1), (1 << 40, 1 << 40), (1, 2, 3)])
-def test_too_many_end_their_session_alone(shape: tuple[int, ...]) -> None:
-    (rejected,) = commands.draft_commands_from_proto(message(set_shape(*shape)))
-    assert isinstance(rejected, Rejected)
-    assert rejected.error.field == "hidden_states"
+def test_too_many_end_their_link(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidRequestError, match="hidden_states: has"):
+        commands.draft_commands_from_proto(message(set_shape(*shape)))
 
 
 def test_too_many_layers_end_their_session_alone() -> None:

@@ -158,7 +158,7 @@ async def test_a_signal_stops_it_while_it_loads(hosted: Hosted) -> None:
 
 async def _until_proposal(batches: AsyncIterator[EventBatch[DraftEvent]]) -> AsyncIterator[DraftEvent]:
     async for batch in batches:
-        for event in batch.events:
+        for event in batch.all_events():
             yield event
             if isinstance(event, Proposal):
                 return

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -15,15 +13,21 @@ from google.protobuf.message import Message
 
 from outrider import limits, ports
 from outrider.errors import InvalidRequestError, ProtocolError
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, message_limits
-from outrider.transport.convert.arrays import token_ids_to_bytes
-from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
+from outrider.transport.convert.arrays import fetch_nothing
+from outrider.transport.convert.commands import (
+    draft_commands_from_proto,
+    draft_commands_to_proto,
+    target_commands_from_proto,
+)
 from outrider.transport.convert.describing import description_from_proto
 from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
+from outrider.transport.convert.step_answers import proposals_from_proto
 from outrider.transport.link.splitting import split_commands
 from outrider.transport.link.versions import METADATA as VERSION
 from outrider.v1 import link_pb2 as pb
-from outrider.v1 import sampling_pb2, tensor_pb2
+from outrider.v1 import sampling_pb2
 from outrider.v1.link_pb2_grpc import DraftServiceStub
 from outrider_draft.service import DraftService
 from tests.transport.conftest import Serve
@@ -58,19 +62,6 @@ SAMPLING: dict[str, Fill] = {
     "bad_words": lambda message: message.bad_words.extend([sampling_pb2.TokenSequence()] * 2049),
     "allowed_token_ids": ids("allowed_token_ids", (1 << 20) + 1),
 }
-EXTEND: dict[str, Fill] = {
-    "token_ids": array("token_ids", 4_000_001),
-    "prefix_chain": lambda message: setattr(message, "prefix_chain", bytes(65)),
-    "trace_parent": text("trace_parent", 257),
-}
-SCORE: dict[str, Fill] = {
-    "token_ids": array("token_ids", 4_000_001),
-    "prefix_chain": lambda message: setattr(message, "prefix_chain", bytes(65)),
-    "draft_token_ids": ids("draft_token_ids", MANY_DRAFTS),
-    "support_counts": array("support_counts", MANY_DRAFTS),
-    "support_token_ids": array("support_token_ids", (1 << 22) + 1),
-    "trace_parent": text("trace_parent", 257),
-}
 
 
 def variable_fields(kind: type[Message]) -> set[str]:
@@ -80,8 +71,8 @@ def variable_fields(kind: type[Message]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("kind", "bounded"),
-    [(pb.Open, OPEN), (sampling_pb2.SamplingParams, SAMPLING), (pb.Extend, EXTEND), (pb.Score, SCORE)],
-    ids=["Open", "SamplingParams", "Extend", "Score"],
+    [(pb.Open, OPEN), (sampling_pb2.SamplingParams, SAMPLING)],
+    ids=["Open", "SamplingParams"],
 )
 def test_every_variable_field_of_a_command_is_listed_here(kind: type[Message], bounded: dict[str, Fill]) -> None:
     assert variable_fields(kind) == set(bounded)
@@ -119,24 +110,6 @@ def test_an_open_with_too_many_logprobs_is_rejected() -> None:
     assert rejected(target_commands_from_proto(commands)).error.field == "num_logprobs"
 
 
-@pytest.mark.parametrize("field", EXTEND)
-def test_an_extend_past_a_bound_is_rejected_alone(field: str) -> None:
-    extend, release = pb.Extend(session=3, generation=4), pb.DraftCommand(release=pb.Release(session=7))
-    EXTEND[field](extend)
-    commands = pb.DraftCommands(commands=[release, pb.DraftCommand(extend=extend), release])
-    found = rejected(draft_commands_from_proto(commands))
-    assert (found.session, found.generation, found.error.field) == (3, 4, field)
-
-
-@pytest.mark.parametrize("field", SCORE)
-def test_a_score_past_a_bound_is_rejected_alone(field: str) -> None:
-    score, release = pb.Score(session=3, generation=4), pb.TargetCommand(release=pb.Release(session=7))
-    SCORE[field](score)
-    commands = pb.TargetCommands(commands=[release, pb.TargetCommand(score=score), release])
-    found = rejected(target_commands_from_proto(commands))
-    assert (found.session, found.generation, found.error.field) == (3, 4, field)
-
-
 def test_a_credit_for_more_steps_than_there_can_be_is_rejected_alone() -> None:
     prepare, release = pb.Prepare(session=3, generation=4), pb.TargetCommand(release=pb.Release(session=7))
     for num_steps, is_rejected in ((1 << 16, False), ((1 << 16) + 1, True)):
@@ -145,70 +118,6 @@ def test_a_credit_for_more_steps_than_there_can_be_is_rejected_alone() -> None:
         _, command, _ = target_commands_from_proto(commands)
         assert isinstance(command, ports.Rejected if is_rejected else ports.Prepare)
         assert (command.session, command.generation) == (3, 4)
-
-
-def sparse(**arrays: int) -> pb.Evidence:
-    return pb.Evidence(sparse=pb.SparseEvidence(**{name: bytes(4 * count) for name, count in arrays.items()}))
-
-
-def tensor(*shape: int) -> tensor_pb2.Tensor:
-    return tensor_pb2.Tensor(dtype="float32", shape=shape, inline=bytes(4 * math.prod(shape)))
-
-
-CANDIDATES = [field.name for field in pb.CandidateLogprobs.DESCRIPTOR.fields]
-SPARSE = {"support_probs": (1 << 22) + 1, "outside_mass": MANY_DRAFTS + 1, "outside_token_ids": MANY_DRAFTS + 1}
-TYPICAL = ["draft_token_probs", "entropies", "argmax_token_ids"]
-
-
-def typical(name: str) -> pb.TypicalScores:
-    scores = pb.TypicalScores()
-    setattr(scores, name, bytes(4 * (MANY_DRAFTS + 1)))
-    return scores
-
-
-def candidates(name: str) -> pb.CandidateLogprobs:
-    return pb.CandidateLogprobs(**{name: bytes(4 * (1 << 20) + 4)})
-
-
-@pytest.mark.parametrize(
-    ("field", "event"),
-    [
-        ("token_ids", pb.DraftEvent(proposal=pb.Proposal(token_ids=[1] * MANY_DRAFTS))),
-        ("counts", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(counts=MANY_DRAFTS)))),
-        ("token_ids", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(token_ids=(1 << 22) + 1)))),
-        ("probs", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(probs=(1 << 22) + 1)))),
-        ("dense", pb.DraftEvent(proposal=pb.Proposal(evidence=pb.Evidence(dense=tensor(1, 1, 1))))),
-    ],
-    ids=itertools.count(),
-)
-def test_a_drafts_event_past_a_bound_is_its_sessions_failure(field: str, event: pb.DraftEvent) -> None:
-    getattr(event, str(event.WhichOneof("event"))).session = 5
-    beside = pb.DraftEvent(proposal=pb.Proposal(session=6, token_ids=[1] * (MANY_DRAFTS - 1)))
-    found, other = draft_events_from_proto(pb.DraftEvents(events=[event, beside])).events
-    assert isinstance(found, ports.SessionFailed)
-    assert (found.session, found.code, found.field) == (5, "ProtocolError", field)
-    assert isinstance(other, ports.Proposal)
-
-
-@pytest.mark.parametrize(
-    ("field", "scores"),
-    [
-        ("tokens", pb.Scores(tokens=pb.TokenScores(token_ids=[1] * (MANY_DRAFTS + 1)))),
-        ("logprobs", pb.Scores(tokens=pb.TokenScores(), logprobs=[pb.CandidateLogprobs()] * (MANY_DRAFTS + 1))),
-        ("target_probs", pb.Scores(dense=pb.DenseScores(target_probs=tensor(1, 1, 1)))),
-        *((name, pb.Scores(tokens=pb.TokenScores(), logprobs=[candidates(name)])) for name in CANDIDATES),
-        *((name, pb.Scores(sparse=pb.SparseScores(**{name: bytes(4 * count)}))) for name, count in SPARSE.items()),
-        *((name, pb.Scores(typical=typical(name))) for name in TYPICAL),
-    ],
-    ids=itertools.count(),
-)
-def test_scores_past_a_bound_are_their_sessions_failure(field: str, scores: pb.Scores) -> None:
-    beside = pb.Scores(session=6, tokens=pb.TokenScores(token_ids=[1] * MANY_DRAFTS))
-    events = [pb.TargetEvent(scores=scores), pb.TargetEvent(scores=beside)]
-    found, other = target_events_from_proto(pb.TargetEvents(events=events)).events
-    assert isinstance(found, ports.SessionFailed)
-    assert (found.code, found.field) == ("ProtocolError", field)
-    assert isinstance(other, ports.Scores)
 
 
 def test_what_a_service_says_for_people_is_cut() -> None:
@@ -283,14 +192,15 @@ async def test_a_command_past_a_bound_fails_its_session_and_the_link_goes_on(ser
     server = await serve("draft", draft)
     bad = opened(1)
     SAMPLING["logit_bias"](bad.sampling)
-    tokens = token_ids_to_bytes([1, 2, 1, 2, 1])
+    tokens = (1, 2, 1, 2, 1)
+    asked = [
+        ports.Extend(session, 2, 0, EMPTY_PREFIX, tokens, 2 if session < 3 else MANY_DRAFTS) for session in (2, 3, 1)
+    ]
     commands = [
         pb.DraftCommand(open=bad),
         pb.DraftCommand(open=opened(2)),
-        pb.DraftCommand(extend=pb.Extend(session=2, generation=2, token_ids=tokens, draft_length=2)),
         pb.DraftCommand(open=opened(3)),
-        pb.DraftCommand(extend=pb.Extend(session=3, generation=2, token_ids=tokens, draft_length=MANY_DRAFTS)),
-        pb.DraftCommand(extend=pb.Extend(session=1, generation=2, token_ids=tokens, draft_length=2)),
+        *draft_commands_to_proto(asked).commands,
     ]
 
     async def sent() -> AsyncIterator[pb.DraftCommands]:
@@ -303,7 +213,9 @@ async def test_a_command_past_a_bound_fails_its_session_and_the_link_goes_on(ser
         async for message in DraftServiceStub(channel).Attach(sent(), metadata=[VERSION]):
             for event in message.events:
                 answer = getattr(event, event.WhichOneof("event"))
-                if not isinstance(answer, pb.Opened):  # the answer to its item comes later
+                if isinstance(answer, pb.StepAnswers):
+                    found |= {each.session: each for each in proposals_from_proto(answer, fetch_nothing).events([0])}
+                elif not isinstance(answer, pb.Opened):  # the answer to its item comes later
                     found[answer.session] = answer
             if len(found) == 3 and not answered.done():
                 answered.set_result(None)

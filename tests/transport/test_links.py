@@ -81,7 +81,7 @@ class Talk:
     async def hear(self) -> EventBatch[Any]:
         async with asyncio.timeout(20):
             batch: EventBatch[Any] = await anext(self._events)
-            return batch
+            return EventBatch(batch.all_events(), batch.report)
 
     async def ended(self) -> bool:
         async with asyncio.timeout(20):

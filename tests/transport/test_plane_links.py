@@ -202,7 +202,7 @@ async def test_an_answer_longer_than_a_message_ends_its_session_on_both_ends_and
     messages = pump.run(incoming())
     async with asyncio.timeout(20):
         while len(events) < 3:
-            events += target_events_from_proto(await anext(messages)).events
+            events += target_events_from_proto(await anext(messages)).all_events()
     by_session = {event.session: event for event in events}
     assert isinstance(by_session[1], SessionFailed)
     assert isinstance(by_session[0], Scores) and isinstance(by_session[2], Scores)

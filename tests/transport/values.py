@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from outrider.generation import (
     Usage,
 )
 from outrider.limits import LINK_PAGES, LONGEST_RETRY_DELAY_MS, LONGEST_STAGE_NS
+from outrider.prefix_hash import chain_size
 from outrider.types import (
     AcceptanceMethod,
     CandidateLogprobs,
@@ -73,14 +75,15 @@ def rows(draw: st.DrawFn, *, num_rows: int | None = None) -> tuple[np.ndarray, i
 
 
 @st.composite
-def supports(draw: st.DrawFn) -> Support:
-    counts, total = draw(rows())
-    return Support(counts, draw(ints(total)))
+def supports(draw: st.DrawFn, *, num_rows: int) -> Support | None:
+    """One with ids: a support without any travels as none."""
+    counts, total = draw(rows(num_rows=num_rows))
+    return Support(counts, draw(ints(total))) if total else None
 
 
 @st.composite
-def sparse_evidence(draw: st.DrawFn) -> SparseEvidence:
-    counts, total = draw(rows())
+def sparse_evidence(draw: st.DrawFn, *, num_rows: int) -> SparseEvidence:
+    counts, total = draw(rows(num_rows=num_rows))
     return SparseEvidence(counts, draw(ints(total)), draw(floats(total)))
 
 
@@ -99,10 +102,9 @@ def sparse_scores(draw: st.DrawFn) -> SparseScores:
 @st.composite
 def typical_scores(draw: st.DrawFn) -> TypicalScores:
     count = draw(st.integers(0, 4))
-    return TypicalScores(draw(floats(count)), draw(floats(count)), draw(ints(count)), draw(u32))
+    return TypicalScores(draw(floats(count)), draw(floats(count)), draw(ints(count).map(np.abs)), draw(u32))
 
 
-evidence = st.one_of(st.none(), sparse_evidence(), st.builds(DenseEvidence, matrices()))
 forms = st.one_of(
     st.builds(TokenScores, ids),
     sparse_scores(),
@@ -158,29 +160,47 @@ opens = st.builds(
 )
 releases = st.builds(ports.Release, u64, u64)
 prepares = st.builds(ports.Prepare, u64, u64, st.integers(0, 1 << 16))
-extends = st.builds(
-    ports.Extend,
-    session=u64,
-    generation=u64,
-    num_kept_tokens=u32,
-    prefix_hash=st.tuples(st.binary(max_size=16), u64),
-    token_ids=ids,
-    draft_length=u32,
-    trace_parent=text,
-    hidden_states=st.none() | hidden_states(),
-)
-scores_wanted = st.builds(
-    ports.Score,
-    session=u64,
-    generation=u64,
-    num_kept_tokens=u32,
-    prefix_hash=st.tuples(st.binary(max_size=16), u64),
-    token_ids=ids,
-    draft_token_ids=ids,
-    support=st.none() | supports(),
-    trace_parent=text,
-    hidden_states_from=st.none() | u32,
-)
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> dict[str, Any]:
+    """What commands of a step have in common."""
+    kept = draw(st.sampled_from([0, 1, 255, 256, 1 << 30]) | u32)
+    chain = draw(st.binary(min_size=chain_size(kept), max_size=chain_size(kept)))
+    return {
+        "session": draw(u64),
+        "generation": draw(u64),
+        "num_kept_tokens": kept,
+        "prefix_hash": (chain, draw(u64)),
+        "token_ids": draw(ids),
+        "trace_parent": draw(text),
+    }
+
+
+@st.composite
+def extends(draw: st.DrawFn) -> ports.Extend:
+    return ports.Extend(**draw(heads()), draft_length=draw(u32), hidden_states=draw(st.none() | hidden_states()))
+
+
+@st.composite
+def scores_wanted(draw: st.DrawFn) -> ports.Score:
+    drafts = draw(ids)
+    return ports.Score(
+        **draw(heads()),
+        draft_token_ids=drafts,
+        support=draw(st.none() | supports(num_rows=len(drafts))),
+        hidden_states_from=draw(st.none() | u32),
+    )
+
+
+@st.composite
+def proposals(draw: st.DrawFn) -> ports.Proposal:
+    token_ids = draw(ids)
+    forms = [st.none(), st.builds(DenseEvidence, matrices())]
+    evidence = draw(st.one_of(*forms, *([sparse_evidence(num_rows=len(token_ids))] if token_ids else [])))
+    return ports.Proposal(draw(u64), draw(u64), draw(u32), token_ids, evidence)
+
+
 logprobs = st.builds(TokenLogprob, u32, single, u32)
 
 
@@ -193,7 +213,6 @@ def candidate_logprobs(draw: st.DrawFn) -> CandidateLogprobs:
 
 
 positions = st.lists(candidate_logprobs(), max_size=2).map(tuple)
-proposals = st.builds(ports.Proposal, u64, u64, u32, ids, evidence)
 scores = st.builds(ports.Scores, u64, u64, u32, forms, positions, positions, st.none() | hidden_states())
 chunks = st.builds(ports.HiddenStateChunk, u64, u64, hidden_states())
 common_events = st.one_of(
@@ -204,12 +223,23 @@ common_events = st.one_of(
     st.builds(ports.Refused, u64, u64, delays, text),
 )
 reports = st.builds(ports.ForwardReport, stages, stages, stages, stages, u32, u32, u32, u64, u32, u32)
-draft_commands = st.lists(st.one_of(opens, extends, releases), max_size=3).map(tuple)
-target_commands = st.lists(st.one_of(opens, scores_wanted, prepares, releases), max_size=3).map(tuple)
+
+
+def messages(items: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    """A few items; the order of those of one session is kept on a link, so they are sorted by session."""
+    return st.lists(items, max_size=4).map(by_session)
+
+
+def by_session(items: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(sorted(items, key=lambda item: int(item.session)))
+
+
+draft_commands = messages(st.one_of(opens, extends(), releases))
+target_commands = messages(st.one_of(opens, scores_wanted(), prepares, releases))
 
 
 def batches(events: st.SearchStrategy[Any]) -> st.SearchStrategy[ports.EventBatch[Any]]:
-    return st.builds(ports.EventBatch, st.lists(events, max_size=3).map(tuple), st.none() | reports)
+    return st.builds(ports.EventBatch, messages(events), st.none() | reports)
 
 
 descriptions = st.builds(
@@ -232,6 +262,7 @@ descriptions = st.builds(
     acceptance_methods=st.lists(methods, max_size=3, unique=True).map(tuple),
     tensor_planes=st.lists(st.sampled_from(["inline", "shared_memory"]), max_size=3, unique=True).map(tuple),
     version=text,
+    reads_command_columns=st.just(True),
     hidden_size=u32,
     num_layers=u32,
     hidden_state_layers=layers,

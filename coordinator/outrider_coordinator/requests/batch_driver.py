@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.columns import FEWEST_PLAIN_ROWS, U8, AnswerColumns, ExtendColumns, ScoreColumns
+from outrider.columns import U8, AnswerColumns, ExtendColumns, ScoreColumns
 from outrider.ports import DraftEvent, EventBatch, ItemTiming, TargetEvent
 from outrider_coordinator.requests.answer_columns import columns_of, selected
 from outrider_coordinator.requests.draft_waits import DraftWaits
@@ -290,13 +290,11 @@ class BatchDriver:
 
 
 def _send(replica: TargetReplica | DraftReplica, commands: ExtendColumns | ScoreColumns, batch: WaitingBatch) -> None:
-    """A few commands of plain steps are quicker one by one; those of traced sessions carry their traces."""
-    is_plain = isinstance(commands, ScoreColumns) and not commands.draft_token_ids.size
-    is_traced = batch.awaited.is_traced
-    if replica.connection.reads_columns and not is_traced and not (is_plain and len(commands) < FEWEST_PLAIN_ROWS):
+    if batch.awaited.is_traced:
+        parents = {request.session: request.loop.commands.trace_parent for request in batch.requests}
+        commands = replace(commands, trace_parents=[parents.get(each, "") for each in commands.sessions.tolist()])
+    if replica.connection.reads_columns:
         replica.send_columns(commands)
         return
-    parents = {request.session: request.loop.commands.trace_parent for request in batch.requests} if is_traced else {}
     for command in commands.items():
-        parent = parents.get(command.session)
-        replica.send(replace(command, trace_parent=parent) if parent else command)  # type: ignore[arg-type]
+        replica.send(command)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.columns import CommandColumns, ScoreAhead
@@ -32,7 +32,6 @@ from outrider.ports import (
     PlaneChosen,
     PlaneCommand,
     PlaneEvent,
-    Prepare,
 )
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.answer_watch import LOOK_INTERVAL_S, AnswerWatch
@@ -193,9 +192,8 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             return
         # A broken link is noticed by its reader, which tells the sessions.
         try:
-            for message in in_order(commands):
-                self.num_messages_sent += 1
-                self._link.send(message)
+            self.num_messages_sent += 1
+            self._link.send(commands)
         except UnavailableError:
             pass
         except Exception:
@@ -303,23 +301,3 @@ class ReplicaConnection(Generic[CommandT, EventT]):
 async def _close(link: Link[CommandT, EventT]) -> None:
     with contextlib.suppress(OutriderError):
         await link.close()
-
-
-def in_order(commands: Sequence[Any]) -> list[Sequence[Any]]:
-    """Commands as messages. A service reads columns after the single commands of their message, and a ``Prepare``
-    counts only after the ``Score`` that it follows: one that was queued behind columns with its session goes in the
-    next.
-    """
-    if not any(isinstance(command, Prepare) for command in commands):
-        return [commands]
-    asked = set[int]()
-    late: list[Any] = []
-    for command in commands:
-        if isinstance(command, CommandColumns):
-            asked.update(command.sessions.tolist())
-        elif isinstance(command, Prepare) and command.session in asked:
-            late.append(command)
-    if not late:
-        return [commands]
-    behind = set(map(id, late))
-    return [[command for command in commands if id(command) not in behind], late]

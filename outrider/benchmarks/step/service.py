@@ -45,8 +45,8 @@ async def _serving(given: argparse.Namespace) -> AsyncIterator[Server]:
     stamps = Stamps()
     if given.role == "coordinator":
         settings = CoordinatorSettings.model_validate({"tokenizer": given.tokenizer, "draft_length": "fixed"})
-        target = StampedPort(RemoteTarget(given.target_address, keeps_columns=True), stamps, "target", is_remote=True)
-        draft = StampedPort(RemoteDraft(given.draft_address, keeps_columns=True), stamps, "draft", is_remote=True)
+        target = StampedPort(RemoteTarget(given.target_address), stamps, "target", is_remote=True)
+        draft = StampedPort(RemoteDraft(given.draft_address), stamps, "draft", is_remote=True)
         coordinator = Coordinator(target, draft, settings)
         await coordinator.start()
         num_open = partial(getattr, coordinator, "num_running")

@@ -72,8 +72,6 @@ class TurnPlan:
     acceptance: float = 0.75
     num_samples: int = 200
     num_warmups: int = 20
-    columns: bool = True
-    """True if many sessions travel as columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,7 @@ _WIRES = {
         pb.DraftCommands,
         pb.DraftEvents,
         draft_commands_to_proto,
-        functools.partial(draft_commands_from_proto, keeps_columns=True),
+        draft_commands_from_proto,
         draft_events_to_proto,
         draft_events_from_proto,
     ),
@@ -181,7 +179,7 @@ _WIRES = {
         pb.TargetCommands,
         pb.TargetEvents,
         target_commands_to_proto,
-        functools.partial(target_commands_from_proto, keeps_columns=True),
+        target_commands_from_proto,
         target_events_to_proto,
         target_events_from_proto,
     ),
@@ -191,17 +189,17 @@ _WIRES = {
 class WiredPort(Generic[CommandT, EventT]):
     """A port whose core steps on the caller's event loop; everything passes as bytes."""
 
-    def __init__(self, core: _TimedCore, role: str, times: StepTimes, *, columns: bool) -> None:
-        self._core, self._role, self._times, self._columns = core, role, times, columns
+    def __init__(self, core: _TimedCore, role: str, times: StepTimes) -> None:
+        self._core, self._role, self._times = core, role, times
 
     async def describe(self) -> ModelDescription:
         """Both sides are of one device, so that all sessions share each forward."""
-        return replace(describe_stand_in(self._role), device_id="stand-in", reads_command_columns=self._columns)
+        return replace(describe_stand_in(self._role), device_id="stand-in", reads_command_columns=True)
 
     async def attach(self) -> WiredLink[CommandT, EventT]:
         """The link; there is one."""
         note = self._times.note_steps if self._role == "target" else _note_nothing
-        return WiredLink(self._core, _WIRES[self._role], self._times, note, columns=self._columns)
+        return WiredLink(self._core, _WIRES[self._role], self._times, note)
 
 
 class WiredLink(Generic[CommandT, EventT]):
@@ -213,10 +211,8 @@ class WiredLink(Generic[CommandT, EventT]):
         wire: _Wire,
         times: StepTimes,
         note_answers: Callable[[int], None],
-        *,
-        columns: bool,
     ) -> None:
-        self._core, self._wire, self._timed, self._columns = core, wire, times.timed, columns
+        self._core, self._wire, self._timed = core, wire, times.timed
         self._note_answers = note_answers
         self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
 
@@ -233,7 +229,7 @@ class WiredLink(Generic[CommandT, EventT]):
     def send(self, commands: Sequence[CommandT]) -> None:
         """Hand the commands to the core, which steps later."""
         with self._timed("write"):
-            content = self._wire.write(commands, columns=self._columns).SerializeToString()
+            content = self._wire.write(commands).SerializeToString()
         with self._timed("decode"):
             arrived = self._wire.decode(self._wire.commands.FromString(content))
         with self._timed("take in"):
@@ -263,7 +259,7 @@ class WiredLink(Generic[CommandT, EventT]):
     def _tell(self, messages: Sequence[tuple[int, EventBatch[Any]]]) -> None:
         for _, batch in messages:
             with self._timed("encode"):
-                content = self._wire.encode(batch, columns=self._columns).SerializeToString()
+                content = self._wire.encode(batch).SerializeToString()
             self._answers.put_nowait(content)
         self._core.tidy()
 
@@ -271,7 +267,7 @@ class WiredLink(Generic[CommandT, EventT]):
         """The answers; what the coordinator does before it takes the next is timed as its decision."""
         while (content := await self._answers.get()) is not None:
             with self._timed("read"):
-                batch = self._wire.read(self._wire.events.FromString(content), keeps_columns=self._columns)
+                batch = self._wire.read(self._wire.events.FromString(content))
             with self._timed("decide"):
                 yield batch
             self._note_answers(len(batch.events) + len(batch.sessions_in_columns))
@@ -295,8 +291,8 @@ async def _run(plan: TurnPlan, num_sessions: int) -> TurnCosts:
     target = _core("target", plan, times)
     draft = _core("draft", plan, times) if plan.num_speculative_tokens else None
     coordinator = Coordinator(
-        WiredPort(target, "target", times, columns=plan.columns),
-        None if draft is None else WiredPort(draft, "draft", times, columns=plan.columns),
+        WiredPort(target, "target", times),
+        None if draft is None else WiredPort(draft, "draft", times),
         CoordinatorSettings.model_validate({"tokenizer": str(TARGET), "draft_length": "fixed"}),
     )
     await coordinator.start()

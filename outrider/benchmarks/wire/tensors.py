@@ -20,7 +20,7 @@ from outrider.benchmarks.child_process import child_process
 from outrider.benchmarks.schema import Label, Series
 from outrider.errors import ProtocolError
 from outrider.ports import EventBatch, Score, Scores
-from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.prefix_hash import chain_size
 from outrider.process.hosting import run
 from outrider.stalls import NO_STALL
 from outrider.transport.remote import RemoteTarget
@@ -95,7 +95,7 @@ async def _measure(address: str, num_bytes: int, plane: str, *, num_samples: int
     samples: list[float] = []
     for generation in range(1, num_warmups + num_samples + 1):
         began = time.perf_counter()
-        link.send([Score(0, generation, num_bytes // 4, EMPTY_PREFIX, (0,))])
+        link.send([Score(0, generation, num_bytes // 4, (bytes(chain_size(num_bytes // 4)), 0), (0,))])
         batch = await anext(events)
         rows = batch.events[0].form.target_probs
         if not (rows[0, ::_PAGE_VALUES] == generation % 1000).all():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -25,7 +24,6 @@ def turn(
     num_speculative_tokens: Annotated[
         int, typer.Option("-k", "--num-speculative-tokens", min=0, help="Draft length; 0 for the target alone.")
     ] = 4,
-    compare: Annotated[bool, typer.Option(help="Also without columns on the wire.")] = False,
     samples: Samples = 100,
     warmups: Warmups = 10,
 ) -> None:
@@ -38,15 +36,10 @@ def turn(
         num_samples=samples,
         num_warmups=warmups,
     )
-    rows = []
-    with bar("cases", len(plan.num_sessions) * (1 + compare)) as advance:
-        for count in plan.num_sessions:  # both forms in turn: the machine's speed changes
-            for columns in (True, False) if compare else (True,):
-                one = replace(plan, num_sessions=(count,), columns=columns)
-                rows += [_row(costs, columns, bench.STAGES) for costs in bench.run_turns(one, on_done=advance)]
-    output.print(table(("sessions", "wire", *bench.STAGES, "between ms"), rows))
+    with bar("cases", len(plan.num_sessions)) as advance:
+        rows = [_row(costs, bench.STAGES) for costs in bench.run_turns(plan, on_done=advance)]
+    output.print(table(("sessions", *bench.STAGES, "between ms"), rows))
 
 
-def _row(costs: Any, columns: bool, stages: Sequence[str]) -> tuple[object, ...]:  # noqa: ANN401 - a benchmark's
-    form = "columns" if columns else "single"
-    return costs.num_sessions, form, *(costs.micros[stage] for stage in stages), costs.between_forwards_ms
+def _row(costs: Any, stages: Sequence[str]) -> tuple[object, ...]:  # noqa: ANN401 - a benchmark's
+    return costs.num_sessions, *(costs.micros[stage] for stage in stages), costs.between_forwards_ms

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, are_enough, one_by_one
+from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, are_enough, is_batch, one_by_one
 from outrider.errors import OutriderError
 from outrider.ports import Extend, Score
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
@@ -43,6 +43,20 @@ class _Answered:
     bases: Sequence[int]
     settle: Callable[[], None] | None
     """The executor's (``ExecutorOutput``)."""
+
+
+_Parts = tuple[Sequence[Any], CommandColumns | None, Sequence[Any]]
+
+
+def _batches(commands: Sequence[Any]) -> list[Any]:
+    """Commands, those of columns that are no batch one by one, in their order."""
+    found: list[Any] = []
+    for command in commands:
+        if isinstance(command, CommandColumns) and not is_batch(command):
+            found += command.items()
+        else:
+            found.append(command)
+    return found
 
 
 class SteadySteps:
@@ -75,24 +89,28 @@ class SteadySteps:
 
     # Commands.
 
-    def split(self, link_id: int, commands: Sequence[Any]) -> tuple[Sequence[Any], CommandColumns | None]:
-        """The commands of a message that go one by one, and after them what may be one step."""
-        columns = [command for command in commands if isinstance(command, CommandColumns)]
-        if not columns:
-            return commands, None
+    def split(self, link_id: int, commands: Sequence[Any]) -> _Parts:
+        """The commands of a message that go one by one, what may be one step after them, and commands after that."""
+        if not any(isinstance(command, CommandColumns) for command in commands):
+            return commands, None, ()
         if not self._is_enabled:
-            return one_by_one(commands), None
+            return one_by_one(commands), None, ()
         self._links.add(link_id)
-        kind = type(columns[0])
-        if any(type(each) is not kind for each in columns):
-            return one_by_one(commands), None
-        singles = [command for command in commands if not isinstance(command, CommandColumns)]
-        of_kind = Extend if kind is ExtendColumns else Score
-        goes_in = all(type(command) is of_kind and is_bare(command, kind) for command in singles)
-        if goes_in and (step := joined(columns, singles)) is not None:
-            return (), step
+        parts = _batches(commands)
+        columns = [command for command in parts if isinstance(command, CommandColumns)]
+        if not columns:
+            return parts, None, ()
+        first = parts.index(columns[0])
+        end = first + len(columns)
+        before, after = parts[:first], parts[end:]
+        if any(type(each) is not type(columns[0]) for each in parts[first:end]):
+            return one_by_one(commands), None, ()
+        of_kind = Extend if isinstance(columns[0], ExtendColumns) else Score
+        goes_in = all(type(command) is of_kind and is_bare(command, type(columns[0])) for command in before)
+        if goes_in and (step := joined(columns, before)) is not None:
+            return (), step, after
         step = joined(columns, ())
-        return (one_by_one(commands) if step is None else singles), step
+        return (one_by_one(commands), None, ()) if step is None else (before, step, after)
 
     def take(self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_free: bool) -> None:
         """Take columns as a step to be begun next, or item by item. ``is_free``: no forward is in flight."""

@@ -6,22 +6,18 @@
 from __future__ import annotations
 
 import math
-import sys
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ProtocolError
-from outrider.limits import TENSOR_DIMENSIONS, Bound
-from outrider.packed_ids import unpack_long
-from outrider.types import FloatArray, IntArray, PackedTokenIds
+from outrider.limits import TENSOR_DIMENSIONS
+from outrider.types import FloatArray
 from outrider.v1 import tensor_pb2
 
 _FLOAT = np.dtype("<f4")
-_INT = np.dtype("<i4")
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 Place = Callable[[FloatArray], tensor_pb2.SharedMemoryRegion | None]
@@ -35,52 +31,11 @@ def floats_to_bytes(values: FloatArray) -> bytes:
     return np.ascontiguousarray(values, dtype=_FLOAT).tobytes()
 
 
-def ints_to_bytes(values: IntArray) -> bytes:
-    """int32 values, little-endian."""
-    return np.ascontiguousarray(values, dtype=_INT).tobytes()
-
-
-def floats_from_bytes(name: str, content: bytes, bound: Bound | None = None) -> FloatArray:
-    """The float32 values of a field; ``ProtocolError`` for an invalid length.
-
-    ``InvalidRequestError`` if there are more than ``bound``; None: limited only by the message size.
-    """
-    return _from_bytes(name, content, _FLOAT, bound).astype(np.float32, copy=False)
-
-
-def ints_from_bytes(name: str, content: bytes, bound: Bound) -> IntArray:
-    """The int32 values of a field; ``ProtocolError`` for an invalid length.
-
-    ``InvalidRequestError`` if there are more than ``bound``.
-    """
-    return _from_bytes(name, content, _INT, bound).astype(np.int32, copy=False)
-
-
-def token_ids_to_bytes(token_ids: Sequence[int]) -> bytes:
-    """Token ids as int32 values, little-endian; ``OverflowError`` for a value that does not fit.
-
-    A repeated field would take five times as long for a long prompt.
-    """
-    if isinstance(token_ids, PackedTokenIds):
-        return token_ids.packed
-    return little_endian(array("i", token_ids)).tobytes()
-
-
-def token_ids_from_bytes(name: str, content: bytes, bound: Bound) -> tuple[int, ...]:
-    """The token ids of a field; ``ProtocolError`` for an invalid length.
-
-    ``InvalidRequestError`` if there are more than ``bound``.
-    """
-    bound.check(name, len(content) // _INT.itemsize)
-    _require_whole(name, len(content), _INT)
-    return unpack_long(content)
-
-
-def little_endian(values: array[int]) -> array[int]:
-    """The values as they travel; swapped in place where this host is big-endian."""
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+def floats_from_bytes(name: str, content: bytes) -> FloatArray:
+    """The float32 values of a field; ``ProtocolError`` for an invalid length."""
+    _require_whole(name, len(content), _FLOAT)
+    # A copy: memory of its own, so that a tensor can be made from it without another.
+    return np.frombuffer(content, dtype=_FLOAT).astype(np.float32)
 
 
 def place_nothing(values: FloatArray) -> None:
@@ -128,11 +83,3 @@ def _require_full(name: str, num_values: int, shape: tuple[int, ...]) -> None:
 def _require_whole(name: str, num_bytes: int, dtype: np.dtype[ScalarT]) -> None:
     if num_bytes % dtype.itemsize:
         raise ProtocolError(f"{name}: {num_bytes} bytes are no whole number of {dtype.itemsize}-byte values")
-
-
-def _from_bytes(name: str, content: bytes, dtype: np.dtype[ScalarT], bound: Bound | None) -> NDArray[ScalarT]:
-    if bound is not None:
-        bound.check(name, len(content) // dtype.itemsize)
-    _require_whole(name, len(content), dtype)
-    # A copy: memory of its own, so that a tensor can be made from it without another.
-    return np.frombuffer(content, dtype=dtype).copy()

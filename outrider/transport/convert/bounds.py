@@ -96,29 +96,9 @@ def check_open(message: link_pb2.Open, model: ModelLimits = ANY_MODEL) -> None:
     limits.LINK_HIDDEN_LAYERS.check("hidden_state_layers", len(message.hidden_state_layers))
 
 
-def check_extend(message: link_pb2.Extend) -> None:
-    """Raise ``InvalidRequestError`` for the first field beyond its limit, apart from the tokens."""
-    limits.LINK_HASH.check("prefix_chain", len(message.prefix_chain))
-    limits.REQUEST_ID.check("trace_parent", len(message.trace_parent))
-
-
-def check_score(message: link_pb2.Score) -> None:
-    """Raise ``InvalidRequestError`` for the first field beyond its limit, apart from the arrays."""
-    limits.LINK_HASH.check("prefix_chain", len(message.prefix_chain))
-    limits.LINK_DRAFT_TOKEN_IDS.check("draft_token_ids", len(message.draft_token_ids))
-    limits.REQUEST_ID.check("trace_parent", len(message.trace_parent))
-
-
 def check_prepare(message: link_pb2.Prepare) -> None:
     """Raise ``InvalidRequestError`` for more steps than any session can have."""
     limits.LINK_PREPARED_STEPS.check("num_steps", message.num_steps)
-
-
-def check_scores(message: link_pb2.Scores) -> None:
-    """Raise ``InvalidRequestError`` for more positions than can be requested."""
-    limits.LINK_POSITIONS.check("tokens", len(message.tokens.token_ids))
-    limits.LINK_POSITIONS.check("logprobs", len(message.logprobs))
-    limits.LINK_TOKEN_IDS.check("prompt_logprobs", len(message.prompt_logprobs))
 
 
 _DESCRIPTION_TEXTS = tuple(

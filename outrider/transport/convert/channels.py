@@ -8,8 +8,8 @@ from outrider.errors import ProtocolError
 from outrider.limits import LINK_COMMANDS
 from outrider.planes import PlaneOffer
 from outrider.transport.convert.column_bytes import array_bytes, from_bytes, num_rows
-from outrider.transport.convert.command_columns import score_arrays, write_column_arrays
 from outrider.transport.convert.reading import shortened
+from outrider.transport.convert.step_commands import scores_from_proto, write_step_commands
 from outrider.transport.convert.tensors import check_id
 from outrider.v1 import channel_pb2
 from outrider.v1 import link_pb2 as pb
@@ -71,7 +71,7 @@ def channel_state_from_proto(message: channel_pb2.ProposalChannelState) -> ports
 
 def write_score_ahead(message: pb.ScoreAhead, command: ScoreAhead) -> None:
     """Write scores that wait for proposals into an empty message."""
-    write_column_arrays(message.columns, command.columns)
+    write_step_commands(message.columns, command.columns)
     message.channel = command.channel
     message.proposal_generations = array_bytes(command.proposals, U8)
 
@@ -83,9 +83,7 @@ def score_ahead_from_proto(message: pb.ScoreAhead) -> ScoreAhead:
     LINK_COMMANDS.check("score_ahead", num_rows([message.columns]))
     if message.columns.draft_token_ids or message.columns.support_counts or message.columns.support_token_ids:
         raise ProtocolError("score_ahead: draft_token_ids and supports are brought by the proposals")
-    columns = score_arrays(message.columns, are_ahead=True)
-    if columns is None:
-        raise ProtocolError("score_ahead: has no sessions, or more token_ids or a larger draft length than a Score may")
+    columns = scores_from_proto(message.columns, are_ahead=True)
     size = columns.sessions.size
     return ScoreAhead(
         columns, message.channel, from_bytes("proposal_generations", message.proposal_generations, U8, size)

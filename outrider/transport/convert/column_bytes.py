@@ -6,35 +6,23 @@ of the arrays. Knows no fields of either.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ProtocolError
-from outrider.limits import LINK_FIELDS
-from outrider.transport.convert.arrays import little_endian
+from outrider.limits import Bound
 
 SESSION_BYTES = 8
 _FEW = 64
 """Fewer numbers than this are added up faster as a list than as an array."""
 
 
-def to_bytes(code: str, values: Sequence[int]) -> bytes:
-    """Numbers as ``array`` has them; ``OverflowError`` for one that does not fit."""
-    return little_endian(array(code, values)).tobytes()
-
-
 def array_bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> bytes:
     """An array of numbers that fit the type."""
     return values.tobytes() if values.dtype is dtype else values.astype(dtype).tobytes()
-
-
-def joined(rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> bytes:
-    """Arrays, one after the other."""
-    return np.concatenate(rows).astype(dtype, copy=False).tobytes()
 
 
 def from_bytes(name: str, content: bytes, dtype: np.dtype[Any], count: int | None = None) -> NDArray[Any]:
@@ -47,24 +35,22 @@ def from_bytes(name: str, content: bytes, dtype: np.dtype[Any], count: int | Non
 
 
 def num_rows(groups: Iterable[Any]) -> int:
-    """Items of all groups; a group without any counts as one."""
+    """Rows of all groups; a group without any counts as one."""
     return sum([len(group.sessions) // SESSION_BYTES or 1 for group in groups])
 
 
+def check_largest(name: str, largest: int, bound: Bound) -> None:
+    """``ProtocolError`` if a row has more than ``bound``."""
+    if largest > bound.most:
+        raise ProtocolError(f"columns: a row of {name} has {largest} {bound.unit}; at most {bound.most}")
+
+
 def total(name: str, counts: NDArray[Any]) -> int:  # of 32 bits each
-    """What the counts come to; ``ProtocolError`` for a negative one, or for more than a message holds."""
+    """Sum of the counts; ``ProtocolError`` for a negative one. A message is too short for a sum that is too large."""
     found = sum(counts.tolist()) if counts.size < _FEW else int(np.add.reduce(counts, dtype=np.int64))
-    if found > LINK_FIELDS.most or (counts.size and counts.item(counts.argmin()) < 0):
-        raise ProtocolError(f"columns: {name} comes to {found} values; at most {LINK_FIELDS.most}, none negative")
+    if counts.size and counts.item(counts.argmin()) < 0:
+        raise ProtocolError(f"columns: {name} has a negative value, {counts.min()}")
     return found
-
-
-def spans(sizes: Iterable[int]) -> Iterator[slice]:
-    """Where each row lies in a column of all rows' values."""
-    start = 0
-    for size in sizes:
-        yield slice(start, start + size)
-        start += size
 
 
 def sums_by_row(values: NDArray[Any], counts: Sequence[int]) -> list[int]:

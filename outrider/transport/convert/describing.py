@@ -49,7 +49,6 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
         num_layers=description.num_layers,
         hidden_state_layers=description.hidden_state_layers,
         longest_prefill=description.longest_prefill,
-        reads_command_columns=description.reads_command_columns,
         plane_kinds=description.plane_kinds,
         channel_host=description.channel_host,
         step_costs=map(_cost_to_proto, description.step_costs),
@@ -92,7 +91,7 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         num_layers=message.num_layers,
         hidden_state_layers=tuple(message.hidden_state_layers),
         longest_prefill=message.longest_prefill,
-        reads_command_columns=message.reads_command_columns,
+        reads_command_columns=True,  # as all services over links
         plane_kinds=tuple(map(shortened, message.plane_kinds)),
         channel_host=message.channel_host,
         step_costs=tuple(map(_cost_from_proto, message.step_costs)),

@@ -6,6 +6,8 @@ tensor plane belong to no session, so one beyond a limit is a ``ProtocolError`` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outrider import ports
 from outrider.columns import U4, U8, StateColumns
 from outrider.errors import ProtocolError
@@ -59,6 +61,13 @@ def _by_reference(message: link_pb2.HiddenStates, num_rows: int, width: int, num
     if not has_rows or sum(each.num_bytes for each in references) != num_bytes:
         raise ProtocolError(f"hidden_states: the references are not to {num_rows} rows of {row_bytes} bytes")
     return HiddenStates(message.start, num_rows, width, message.values.dtype, b"", references)
+
+
+def hidden_states_of_rows(messages: Sequence[link_pb2.HiddenStates], size: int) -> Sequence[HiddenStates]:
+    """Hidden states of ``size`` sessions, or none; raises as ``hidden_states_from_proto``."""
+    if messages and len(messages) != size:
+        raise ProtocolError(f"columns: {len(messages)} hidden_states are not one for each of {size} rows")
+    return tuple([hidden_states_from_proto(message) for message in messages])
 
 
 def write_state_columns(message: link_pb2.StateColumns, states: StateColumns) -> None:

@@ -54,13 +54,11 @@ class LinkPump:
         offer: Callable[[str], Any],
         shares_memory: bool,
         max_message_bytes: int,
-        columns: bool = False,
         beat: Callable[[int], Awaitable[None]] | None = None,
         silence_timeout_s: float | None = None,
     ) -> None:
         """``encode`` takes a batch and where its tensors may be placed, ``offer`` the name of a shared file.
 
-        ``columns``: whether the other end reads answers of many sessions as columns.
         ``shares_memory``: whether the other end would read such a file. ``beat`` writes a heartbeat with the number of
         messages read; None: none are sent. ``silence_timeout_s``: after how long a silence the other end is gone;
         None: it is not watched.
@@ -68,7 +66,6 @@ class LinkPump:
         self._link = link
         self._decode, self._encode, self._offer = decode, encode, offer
         self._max_message_bytes = max_message_bytes
-        self._columns = columns
         self._writer = SharedWriter() if shares_memory else None
         self._beat = beat
         self._num_received = 0
@@ -112,10 +109,7 @@ class LinkPump:
 
     def _messages(self, batch: EventBatch[Any]) -> Iterator[Any]:
         place = place_nothing if self._writer is None else self._writer.place
-        message = self._encode(batch, place, columns=self._columns)
-        if message.columns and message.ByteSize() > self._max_message_bytes:
-            message = self._encode(batch, place, columns=False)  # columns cannot be cut
-        split = split_events(message, self._max_message_bytes)
+        split = split_events(self._encode(batch, place), self._max_message_bytes)
         if split.failed:
             # What cannot be told has ended for the other end: it has for this one too.
             self._link.send([Release(session, generation) for session, generation in split.failed])
@@ -132,7 +126,7 @@ class LinkPump:
                     self._watch.heard()
                 if message.HasField("plane_answer") and self._writer is not None:
                     self._writer.confirm(message.plane_answer.token)
-                if message.commands or message.columns:
+                if message.commands:
                     self._link.send(self._read_commands(message))
         finally:
             if self._watch is not None:

@@ -10,9 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
+from outrider.columns import num_items, one_by_one
 from outrider.errors import InvalidRequestError
 from outrider.limits import LINK_COMMANDS
-from outrider.transport.convert.columns import NUMBERS_IN_A_TIMING
+from outrider.transport.convert.arrays import fetch_nothing, place_nothing
+from outrider.transport.convert.column_bytes import SESSION_BYTES
+from outrider.transport.convert.step_answers import proposals_from_proto, scores_from_proto, write_step_answers
 from outrider.v1 import link_pb2 as pb
 
 EventsT = TypeVar("EventsT", pb.DraftEvents, pb.TargetEvents)
@@ -39,7 +44,8 @@ def split_events(message: EventsT, max_bytes: int) -> SplitEvents[EventsT]:
     failed: list[tuple[int, int]] = []
     parts: list[EventsT] = []
     left = 0
-    for index, event in enumerate(message.events):
+    events = [part for event in message.events for part in _cut(event, max_bytes - _ROOM_BYTES)]
+    for event in events:
         num_bytes = event.ByteSize() + _ROOM_BYTES
         if num_bytes > max_bytes:
             failed.append(_fail(event, max_bytes))
@@ -48,19 +54,34 @@ def split_events(message: EventsT, max_bytes: int) -> SplitEvents[EventsT]:
             parts.append(_empty_like(message))
             left = max_bytes
         parts[-1].events.append(event)
-        start = NUMBERS_IN_A_TIMING * index
-        parts[-1].item_timings_ns.extend(message.item_timings_ns[start : start + NUMBERS_IN_A_TIMING])
         left -= num_bytes
     return SplitEvents(tuple(parts), tuple(failed))
+
+
+def _cut(event: Any, max_bytes: int) -> list[Any]:  # noqa: ANN401 - generated types share no base
+    """Answers in parts of at most ``max_bytes``, or of one row; any other event as it is."""
+    num_rows = len(event.answers.sessions) // SESSION_BYTES
+    if num_rows < 2 or event.ByteSize() <= max_bytes:
+        return [event]
+    read = proposals_from_proto if isinstance(event, pb.DraftEvent) else scores_from_proto
+    columns, parts = read(event.answers, fetch_nothing), []
+    for places in np.array_split(np.arange(num_rows), 2):
+        part = type(event)()
+        write_step_answers(part.answers, columns.selected(places), place_nothing)
+        parts += _cut(part, max_bytes)
+    return parts
 
 
 def split_commands(
     commands: Sequence[CommandT], encode: Callable[[Sequence[CommandT]], MessageT], max_bytes: int
 ) -> list[MessageT]:
     """The commands in order, in messages of at most ``max_bytes``; a single command is sent whatever its length."""
-    if len(commands) <= LINK_COMMANDS.most:
+    if num_items(commands) <= LINK_COMMANDS.most:
         message: Any = encode(commands)
-        if len(commands) < 2 or message.ByteSize() <= max_bytes:
+        if message.ByteSize() <= max_bytes:
+            return [message]
+        commands = one_by_one(commands)
+        if len(commands) < 2:
             return [message]
     middle = len(commands) // 2
     return [
@@ -74,20 +95,23 @@ def _empty_like(message: EventsT) -> EventsT:
 
 
 def _fail(event: Any, max_bytes: int) -> tuple[int, int]:  # noqa: ANN401 - generated types share no base
-    """Turn an event into its session's failure."""
+    """Turn an event of one session into the session's failure."""
     answer = getattr(event, event.WhichOneof("event"))
+    if isinstance(answer, pb.StepAnswers):
+        session, generation = (int.from_bytes(column, "little") for column in (answer.sessions, answer.generations))
+    else:
+        session, generation = answer.session, answer.generation
     field, advice = _too_long_because(answer)
     found = f"the answer takes {answer.ByteSize()} bytes, more than the {max_bytes} of a message; {advice}"
     error = InvalidRequestError(field, found)
-    failure = pb.SessionFailed(session=answer.session, generation=answer.generation, code=type(error).__name__)
+    failure = pb.SessionFailed(session=session, generation=generation, code=type(error).__name__)
     failure.message, failure.field = str(error), error.field
     event.session_failed.CopyFrom(failure)
     return failure.session, failure.generation
 
 
 def _too_long_because(answer: Any) -> tuple[str, str]:  # noqa: ANN401 - generated types share no base
-    if getattr(answer, "prompt_logprobs", ()):
-        return "prompt_logprobs", "ask for fewer, or with a shorter prompt"
-    if getattr(answer, "logprobs", ()):
-        return "logprobs", "ask for fewer"
+    for name, advice in (("prompt_logprobs", "ask for fewer, or with a shorter prompt"), ("logprobs", "ask for fewer")):
+        if isinstance(answer, pb.StepAnswers) and answer.HasField(name):
+            return name, advice
     return "num_speculative_tokens", "ask for fewer, or without dense evidence"

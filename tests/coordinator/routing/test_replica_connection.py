@@ -6,19 +6,16 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 
-import numpy as np
 import pytest
 
 from outrider import __version__
-from outrider.columns import ScoreColumns
 from outrider.errors import DeadlineError, LoadingError, OutriderError, UnavailableError
-from outrider.ports import DraftCommand, DraftEvent, EventBatch, Prepare, Score
-from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.ports import DraftCommand, DraftEvent, EventBatch
 from outrider.stalls import NO_STALL
 from outrider.types import ModelDescription
 from outrider_coordinator.routing import replica_connection as attachment_module
 from outrider_coordinator.routing.dispatch import DispatchScheduler
-from outrider_coordinator.routing.replica_connection import ReplicaConnection, in_order
+from outrider_coordinator.routing.replica_connection import ReplicaConnection
 
 
 class _SlowToClose:
@@ -161,14 +158,3 @@ async def test_only_what_is_not_as_it_should_be_is_a_warning(caplog: pytest.LogC
         ("INFO", "the draft is not attached: still loading"),
         ("INFO", "the draft is attached: slow"),
     ]
-
-
-def test_a_prepare_follows_the_columns_with_its_score() -> None:
-    ids = np.arange(4)
-    columns = ScoreColumns(ids, ids + 7, ids + 1, b"", ids, ids * 0 + 1, ids, ids * 0, ids[:0])
-    of_prompt, of_row, score = Prepare(9, 3, 64), Prepare(2, 9, 64), Score(8, 4, 0, EMPTY_PREFIX, (1,))
-    assert in_order([of_prompt, columns, score]) == [[of_prompt, columns, score]]
-    assert in_order([of_row, columns]) == [[of_row, columns]]  # of the score before
-    messages = in_order([columns, of_row, score, of_prompt])
-    assert [list(map(type, message)) for message in messages] == [[ScoreColumns, Score, Prepare], [Prepare]]
-    assert messages[1] == [of_row]

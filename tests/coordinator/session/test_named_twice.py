@@ -73,7 +73,7 @@ def port_of(role: str, change: Callable[[EventBatch[Any]], EventBatch[Any]], cha
 async def test_a_session_that_is_named_twice_is_answered_once(
     role: str, length: int, temperature: float, change: Callable[[EventBatch[Any]], EventBatch[Any]]
 ) -> None:
-    asked: dict[str, Any] = {"columns": True, "lengths": (length,), "temperatures": (temperature,)}
+    asked: dict[str, Any] = {"lengths": (length,), "temperatures": (temperature,)}
     changed: list[int] = []
     found = await outputs(port=port_of(role, change, changed), **asked)
     assert found == await outputs(**asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,9 @@ from outrider.config import CoordinatorSettings
 from outrider.demo import TARGET
 from outrider.generation import GenerationRequest
 from outrider.planes import PlaneReference
-from outrider.ports import Extend, Proposal, Score, Scores
+from outrider.ports import EventBatch, Extend, Proposal, Score, Scores
 from outrider.tokenization import TextTokenizer
-from outrider.types import HiddenStates, SamplingParams, SparseEvidence, SparseScores
+from outrider.types import HiddenStates, ModelDescription, SamplingParams, SparseEvidence, SparseScores
 from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.service import Coordinator
@@ -41,6 +41,7 @@ from outrider_coordinator.session.transitions import (
 )
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
+from tests.support.batches import one_by_one
 
 VOCAB, NUM_SESSIONS = 12, 7
 
@@ -417,7 +418,6 @@ async def generate(coordinator: Coordinator, request: GenerationRequest, *, num_
 
 async def outputs(
     *,
-    columns: bool,
     draft_length: str = "fixed",
     lengths: tuple[int, ...] = (0, 1, 4, 7),
     temperatures: tuple[float, ...] = (0.0,),
@@ -425,7 +425,7 @@ async def outputs(
 ) -> list[Any]:
     plan, times = turn.TurnPlan(acceptance=0.8), turn.StepTimes(0, 1)
     cores = {role: turn._core(role, plan, times) for role in ("target", "draft")}
-    target, draft = [port(core, role, times, columns=columns) for role, core in cores.items()]
+    target, draft = [port(core, role, times) for role, core in cores.items()]
     # A step whose draft is late goes on without it, and under rejection another schedule of draft lengths draws other
     # tokens of the same law: on a busy machine outputs would differ between two runs.
     settings = {"tokenizer": str(TARGET), "draft_length": draft_length, "draft_timeout_ms": 60_000}
@@ -456,6 +456,24 @@ async def outputs(
     return [one for one in found if one[0] != "cancelled"]
 
 
+class _ItemLink(turn.WiredLink[Any, Any]):
+    async def events(self) -> AsyncIterator[EventBatch[Any]]:
+        async for batch in super().events():
+            yield one_by_one(batch)
+
+
+class _ItemPort(turn.WiredPort[Any, Any]):
+    """Takes and gives single items, as services of this process do."""
+
+    async def describe(self) -> ModelDescription:
+        return replace(await super().describe(), reads_command_columns=False)
+
+    async def attach(self) -> Any:
+        link: Any = await super().attach()
+        link.__class__ = _ItemLink
+        return link
+
+
 @pytest.mark.parametrize(
     ("lengths", "temperatures"),
     [
@@ -483,17 +501,17 @@ async def test_outputs_and_counts_are_those_of_sessions_by_themselves(
     monkeypatch.setattr(StepEnds, "end_steps", counted)
     with monkeypatch.context() as patched:
         for name in ("take_proposals", "take_scores"):
-            patched.setattr(BatchDriver, name, lambda self, replica, batch, arrived: batch)
-        alone = await outputs(columns=False, lengths=lengths, temperatures=temperatures)
+            patched.setattr(BatchDriver, name, lambda self, replica, batch, arrived: one_by_one(batch))
+        alone = await outputs(lengths=lengths, temperatures=temperatures)
     assert not num_together
-    for columns in (True, False):
-        assert await outputs(columns=columns, lengths=lengths, temperatures=temperatures) == alone
+    for port in (turn.WiredPort, _ItemPort):
+        assert await outputs(lengths=lengths, temperatures=temperatures, port=port) == alone
         assert num_together > 100
         num_together = 0
 
 
 async def test_outputs_are_the_targets_own_where_lengths_are_controlled() -> None:
-    assert len(await outputs(columns=True, draft_length="auto")) == 15
+    assert len(await outputs(draft_length="auto")) == 15
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

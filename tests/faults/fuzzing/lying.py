@@ -72,7 +72,8 @@ class Liar:
         if message.HasField("plane_offer"):
             self._open_file(message.plane_offer.name)
             return [content]
-        self.num_answers += max(1, len(message.events) + sum(len(each.sessions) // 8 for each in message.columns))
+        rows = [len(each.answers.sessions) // 8 for each in message.events if each.HasField("answers")]
+        self.num_answers += max(1, len(message.events) - len(rows) + sum(rows))
         is_honest = self._rng.random() >= self._share
         if message.HasField("heartbeat"):
             return [content if is_honest else self._lie_of_state(message)]
@@ -111,12 +112,22 @@ class Liar:
 
     def _swap(self, message: Any) -> None:
         """Give the answers of this message to each other's sessions."""
+        for each in message.events:
+            if each.HasField("answers"):
+                each.answers.sessions = self._shuffled(each.answers.sessions)
         items = [getattr(each, each.WhichOneof("event")) for each in message.events if each.WhichOneof("event")]
         items = [item for item in items if "session" in item.DESCRIPTOR.fields_by_name]
         sessions = [item.session for item in items]
         self._rng.shuffle(sessions)
         for item, session in zip(items, sessions, strict=True):
             item.session = session if self._rng.random() < 0.8 else self._rng.randrange(100)
+
+    def _shuffled(self, sessions: bytes) -> bytes:
+        rows = [sessions[start : start + 8] for start in range(0, len(sessions), 8)]
+        self._rng.shuffle(rows)
+        if rows and self._rng.random() < 0.4:
+            rows[0] = self._rng.randrange(100).to_bytes(8, "little")
+        return b"".join(rows)
 
     def _open_file(self, name: str) -> None:
         self.close()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
+import numpy as np
 from google.protobuf.message import Message
 
-from outrider.transport.convert.arrays import token_ids_to_bytes
+from outrider import ports
+from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.transport.convert.commands import draft_commands_to_proto, target_commands_to_proto
+from outrider.types import Support
 from outrider.v1 import generation_pb2, link_pb2, sampling_pb2
-
-CommandT = TypeVar("CommandT", bound=Message)
 
 _NUM_TOKEN_IDS = 2048
 _METHODS = (
@@ -26,6 +28,7 @@ _SAMPLED_RULES = (
     link_pb2.JUDGING_RULE_TYPICAL,
     link_pb2.JUDGING_RULE_DENSE_REJECTION,
 )
+_TRACES = ("", "", "", "00-" + "a" * 32 + "-" + "b" * 16 + "-01")
 _PROMPT = "def read_lines(path):\n"
 
 
@@ -73,53 +76,47 @@ def sampling(rng: random.Random) -> sampling_pb2.SamplingParams:
 def target_script(rng: random.Random) -> list[Message]:
     """Messages of one link to a target: sessions that are opened, asked for scores, and released."""
 
-    def ask(session: int, generation: int) -> link_pb2.TargetCommand:
-        drafts = _token_ids(rng, rng.choice((0, 0, 1, 4)))
-        score = link_pb2.Score(
-            session=session,
-            generation=generation,
-            token_ids=token_ids_to_bytes(_token_ids(rng, rng.choice((1, 5, 40)))),
-            draft_token_ids=drafts,
-        )
+    def ask(session: int, generation: int) -> ports.Score:
+        drafts, support = _token_ids(rng, rng.choice((0, 0, 1, 4))), None
         if drafts and rng.random() < 0.5:
-            score.support_counts = (2).to_bytes(4, "little") * len(drafts)
-            score.support_token_ids = b"".join(id_.to_bytes(4, "little") + b"\x01\0\0\0" for id_ in drafts)
-        return link_pb2.TargetCommand(score=score)
+            ids = np.array([each for token_id in drafts for each in (token_id, 1)], dtype=np.int32)
+            support = Support(np.full(len(drafts), 2, dtype=np.int32), ids)
+        text = _token_ids(rng, rng.choice((1, 5, 40)))
+        return ports.Score(session, generation, 0, EMPTY_PREFIX, text, drafts, support, rng.choice(_TRACES))
 
-    batches = _script(rng, link_pb2.TargetCommand, ask)
-    for batch in batches[1:-1]:
-        newest = batch[0].score.generation
-        prepare = link_pb2.Prepare(
-            session=0, generation=rng.choice((newest, 1)), num_steps=rng.choice((0, 1, 8, 1 << 20))
+    found = [target_commands_to_proto(commands) for commands in _script(rng, ask)]
+    for message in found[1:-1]:
+        newest = int.from_bytes(message.commands[0].steps.generations[:8], "little")
+        message.commands.add().prepare.CopyFrom(
+            link_pb2.Prepare(session=0, generation=rng.choice((newest, 1)), num_steps=rng.choice((0, 1, 8, 1 << 20)))
         )
-        batch.append(link_pb2.TargetCommand(prepare=prepare))
-    return [link_pb2.TargetCommands(commands=batch) for batch in batches]
+    return _with_opens(rng, found)
 
 
 def draft_script(rng: random.Random) -> list[Message]:
     """Messages of one link to a draft: sessions that are opened, asked for proposals, and released."""
 
-    def ask(session: int, generation: int) -> link_pb2.DraftCommand:
-        extend = link_pb2.Extend(
-            session=session,
-            generation=generation,
-            token_ids=token_ids_to_bytes(_token_ids(rng, rng.choice((1, 5, 40)))),
-            draft_length=rng.choice((0, 1, 4)),
-        )
-        return link_pb2.DraftCommand(extend=extend)
+    def ask(session: int, generation: int) -> ports.Extend:
+        text, length = _token_ids(rng, rng.choice((1, 5, 40))), rng.choice((0, 1, 4))
+        return ports.Extend(session, generation, 0, EMPTY_PREFIX, text, length, rng.choice(_TRACES))
 
-    return [link_pb2.DraftCommands(commands=one) for one in _script(rng, link_pb2.DraftCommand, ask)]
+    return _with_opens(rng, [draft_commands_to_proto(commands) for commands in _script(rng, ask)])
 
 
-def _script(
-    rng: random.Random, command: Callable[..., CommandT], ask: Callable[[int, int], CommandT]
-) -> list[list[CommandT]]:
-    """Commands, message by message; every question brings its whole text again."""
+def _with_opens(rng: random.Random, messages: list[Any]) -> list[Message]:
+    """The messages, the first of which opens what the last releases."""
+    for released in messages[-1].commands:
+        messages[0].commands.add().open.CopyFrom(_open(rng, released.release.session))
+    return messages
+
+
+def _script(rng: random.Random, ask: Callable[[int, int], Any]) -> list[list[Any]]:
+    """Commands, message by message, the first of which is empty; every question brings its whole text again."""
     sessions = range(rng.choice((1, 1, 2)))
-    batches = [[command(open=_open(rng, session)) for session in sessions]]
+    batches: list[list[Any]] = [[]]
     for generation in range(2, 2 + rng.randint(1, 4)):
         batches.append([ask(session, generation) for session in sessions])
-    batches.append([command(release=link_pb2.Release(session=session, generation=99)) for session in sessions])
+    batches.append([ports.Release(session, 99) for session in sessions])
     return batches
 
 
@@ -138,5 +135,5 @@ def _open(rng: random.Random, session: int) -> link_pb2.Open:
     )
 
 
-def _token_ids(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(_NUM_TOKEN_IDS) for _ in range(count)]
+def _token_ids(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple([rng.randrange(_NUM_TOKEN_IDS) for _ in range(count)])

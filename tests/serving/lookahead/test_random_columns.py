@@ -18,6 +18,7 @@ from outrider.transport.convert.events import target_events_from_proto, target_e
 from outrider.v1 import link_pb2 as pb
 from tests.serving.lookahead.coordinating import CALM, Command, Coordinator, Kind, core_of
 from tests.serving.lookahead.device import CountingExecutor, Drawing, Runner
+from tests.support.batches import one_by_one
 
 NUM_ROUNDS, ROUNDS_OF_A_KIND = 280, 20
 KINDS = (CALM, Kind(is_odd=True), CALM, Kind(), CALM, CALM, Kind(has_drafts=True, is_odd=True))
@@ -46,8 +47,8 @@ class ColumnsCoordinator(Coordinator):
         others = [command for command in commands if not isinstance(command, Prepare)]
         for message in (others, credit):
             if message:
-                content = target_commands_to_proto(message, columns=True).SerializeToString()
-                read = target_commands_from_proto(pb.TargetCommands.FromString(content), keeps_columns=True)
+                content = target_commands_to_proto(message).SerializeToString()
+                read = target_commands_from_proto(pb.TargetCommands.FromString(content))
                 self.driver.send(*read)
 
 
@@ -132,7 +133,7 @@ class _Rig:
 
     @staticmethod
     def _as_read(batch: EventBatch[Any]) -> EventBatch[Any]:
-        return target_events_from_proto(target_events_to_proto(batch, columns=True))
+        return one_by_one(target_events_from_proto(target_events_to_proto(batch)))
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ class _Caller:
         return self._generation
 
     def _send(self, commands: Sequence[object]) -> None:
-        content = target_commands_to_proto(commands, columns=True).SerializeToString()  # type: ignore[arg-type]
+        content = target_commands_to_proto(commands).SerializeToString()
         message = pb.TargetCommands.FromString(content)
-        self.core.handle(0, target_commands_from_proto(message, keeps_columns=True))
+        self.core.handle(0, target_commands_from_proto(message))
 
     def _step(self) -> None:
         self._found.clear()

@@ -78,9 +78,9 @@ class Caller:
     def columns(self, items: Sequence[Any]) -> Any:
         """The items as they are read from a message."""
         if self.role == "draft":
-            (found,) = draft_commands_from_proto(draft_commands_to_proto(items, columns=True), keeps_columns=True)
+            (found,) = draft_commands_from_proto(draft_commands_to_proto(items))
         else:
-            (found,) = target_commands_from_proto(target_commands_to_proto(items, columns=True), keeps_columns=True)
+            (found,) = target_commands_from_proto(target_commands_to_proto(items))
         return found
 
     def send(self, *commands: Any) -> None:

@@ -252,7 +252,7 @@ class Twins:
             {"session": 10_000},
         ]
         if isinstance(item, Score):
-            changes += [{"draft_token_ids": (self._num_token_ids,)}, {"draft_token_ids": (1,) * MAX_LENGTH}]
+            changes += [{"draft_token_ids": (self._num_token_ids,), "support": None}]
             if item.support is not None:
                 unknown = item.support.token_ids + self._num_token_ids
                 changes += [{"support": None}, {"support": replace(item.support, token_ids=unknown)}]
@@ -267,11 +267,11 @@ class Twins:
         if not commands:
             return
         if self.role == "draft":
-            content = draft_commands_to_proto(commands, columns=True).SerializeToString()
-            read = draft_commands_from_proto(pb.DraftCommands.FromString(content), keeps_columns=True)
+            content = draft_commands_to_proto(commands).SerializeToString()
+            read = draft_commands_from_proto(pb.DraftCommands.FromString(content))
         else:
-            content = target_commands_to_proto(commands, columns=True).SerializeToString()
-            read = target_commands_from_proto(pb.TargetCommands.FromString(content), keeps_columns=True)
+            content = target_commands_to_proto(commands).SerializeToString()
+            read = target_commands_from_proto(pb.TargetCommands.FromString(content))
         self.outcomes["columns"] += any(isinstance(command, CommandColumns) for command in read)
         self._deliver(read)
 
@@ -299,24 +299,20 @@ class Twins:
                 self._take(event)
 
     def _as_read(self, batch: EventBatch[Any]) -> tuple[Any, ...]:
-        """Events as a coordinator reads them, from columns and without; and what is reported."""
-        found = []
-        for columns in (True, False):
-            if self.role == "draft":
-                message = draft_events_to_proto(batch, columns=columns)
-                read: EventBatch[Any] = draft_events_from_proto(message)
-            else:
-                scored = target_events_to_proto(batch, columns=columns)
-                read = target_events_from_proto(scored)
-            assert not read.timings or len(read.timings) == len(read.events)
-            found.append(sorted(read.events, key=lambda event: (event.session, event.generation)))
-        assert same(found[0], found[1]), found
+        """Events as a coordinator reads them, and what is reported."""
+        if self.role == "draft":
+            read: EventBatch[Any] = draft_events_from_proto(draft_events_to_proto(batch))
+        else:
+            read = target_events_from_proto(target_events_to_proto(batch))
+        assert not read.timings or len(read.timings) == len(read.events)
+        found = sorted(read.all_events(), key=lambda event: (event.session, event.generation))
+        assert same(found, sorted(batch.all_events(), key=lambda event: (event.session, event.generation)))
         report = read.report
         assert report is None or not report.batch_size or report.ended_ns > 0
         # Every job of the stand-in that drafts is of one token.
         num_tokens = 0 if report is None or self.role == "draft" else report.num_tokens
         num_free = report.num_pages_free if report is not None else 0
-        return found[0], num_tokens, report and (report.batch_size, num_free)
+        return found, num_tokens, report and (report.batch_size, num_free)
 
     def _compare_books(self) -> None:
         if any(core._steady.pending is not None for core in self.cores):

@@ -1,4 +1,4 @@
-"""Commands of many sessions as columns: the same values as one by one, and every malformed column a clear error."""
+"""Commands as columns: every value comes back, in its order, and every malformed column is a clear error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from outrider import ports
+from outrider.columns import ScoreColumns, one_by_one
 from outrider.errors import ProtocolError
-from outrider.limits import LINK_COMMANDS, LINK_DRAFT_TOKEN_IDS
+from outrider.limits import LINK_COMMANDS, LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS, REQUEST_ID
+from outrider.packed_ids import pack_long
 from outrider.planes import ID_BYTES, PlaneReference
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, PrefixHash
 from outrider.transport.convert.commands import (
@@ -20,12 +22,12 @@ from outrider.transport.convert.commands import (
     target_commands_from_proto,
     target_commands_to_proto,
 )
-from outrider.types import HiddenStates, Support
+from outrider.types import HiddenStates, PackedTokenIds, Support
 from outrider.v1 import link_pb2 as pb
 
 CommandT = TypeVar("CommandT", ports.Extend, ports.Score)
-BYTES = pb.CommandColumns.DESCRIPTOR.fields_by_name["sessions"].type
-COLUMNS = tuple(field.name for field in pb.CommandColumns.DESCRIPTOR.fields if field.type == BYTES)
+BYTES = pb.StepCommands.DESCRIPTOR.fields_by_name["sessions"].type
+COLUMNS = tuple(field.name for field in pb.StepCommands.DESCRIPTOR.fields if field.type == BYTES)
 STATE_COLUMNS = tuple(field.name for field in pb.StateColumns.DESCRIPTOR.fields if field.type == BYTES)
 PLANES = (bytes(ID_BYTES), b"p" * ID_BYTES)
 LAST = (1 << 64) - 1
@@ -71,7 +73,7 @@ def plain(command: Any) -> Any:
     return command
 
 
-def told(message: Any, commands: Any) -> dict[int, list[Any]]:
+def told(commands: Any) -> dict[int, list[Any]]:
     found: dict[int, list[Any]] = {}
     for command in commands:
         found.setdefault(command.session, []).append(plain(command))
@@ -107,64 +109,122 @@ def random_command(chance: random.Random, session: int, *, is_draft: bool) -> li
     return [command, ports.Prepare(session, command.generation, 64)] if kind > 0.95 else [command]
 
 
+def steps_of(message: Any) -> list[pb.StepCommands]:
+    return [command.steps for command in message.commands if command.HasField("steps")]
+
+
+def items_of(commands: Any) -> list[Any]:
+    return one_by_one(commands)
+
+
 @pytest.mark.parametrize("is_draft", [True, False])
-def test_both_forms_say_the_same(is_draft: bool) -> None:
+def test_commands_come_back_equal_and_in_the_order_of_each_session(is_draft: bool) -> None:
     write, read, kind = SIDES[not is_draft]
     chance = random.Random(11)
-    num_columns = 0
+    num_rows = 0
     for _ in range(200):
         sessions = chance.sample(range(1 << 40), chance.choice([1, 3, 5, 40]))
         commands = [command for session in sessions for command in random_command(chance, session, is_draft=is_draft)]
-        message = write(commands, columns=True)
-        num_columns += len(message.columns)
-        found = read(kind.FromString(message.SerializeToString()))
-        one_by_one = read(kind.FromString(write(commands).SerializeToString()))
-        assert told(message, found) == told(message, one_by_one) == told(message, commands)
-    assert num_columns > 50
+        message = write(commands)
+        num_rows += sum(len(steps.sessions) // 8 for steps in steps_of(message))
+        found = items_of(read(kind.FromString(message.SerializeToString())))
+        assert told(found) == told(commands)
+    assert num_rows > 1000
 
 
 def test_the_largest_values_travel() -> None:
     biggest = [extend(LAST - index, (1 << 32) - 1, generation=LAST, draft_length=(1 << 32) - 1) for index in range(4)]
-    message = draft_commands_to_proto(biggest, columns=True)
-    assert len(message.columns) == 1 and not message.commands
-    assert list(draft_commands_from_proto(message)) == biggest
+    message = draft_commands_to_proto(biggest)
+    assert len(message.commands) == 1
+    assert items_of(draft_commands_from_proto(message)) == biggest
 
 
 def test_what_is_said_twice_of_a_session_stays_in_order() -> None:
-    commands: list[Any] = [*(score(index) for index in range(8)), ports.Prepare(3, 6, 64), ports.Release(5, 9)]
-    message = target_commands_to_proto(commands, columns=True)
-    assert (len(message.commands), len(message.columns)) == (4, 1)
-    read: tuple[Any, ...] = target_commands_from_proto(message)
-    found = [command for command in read if command.session in (3, 5)]
-    assert found == [commands[3], commands[5], commands[8], commands[9]]
+    again = [score(2, generation=9), ports.Prepare(2, 9, 64)]
+    commands: list[Any] = [*(score(index) for index in range(8)), ports.Prepare(3, 6, 64), ports.Release(5, 9), *again]
+    message = target_commands_to_proto(commands)
+    assert len(message.commands) == 5
+    found = items_of(target_commands_from_proto(message))
+    assert told(found) == told(commands)
 
 
-def test_few_plain_commands_and_services_that_read_no_columns_get_them_one_by_one() -> None:
-    assert not target_commands_to_proto([score(index, num_drafted=0) for index in range(3)], columns=True).columns
-    assert not draft_commands_to_proto([extend(1, draft_length=0)], columns=True).columns
-    assert not target_commands_to_proto([score(index) for index in range(30)]).columns
+def test_items_of_other_sessions_come_before_columns_and_those_of_theirs_after() -> None:
+    (columns,) = target_commands_from_proto(target_commands_to_proto([score(index) for index in range(4)]))
+    sent = [columns, ports.Prepare(2, 6, 64), ports.Release(9, 5)]
+    found = target_commands_from_proto(target_commands_to_proto(sent))
+    assert [type(command) for command in found] == [ports.Release, ScoreColumns, ports.Prepare]
 
 
-@pytest.mark.parametrize("command", [score(1, num_drafted=1), score(1, drawn=True), extend(1)])
-def test_a_single_command_with_drafts_is_a_column(command: Any) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [score(1, num_drafted=0), score(1, num_drafted=1), score(1, drawn=True), extend(1), extend(1, draft_length=0)],
+)
+def test_a_single_command_travels_as_columns(command: Any) -> None:
     write, read, kind = SIDES[isinstance(command, ports.Score)]
-    message = write([command], columns=True)
-    assert (len(message.commands), len(message.columns)) == (0, 1)
-    assert list(map(plain, read(kind.FromString(message.SerializeToString())))) == [plain(command)]
+    message = write([command])
+    assert [len(steps.sessions) for steps in steps_of(message)] == [8]
+    assert list(map(plain, items_of(read(kind.FromString(message.SerializeToString()))))) == [plain(command)]
 
 
-def test_a_command_that_is_too_long_ends_its_session_alone() -> None:
-    commands = [score(index, num_drafted=LINK_DRAFT_TOKEN_IDS.most + (index == 2)) for index in range(5)]
-    found = target_commands_from_proto(target_commands_to_proto(commands, columns=True))
-    assert isinstance(found[2], ports.Rejected) and found[2].session == 2
-    assert [command for index, command in enumerate(found) if index != 2] == [*commands[:2], *commands[3:]]
+def test_traces_and_inline_states_travel_with_their_rows() -> None:
+    states = HiddenStates(3, 2, 4, "float32", bytes(range(32)))
+    several = HiddenStates(3, 2, 4, "bfloat16", b"", (*referred(1, 1).references, *referred(2, 1, 1).references))
+    commands = [
+        extend(1, trace_parent="00-a"),
+        extend(2, hidden_states=states),
+        extend(3, hidden_states=several),
+        extend(4, trace_parent="00-b", hidden_states=referred(4, 2)),
+    ]
+    assert told(items_of(draft_commands_from_proto(draft_commands_to_proto(commands)))) == told(commands)
 
 
-def test_a_support_that_does_not_fit_its_drafts_is_for_its_service_to_refuse() -> None:
+def test_a_prompt_stays_packed() -> None:
+    prompt = pack_long(range(5, 900))
+    (found,) = items_of(draft_commands_from_proto(draft_commands_to_proto([extend(1, 0, token_ids=prompt)])))
+    assert found.token_ids == prompt and isinstance(found.token_ids, PackedTokenIds)
+
+
+def test_commands_whose_parts_do_not_fit_are_not_sent() -> None:
     torn = score(9, drawn=True)
     torn.support.counts[0] = 5  # type: ignore[union-attr]
-    message = target_commands_to_proto([torn, *(score(index, drawn=True) for index in range(5))], columns=True)
-    assert (len(message.commands), len(message.columns)) == (1, 1)
+    with pytest.raises(ProtocolError, match="support"):
+        target_commands_to_proto([torn, *(score(index, drawn=True) for index in range(5))])
+    with pytest.raises(ProtocolError, match="prefix_hash: its chain has 0 bytes; 300 kept tokens have 16"):
+        target_commands_to_proto([score(1, 300, prefix_hash=(b"", 0))])
+    for command, kind in ((score(1), "ScoreColumns"), (ports.Prepare(1, 1, 1), "Prepare")):
+        with pytest.raises(ProtocolError, match=kind):
+            draft_commands_to_proto([command])
+
+
+LIMITS: dict[str, Callable[[], Any]] = {
+    "counts": lambda: extend(1, 0, token_ids=pack_long([1] * (LINK_TOKEN_IDS.most + 1))),
+    "trace_parents": lambda: extend(1, trace_parent="x" * (REQUEST_ID.most + 1)),
+    "draft_lengths": lambda: score(1, num_drafted=LINK_DRAFT_TOKEN_IDS.most + 1),
+    "support_counts": lambda: score(1, num_drafted=5, support=wide_support(5, LINK_SUPPORT_IDS.most // 4)),
+}
+
+
+def wide_support(num_rows: int, width: int) -> Support:
+    return Support(np.full(num_rows, width, dtype=np.int32), np.zeros(num_rows * width, dtype=np.int32))
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_row_beyond_a_limit_ends_its_link(name: str) -> None:
+    write, read, _ = SIDES[name in ("draft_lengths", "support_counts")]
+    with pytest.raises(ProtocolError, match=f"{name}.*at most"):
+        read(write([LIMITS[name]()]))
+
+
+@pytest.mark.parametrize("name", ["trace_parents", "hidden_states"])
+def test_lists_of_rows_have_one_entry_for_each(name: str) -> None:
+    message = draft_commands_to_proto([extend(index) for index in range(4)])
+    steps = message.commands[0].steps
+    if name == "trace_parents":
+        steps.trace_parents.extend(["00-a"] * 3)
+    else:
+        steps.hidden_states.add()
+    with pytest.raises(ProtocolError, match=f"{name} are not one for each of 4 rows"):
+        draft_commands_from_proto(message)
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -173,69 +233,56 @@ def test_columns_that_do_not_fit_each_other_are_told(name: str, change: int) -> 
     for make in (lambda index: score(index, 300, drawn=True), lambda index: extend(index, 300)):
         commands = [make(index) for index in range(8)]
         write, read, _ = SIDES[isinstance(commands[0], ports.Score)]
-        message = write(commands, columns=True)
-        content = getattr(message.columns[0], name)
+        message = write(commands)
+        content = getattr(message.commands[0].steps, name)
         if not content:
             continue
-        setattr(message.columns[0], name, content[:change] if change < 0 else content + bytes(change))
+        setattr(message.commands[0].steps, name, content[:change] if change < 0 else content + bytes(change))
         with pytest.raises(ProtocolError, match="columns"):
             read(message)
 
 
-@pytest.mark.parametrize("keeps_columns", [False, True])
 @pytest.mark.parametrize("name", STATE_COLUMNS)
 @pytest.mark.parametrize("change", [-1, 1, -4, 16])
-def test_states_that_do_not_fit_their_commands_are_told(name: str, change: int, *, keeps_columns: bool) -> None:
-    message = draft_commands_to_proto([extend(i, 300, hidden_states=referred(i, 2)) for i in range(8)], columns=True)
-    states = message.columns[0].states
+def test_states_that_do_not_fit_their_commands_are_told(name: str, change: int) -> None:
+    message = draft_commands_to_proto([extend(i, 300, hidden_states=referred(i, 2)) for i in range(8)])
+    states = message.commands[0].steps.states
     content = getattr(states, name)
     setattr(states, name, content[:change] if change < 0 else content + bytes(change))
     with pytest.raises(ProtocolError, match=name):
-        draft_commands_from_proto(message, keeps_columns=keeps_columns)
+        draft_commands_from_proto(message)
 
 
-@pytest.mark.parametrize("keeps_columns", [False, True])
 @pytest.mark.parametrize(
     "changed", [{"dtype": "int32"}, {"width": 0}, {"width": 1 << 30}, {"counts": bytes(4 * 8)}], ids=str
 )
-def test_states_of_no_sense_are_told(changed: dict[str, Any], *, keeps_columns: bool) -> None:
-    message = draft_commands_to_proto([extend(i, 300, hidden_states=referred(i, 2)) for i in range(8)], columns=True)
+def test_states_of_no_sense_are_told(changed: dict[str, Any]) -> None:
+    message = draft_commands_to_proto([extend(i, 300, hidden_states=referred(i, 2)) for i in range(8)])
     for name, value in changed.items():
-        setattr(message.columns[0].states, name, value)
+        setattr(message.commands[0].steps.states, name, value)
     with pytest.raises(ProtocolError, match="states"):
-        draft_commands_from_proto(message, keeps_columns=keeps_columns)
-
-
-def test_states_are_no_part_of_scores_nor_their_first_positions_of_extends() -> None:
-    scores = target_commands_to_proto([score(i) for i in range(8)], columns=True)
-    scores.columns[0].states.width = 3
-    extends = draft_commands_to_proto([extend(i) for i in range(8)], columns=True)
-    extends.columns[0].hidden_states_from = bytes(4 * 8)
-    for keeps_columns in (False, True):
-        with pytest.raises(ProtocolError, match="belong to"):
-            target_commands_from_proto(scores, keeps_columns=keeps_columns)
-        with pytest.raises(ProtocolError, match="belong to"):
-            draft_commands_from_proto(extends, keeps_columns=keeps_columns)
+        draft_commands_from_proto(message)
 
 
 def test_columns_with_states_are_the_items_that_they_were() -> None:
     extends = [extend(i, 300, hidden_states=referred(i, 1 + i % 3)) for i in range(8)]
-    (columns,) = draft_commands_from_proto(draft_commands_to_proto(extends, columns=True), keeps_columns=True)
+    (columns,) = draft_commands_from_proto(draft_commands_to_proto(extends))
     assert list(columns.items()) == extends
     scores = [score(i, 300, hidden_states_from=300 + i, plane=3) for i in range(8)]
-    (scored,) = target_commands_from_proto(target_commands_to_proto(scores, columns=True), keeps_columns=True)
+    (scored,) = target_commands_from_proto(target_commands_to_proto(scores))
     assert list(scored.items()) == scores
-    again: Any = draft_commands_to_proto([columns], columns=True), target_commands_to_proto([scored], columns=True)
-    assert list(draft_commands_from_proto(again[0])) == extends
-    assert list(target_commands_from_proto(again[1])) == scores
+    again: Any = draft_commands_to_proto([columns]), target_commands_to_proto([scored])
+    assert items_of(draft_commands_from_proto(again[0])) == extends
+    assert items_of(target_commands_from_proto(again[1])) == scores
 
 
 def test_sizes_are_bounded_before_anything_is_made_of_them() -> None:
-    many = pb.TargetCommands(columns=[pb.CommandColumns(sessions=bytes(8 * LINK_COMMANDS.most))] * 2)
+    steps = pb.TargetCommand(steps=pb.StepCommands(sessions=bytes(8 * LINK_COMMANDS.most)))
+    many = pb.TargetCommands(commands=[steps] * 2)
     with pytest.raises(Exception, match=f"at most {LINK_COMMANDS.most}"):
         target_commands_from_proto(many)
-    message = target_commands_to_proto([score(index) for index in range(4)], columns=True)
-    message.columns[0].draft_lengths = np.array([LAST >> 32] * 4, dtype="<u4").tobytes()
+    message = target_commands_to_proto([score(index) for index in range(4)])
+    message.commands[0].steps.draft_lengths = np.array([LAST >> 32] * 4, dtype="<u4").tobytes()
     with pytest.raises(ProtocolError, match="draft_lengths"):
         target_commands_from_proto(message)
 
@@ -247,8 +294,8 @@ def test_random_columns_are_read_or_refused(is_draft: bool, make: Callable[[int]
     chance = random.Random(6)
     num_read = 0
     for _ in range(1500):
-        message = write([make(index) for index in range(5)], columns=True)
-        group = message.columns[0]
+        message = write([make(index) for index in range(5)])
+        (group,) = steps_of(message)
         for _ in range(chance.choice([1, 2])):
             name = chance.choice(COLUMNS)
             content = bytearray(getattr(group, name))
@@ -258,10 +305,10 @@ def test_random_columns_are_read_or_refused(is_draft: bool, make: Callable[[int]
                 content = bytearray(chance.randbytes(chance.choice([0, 1, 4, 20, 40])))
             setattr(group, name, bytes(content))
         try:
-            found = read(message)
+            found = items_of(read(message))
         except ProtocolError:
             continue
         num_read += 1
         assert len(found) == len(group.sessions) // 8
-        assert all(isinstance(command, ports.Extend | ports.Score | ports.Rejected) for command in found)
+        assert all(isinstance(command, ports.Extend | ports.Score) for command in found)
     assert 100 < num_read < 1400
