@@ -10,7 +10,7 @@ from outrider import cooperative
 from outrider.cooperative import SLICE_ENTRIES, Work, gather_limited, run, run_in_slices, slices_of
 from outrider.generation import GenerationRequest
 from outrider.requests import checks_of_request
-from outrider.transport.convert.generation import request_reading, request_to_proto, request_writing
+from outrider.transport.convert.requests import request_reading, request_to_proto, request_writing
 from outrider.types import SamplingParams
 from outrider_coordinator.session.committed_tokens import CommittedTokens
 

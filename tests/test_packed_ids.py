@@ -10,7 +10,7 @@ import pytest
 from outrider.cooperative import run
 from outrider.packed_ids import MIN_PACKED_IDS, pack_long, reading_long, unpack_long
 from outrider.prefix_hash import PrefixHasher
-from outrider.transport.convert.generation import request_from_proto, request_reading
+from outrider.transport.convert.requests import request_from_proto, request_reading
 from outrider.types import PackedTokenIds, are_within, pack_token_ids, part_of
 from outrider.v1 import generation_pb2 as pb
 

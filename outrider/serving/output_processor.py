@@ -176,7 +176,7 @@ class OutputProcessor:
         )  # fmt: skip
         columns = AnswerColumns(
             answers.sessions, answers.generations, answers.base_lengths, answers.counts, answers.token_ids,
-            timing * len(step), answers.make, answers.outside_masses, answers.states, answers.supports,
+            timing, answers.make, answers.outside_masses, answers.states, answers.supports,
             *_of_channel(step.columns),
         )  # fmt: skip
         return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), (columns,)))]

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from outrider.cooperative import SLICE_ENTRIES, Work, is_long, slices_of
 from outrider.generation import GenerationRequest
 from outrider.limits import UNUSED_BYTES
-from outrider.transport.convert.generation import refusing_numbers_out_of_range, request_writing
+from outrider.transport.convert.requests import refusing_numbers_out_of_range, request_writing
 from outrider.transport.field_counts import MOST_VARINT_BYTES, read_varint
 from outrider.transport.malformed import malformed
 from outrider.v1 import generation_pb2 as pb

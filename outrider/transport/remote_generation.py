@@ -25,11 +25,11 @@ from outrider.transport.convert.generation import (
     first_delta,
     info_from_proto,
     last_delta,
-    request_to_proto,
     result_from_proto,
     started_from_proto,
     tokenizer_from_proto,
 )
+from outrider.transport.convert.requests import request_to_proto
 from outrider.transport.long_requests import writing
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
 from outrider.transport.security.files import Stamp

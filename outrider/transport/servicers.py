@@ -32,11 +32,11 @@ from outrider.transport.convert.events import draft_events_to_proto, target_even
 from outrider.transport.convert.generation import (
     delta_to_proto,
     info_to_proto,
-    request_reading,
     result_to_proto,
     started_to_proto,
     tokenizer_to_proto,
 )
+from outrider.transport.convert.requests import request_reading
 from outrider.transport.link.counts import LinkCounts
 from outrider.transport.link.heartbeats import (
     DEFAULT_COORDINATOR_TIMEOUT_S,
@@ -86,90 +86,82 @@ class Generator(Protocol):
         ...
 
 
-class DraftServicer(DraftServiceServicer):
-    """Serves a draft."""
+class _PortServicer:
+    """What servicers of both ports share."""
 
     def __init__(
         self,
-        draft: Draft,
+        port: Draft | Target,
         *,
         max_message_bytes: int = MAX_LINK_MESSAGE_BYTES,
         link_timeout_s: float = DEFAULT_COORDINATOR_TIMEOUT_S,
     ) -> None:
         """``link_timeout_s``: the silence after which a coordinator that sends heartbeats is gone."""
-        self._draft = draft
+        self._port = port
         self._links = LinkCounts()
         self._max_message_bytes = max_message_bytes
         self._link_timeout_s = link_timeout_s
 
     async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
-        """Return the description of the draft."""
-        return description_to_proto(over_links(await self._draft.describe()))
+        """Return the description of the service."""
+        return description_to_proto(over_links(await self._port.describe()))
+
+    async def _serve(
+        self,
+        requests: AsyncIterator[Any],
+        context: Context,
+        decode: Callable[..., Any],
+        encode: Callable[..., Any],
+        events: type[Any],
+    ) -> AsyncGenerator[Any, None]:
+        """Serve one link, whose messages are ``events``."""
+        check_coordinator(context.invocation_metadata())
+        limits = _limits_of(await self._port.describe())
+        with self._links.entered(context.peer()):
+            link: Link[Any, Any] = await self._port.attach()
+            pump = LinkPump(
+                link,
+                partial(decode, model=limits),
+                encode,
+                offer=lambda name: events(plane_offer=tensor_pb2.PlaneOffer(name=name)),
+                shares_memory=reads_shared_memory(context.invocation_metadata()),
+                max_message_bytes=self._max_message_bytes,
+                beat=lambda heard: context.write(events(heartbeat=_heartbeat(heard, link))),
+                silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
+            )
+            async with contextlib.aclosing(pump.run(requests)) as messages:
+                async for message in messages:
+                    yield message
+
+
+class DraftServicer(_PortServicer, DraftServiceServicer):
+    """Serves a draft."""
 
     async def Attach(
         self, request_iterator: AsyncIterator[link_pb2.DraftCommands], context: Context
     ) -> AsyncIterator[link_pb2.DraftEvents]:
         """Serve one link."""
-        check_coordinator(context.invocation_metadata())
-        limits = _limits_of(await self._draft.describe())
-        with self._links.entered(context.peer()):
-            link = await self._draft.attach()
-            pump = LinkPump(
-                link,
-                partial(draft_commands_from_proto, model=limits),
-                draft_events_to_proto,
-                offer=lambda name: link_pb2.DraftEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
-                shares_memory=reads_shared_memory(context.invocation_metadata()),
-                max_message_bytes=self._max_message_bytes,
-                beat=lambda heard: context.write(link_pb2.DraftEvents(heartbeat=_heartbeat(heard, link))),
-                silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
-            )
-            async with contextlib.aclosing(pump.run(request_iterator)) as messages:
-                async for message in messages:
-                    yield message
+        serving = self._serve(
+            request_iterator, context, draft_commands_from_proto, draft_events_to_proto, link_pb2.DraftEvents
+        )
+        async with contextlib.aclosing(serving) as messages:
+            async for message in messages:
+                yield message
 
 
-class TargetServicer(TargetServiceServicer):
+class TargetServicer(_PortServicer, TargetServiceServicer):
     """Serves a target."""
-
-    def __init__(
-        self,
-        target: Target,
-        *,
-        max_message_bytes: int = MAX_LINK_MESSAGE_BYTES,
-        link_timeout_s: float = DEFAULT_COORDINATOR_TIMEOUT_S,
-    ) -> None:
-        """``link_timeout_s``: the silence after which a coordinator that sends heartbeats is gone."""
-        self._target = target
-        self._links = LinkCounts()
-        self._max_message_bytes = max_message_bytes
-        self._link_timeout_s = link_timeout_s
-
-    async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
-        """Return the description of the target."""
-        return description_to_proto(over_links(await self._target.describe()))
 
     async def Attach(
         self, request_iterator: AsyncIterator[link_pb2.TargetCommands], context: Context
     ) -> AsyncIterator[link_pb2.TargetEvents]:
         """Serve one link."""
-        check_coordinator(context.invocation_metadata())
-        limits = _limits_of(await self._target.describe())
-        with self._links.entered(context.peer()):
-            link = await self._target.attach()
-            pump = LinkPump(
-                link,
-                partial(target_commands_from_proto, model=limits),
-                target_events_to_proto,
-                offer=lambda name: link_pb2.TargetEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
-                shares_memory=reads_shared_memory(context.invocation_metadata()),
-                max_message_bytes=self._max_message_bytes,
-                beat=lambda heard: context.write(link_pb2.TargetEvents(heartbeat=_heartbeat(heard, link))),
-                silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
-            )
-            async with contextlib.aclosing(pump.run(request_iterator)) as messages:
-                async for message in messages:
-                    yield message
+        serving = self._serve(
+            request_iterator, context, target_commands_from_proto, target_events_to_proto, link_pb2.TargetEvents
+        )
+        async with contextlib.aclosing(serving) as messages:
+            async for message in messages:
+                yield message
 
 
 class GenerationServicer(GenerationServiceServicer):

@@ -495,7 +495,7 @@ class ScoreAhead(_message.Message):
     def __init__(self, columns: _Optional[_Union[StepCommands, _Mapping]] = ..., channel: _Optional[int] = ..., proposal_generations: _Optional[bytes] = ...) -> None: ...
 
 class StepAnswers(_message.Message):
-    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs", "states", "channel", "draft_token_ids", "form", "timings_ns", "draft_token_probs", "entropies", "probs", "dense_logprobs", "logprobs", "prompt_logprobs", "hidden_states")
+    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs", "states", "channel", "draft_token_ids", "form", "timings_ns", "details")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -511,13 +511,7 @@ class StepAnswers(_message.Message):
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_NS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TOKEN_PROBS_FIELD_NUMBER: _ClassVar[int]
-    ENTROPIES_FIELD_NUMBER: _ClassVar[int]
-    PROBS_FIELD_NUMBER: _ClassVar[int]
-    DENSE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
     sessions: bytes
     generations: bytes
     base_lengths: bytes
@@ -533,6 +527,18 @@ class StepAnswers(_message.Message):
     draft_token_ids: bytes
     form: AnswerForm
     timings_ns: bytes
+    details: AnswerDetails
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., channel: _Optional[int] = ..., draft_token_ids: _Optional[bytes] = ..., form: _Optional[_Union[AnswerForm, str]] = ..., timings_ns: _Optional[bytes] = ..., details: _Optional[_Union[AnswerDetails, _Mapping]] = ...) -> None: ...
+
+class AnswerDetails(_message.Message):
+    __slots__ = ("draft_token_probs", "entropies", "probs", "dense_logprobs", "logprobs", "prompt_logprobs", "hidden_states")
+    DRAFT_TOKEN_PROBS_FIELD_NUMBER: _ClassVar[int]
+    ENTROPIES_FIELD_NUMBER: _ClassVar[int]
+    PROBS_FIELD_NUMBER: _ClassVar[int]
+    DENSE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     draft_token_probs: bytes
     entropies: bytes
     probs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
@@ -540,7 +546,7 @@ class StepAnswers(_message.Message):
     logprobs: CandidateColumns
     prompt_logprobs: CandidateColumns
     hidden_states: _containers.RepeatedCompositeFieldContainer[HiddenStates]
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., channel: _Optional[int] = ..., draft_token_ids: _Optional[bytes] = ..., form: _Optional[_Union[AnswerForm, str]] = ..., timings_ns: _Optional[bytes] = ..., draft_token_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., probs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., dense_logprobs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., logprobs: _Optional[_Union[CandidateColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[CandidateColumns, _Mapping]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
+    def __init__(self, draft_token_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., probs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., dense_logprobs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., logprobs: _Optional[_Union[CandidateColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[CandidateColumns, _Mapping]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
 
 class CandidateColumns(_message.Message):
     __slots__ = ("num_positions", "counts", "token_ids", "logprobs", "ranks", "top_counts", "top_token_ids", "top_logprobs")

@@ -15,7 +15,7 @@ from outrider.columns import one_by_one
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.generation import TO_THE_END, TokenizerFiles
 from outrider.ports import EventBatch, Proposal, Scores
-from outrider.transport.convert import commands, describing, events, generation
+from outrider.transport.convert import commands, describing, events, generation, requests
 from outrider.transport.convert.chat import chat_from_proto
 from outrider.types import DenseEvidence, SparseEvidence, TokenScores
 from outrider.v1 import chat_pb2, generation_pb2, link_pb2, sampling_pb2, tensor_pb2
@@ -51,7 +51,7 @@ CASES: dict[str, Case] = {
         lambda message: without_columns(events.target_events_from_proto(message)),
     ),
     "description": (values.descriptions, describing.description_to_proto, describing.description_from_proto),
-    "request": (values.requests, generation.request_to_proto, generation.request_from_proto),
+    "request": (values.requests, requests.request_to_proto, requests.request_from_proto),
     "result": (values.results, generation.result_to_proto, generation.result_from_proto),
     "delta": (
         values.deltas,
@@ -106,7 +106,7 @@ def test_whole_rows_of_a_wrong_length_are_refused(sentence: str) -> None:
     )
     rows = BROKEN_ROWS[sentence]
     rows.dtype = rows.dtype or "float32"
-    message.events[0].answers.probs[0].CopyFrom(rows)
+    message.events[0].answers.details.probs[0].CopyFrom(rows)
     with pytest.raises(ProtocolError, match=sentence):
         events.draft_events_from_proto(message)
 
@@ -132,7 +132,7 @@ def test_unset_oneofs_and_unknown_enums_are_refused() -> None:
 def test_an_unknown_method_in_a_request_names_the_field() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         unknown: Any = 77
-        generation.request_from_proto(generation_pb2.GenerateRequest(acceptance_method=unknown))
+        requests.request_from_proto(generation_pb2.GenerateRequest(acceptance_method=unknown))
     assert caught.value.field == "acceptance_method"
 
 
@@ -140,10 +140,10 @@ def test_what_a_request_leaves_out_has_the_documented_default() -> None:
     from outrider.generation import DEFAULTABLE, GenerationRequest
 
     bare = generation_pb2.GenerateRequest(prompt_text="x")
-    assert generation.request_from_proto(bare) == GenerationRequest(prompt="x", defaulted=frozenset(DEFAULTABLE))
+    assert requests.request_from_proto(bare) == GenerationRequest(prompt="x", defaulted=frozenset(DEFAULTABLE))
     zero = generation_pb2.GenerateRequest(prompt_text="x", sampling=sampling_pb2.SamplingParams(temperature=0, top_p=0))
-    assert generation.request_from_proto(zero).sampling.temperature == 0
-    assert generation.request_from_proto(zero).sampling.top_p == 0
+    assert requests.request_from_proto(zero).sampling.temperature == 0
+    assert requests.request_from_proto(zero).sampling.top_p == 0
 
 
 def test_arrays_that_arrive_may_be_written_to() -> None:
@@ -163,7 +163,7 @@ def test_a_value_that_does_not_fit_its_field_breaks_the_contract() -> None:
 def test_a_chat_says_what_a_server_needs_even_where_its_caller_left_it_out() -> None:
     bare = chat_pb2.Chat(messages=[chat_pb2.ChatMessage(role="user", content="hi")])
     assert chat_from_proto(bare) == ChatPrompt(({"role": "user", "content": "hi"},))
-    request = generation.request_from_proto(generation_pb2.GenerateRequest(chat=bare))
+    request = requests.request_from_proto(generation_pb2.GenerateRequest(chat=bare))
     assert request.max_tokens == TO_THE_END
     bare.continue_final_message = True
     assert not chat_from_proto(bare).add_generation_prompt

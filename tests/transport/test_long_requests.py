@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from outrider.cooperative import SLICE_ENTRIES, run
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest
-from outrider.transport.convert.generation import request_from_proto, request_to_proto
+from outrider.transport.convert.requests import request_from_proto, request_to_proto
 from outrider.transport.long_requests import (
     LongRequest,
     _parts_of,

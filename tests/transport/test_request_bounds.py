@@ -11,7 +11,7 @@ from outrider.client.requests import build_request
 from outrider.errors import InvalidRequestError
 from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.transport.convert.bounds import check_request_message
-from outrider.transport.convert.generation import request_from_proto
+from outrider.transport.convert.requests import request_from_proto
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import sampling_pb2
 

@@ -296,7 +296,7 @@ def test_counts_and_items_are_bounded_before_anything_is_made_of_them() -> None:
 def test_positions_with_logprobs_are_bounded_before_anything_is_made_of_them() -> None:
     count = LINK_FIELDS.most + 1
     message = target_events_to_proto(ports.EventBatch((with_logprobs(1, num_prompt=1),)))
-    columns = answers_of(message)[0].prompt_logprobs
+    columns = answers_of(message)[0].details.prompt_logprobs
     columns.num_positions = count.to_bytes(4, "little")
     columns.counts = columns.top_counts = bytes(4 * count)
     with pytest.raises(ProtocolError, match=f"prompt_logprobs has {count} positions"):
@@ -306,8 +306,7 @@ def test_positions_with_logprobs_are_bounded_before_anything_is_made_of_them() -
 @pytest.mark.parametrize("field", ["probs", "dense_logprobs", "hidden_states"])
 def test_lists_of_rows_have_one_entry_for_each(field: str) -> None:
     message, _ = sent([dense(1) if field != "hidden_states" else inline(greedy(1))])
-    answers = answers_of(message)[0]
-    getattr(answers, field).add()
+    getattr(answers_of(message)[0].details, field).add()
     with pytest.raises(ProtocolError, match=f"{field} are not one for each of 1 rows"):
         target_events_from_proto(message)
 
@@ -334,8 +333,8 @@ def test_random_columns_are_read_or_refused() -> None:
         for _ in range(chance.choice([1, 2])):
             group: Any = own
             name = chance.choice(COLUMNS)
-            if own.HasField("logprobs") and chance.random() < 0.7:
-                group, name = own.logprobs, chance.choice(CANDIDATES)
+            if own.details.HasField("logprobs") and chance.random() < 0.7:
+                group, name = own.details.logprobs, chance.choice(CANDIDATES)
             content = bytearray(getattr(group, name))
             if content and chance.random() < 0.6:
                 content[chance.randrange(len(content))] = chance.randrange(256)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,11 +52,10 @@ def columns_of(
 
 
 def selected(answers: AnswerColumns[Any], places: NDArray[np.int64]) -> AnswerColumns[Any]:
-    """The answers at these places, with their times."""
+    """The answers at these places."""
     if len(places) == len(answers.sessions) and (places == np.arange(len(places))).all():
         return answers
-    times = answers.timings(places.tolist()) if answers.timings_ns else []
-    return replace(answers.selected(places), timings_ns=[each for one in times if one for each in one.numbers])
+    return answers.selected(places)
 
 
 def _form_of(event: Any) -> Hashable | None:  # noqa: ANN401 - any event

@@ -80,7 +80,7 @@ def score_ahead_from_proto(message: pb.ScoreAhead) -> ScoreAhead:
     """Scores that wait for proposals; ``ProtocolError`` for columns that do not fit each other, or beyond limits,
     ``InvalidRequestError`` for too many sessions.
     """
-    LINK_COMMANDS.check("score_ahead", num_rows([message.columns]))
+    LINK_COMMANDS.check("score_ahead", num_rows(message.columns))
     if message.columns.draft_token_ids or message.columns.support_counts or message.columns.support_token_ids:
         raise ProtocolError("score_ahead: draft_token_ids and supports are brought by the proposals")
     columns = scores_from_proto(message.columns, are_ahead=True)

@@ -81,6 +81,10 @@ def target_commands_to_proto(commands: Sequence[Any]) -> pb.TargetCommands:
 def _write_commands(message: Any, commands: Sequence[Any], role: str, steps: type[Any]) -> None:  # noqa: ANN401
     add, writers = message.commands.add, _WRITERS[role]
 
+    if len(commands) == 1 and isinstance(commands[0], steps):  # mostly
+        write_step_commands(add().steps, commands[0])
+        return
+
     def write_item(command: Any) -> None:  # noqa: ANN401
         if type(command) not in writers:
             raise ProtocolError(f"{type(command).__name__} is no command to a {role}")
@@ -120,12 +124,14 @@ def target_commands_from_proto(message: pb.TargetCommands, model: ModelLimits = 
 
 def _read_commands(message: Any, model: ModelLimits, read_steps: Any, readers: Readers) -> tuple[Any, ...]:  # noqa: ANN401
     commands = message.commands
-    steps = [command.steps for command in commands if command.HasField("steps")]
-    LINK_COMMANDS.check("commands", len(commands) - len(steps) + num_rows(steps))
-    found = []
+    num_commands, found = len(commands), []
+    LINK_COMMANDS.check("commands", num_commands)
     for command in commands:
         if command.HasField("steps"):
-            found.append(read_steps(command.steps))
+            steps = command.steps
+            num_commands += num_rows(steps) - 1
+            LINK_COMMANDS.check("commands", num_commands)
+            found.append(read_steps(steps))
         elif command.HasField("open"):
             found.append(command_within(partial(open_from_proto, model=model), command.open))
         else:

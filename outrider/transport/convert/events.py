@@ -194,18 +194,25 @@ def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent], place: Pl
 
 def _write_events(message: Any, batch: ports.EventBatch[Any], place: Place, write: Callable[[Any, Any], None]) -> None:  # noqa: ANN401
     add = message.events.add
-    timings = dict(zip(map(id, batch.events), batch.timings, strict=False))
     with out_of_range_breaks_the_contract():
-        for before, answers, after in in_runs(batch.events, _ANSWERS) if batch.events else ():
-            for event in before:
-                write(add(), event)
-            own = [timings[id(answer)] for answer in answers] if timings else ()
-            for columns in columns_of_answers(answers, own) if answers else ():
-                write_step_answers(add().answers, columns, place)
-            for event in after:
-                write(add(), event)
+        if batch.events:
+            _write_single(add, batch, place, write)
         for columns in batch.columns:
             write_step_answers(add().answers, columns, place)
+
+
+def _write_single(
+    add: Callable[[], Any], batch: ports.EventBatch[Any], place: Place, write: Callable[[Any, Any], None]
+) -> None:
+    timings = dict(zip(map(id, batch.events), batch.timings, strict=False))
+    for before, answers, after in in_runs(batch.events, _ANSWERS):
+        for event in before:
+            write(add(), event)
+        own = [timings[id(answer)] for answer in answers] if timings else ()
+        for columns in columns_of_answers(answers, own) if answers else ():
+            write_step_answers(add().answers, columns, place)
+        for event in after:
+            write(add(), event)
 
 
 def draft_events_from_proto(
@@ -226,31 +233,34 @@ def _read_events(
     message: pb.DraftEvents | pb.TargetEvents, read_answers: Callable[[Any], AnswerColumns[Any]], readers: Readers
 ) -> ports.EventBatch[Any]:
     """Answers behind all other events stay columns, unless they have details; the rest become events, in order."""
-    _check_num_events(message)
     found: list[tuple[Any, ports.ItemTiming | None]] = []
     columns: list[AnswerColumns[Any]] = []
+    num_events = len(message.events)
+    _check_num_events(num_events)
     num_others = sum([not event.HasField("answers") for event in message.events])
     for event in message.events:
         if not event.HasField("answers"):
             found.append((read_one_of(event, "event", readers), None))
             num_others -= 1
             continue
+        num_events += num_rows(event.answers) - 1
+        _check_num_events(num_events)
         answers = read_answers(event.answers)
-        if num_others or answers.details is not None:
+        if answers.details is None and not num_others:
+            columns.append(answers)
+        else:
             places = range(len(answers.sessions))
             found += zip(answers.events(places), answers.timings(places), strict=True)
-        else:
-            columns.append(answers)
     report = report_from_proto(message.report) if message.HasField("report") else None
+    if not found:
+        return ports.EventBatch((), report, (), tuple(columns))
     timings: tuple[Any, ...] = tuple([timing for _, timing in found])
     return ports.EventBatch(
         tuple([event for event, _ in found]), report, timings if any(timings) else (), tuple(columns)
     )
 
 
-def _check_num_events(message: pb.DraftEvents | pb.TargetEvents) -> None:
-    answers = [event.answers for event in message.events if event.HasField("answers")]
-    count = len(message.events) - len(answers) + num_rows(answers)
+def _check_num_events(count: int) -> None:
     if count > LINK_ITEMS.most:
         raise ProtocolError(f"events: has {count} {LINK_ITEMS.unit}; at most {LINK_ITEMS.most}")
 

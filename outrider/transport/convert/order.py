@@ -13,9 +13,6 @@ Run = tuple[list[Any], list[Any], list[Any]]
 
 def in_runs(items: Sequence[Any], steps: tuple[type, ...]) -> Iterator[Run]:
     """The items in as few runs as keep the order of each session's. ``steps``: types of those that become columns."""
-    if len(items) == 1:  # mostly
-        yield ([], [*items], []) if isinstance(items[0], steps) else ([*items], [], [])
-        return
     run: Run = ([], [], [])
     sessions = set[int]()
     for item in items:

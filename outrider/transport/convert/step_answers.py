@@ -6,6 +6,7 @@ a ``ProtocolError`` of its link.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,8 +142,7 @@ def _timings(message: pb.StepAnswers, size: int) -> Sequence[int]:
         return ()
     is_shared = len(content) == U8.itemsize * NUMBERS_IN_A_TIMING
     count = NUMBERS_IN_A_TIMING * (1 if is_shared else size)
-    numbers: list[int] = from_bytes("timings_ns", content, U8, count).tolist()
-    return numbers
+    return array("Q", from_bytes("timings_ns", content, U8, count).astype(np.uint64, copy=False).tobytes())
 
 
 def _scored_drafts(message: pb.StepAnswers, counts: Sequence[int]) -> Column:

@@ -28,41 +28,44 @@ Details = dict[str, Sequence[Any]]
 def write_details(message: pb.StepAnswers, details: Mapping[str, Sequence[Any]], place: Place) -> None:
     """Write the details of answers into their message."""
     for name, values in details.items():
-        _WRITERS[name](message, values, place)
+        if name in ("form", "evidence"):
+            message.form = _FORMS[type(values[0])]
+        _WRITERS[name](message.details, values, place)
 
 
 def read_proposal_details(message: pb.StepAnswers, size: int, fetch: Fetch) -> Details | None:
     """Details of proposals; None without any."""
     if message.form != pb.ANSWER_FORM_DENSE:
         return None
-    return {"evidence": [DenseEvidence(probs) for probs in _tensors("probs", message.probs, size, fetch)]}
+    return {"evidence": [DenseEvidence(probs) for probs in _tensors("probs", message.details.probs, size, fetch)]}
 
 
 def read_score_details(
     message: pb.StepAnswers, token_ids: Column, counts: Sequence[int], fetch: Fetch
 ) -> Details | None:
     """Details of scores; None without any. ``counts``: positions of each answer, whose ``token_ids`` these are."""
-    details: Details = {}
+    if not message.HasField("details") and message.form <= pb.ANSWER_FORM_SPARSE:
+        return None
+    found: Details = {}
+    details, size = message.details, len(counts)
     if message.form == pb.ANSWER_FORM_TYPICAL:
-        details["form"] = _read_typical(message, token_ids, counts)
+        found["form"] = _read_typical(details, token_ids, counts)
     elif message.form == pb.ANSWER_FORM_DENSE:
-        details["form"] = _read_dense(message, len(counts), fetch)
-    if message.HasField("logprobs"):
-        details["logprobs"] = _read_candidates("logprobs", message.logprobs, len(counts), LINK_POSITIONS)
-    if message.HasField("prompt_logprobs"):
-        found = _read_candidates("prompt_logprobs", message.prompt_logprobs, len(counts), LINK_TOKEN_IDS)
-        details["prompt_logprobs"] = found
-    if message.hidden_states:
-        details["hidden_states"] = hidden_states_of_rows(message.hidden_states, len(counts))
-    return details or None
+        found["form"] = _read_dense(details, size, fetch)
+    if details.HasField("logprobs"):
+        found["logprobs"] = _read_candidates("logprobs", details.logprobs, size, LINK_POSITIONS)
+    if details.HasField("prompt_logprobs"):
+        found["prompt_logprobs"] = _read_candidates("prompt_logprobs", details.prompt_logprobs, size, LINK_TOKEN_IDS)
+    if details.hidden_states:
+        found["hidden_states"] = hidden_states_of_rows(details.hidden_states, size)
+    return found or None
 
 
 # Forms.
 
 
-def _write_forms(message: pb.StepAnswers, forms: Sequence[Any], place: Place) -> None:
+def _write_forms(message: pb.AnswerDetails, forms: Sequence[Any], place: Place) -> None:
     if isinstance(forms[0], TypicalScores):
-        message.form = pb.ANSWER_FORM_TYPICAL
         message.draft_token_probs = array_bytes(np.concatenate([form.draft_token_probs for form in forms]), F4)
         message.entropies = array_bytes(np.concatenate([form.entropies for form in forms]), F4)
         return
@@ -71,16 +74,15 @@ def _write_forms(message: pb.StepAnswers, forms: Sequence[Any], place: Place) ->
         message.dense_logprobs.extend([tensor_to_proto(form.logprobs, place) for form in forms])
 
 
-def _write_evidence(message: pb.StepAnswers, evidence: Sequence[Any], place: Place) -> None:
+def _write_evidence(message: pb.AnswerDetails, evidence: Sequence[Any], place: Place) -> None:
     _write_rows(message, [each.probs for each in evidence], place)
 
 
-def _write_rows(message: pb.StepAnswers, rows: Sequence[Any], place: Place) -> None:
-    message.form = pb.ANSWER_FORM_DENSE
+def _write_rows(message: pb.AnswerDetails, rows: Sequence[Any], place: Place) -> None:
     message.probs.extend([tensor_to_proto(each, place) for each in rows])
 
 
-def _read_typical(message: pb.StepAnswers, token_ids: Column, counts: Sequence[int]) -> list[TypicalScores]:
+def _read_typical(message: pb.AnswerDetails, token_ids: Column, counts: Sequence[int]) -> list[TypicalScores]:
     if 0 in counts:
         raise ProtocolError("columns: scores have at least one position")
     num_drafts = sum(counts) - len(counts)
@@ -95,7 +97,7 @@ def _read_typical(message: pb.StepAnswers, token_ids: Column, counts: Sequence[i
     return forms
 
 
-def _read_dense(message: pb.StepAnswers, size: int, fetch: Fetch) -> list[DenseScores]:
+def _read_dense(message: pb.AnswerDetails, size: int, fetch: Fetch) -> list[DenseScores]:
     probs = _tensors("probs", message.probs, size, fetch)
     if not message.dense_logprobs:
         return [DenseScores(each) for each in probs]
@@ -112,8 +114,8 @@ def _tensors(name: str, messages: Sequence[tensor_pb2.Tensor], size: int, fetch:
 # Logprobs.
 
 
-def _write_candidates(name: str) -> Callable[[pb.StepAnswers, Sequence[Any], Place], None]:
-    def write(message: pb.StepAnswers, answers: Sequence[Any], place: Place) -> None:
+def _write_candidates(name: str) -> Callable[[pb.AnswerDetails, Sequence[Any], Place], None]:
+    def write(message: pb.AnswerDetails, answers: Sequence[Any], place: Place) -> None:
         columns: pb.CandidateColumns = getattr(message, name)
         positions = list(itertools.chain.from_iterable(answers))
         columns.num_positions = np.array(list(map(len, answers)), dtype=U4).tobytes()
@@ -154,15 +156,20 @@ _CANDIDATES = {"token_ids": I4, "logprobs": F4, "ranks": I4, "top_token_ids": I4
 # Hidden states.
 
 
-def _write_states(message: pb.StepAnswers, states: Sequence[Any], place: Place) -> None:
+def _write_states(message: pb.AnswerDetails, states: Sequence[Any], place: Place) -> None:
     for each in states:
         write_hidden_states(message.hidden_states.add(), each)
 
 
-_WRITERS: dict[str, Callable[[pb.StepAnswers, Sequence[Any], Place], None]] = {
+_WRITERS: dict[str, Callable[[pb.AnswerDetails, Sequence[Any], Place], None]] = {
     "form": _write_forms,
     "evidence": _write_evidence,
     "logprobs": _write_candidates("logprobs"),
     "prompt_logprobs": _write_candidates("prompt_logprobs"),
     "hidden_states": _write_states,
+}
+_FORMS = {
+    DenseEvidence: pb.ANSWER_FORM_DENSE,
+    DenseScores: pb.ANSWER_FORM_DENSE,
+    TypicalScores: pb.ANSWER_FORM_TYPICAL,
 }

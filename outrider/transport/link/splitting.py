@@ -112,6 +112,6 @@ def _fail(event: Any, max_bytes: int) -> tuple[int, int]:  # noqa: ANN401 - gene
 
 def _too_long_because(answer: Any) -> tuple[str, str]:  # noqa: ANN401 - generated types share no base
     for name, advice in (("prompt_logprobs", "ask for fewer, or with a shorter prompt"), ("logprobs", "ask for fewer")):
-        if isinstance(answer, pb.StepAnswers) and answer.HasField(name):
+        if isinstance(answer, pb.StepAnswers) and answer.details.HasField(name):
             return name, advice
     return "num_speculative_tokens", "ask for fewer, or without dense evidence"

@@ -19,9 +19,7 @@ def in_the_same_columns(batch: EventBatch[Any]) -> EventBatch[Any]:
     first = batch.columns[0]
     count = len(first.sessions)
     doubled = first.selected(np.array([*range(count), *range(count // 2, count)]))
-    own = len(first.timings_ns) // count
-    timings_ns = (*first.timings_ns, *first.timings_ns[count // 2 * own :])
-    return replace(batch, columns=(replace(doubled, timings_ns=timings_ns), *batch.columns[1:]))
+    return replace(batch, columns=(doubled, *batch.columns[1:]))
 
 
 def in_columns_of_their_own(batch: EventBatch[Any]) -> EventBatch[Any]:
