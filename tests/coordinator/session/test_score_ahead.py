@@ -229,6 +229,9 @@ def test_what_is_awaited_holds_while_the_rows_have_not_changed(kind: dict[str, A
     late = replace(columns, generations=columns.generations - 1)
     assert not asked.batch().is_of(late)
     assert not asked.batch().is_of(replace(columns, base_lengths=columns.base_lengths + 1))
+    batch = asked.batch()
+    asked.table.leave(loop)
+    assert not batch.is_of(columns)  # the row is free, and may be another session's
 
 
 def test_a_session_that_was_asked_for_something_else_since_has_no_direct_proposal() -> None:
