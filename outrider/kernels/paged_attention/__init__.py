@@ -72,7 +72,8 @@ def prepare_prompts(
     if device.type == "cuda" and dtype.itemsize == 2:
         from outrider.kernels.paged_attention import prompts  # Triton is slow to import
 
-        prompts.make_plans(num_heads, num_kv_heads, head_dim, dtype=dtype, device=device)
+        if prompts.takes_heads(head_dim, device):
+            prompts.make_plans(num_heads, num_kv_heads, head_dim, dtype=dtype, device=device)
 
 
 def paged_attention(

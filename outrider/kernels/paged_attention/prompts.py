@@ -14,6 +14,7 @@ Shape letters: ``Q`` queries of a row, ``C`` its context, ``S`` queries of a blo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ _MOST_WASTE = 1.25
 """Work with padding over work without; beyond, ``chunks`` is faster."""
 _ALIGNED = 8
 """Sizes of heads that the library takes are multiples of it."""
+_WIDEST_HEAD, _WIDE = 128, 91_000
+"""Size of heads; release of the library from which it takes twice as much on compute capability 9.0."""
 _HEADS = 8
 """Of a token, that one program joins."""
 
@@ -82,7 +85,16 @@ def _suits(span: RowSpan, window: int | None) -> bool:
 
 def _has_library(query: torch.Tensor) -> bool:
     """On a CPU it is but tested."""
-    return query.shape[-1] % _ALIGNED == 0 and (query.device.type == "cpu" or torch.backends.cudnn.is_available())
+    return query.shape[-1] % _ALIGNED == 0 if query.device.type == "cpu" else takes_heads(query.shape[-1], query.device)
+
+
+@functools.cache
+def takes_heads(head_dim: int, device: torch.device) -> bool:
+    """Whether the library attends with heads of this size on a GPU, by the bounds that PyTorch has for it."""
+    if head_dim % _ALIGNED or not torch.backends.cudnn.is_available():
+        return False
+    has_wide = torch.cuda.get_device_capability(device) == (9, 0) and (torch.backends.cudnn.version() or 0) >= _WIDE
+    return head_dim <= (2 * _WIDEST_HEAD if has_wide else _WIDEST_HEAD)
 
 
 def attend_prompts(
