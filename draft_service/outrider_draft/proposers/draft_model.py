@@ -225,8 +225,11 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
     # Proposals that are begun before they are asked for.
 
     def follows_verdicts(self, session: DraftSession) -> bool:
-        """Sessions whose tokens decide nothing but what the target computes next."""
-        return session.open.judging_rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
+        """Sessions whose tokens decide nothing but what the target computes next. A recurrent layer's state cannot go
+        back behind what was begun in vain.
+        """
+        has_no_state = session.sequence.kv.state is None
+        return has_no_state and session.open.judging_rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
 
     def matches(self, item: Extend, prepared: Extend) -> bool:
         """True if an item asks for what was begun."""

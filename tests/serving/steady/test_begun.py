@@ -51,9 +51,9 @@ def stand_in_core() -> Core:
     return EngineCore(new_session_table(), executor)
 
 
-def model_core() -> Core:
+def model_core(family: str = "llama") -> Core:
     runner = ModelRunner.load(
-        cached_tiny_model("llama", seed=1), dtype="float32", page_size=4, num_pages=NUM_PAGES, max_model_len=LENGTH
+        cached_tiny_model(family, seed=1), dtype="float32", page_size=4, num_pages=NUM_PAGES, max_model_len=LENGTH
     )
     return build_model_core(ModelProposer(runner))
 
@@ -348,6 +348,14 @@ def test_a_text_as_long_as_it_may_get_begins_nothing() -> None:
     sessions.end()
     assert sessions.used == (0, 0)
     assert sessions.driver.core.num_pages_free == NUM_PAGES
+
+
+def test_a_draft_with_recurrent_layers_begins_nothing() -> None:
+    sessions = Sessions(model_core("qwen3_5_text"), 1, sampling=GREEDY)
+    sessions.ask(sessions.texts)
+    sessions.begin(*[sessions.judge(text) for text in sessions.texts])
+    sessions.ask(sessions.texts)
+    assert sessions.used == (0, 0) and not sessions.num_lost
 
 
 @CORES
