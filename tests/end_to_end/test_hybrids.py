@@ -5,10 +5,12 @@ draft, in mixed batches, chunks, with prefix caching and under preemption. Float
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
 
+from tests.end_to_end.test_direct_proposals import introduced
 from tests.end_to_end.test_experts import k_of
 from tests.end_to_end.test_greedy import CHUNK, NUM_ROWS, NUM_TOKEN_IDS, check_batch, prompts, reference, stack_of
 from tests.end_to_end.test_preemption import value
@@ -96,3 +98,59 @@ async def test_coupled_tokens_are_those_without_a_draft(architecture: str) -> No
     assert found[1] == found[0]
     assert found[2] == found[0]
     assert found[0][: len(texts)] == found[0][len(texts) :]
+
+
+async def test_a_draft_killed_halfway_changes_nothing() -> None:
+    folder = cached_tiny_model("qwen3_5", seed=1)
+    options: dict[str, Any] = {"prompt_token_ids": prompts(5, 3)[-1], "max_tokens": 120, "ignore_eos": True, "seed": 5}
+    coupled: dict[str, Any] = {"acceptance_method": "coupled", "draft_timeout_ms": 60_000}
+    async with run_stack(folder, None, wire=False, **coupled) as stack:
+        expected = (await stack.generate(**options)).token_ids
+    async with run_stack(folder, folder, wire=True, **coupled) as stack:
+        received: list[int] = []
+        is_killed = False
+        async for delta in stack.stream(num_speculative_tokens=4, **options):
+            received += delta.token_ids
+            if len(received) > 20 and not is_killed:
+                is_killed = True
+                await stack.draft_server.stop()
+        assert value(stack.target, "outrider_sessions_lost_total") == 0
+    assert tuple(received) == expected
+
+
+async def test_requests_beyond_the_slots_wait_for_one() -> None:
+    """A target with few slots for states refuses sessions, and a draft without one leaves them without drafts."""
+    folder, texts = cached_tiny_model("qwen3_5", seed=1), prompts(12, 9)
+    few = {"max_batched_tokens": CHUNK, "page_size": 4, "max_running_requests": 1, "prefix_caching": False}
+    async with run_stack(
+        folder, folder, wire=False, target_settings=few, draft_settings=few, draft_timeout_ms=60_000
+    ) as stack:
+        assert stack.target.runner is not None
+        assert stack.target.runner.kv_cache.num_state_slots == 5
+        results = await asyncio.gather(
+            *(
+                stack.generate(prompt_token_ids=text, max_tokens=12, temperature=0, ignore_eos=True, **k_of(index))
+                for index, text in enumerate(texts)
+            )
+        )
+        await all_free(stack)
+    for text, result in zip(texts, results, strict=True):
+        assert list(result.token_ids) == reference(folder, text, 12, padding=range(NUM_TOKEN_IDS, NUM_ROWS))
+
+
+@pytest.mark.parametrize("draft", [1, 9], ids=["same model", "other draft"])
+async def test_proposals_ahead_of_verdicts_change_no_token(draft: int) -> None:
+    """A draft goes on from its own proposals, and takes back what was not accepted."""
+    folder, texts = cached_tiny_model("qwen3_5", seed=1), prompts(5, 3)
+    options: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "acceptance_method": "coupled"}
+    async with run_stack(folder, None, wire=False) as stack:
+        expected = [(await stack.generate(prompt_token_ids=text, seed=3, **options)).token_ids for text in texts]
+    drafting = cached_tiny_model("qwen3_5", seed=draft)
+    async with run_stack(folder, drafting, wire=True, draft_ahead="chain", draft_timeout_ms=60_000) as stack:
+        await introduced(stack)
+        for text, tokens in zip(texts, expected, strict=True):
+            result = await stack.generate(prompt_token_ids=text, seed=3, num_speculative_tokens=4, **options)
+            assert result.token_ids == tokens
+        assert stack.draft is not None
+        assert value(stack.draft, "outrider_sessions_lost_total") == 0
+        await all_free(stack)
