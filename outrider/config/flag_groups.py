@@ -17,8 +17,8 @@ GROUPS = {
     " suffix_decoding_max_spec_factor suffix_decoding_min_token_prob suffix_decoding_max_cached_tokens tensor_plane"
     " hidden_state_layers",
     "Devices and memory": "device tensor_parallel_size one_shot_all_reduce kv_cache_dtype page_size num_pages"
-    " kv_cache_bytes gpu_memory_utilization prefix_caching cuda_graph_max_tokens cuda_graph_memory_mb"
-    " cuda_graph_capture_s cost_profile_s num_threads num_awake_processors compute_ahead",
+    " kv_cache_bytes gpu_memory_utilization prefix_caching state_snapshot_interval cuda_graph_max_tokens"
+    " cuda_graph_memory_mb cuda_graph_capture_s cost_profile_s num_threads num_awake_processors compute_ahead",
     "Requests": "max_running_requests max_queue max_batched_tokens max_prefill_beside logprobs_mode disable_logprobs"
     " max_logprobs max_body_bytes max_open_request_bytes max_stream_messages_per_s resume_timeout_s root_path enabled"
     " num_processes",

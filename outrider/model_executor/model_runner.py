@@ -20,6 +20,7 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool, StateRows, StateSlots
+from outrider.kv_cache.state_slots import DEFAULT_SNAPSHOT_INTERVAL
 from outrider.model_executor.cuda_graphs import CaptureProgress
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
 from outrider.model_executor.draft_loop.columns import DraftColumns, plan_columns, restore_sequences
@@ -68,8 +69,11 @@ class ModelRunner:
         drafting: DraftingRules | None = None,
         ranks: Ranks | None = None,
         prefix_caching: bool = True,
+        snapshot_interval: int = DEFAULT_SNAPSHOT_INTERVAL,
     ) -> None:
-        """``drafting``: rules of draft sampling; ``ranks``: the other ranks of the model, which get the commands."""
+        """``drafting``: rules of draft sampling; ``ranks``: the other ranks of the model, which get the commands;
+        ``snapshot_interval``: that of ``StateSlots``.
+        """
         self.worker, self._ranks = worker, ranks
         self.config, self.page_size, self.max_model_len = worker.config, worker.page_size, worker.max_model_len
         self.kv_cache = worker.kv_cache
@@ -79,7 +83,7 @@ class ModelRunner:
         if layout.states is not None:
             states = StateSlots(
                 worker.kv_cache.num_state_slots, layout.states.spec, page_size=worker.page_size,
-                prefix_caching=prefix_caching,
+                prefix_caching=prefix_caching, snapshot_interval=snapshot_interval,
             )  # fmt: skip
         self.sequences = KVCacheManager(pool, prefix_caching=prefix_caching, reach=layout.reach, states=states)
         self.sampler = Sampler(drafting or DraftingRules())
@@ -95,6 +99,7 @@ class ModelRunner:
         drafting: DraftingRules | None = None,
         graphs: GraphLimits = DEFAULT_LIMITS,
         prefix_caching: bool = True,
+        snapshot_interval: int = DEFAULT_SNAPSHOT_INTERVAL,
         hidden_state_layers: Sequence[int] = (),
         **options: Unpack[LoadOptions],
     ) -> ModelRunner:
@@ -105,7 +110,10 @@ class ModelRunner:
         worker = Worker.load(
             folder, drafting=drafting, graphs=graphs, hidden_state_layers=hidden_state_layers, **options
         )
-        return cls(worker, drafting=drafting, ranks=options.get("ranks"), prefix_caching=prefix_caching)
+        ranks = options.get("ranks")
+        return cls(
+            worker, drafting=drafting, ranks=ranks, prefix_caching=prefix_caching, snapshot_interval=snapshot_interval
+        )
 
     @property
     def device(self) -> torch.device:

@@ -92,6 +92,17 @@ def test_a_cached_prompt_begins_at_a_snapshot(folder: Path) -> None:
     forward_and_check(runner, (second, [5, 6], None), (third, [7], None))
 
 
+def test_snapshots_along_a_text_are_found_by_others(folder: Path) -> None:
+    runner = ModelRunner.load(folder, page_size=PAGE_SIZE, num_pages=100, snapshot_interval=32)
+    text = random_ids(150, seed=11)
+    first, other = open_scripted(runner, folder, 200), open_scripted(runner, folder, 200)
+    for start in range(0, 150, 5):
+        forward_and_check(runner, (first, text[start : start + 5], 1))
+        runner.sequences.commit(first.sequence, start + 5)
+    assert runner.sequences.adopt_prefix(other.sequence, [*text[:110], *random_ids(9, seed=12)]) == 96
+    forward_and_check(runner, (other, [*text[96:110], *random_ids(9, seed=12)], None))
+
+
 def test_forks_go_on_by_themselves_from_a_state(folder: Path) -> None:
     runner = poisoned_runner(folder, page_size=PAGE_SIZE)
     root = prefilled(runner, folder, random_ids(80, seed=8))

@@ -116,6 +116,11 @@ class ModelServiceSettings(Section):
         description="Start a session after the KV pages of its prompt that are in the prefix cache, instead of"
         " computing them again.",
     )
+    state_snapshot_interval: Positive = Field(
+        1024,
+        description="Tokens between the states of recurrent layers (Gated DeltaNet) that prefix caching keeps of a"
+        " session, besides that at the end of its prompt; a cached prompt continues from the last of them.",
+    )
     max_batched_tokens: Positive | None = Field(
         None,
         description="Maximum number of tokens in one forward; longer prompts are split into chunks. Unset: 4,096 on a"

@@ -185,6 +185,7 @@ def _load(settings: Settings, options: LoadOptions) -> ModelRunner:
         drafting=_drafting(settings),
         graphs=graph_limits(settings),
         prefix_caching=settings.prefix_caching,
+        snapshot_interval=settings.state_snapshot_interval,
         hidden_state_layers=captured_layers(settings),
         **options,
     )
