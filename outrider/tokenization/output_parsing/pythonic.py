@@ -49,6 +49,8 @@ class PythonicParser(HeldTextParser):
         if not is_final and _START.startswith(text):
             return
         text = text.removeprefix(_START).lstrip()
+        if not text and not is_final:
+            return
         name = _NAME.match(inner := text[1:].lstrip())
         is_list = text.startswith("[")
         if is_list and not inner and not is_final:

@@ -210,6 +210,7 @@ CASES = [
         [("get_weather", {"city": "it's, [x])", "days": -3, "metric": True, "tags": ["a", {"b": None}]}), ("now", {})],
     ),
     Case("pythonic, marks", of("pythonic"), "<|python_start|>[now()]<|python_end|>", [("now", {})]),
+    Case("pythonic, line", of("pythonic"), "<|python_start|>\n[now()]<|python_end|>", [("now", {})]),
     Case("pythonic, text", of("pythonic"), "[1, 2] is a list", content="[1, 2] is a list"),
     Case("pythonic, other name", of("pythonic"), "[print(1)]", content="[print(1)]"),
     # gpt-oss.
