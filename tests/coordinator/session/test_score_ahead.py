@@ -234,6 +234,14 @@ def test_what_is_awaited_holds_while_the_rows_have_not_changed(kind: dict[str, A
     assert not batch.is_of(columns)  # the row is free, and may be another session's
 
 
+def test_a_proposal_of_more_tokens_than_were_asked_for_is_left_to_its_session() -> None:
+    asked = crowd(1)
+    _, columns = asked.answers()
+    longer = replace(columns, counts=columns.counts + 1, token_ids=np.append(columns.token_ids, columns.token_ids[:1]))
+    assert asked.batch().take(longer, asked.policy, plane=asked.plane) is None
+    assert asked.batch().take(columns, asked.policy, plane=asked.plane) is not None
+
+
 def test_a_session_that_was_asked_for_something_else_since_has_no_direct_proposal() -> None:
     asked = crowd(1)
     _, ahead = asked.ahead()
