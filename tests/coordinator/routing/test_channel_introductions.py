@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from outrider.config.fields import DraftAhead
 from outrider.planes import ID_BYTES, PlaneOffer
 from outrider.ports import ChannelState, CloseChannel, OfferChannel, RequestChannel
 from outrider.types import ModelDescription
@@ -21,9 +22,11 @@ OFFER = PlaneOffer(b"o" * ID_BYTES, b"t" * ID_BYTES, "127.0.0.1", 40123)
 class Attached:
     """A replica, its connection, and what was sent there."""
 
-    def __init__(self, host: str = "here", *, role: str = "target") -> None:
+    def __init__(self, host: str = "here", *, role: str = "target", device: str = "") -> None:
         self.name = f"{role}:1"
-        self.description: ModelDescription | None = ModelDescription(role, "m", "", 1, 1, 1, channel_host=host)
+        self.description: ModelDescription | None = ModelDescription(
+            role, "m", "", 1, 1, 1, channel_host=host, device_id=device
+        )
         self.sent: list[Any] = []
 
     @property
@@ -34,9 +37,9 @@ class Attached:
         self.sent.append(command)
 
 
-def attached(host: str = "here", *, role: str = "target") -> Any:
+def attached(host: str = "here", *, role: str = "target", device: str = "") -> Any:
     """As a replica."""
-    return Attached(host, role=role)
+    return Attached(host, role=role, device=device)
 
 
 class Pair:
@@ -75,10 +78,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_target_is_asked_for_an_offer_to_a_draft_of_its_host(pair: Pair) -> None:
-    assert (pair.target.sent, pair.draft.sent) == ([RequestChannel(1)], [])
+    assert (pair.target.sent, pair.draft.sent) == ([RequestChannel(1, wants_verdicts=True)], [])
     other: Any = Attached()
     pair.channels.target_attached(other)
-    assert (other.sent, pair.draft.sent) == ([RequestChannel(2)], [])
+    assert (other.sent, pair.draft.sent) == ([RequestChannel(2, wants_verdicts=True)], [])
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,27 @@ def test_an_offer_goes_on_to_the_draft_as_it_is(pair: Pair) -> None:
     pair.channels.on_event(pair.target, OfferChannel(1, OFFER))
     assert pair.draft.sent == [OfferChannel(1, OFFER)]
     assert pair.channel == 0
+
+
+@pytest.mark.parametrize(
+    ("draft_ahead", "draft_device", "wants_verdicts", "is_chained"),
+    [
+        (DraftAhead.IN_TURN, "gpu-2", False, False),
+        (DraftAhead.VERDICT, "gpu-2", True, False),
+        (DraftAhead.CHAIN, "gpu-2", True, True),
+        (DraftAhead.CHAIN, "gpu-1", True, False),  # a draft that goes on would take the target's time
+    ],
+)
+def test_what_goes_ahead_is_said_to_both_sides(
+    draft_ahead: DraftAhead, draft_device: str, wants_verdicts: bool, is_chained: bool
+) -> None:
+    channels: Any = ChannelIntroductions(is_enabled=True, draft_ahead=draft_ahead)
+    target, draft = attached(device="gpu-1"), attached(role="draft", device=draft_device)
+    channels.target_attached(target)
+    channels.draft_attached(draft)
+    channels.on_event(target, OfferChannel(1, OFFER))
+    assert target.sent == [RequestChannel(1, wants_verdicts=wants_verdicts)]
+    assert draft.sent == [OfferChannel(1, OFFER, is_chained=is_chained)]
 
 
 def test_a_channel_is_used_while_it_is_said_to_be_open(pair: Pair) -> None:
@@ -118,7 +142,7 @@ async def test_a_pair_is_introduced_again_after_its_channel_has_ended(soon: None
     for number in (1, 2, 3):
         assert pair.open() == pair.channel == number
         pair.channels.on_event(pair.draft, ChannelState(number, is_open=False))
-        await eventually(lambda: bool(pair.target.sent[-1] == RequestChannel(number + 1)))  # noqa: B023 - awaited here
+        await eventually(lambda: bool(pair.target.sent[-1] == RequestChannel(number + 1, wants_verdicts=True)))  # noqa: B023 - awaited here
         assert pair.channel == 0
     pair.channels.close()
 
@@ -153,7 +177,7 @@ def test_a_lost_replica_ends_its_channels_on_the_other_side(pair: Pair, lost: st
     attach = pair.channels.target_attached if lost == "target" else pair.channels.draft_attached
     attach(again)
     asked: Any = again if lost == "target" else pair.target
-    assert asked.sent[-1] == RequestChannel(2)
+    assert asked.sent[-1] == RequestChannel(2, wants_verdicts=True)
 
 
 async def test_a_pair_is_not_tried_again_once_one_of_them_is_lost(soon: None) -> None:
@@ -182,7 +206,7 @@ async def test_events_of_old_connections_are_ignored(soon: None) -> None:
     pair.channels.on_event(pair.target, ChannelState(1, is_open=False))
     pair.channels.on_event(pair.draft, ChannelState(0, is_open=True))  # of none
     assert pair.channel == 0
-    await eventually(lambda: pair.target.sent[-1] == RequestChannel(2))
+    await eventually(lambda: pair.target.sent[-1] == RequestChannel(2, wants_verdicts=True))
     pair.channels.on_event(pair.target, OfferChannel(1, OFFER))
     pair.channels.on_event(pair.draft, ChannelState(1, is_open=True))
     assert (pair.channel, pair.draft.sent) == (0, [CloseChannel(1)])
