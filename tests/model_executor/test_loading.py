@@ -175,14 +175,17 @@ def spoil_config(**changes: Any) -> Callable[[Path], None]:
         (spoil_missing_tensor, r"tensor model\.layers\.1\.mlp\.gate_proj\.weight and 1 more are missing"),
         (spoil_shape, r"model\.norm\.weight has shape \[31\]; config\.json asks for \[32\]"),
         (spoil_tensor_type, r"model\.norm\.weight is of type I8; supported are F64, F32, F16, BF16"),
-        (spoil_config(architectures=["GemmaForCausalLM"]), r"GemmaForCausalLM is not supported; supported are Llama"),
+        (
+            spoil_config(architectures=["GemmaForCausalLM"]),
+            r"decoder of model_type llama is LlamaForCausalLM, not \['GemmaForCausalLM'\]",
+        ),
         (
             spoil_config(architectures=None, model_type="gpt2"),
             r"through transformers: tensor transformer\.h\.0\..* missing",
         ),
         (
             spoil_config(architectures=None, model_type="mamba"),
-            r"mamba is not supported; supported are LlamaForCausalLM",
+            r"layers of type linear_attention are not supported through transformers",
         ),
         (spoil_config(hidden_act="gelu"), r"hidden_act 'gelu' is not supported"),
         (

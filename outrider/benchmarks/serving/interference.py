@@ -106,7 +106,7 @@ async def _beside(client: AsyncClient, plan: InterferencePlan) -> tuple[Run, lis
     began, intervals = time.perf_counter(), list[Interval]()
     arriving = asyncio.create_task(_keep_arriving(client, plan, began, intervals))
     try:
-        run = await run_load(client, plan.running, Traffic(), plan.decoding)
+        run = await run_load(client, plan.running, Traffic(), plan.decoding, began=began)
     finally:
         arriving.cancel()
         await asyncio.gather(arriving, return_exceptions=True)

@@ -82,12 +82,16 @@ async def run_load(
     traffic: Traffic,
     decoding: Decoding,
     *,
+    began: float | None = None,
     on_done: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Send every prompt when it is due, from this process; returns when all have ended."""
+    """Send every prompt when it is due, from this process; returns when all have ended.
+
+    ``began`` is the moment of ``perf_counter`` from which records count; None: now.
+    """
     (share,) = divide(prompts, traffic, decoding, 1)
-    processor, began = time.process_time(), time.perf_counter()
-    records = await send(client, share, began, on_done=on_done)
+    processor = time.process_time()
+    records = await send(client, share, time.perf_counter() if began is None else began, on_done=on_done)
     return join([(share, records, time.process_time() - processor)], users_of(prompts, traffic))
 
 

@@ -88,7 +88,7 @@ async def _gaps(
     client: AsyncClient, plan: SchemaPlan, arm: str, schemas: Sequence[str], outcome: SchemaOutcome
 ) -> list[float]:
     began = time.perf_counter()
-    running = asyncio.create_task(run_load(client, plan.running, Traffic(), plan.decoding))
+    running = asyncio.create_task(run_load(client, plan.running, Traffic(), plan.decoding, began=began))
     if arm == ALONE:
         interval = (0.0, float("inf"))
     else:

@@ -18,6 +18,7 @@ import numpy as np
 from outrider import __version__
 from outrider.benchmarks.child_process import child_process
 from outrider.benchmarks.schema import Label, Series
+from outrider.columns import one_by_one
 from outrider.errors import ProtocolError
 from outrider.ports import EventBatch, Score, Scores
 from outrider.prefix_hash import chain_size
@@ -43,7 +44,7 @@ class _RowsLink:
 
     def send(self, commands: Sequence[Any]) -> None:
         """Answer at once."""
-        for command in commands:
+        for command in one_by_one(commands):
             if isinstance(command, Score):
                 self._waiting.put_nowait(EventBatch((self._answer(command),)))
 
@@ -97,7 +98,7 @@ async def _measure(address: str, num_bytes: int, plane: str, *, num_samples: int
         began = time.perf_counter()
         link.send([Score(0, generation, num_bytes // 4, (bytes(chain_size(num_bytes // 4)), 0), (0,))])
         batch = await anext(events)
-        rows = batch.events[0].form.target_probs
+        rows = batch.all_events()[0].form.target_probs
         if not (rows[0, ::_PAGE_VALUES] == generation % 1000).all():
             raise ProtocolError("the rows are not what was sent")
         samples.append(1e3 * (time.perf_counter() - began))
