@@ -79,7 +79,9 @@ async def test_sixteen_speculating_sessions_take_one_forward_a_step_of_each_mode
         # A prefill, then five steps of four drafts and a bonus each; the draft takes four forwards for a proposal.
         assert {result.speculation.num_steps for result in results} == {6}
         assert [len(forward) for forward in scoring] == [NUM_SESSIONS] * 6
-        assert [len(forward) for forward in drafting] == [NUM_SESSIONS] * (1 + 5 * 4)
+        num_asked = 1 + 5 * 4
+        assert [len(forward) for forward in drafting[:num_asked]] == [NUM_SESSIONS] * num_asked
+        assert len(drafting) - num_asked <= 4, "one proposal at most is begun at the last verdict, and not used"
 
 
 async def test_sessions_that_fell_out_of_step_still_share_forwards() -> None:

@@ -217,7 +217,7 @@ def unknown(folder: Path) -> None:
     [
         (missing, "target model: {folder} does not exist"),
         (truncated, "{folder}/model.safetensors is truncated"),
-        (unknown, "{folder}: MammothForCausalLM is not supported; supported are LlamaForCausalLM"),
+        (unknown, "decoder of model_type llama is LlamaForCausalLM, not ['MammothForCausalLM']"),
     ],
 )
 def test_a_target_that_cannot_be_served_is_told_in_one_line(
