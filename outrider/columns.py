@@ -344,33 +344,6 @@ def has_whole_evidence(proposal: Proposal) -> bool:
     )
 
 
-def proposal_columns(
-    proposals: Sequence[Proposal], timings: Sequence[ItemTiming], channel: int
-) -> AnswerColumns[Proposal] | None:
-    """Proposals of one step as columns; None unless each has tokens, and whole sparse evidence or none like the others.
-    ``timings``: of each.
-    """
-    evidence: list[Any] = [proposal.evidence for proposal in proposals if has_whole_evidence(proposal)]
-    is_alike = len(evidence) == len(proposals) or all(proposal.evidence is None for proposal in proposals)
-    if not is_alike or not all(proposal.token_ids for proposal in proposals):
-        return None
-    supports = None
-    if evidence:
-        counts, ids, probs = zip(*[(each.counts, each.token_ids, each.probs) for each in evidence], strict=True)
-        supports = SupportColumns(*(np.concatenate(each) for each in (counts, ids, probs)))
-    return AnswerColumns(
-        np.array([proposal.session for proposal in proposals], dtype=U8),
-        np.array([proposal.generation for proposal in proposals], dtype=U8),
-        np.array([proposal.base_length for proposal in proposals], dtype=U4),
-        np.array([len(proposal.token_ids) for proposal in proposals], dtype=U4),
-        np.array([token_id for proposal in proposals for token_id in proposal.token_ids], dtype=U4),
-        [number for timing in timings for number in timing.numbers],
-        Proposal,
-        supports=supports,
-        channel=channel,
-    )
-
-
 @step_value(frozen=True, slots=True)
 class ScoreAhead:
     """``Score`` of sessions whose draft tokens come by a proposal channel, sent while the draft computes."""
@@ -447,11 +420,13 @@ def num_items(commands: Sequence[Any]) -> int:
     return sum([len(command) if isinstance(command, CommandColumns) else 1 for command in commands])
 
 
-def one_by_one(commands: Sequence[Any]) -> list[Any]:
-    """Commands, those of columns taken out of them, in their order."""
+def one_by_one(
+    commands: Sequence[Any], *, stays: Callable[[CommandColumns], bool] = lambda columns: False
+) -> list[Any]:
+    """Commands, those of columns taken out of them, in their order; columns that ``stays`` says stay whole."""
     found: list[Any] = []
     for command in commands:
-        if isinstance(command, CommandColumns):
+        if isinstance(command, CommandColumns) and not stays(command):
             found += command.items()
         else:
             found.append(command)

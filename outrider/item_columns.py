@@ -1,12 +1,13 @@
-"""Item columns: single commands and answers as columns, which is how they travel.
+"""Item columns: single commands and answers as columns, which is how they travel and how many are taken at once.
 
-A group of items with the same form makes one set of columns. Raises ``ProtocolError`` for items whose parts do not fit
-each other.
+A group of items with the same form makes one set of columns. ``columns_of_...`` form such groups, and raise
+``ProtocolError`` for items whose parts do not fit each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from outrider.columns import (
     ScoreColumns,
     StateColumns,
     SupportColumns,
+    has_whole_evidence,
     token_scores,
 )
 from outrider.errors import ProtocolError
@@ -36,6 +38,7 @@ from outrider.types import (
     HiddenStates,
     PackedTokenIds,
     SparseEvidence,
+    SparseScores,
     TokenScores,
     TypicalScores,
 )
@@ -48,11 +51,11 @@ _INLINE = "inline"
 def columns_of_commands(commands: Sequence[Extend | Score]) -> list[CommandColumns]:
     """Commands of different sessions as columns: by kind and form of hidden states, prompts and traced ones apart."""
     if len(commands) == 1:
-        return [_command_columns(commands)]
+        return [command_columns(commands)]
     groups: dict[object, list[Extend | Score]] = {}
     for command in commands:
         groups.setdefault((type(command), _command_form(command)), []).append(command)
-    return [_command_columns(group) for group in groups.values()]
+    return [command_columns(group) for group in groups.values()]
 
 
 def columns_of_answers(
@@ -63,12 +66,12 @@ def columns_of_answers(
     ``timings``: of each, or none.
     """
     if len(answers) == 1:
-        return [_answer_columns(answers, timings)]
+        return [_checked_columns(answers, timings)]
     groups: dict[object, list[int]] = {}
     for place, answer in enumerate(answers):
         groups.setdefault(_answer_form(answer), []).append(place)
     return [
-        _answer_columns([answers[place] for place in places], [timings[place] for place in places] if timings else ())
+        _checked_columns([answers[place] for place in places], [timings[place] for place in places] if timings else ())
         for places in groups.values()
     ]
 
@@ -87,7 +90,8 @@ def _states_form(states: HiddenStates | None) -> object:
     return None if states is None else StateColumns.form_of(states) or _INLINE
 
 
-def _command_columns(commands: Sequence[Any]) -> CommandColumns:
+def command_columns(commands: Sequence[Any]) -> CommandColumns:
+    """Commands of one kind as columns: all bring or want hidden states by the same reference, or none does."""
     first = commands[0]
     token_ids = [command.token_ids for command in commands]
     heads = (
@@ -175,16 +179,23 @@ def _answer_form(answer: Proposal | Scores) -> object:
     return type(answer.form), wants, _states_form(answer.hidden_states)
 
 
-def _answer_columns(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> AnswerColumns[Any]:
+def _checked_columns(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> AnswerColumns[Any]:
+    """Answers of one form as columns, with what arrays do not hold."""
+    is_proposal = isinstance(answers[0], Proposal)
+    (_check_evidence if is_proposal else _check_forms)(answers)
+    details = _proposal_details(answers) if is_proposal else _score_details(answers)
+    columns = answer_columns(answers, timings)
+    return replace(columns, details=details) if details else columns
+
+
+def answer_columns(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> AnswerColumns[Any]:
+    """Answers of one form, whose parts fit each other, as columns without ``details``."""
     first = answers[0]
     is_proposal = isinstance(first, Proposal)
-    form = first.evidence if is_proposal else first.form
-    rows, masses, supports, details = (_proposed if is_proposal else _scored)(form, answers)
+    rows, masses, supports = (_proposed if is_proposal else _scored)(answers)
     states = None
-    if not is_proposal:
-        details |= _score_details(answers)
-        if _states_form(first.hidden_states) not in (None, _INLINE):
-            states = StateColumns.of([answer.hidden_states for answer in answers])
+    if not is_proposal and _states_form(first.hidden_states) not in (None, _INLINE):
+        states = StateColumns.of([answer.hidden_states for answer in answers])
     return AnswerColumns(
         np.array([answer.session for answer in answers], dtype=U8),
         np.array([answer.generation for answer in answers], dtype=U8),
@@ -198,8 +209,20 @@ def _answer_columns(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> An
         supports,
         0,
         _drafts(answers) if not is_proposal and first.draft_token_ids else None,
-        details or None,
     )
+
+
+def proposal_columns(
+    proposals: Sequence[Proposal], timings: Sequence[ItemTiming], channel: int
+) -> AnswerColumns[Proposal] | None:
+    """Proposals of one step as columns; None unless each has tokens, and whole sparse evidence or none like the others.
+    ``timings``: of each, or none.
+    """
+    is_alike = all(map(has_whole_evidence, proposals)) or all(proposal.evidence is None for proposal in proposals)
+    if not is_alike or not all(proposal.token_ids for proposal in proposals):
+        return None
+    columns = answer_columns(proposals, timings)
+    return replace(columns, channel=channel) if channel else columns
 
 
 def _timing_numbers(timings: Sequence[ItemTiming]) -> Sequence[int]:
@@ -208,43 +231,55 @@ def _timing_numbers(timings: Sequence[ItemTiming]) -> Sequence[int]:
     return [number for timing in timings for number in timing.numbers]
 
 
-def _proposed(evidence: object, proposals: Sequence[Any]) -> tuple[Any, None, SupportColumns | None, dict[str, Any]]:
-    rows = [proposal.token_ids for proposal in proposals]
-    if isinstance(evidence, DenseEvidence):
-        return rows, None, None, {"evidence": [proposal.evidence for proposal in proposals]}
-    if not isinstance(evidence, SparseEvidence):
-        return rows, None, None, {}
-    found = [proposal.evidence for proposal in proposals]
-    for row, each in zip(rows, found, strict=True):
-        _check_rows("evidence", len(row), each.counts, each.token_ids.size, each.probs.size)
+def _proposed(proposals: Sequence[Any]) -> tuple[Any, None, SupportColumns | None]:
+    rows, evidence = [proposal.token_ids for proposal in proposals], [proposal.evidence for proposal in proposals]
+    if not isinstance(evidence[0], SparseEvidence):
+        return rows, None, None
     supports = SupportColumns(
-        np.concatenate([each.counts for each in found]),
-        np.concatenate([each.token_ids for each in found]),
-        np.concatenate([each.probs for each in found]),
+        np.concatenate([each.counts for each in evidence]),
+        np.concatenate([each.token_ids for each in evidence]),
+        np.concatenate([each.probs for each in evidence]),
     )
-    return rows, None, supports, {}
+    return rows, None, supports
 
 
-def _scored(form: object, scores: Sequence[Any]) -> tuple[Any, Column | None, SupportColumns | None, dict[str, Any]]:
+def _scored(scores: Sequence[Any]) -> tuple[Any, Column | None, SupportColumns | None]:
     forms = [each.form for each in scores]
-    if isinstance(form, TokenScores):
-        return [each.token_ids for each in forms], None, None, {}
-    if isinstance(form, TypicalScores):
-        return [(*each.argmax_token_ids.tolist(), each.bonus_token_id) for each in forms], None, None, {"form": forms}
-    if isinstance(form, DenseScores):
-        return [(0,) * len(each.target_probs) for each in forms], None, None, {"form": forms}
-    if any(each.outside_token_ids.size != each.outside_mass.size for each in forms):
-        raise ProtocolError("scores: outside_token_ids and outside_mass must have a value for each position")
+    if isinstance(forms[0], TokenScores):
+        return [each.token_ids for each in forms], None, None
+    if isinstance(forms[0], TypicalScores):
+        return [(*each.argmax_token_ids.tolist(), each.bonus_token_id) for each in forms], None, None
+    if isinstance(forms[0], DenseScores):
+        return [(0,) * len(each.target_probs) for each in forms], None, None
     sizes = np.array([each.support_probs.size for each in forms], dtype=U4)
     supports = None
     if sizes.any():
-        supports = SupportColumns(sizes, _NO_IDS, np.concatenate([each.support_probs for each in forms]).astype(F4))
-    masses = np.concatenate([each.outside_mass for each in forms])
-    return [each.outside_token_ids for each in forms], masses, supports, {}
+        probs = np.concatenate([each.support_probs for each in forms])
+        supports = SupportColumns(sizes, _NO_IDS, probs.astype(F4, copy=False))
+    return [each.outside_token_ids for each in forms], np.concatenate([each.outside_mass for each in forms]), supports
+
+
+def _check_evidence(proposals: Sequence[Proposal]) -> None:
+    for proposal in proposals:
+        if isinstance(each := proposal.evidence, SparseEvidence):
+            _check_rows("evidence", len(proposal.token_ids), each.counts, each.token_ids.size, each.probs.size)
+
+
+def _check_forms(scores: Sequence[Scores]) -> None:
+    forms = [each.form for each in scores]
+    if any(isinstance(each, SparseScores) and each.outside_token_ids.size != each.outside_mass.size for each in forms):
+        raise ProtocolError("scores: outside_token_ids and outside_mass must have a value for each position")
+
+
+def _proposal_details(proposals: Sequence[Proposal]) -> dict[str, Any]:
+    is_dense = isinstance(proposals[0].evidence, DenseEvidence)
+    return {"evidence": [proposal.evidence for proposal in proposals]} if is_dense else {}
 
 
 def _score_details(scores: Sequence[Scores]) -> dict[str, Any]:
     first, found = scores[0], dict[str, Any]()
+    if isinstance(first.form, TypicalScores | DenseScores):
+        found["form"] = [each.form for each in scores]
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(first, name):
             found[name] = [getattr(each, name) for each in scores]

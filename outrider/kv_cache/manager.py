@@ -250,9 +250,8 @@ class KVCacheManager:
         """True if ``require_states`` lets all pass."""
         if self.states is None:
             return True
-        return all(
-            not 0 < length < state.length for state, length in zip(_states_of(sequences), lengths.tolist(), strict=True)
-        )
+        pairs = zip(_states_of(sequences), lengths.tolist(), strict=True)
+        return all(state.reaches(length) for state, length in pairs)
 
     def plan_states(
         self,

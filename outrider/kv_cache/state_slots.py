@@ -43,6 +43,10 @@ class SequenceState:
     snapshot_length: int = 0
     """Tokens of the last snapshot that was taken of it."""
 
+    def reaches(self, length: int) -> bool:
+        """True if the state after ``length`` tokens can be computed from what the slot has."""
+        return not 0 < length < self.length
+
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
@@ -102,8 +106,10 @@ class StateSlots:
         """Begin an empty sequence at the last snapshot among its pages with these ``keys``; returns the number of
         pages.
         """
-        for count in range(len(keys), 0, -1) if self.snapshots is not None else ():
-            if found := self.snapshots.find([keys[count - 1]], num_tokens=0) if self.snapshots else []:
+        if self.snapshots is None:
+            return 0
+        for count in range(len(keys), 0, -1):
+            if found := self.snapshots.find([keys[count - 1]], num_tokens=0):
                 self._copy(found[0], state.slot)
                 state.length = state.num_committed = state.snapshot_length = count * self._page_size
                 return count
@@ -111,7 +117,7 @@ class StateSlots:
 
     def require(self, state: SequenceState, length: int) -> None:
         """Raise ``InvalidRequestError`` if a sequence cannot be truncated to ``length`` tokens."""
-        if 0 < length < state.length:
+        if not state.reaches(length):
             raise InvalidRequestError(
                 "length", f"the state after {length} tokens is gone: {state.length} are behind it"
             )

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.columns import AnswerColumns, Column, CommandColumns, ExtendColumns, proposal_columns
+from outrider.columns import AnswerColumns, Column, CommandColumns, ExtendColumns
+from outrider.item_columns import proposal_columns
 from outrider.limits.rate_limit import RateLimit
 from outrider.ports import (
     EventBatch,

@@ -87,7 +87,11 @@ class Generator(Protocol):
 
 
 class _PortServicer:
-    """What servicers of both ports share."""
+    """What servicers of both ports share: all but the messages of their links."""
+
+    _decode: Callable[..., Any]
+    _encode: Callable[..., Any]
+    _events: type[Any]
 
     def __init__(
         self,
@@ -106,30 +110,24 @@ class _PortServicer:
         """Return the description of the service."""
         return description_to_proto(over_links(await self._port.describe()))
 
-    async def _serve(
-        self,
-        requests: AsyncIterator[Any],
-        context: Context,
-        decode: Callable[..., Any],
-        encode: Callable[..., Any],
-        events: type[Any],
-    ) -> AsyncGenerator[Any, None]:
-        """Serve one link, whose messages are ``events``."""
+    async def Attach(self, request_iterator: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
+        """Serve one link."""
         check_coordinator(context.invocation_metadata())
         limits = _limits_of(await self._port.describe())
         with self._links.entered(context.peer()):
             link: Link[Any, Any] = await self._port.attach()
+            events = self._events
             pump = LinkPump(
                 link,
-                partial(decode, model=limits),
-                encode,
+                partial(self._decode, model=limits),
+                self._encode,
                 offer=lambda name: events(plane_offer=tensor_pb2.PlaneOffer(name=name)),
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
                 beat=lambda heard: context.write(events(heartbeat=_heartbeat(heard, link))),
                 silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
             )
-            async with contextlib.aclosing(pump.run(requests)) as messages:
+            async with contextlib.aclosing(pump.run(request_iterator)) as messages:
                 async for message in messages:
                     yield message
 
@@ -137,31 +135,17 @@ class _PortServicer:
 class DraftServicer(_PortServicer, DraftServiceServicer):
     """Serves a draft."""
 
-    async def Attach(
-        self, request_iterator: AsyncIterator[link_pb2.DraftCommands], context: Context
-    ) -> AsyncIterator[link_pb2.DraftEvents]:
-        """Serve one link."""
-        serving = self._serve(
-            request_iterator, context, draft_commands_from_proto, draft_events_to_proto, link_pb2.DraftEvents
-        )
-        async with contextlib.aclosing(serving) as messages:
-            async for message in messages:
-                yield message
+    _decode = staticmethod(draft_commands_from_proto)
+    _encode = staticmethod(draft_events_to_proto)
+    _events = link_pb2.DraftEvents
 
 
 class TargetServicer(_PortServicer, TargetServiceServicer):
     """Serves a target."""
 
-    async def Attach(
-        self, request_iterator: AsyncIterator[link_pb2.TargetCommands], context: Context
-    ) -> AsyncIterator[link_pb2.TargetEvents]:
-        """Serve one link."""
-        serving = self._serve(
-            request_iterator, context, target_commands_from_proto, target_events_to_proto, link_pb2.TargetEvents
-        )
-        async with contextlib.aclosing(serving) as messages:
-            async for message in messages:
-                yield message
+    _decode = staticmethod(target_commands_from_proto)
+    _encode = staticmethod(target_events_to_proto)
+    _events = link_pb2.TargetEvents
 
 
 class GenerationServicer(GenerationServiceServicer):

@@ -15,20 +15,15 @@ from numpy.typing import NDArray
 
 from outrider.columns import (
     I4,
-    U4,
-    U8,
     AnswerColumns,
     StateColumns,
-    SupportColumns,
     has_whole_evidence,
-    proposal_columns,
-    token_scores,
 )
+from outrider.item_columns import answer_columns, proposal_columns
 from outrider.ports import ItemTiming, Proposal, Scores
 from outrider.types import SparseScores, TokenScores
 
 _NUM_IDS = 1 << 32
-_NO_IDS = np.zeros(0, dtype=I4)
 
 
 def columns_of(
@@ -92,24 +87,4 @@ def _is_typed(form: SparseScores) -> bool:
 def _joined(events: Sequence[Any], timings: Sequence[ItemTiming]) -> AnswerColumns[Any] | None:
     if isinstance(events[0], Proposal):
         return proposal_columns(events, timings, 0)
-    forms = [event.form for event in events]
-    is_sparse = isinstance(forms[0], SparseScores)
-    ids = [form.outside_token_ids if is_sparse else np.array(form.token_ids, dtype=U4) for form in forms]
-    states = None if events[0].hidden_states is None else StateColumns.of([event.hidden_states for event in events])
-    return AnswerColumns(
-        np.array([event.session for event in events], dtype=U8),
-        np.array([event.generation for event in events], dtype=U8),
-        np.array([event.base_length for event in events], dtype=U4),
-        np.array([each.size for each in ids], dtype=U4),
-        np.concatenate(ids),
-        [number for timing in timings for number in timing.numbers],
-        token_scores,
-        np.concatenate([form.outside_mass for form in forms]) if is_sparse else None,
-        states,
-        _supports_of(forms) if is_sparse else None,
-    )
-
-
-def _supports_of(forms: Sequence[SparseScores]) -> SupportColumns:
-    sizes = np.array([form.support_probs.size for form in forms], dtype=U4)
-    return SupportColumns(sizes, _NO_IDS, np.concatenate([form.support_probs for form in forms]))
+    return answer_columns(events, timings)

@@ -79,7 +79,6 @@ _SEVERAL_HOSTS = "start a service's processes on several hosts by torchrun: see 
 _EDIT_CONFIG = "edit the model's config.json"
 _OTHER_METRICS = "see docs/metrics.md for the metrics that there are"
 _OTHER_LOGS = "logs are set by --log-level and -v"
-_IN_REQUESTS = "send it in the request"
 _GRAPHS = "CUDA graphs follow --max-num-seqs and -k: see cuda_graph_max_tokens (--set)"
 _KERNELS = "there is one kernel for each operation"
 _DOWNLOAD = "safetensors are mapped into memory"

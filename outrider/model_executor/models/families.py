@@ -117,16 +117,22 @@ def _gemma3(fields: Fields) -> FamilyTraits:
 
 
 def _qwen3_moe(fields: Fields) -> FamilyTraits:
-    bias, num_layers = _attention_bias(fields), int(fields["num_hidden_layers"])
-    step, plain = int(fields["decoder_sparse_step"]), set(fields["mlp_only_layers"])
-    layers = tuple((layer + 1) % step == 0 and layer not in plain for layer in range(num_layers))
+    bias = _attention_bias(fields)
     return FamilyTraits(
         qkv_bias=bias,
         output_bias=bias,
         sliding_windows=_same_window(fields, fields.get("sliding_window")),
         qk_norm=True,
-        experts=_experts(fields, layers, fields["moe_intermediate_size"], normalizes=fields["norm_topk_prob"]),
+        experts=_qwen_experts(fields, normalizes=fields["norm_topk_prob"]),
     )
+
+
+def _qwen_experts(fields: Fields, *, normalizes: bool) -> ExpertsConfig:
+    """Experts in every ``decoder_sparse_step``-th layer, but for those of ``mlp_only_layers``."""
+    num_layers, step = int(fields["num_hidden_layers"]), int(fields.get("decoder_sparse_step", 1))
+    plain = set(fields.get("mlp_only_layers") or ())
+    layers = tuple((layer + 1) % step == 0 and layer not in plain for layer in range(num_layers))
+    return _experts(fields, layers, fields["moe_intermediate_size"], normalizes=normalizes)
 
 
 _MIXTRAL_NAMES = ExpertNames("block_sparse_moe", "w1", "w3", "w2")
@@ -259,12 +265,7 @@ def _gated_experts(fields: Fields) -> ExpertsConfig | None:
     """Experts of a Qwen3.5 or Qwen3-Next; None of a dense one."""
     if "num_experts" not in fields:
         return None
-    num_layers, step = int(fields["num_hidden_layers"]), int(fields.get("decoder_sparse_step", 1))
-    plain = set(fields.get("mlp_only_layers") or ())
-    layers = tuple((layer + 1) % step == 0 and layer not in plain for layer in range(num_layers))
-    found = _experts(
-        fields, layers, fields["moe_intermediate_size"], normalizes=bool(fields.get("norm_topk_prob", True))
-    )
+    found = _qwen_experts(fields, normalizes=bool(fields.get("norm_topk_prob", True)))
     return replace(found, shared_size=fields["shared_expert_intermediate_size"])
 
 

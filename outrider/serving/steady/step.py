@@ -19,6 +19,7 @@ from outrider.columns import (
     may_bring_states,
     states_form,
 )
+from outrider.item_columns import command_columns
 from outrider.ports import Extend, Score
 from outrider.prefix_hash import chain_size
 from outrider.serving.session import Session, SessionKey
@@ -82,7 +83,7 @@ def joined(columns: Sequence[CommandColumns], items: Sequence[Any]) -> CommandCo
     kind = type(columns[0])
     if len({_form_of(part) for part in (*columns, *items)}) > 1:
         return None
-    parts = [*([columns_of(items, kind)] if items else []), *columns]
+    parts = [*([command_columns(items)] if items else []), *columns]
     fields: list[Any] = []
     for name in kind.__slots__:
         fields.append(_joined_field(name, [getattr(part, name) for part in parts], parts))
@@ -147,40 +148,3 @@ def has_whole_support(item: Any) -> bool:  # noqa: ANN401 - a ``Score``
     counts = support.counts
     is_whole = 0 < counts.size == len(item.draft_token_ids) and int(counts.min()) >= 0
     return is_whole and 0 < support.token_ids.size == int(counts.sum())
-
-
-def columns_of(items: Sequence[Any], kind: type[Any]) -> CommandColumns:
-    """Bare items of one kind as columns."""
-    heads = (
-        np.array([item.session for item in items], dtype=np.uint64),
-        np.array([item.generation for item in items], dtype=np.uint64),
-        np.array([item.num_kept_tokens for item in items], dtype=np.int64),
-        b"".join([item.prefix_hash[0] for item in items]),
-        np.array([item.prefix_hash[1] for item in items], dtype=np.uint64),
-        np.array([len(item.token_ids) for item in items], dtype=np.int64),
-        np.array([token_id for item in items for token_id in item.token_ids], dtype=np.int64),
-    )
-    if kind is ExtendColumns:
-        states = [item.hidden_states for item in items]
-        columns: CommandColumns = ExtendColumns(
-            *heads,
-            np.array([item.draft_length for item in items], dtype=np.int64),
-            None if states[0] is None else StateColumns.of(states),
-        )
-    else:
-        lengths = np.array([len(item.draft_token_ids) for item in items], dtype=np.int64)
-        drafts = np.array([token_id for item in items for token_id in item.draft_token_ids], dtype=np.int64)
-        firsts = [item.hidden_states_from for item in items]
-        wanted = None if firsts[0] is None else np.array(firsts, dtype=np.int64)
-        columns = ScoreColumns(*heads, lengths, drafts, wanted, items[0].plane, *_supports_of(items))
-    return columns
-
-
-def _supports_of(items: Sequence[Any]) -> tuple[Any, Any]:
-    if all(item.support is None for item in items):
-        return None, None
-    counts = [
-        np.zeros(len(item.draft_token_ids), dtype=np.int32) if item.support is None else item.support.counts
-        for item in items
-    ]
-    return np.concatenate(counts), np.concatenate([item.support.token_ids for item in items if item.support])

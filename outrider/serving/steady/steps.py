@@ -16,6 +16,7 @@ import numpy as np
 
 from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, are_enough, is_batch, one_by_one
 from outrider.errors import OutriderError
+from outrider.item_columns import command_columns
 from outrider.ports import Extend, Score
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.recording import ForwardRecord
@@ -29,7 +30,7 @@ from outrider.serving.stats import ServiceStats
 from outrider.serving.steady.begun import BegunSteps, confirm, items_after
 from outrider.serving.steady.expected import ExpectedStep
 from outrider.serving.steady.sessions import Bools, RunningSessions
-from outrider.serving.steady.step import SteadyStep, columns_of, is_bare, joined
+from outrider.serving.steady.step import SteadyStep, is_bare, joined
 from outrider.serving.steady.waiting import WaitingSessions
 
 
@@ -46,17 +47,6 @@ class _Answered:
 
 
 _Parts = tuple[Sequence[Any], CommandColumns | None, Sequence[Any]]
-
-
-def _batches(commands: Sequence[Any]) -> list[Any]:
-    """Commands, those of columns that are no batch one by one, in their order."""
-    found: list[Any] = []
-    for command in commands:
-        if isinstance(command, CommandColumns) and not is_batch(command):
-            found += command.items()
-        else:
-            found.append(command)
-    return found
 
 
 class SteadySteps:
@@ -96,7 +86,7 @@ class SteadySteps:
         if not self._is_enabled:
             return one_by_one(commands), None, ()
         self._links.add(link_id)
-        parts = _batches(commands)
+        parts = one_by_one(commands, stays=is_batch)
         columns = [command for command in parts if isinstance(command, CommandColumns)]
         if not columns:
             return parts, None, ()
@@ -191,7 +181,7 @@ class SteadySteps:
         waiting, _ = self._waiting.get((link_id, items[0].session), (None, 0))
         if waiting is None or not self._scheduler.is_free:
             return None
-        step = waiting.find(link_id, columns_of(items, ExtendColumns), arrived_ns, is_asked=False)
+        step = waiting.find(link_id, command_columns(items), arrived_ns, is_asked=False)
         return step if step is not None and self._is_taken(step) else None
 
     def _is_taken(self, step: SteadyStep) -> bool:

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from outrider.benchmarks.step.stand_in import StandInExecutor, follow, new_session_table, propose
-from outrider.columns import U4, U8, ExtendColumns
+from outrider.columns import U4, U8
+from outrider.item_columns import command_columns
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Proposal, Release, SessionLost
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.steady import begun
 from outrider.serving.steady.begun import asks_for_same
-from outrider.serving.steady.step import columns_of
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
@@ -99,7 +99,7 @@ class Sessions:
             text.generation += 2
             items.append(extend_item(text.number, text.generation, text.tokens, self.length, num_kept_tokens=text.held))
         if texts[0].held:
-            columns = columns_of(items, ExtendColumns)
+            columns = command_columns(items)
             self.driver.core.handle(0, (columns,))
             events: list[Any] = []
             while self.driver.core.has_work:
