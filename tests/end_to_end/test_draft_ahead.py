@@ -59,21 +59,26 @@ async def expected_of(rule: dict[str, Any], **more: Any) -> list[GenerationResul
         return await alone(stack, rule, **more)
 
 
+async def check_played(stack: Stack, rule: dict[str, Any], expected: list[GenerationResult]) -> None:
+    """Outputs alone and together, again until proposals that were begun have been used; pages are free afterwards."""
+    await introduced(stack)
+
+    async def play() -> None:
+        check_same(await alone(stack, rule), expected)
+        check_same(await together(stack, rule), expected)
+
+    await again_until(lambda: steps(stack, "used") > 20, play)
+    assert steps(stack, "used") > 20
+    await all_free(stack)
+
+
 @RULES
 @MODES
 @pytest.mark.parametrize("draft", [DRAFT, TARGET], ids=["other draft", "same model"])
 async def test_tokens_are_those_of_the_target_alone(draft: Any, draft_ahead: str, rule: dict[str, Any]) -> None:
     expected = await expected_of(rule)
     async with run_stack(TARGET, draft, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
-        await introduced(stack)
-
-        async def play() -> None:
-            check_same(await alone(stack, rule), expected)
-            check_same(await together(stack, rule), expected)
-
-        await again_until(lambda: steps(stack, "used") > 20, play)
-        assert steps(stack, "used") > 20
-        await all_free(stack)
+        await check_played(stack, rule, expected)
 
 
 async def test_the_setting_turns_it_off() -> None:
@@ -135,15 +140,7 @@ async def test_verdicts_that_go_wrong_change_no_token(
 
     monkeypatch.setattr(receiving, "verdicts_on", sent)
     async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
-        await introduced(stack)
-
-        async def play() -> None:
-            check_same(await alone(stack, rule), expected)
-            check_same(await together(stack, rule), expected)
-
-        await again_until(lambda: steps(stack, "used") > 20, play)
-        assert steps(stack, "used") > 20
-        await all_free(stack)
+        await check_played(stack, rule, expected)
 
 
 @RULES

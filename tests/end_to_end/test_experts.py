@@ -5,6 +5,8 @@ mixed batches, chunks, with prefix caching and under preemption. Float32.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +46,17 @@ async def test_a_draft_with_experts_changes_no_token() -> None:
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 async def test_preempted_requests_equal_transformers(architecture: str) -> None:
-    folder, texts = cached_tiny_model(architecture, seed=1), [prompt + [1] * 30 for prompt in prompts(6, 5)]
+    await check_preempted(cached_tiny_model(architecture, seed=1))
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+async def test_coupled_tokens_are_those_without_a_draft(architecture: str) -> None:
+    await check_coupled(cached_tiny_model(architecture, seed=1), prompts(6, 7))
+
+
+async def check_preempted(folder: Path) -> None:
+    """Greedy tokens of a model with a draft of its own are those of transformers, though requests are preempted."""
+    texts = [prompt + [1] * 30 for prompt in prompts(6, 5)]
     small = {"max_batched_tokens": CHUNK, "page_size": 4, "num_pages": 60}
     async with run_stack(
         folder, folder, wire=False, target_settings=small, draft_settings=small, draft_timeout_ms=60_000
@@ -60,14 +72,10 @@ async def test_preempted_requests_equal_transformers(architecture: str) -> None:
         assert list(result.token_ids) == reference(folder, text, 30, padding=range(NUM_TOKEN_IDS, NUM_ROWS))
 
 
-def k_of(index: int) -> dict[str, Any]:
-    return {"num_speculative_tokens": (3 * index) % 9}
-
-
-@pytest.mark.parametrize("architecture", FAMILIES)
-async def test_coupled_tokens_are_those_without_a_draft(architecture: str) -> None:
-    """With drafts of every length, with and without prefix caching, prompts sent twice."""
-    folder = cached_tiny_model(architecture, seed=1)
+async def check_coupled(folder: Path, texts: Sequence[list[int]]) -> None:
+    """Coupled tokens with drafts of every length, with and without prefix caching, are those without a draft. Texts are
+    sent twice.
+    """
     found = []
     for draft, caches in ((None, False), (folder, True), (cached_tiny_model("llama", seed=9), False)):
         settings = {"page_size": 4, "max_batched_tokens": CHUNK, "prefix_caching": caches}
@@ -80,12 +88,17 @@ async def test_coupled_tokens_are_those_without_a_draft(architecture: str) -> No
                 results += await asyncio.gather(
                     *(
                         stack.generate(prompt_token_ids=text, max_tokens=24, seed=index, ignore_eos=True, **k_of(index))
-                        for index, text in enumerate(prompts(6, 7))
+                        for index, text in enumerate(texts)
                     )
                 )
             found.append([result.token_ids for result in results])
             accepted = sum(result.speculation.num_accepted_tokens for result in results)
             assert (accepted > 0) >= (draft == folder)
+            assert (value(stack.target, "outrider_prefix_cache_hits_total") > 0) == caches
     assert found[1] == found[0]
     assert found[2] == found[0]
-    assert found[0][:6] == found[0][6:]
+    assert found[0][: len(texts)] == found[0][len(texts) :]
+
+
+def k_of(index: int) -> dict[str, Any]:
+    return {"num_speculative_tokens": (3 * index) % 9}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.end_to_end.test_direct_proposals import introduced
-from tests.end_to_end.test_experts import k_of
+from tests.end_to_end.test_experts import check_coupled, check_preempted, k_of
 from tests.end_to_end.test_greedy import CHUNK, NUM_ROWS, NUM_TOKEN_IDS, check_batch, prompts, reference, stack_of
 from tests.end_to_end.test_preemption import value
 from tests.end_to_end.waiting import all_free
@@ -55,49 +55,12 @@ async def test_a_hybrid_draft_changes_no_token_of_a_dense_target() -> None:
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 async def test_preempted_requests_equal_transformers(architecture: str) -> None:
-    folder, texts = cached_tiny_model(architecture, seed=1), [prompt + [1] * 30 for prompt in prompts(6, 5)]
-    small = {"max_batched_tokens": CHUNK, "page_size": 4, "num_pages": 60}
-    async with run_stack(
-        folder, folder, wire=False, target_settings=small, draft_settings=small, draft_timeout_ms=60_000
-    ) as stack:
-        results = await asyncio.gather(
-            *(
-                stack.generate(prompt_token_ids=text, max_tokens=30, temperature=0, ignore_eos=True, **k_of(index))
-                for index, text in enumerate(texts)
-            )
-        )
-        assert value(stack.target, "outrider_sessions_preempted_total") > 0
-    for text, result in zip(texts, results, strict=True):
-        assert list(result.token_ids) == reference(folder, text, 30, padding=range(NUM_TOKEN_IDS, NUM_ROWS))
+    await check_preempted(cached_tiny_model(architecture, seed=1))
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 async def test_coupled_tokens_are_those_without_a_draft(architecture: str) -> None:
-    """With drafts of every length, with and without prefix caching, prompts sent twice."""
-    folder = cached_tiny_model(architecture, seed=1)
-    texts = [*prompts(6, 7), prompts(5, 8)[-1] * 2]
-    found = []
-    for draft, caches in ((None, False), (folder, True), (cached_tiny_model("llama", seed=9), False)):
-        settings = {"page_size": 4, "max_batched_tokens": CHUNK, "prefix_caching": caches}
-        async with run_stack(
-            folder, draft, wire=False, target_settings=settings, draft_settings=settings if draft else None,
-            acceptance_method="coupled", draft_timeout_ms=60_000,
-        ) as stack:  # fmt: skip
-            results = []
-            for _ in range(2):
-                results += await asyncio.gather(
-                    *(
-                        stack.generate(prompt_token_ids=text, max_tokens=24, seed=index, ignore_eos=True, **k_of(index))
-                        for index, text in enumerate(texts)
-                    )
-                )
-            found.append([result.token_ids for result in results])
-            accepted = sum(result.speculation.num_accepted_tokens for result in results)
-            assert (accepted > 0) >= (draft == folder)
-            assert (value(stack.target, "outrider_prefix_cache_hits_total") > 0) == caches
-    assert found[1] == found[0]
-    assert found[2] == found[0]
-    assert found[0][: len(texts)] == found[0][len(texts) :]
+    await check_coupled(cached_tiny_model(architecture, seed=1), [*prompts(6, 7), prompts(5, 8)[-1] * 2])
 
 
 async def test_a_draft_killed_halfway_changes_nothing() -> None:
