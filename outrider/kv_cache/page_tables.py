@@ -60,11 +60,7 @@ class PageTables:
 
     def pages_needed(self, sequence: KVSequence, count: int) -> int:
         """Number of free pages that extending by ``count`` tokens takes."""
-        start, size = len(sequence.token_ids), self.pool.page_size
-        needed = -(-(start + count) // size) - len(sequence.page_table)
-        if count and start % size:
-            needed += self.pool.references(sequence.page_table[-1]) > 1
-        return needed
+        return self._num_missing(sequence.page_table, len(sequence.token_ids), count) if count else 0
 
     def own(self, sequence: KVSequence, index: int) -> None:
         """Before a write into a page that is shared or can be found: it is given up for a copy. A page must be free."""
@@ -130,11 +126,15 @@ class PageTables:
 
     def _require_room(self, tables: Sequence[PageTable], lengths: Sequence[int], counts: Sequence[int]) -> None:
         """Raise ``OutOfPagesError`` unless there are pages for what ``make_room`` takes and copies."""
-        size, needed = self.pool.page_size, 0
-        for table, start, count in zip(tables, lengths, counts, strict=True):
-            needed += max(0, -(-(start + count) // size) - len(table))
-            needed += start // size < len(table) and not self.pool.is_writable(table[start // size])
-        self.pool.require(needed)
+        self.pool.require(sum(map(self._num_missing, tables, lengths, counts)))
+
+    def _num_missing(self, table: PageTable, start: int, count: int) -> int:
+        """Number of free pages that ``count`` tokens after the first ``start`` take, copies included: the copy of a
+        page that no other sequence holds is made in the page's own place among the free ones.
+        """
+        size = self.pool.page_size
+        is_shared = start // size < len(table) and self.pool.references(table[start // size]) > 1
+        return max(0, -(-(start + count) // size) - len(table)) + is_shared
 
     def _release(self, pages: PageTable) -> None:
         for page in self.pool.release(pages):

@@ -194,6 +194,19 @@ def test_a_fork_shares_all_pages_until_one_of_both_writes() -> None:
         manager.fork(parent, 9)
 
 
+def test_one_holders_copy_of_a_cached_page_takes_no_more_free_pages() -> None:
+    manager = make_manager(num_pages=4)
+    sequence = hold(manager, TEXT[:8], committed=8)
+    manager.truncate(sequence, 7)  # within a page that can be found, and that no other sequence holds
+    cached = sequence.page_table[1]
+    assert (manager.pages_needed(sequence, 9), manager.pool.num_free) == (2, 2)
+    manager.make_room([sequence], [7], [9])
+    assert (len(set(sequence.page_table)), manager.pool.num_free) == (4, 0)
+    assert manager.pending_copies() in ([], [(cached, sequence.page_table[1])])
+    manager.replace_tails([sequence], [7], [TEXT[7:16]])
+    manager.check_integrity()
+
+
 def test_the_copy_to_a_released_fork_is_forgotten() -> None:
     manager = make_manager()
     parent = manager.open(8)
