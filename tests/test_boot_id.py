@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from outrider import boot_id
-from outrider.proposal_channel.host import channel_host
+from outrider.boot_id import channel_host
 from outrider.tensor_plane.endpoints import PeerFacts
 
 _SAY = "from outrider.boot_id import boot_id; import sys; print(boot_id(), 'torch' in sys.modules)"

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outrider.config import DraftSettings
-from outrider.model_executor.distributed.follower import follow
+from outrider.model_executor.distributed.rank_info import follow
 from outrider.process.hosting import OnFailure, host_service, run_process
 from outrider.process.loading import LoadProgress
 from outrider.process.model_files import with_local_model

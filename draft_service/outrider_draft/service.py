@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from outrider.boot_id import channel_host
 from outrider.config import DraftSettings
 from outrider.config.schema.model_service import max_batched_tokens as tokens_of_a_forward
 from outrider.ports import DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.prefix_hash import EMPTY_PREFIX
-from outrider.proposal_channel.host import channel_host
 from outrider.proposal_channel.sender import ProposalSender
 from outrider.readings import Reading
 from outrider.serving.engine_core import EngineCore

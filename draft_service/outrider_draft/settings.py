@@ -5,8 +5,7 @@ from __future__ import annotations
 from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError
-from outrider.model_executor.loader.model_folder import require_model_folder
-from outrider.process.model_files import is_hub_id
+from outrider.process.model_files import is_hub_id, require_model_folder
 from outrider_draft.proposers.registry import LOADERS, require_target
 
 

@@ -1,4 +1,4 @@
-"""The ASGI application: routes and error handlers."""
+"""The ASGI application: routes, error handlers and the page of metrics."""
 
 from __future__ import annotations
 
@@ -16,23 +16,29 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.config import GatewaySettings
-from outrider.errors import OutriderError
-from outrider.gateway.bodies import CountedBodies
-from outrider.gateway.callers import CallerKeys
-from outrider.gateway.disconnects import ClientGoneError
+from outrider.errors import OutriderError, install_command
+from outrider.gateway.bodies import ClientGoneError, CountedBodies
 from outrider.gateway.endpoints import Endpoints
-from outrider.gateway.metrics_page import MetricsPage
-from outrider.gateway.middleware import MISSPELLED, REQUEST_ID, ApiKeys, RequestHeaders, RequestIds, RootPath
+from outrider.gateway.middleware import (
+    MISSPELLED,
+    REQUEST_ID,
+    ApiKeys,
+    CallerKeys,
+    RequestHeaders,
+    RequestIds,
+    RootPath,
+)
 from outrider.gateway.responses.error_responses import (
     error_body,
     error_headers,
     error_status,
     make_error_body,
     shortened,
+    unserved_path,
 )
-from outrider.gateway.unserved import unserved_path
 from outrider.gateway.watching import HttpWatch, Watched
 from outrider.limits.rate_limit import RateLimit
 from outrider.readings import Reading
@@ -158,3 +164,27 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     # Starlette raises it again for the server's log.
     return JSONResponse(error_body(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+class MetricsPage:
+    """``GET /metrics`` on the port of HTTP: the metrics of this gateway; 404 without the library that writes them."""
+
+    def __init__(self, read: Callable[[], Iterable[Reading]]) -> None:
+        """``read`` is called on the event loop."""
+        self._read = read
+        self._app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One scrape."""
+        if self._app is None:
+            self._app = self._make_app()
+        await self._app(scope, receive, send)
+
+    def _make_app(self) -> ASGIApp:
+        try:
+            from outrider.telemetry.metrics.endpoint import make_metrics_app
+        except ImportError:
+            problem = f"metrics need prometheus-client, which is not installed: {install_command('telemetry')}"
+            raise HTTPException(HTTPStatus.NOT_FOUND, problem) from None
+        app: ASGIApp = make_metrics_app(self._read, role=GatewaySettings.name)
+        return app

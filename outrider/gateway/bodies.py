@@ -1,16 +1,17 @@
-"""Request bodies: JSON up to a maximum size, of one and of all that are read at the same time."""
+"""Request bodies: JSON up to a maximum size, of one and of all that are read at the same time; client disconnects."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
 from http import HTTPStatus
+from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.errors import CapacityError
-from outrider.gateway.disconnects import ClientGoneError
 from outrider.gateway.responses.error_responses import shortened
 from outrider.open_requests import HeldBytes, OpenRequests
 
@@ -84,3 +85,33 @@ async def _parts_of(request: Request) -> AsyncGenerator[bytes, None]:
             yield part
     except ClientDisconnect as error:
         raise ClientGoneError from error
+
+
+ResultT = TypeVar("ResultT")
+
+
+class ClientGoneError(Exception):
+    """The client has disconnected."""
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Return the work's result; cancel it and raise ``ClientGoneError`` if the client disconnects.
+
+    The request's body must have been read: after it, the only message is the end of the connection.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGoneError
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -16,9 +16,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from outrider import __version__
 from outrider.cooperative import run_in_slices
 from outrider.errors import InvalidRequestError, OutriderError, UnauthenticatedError
-from outrider.gateway.bodies import held_bytes, read_json
+from outrider.gateway.bodies import held_bytes, read_json, until_disconnect
 from outrider.gateway.chats import ChatGeneration, plan_chat
-from outrider.gateway.disconnects import until_disconnect
 from outrider.gateway.generations import Choice, GenerationClient, generate_all, stream_all
 from outrider.gateway.middleware import CACHE_SALT, note_misspelled, request_name
 from outrider.gateway.options import Caller, Wanted, make_choices

@@ -1,4 +1,5 @@
-"""Middleware of every request: the check of its headers, the root path, the request id and the check of the API key.
+"""Middleware of every request: the check of its headers, the root path, the request id, the check of the API
+key, and the caller's key for calls to the coordinator.
 
 Plain ASGI, so streams pass unchanged.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
@@ -16,7 +18,6 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.errors import UnauthenticatedError
-from outrider.gateway.callers import bearer_key
 from outrider.gateway.responses.error_responses import API_KEY, error_body, error_headers, error_status, make_error_body
 from outrider.transport.security import TokenFile
 
@@ -150,3 +151,33 @@ def _valid_id(given: str) -> str:
     """What a header can carry and a log can show; anything else counts as none."""
     is_fit = 0 < len(given) <= _MAX_ID_CHARACTERS and given.isascii() and given.isprintable()
     return given if is_fit else ""
+
+
+_SCHEME = "bearer "
+_key: ContextVar[str | None] = ContextVar("outrider_api_key", default=None)
+"""Of the request that this task serves."""
+
+
+def caller_key() -> str | None:
+    """The key of the current request; None without one, or outside of a request."""
+    return _key.get()
+
+
+def bearer_key(headers: Headers) -> str | None:
+    """The key of an ``Authorization: Bearer`` header, if gRPC metadata can carry it."""
+    given = headers.get("authorization", "")
+    key = given[len(_SCHEME) :].strip() if given[: len(_SCHEME)].lower() == _SCHEME else ""
+    return key if key and key.isascii() and key.isprintable() and " " not in key else None
+
+
+class CallerKeys:
+    """Middleware that stores each request's key for its calls to the coordinator."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, which runs in a task of its own."""
+        if scope["type"] == "http":
+            _key.set(bearer_key(Headers(scope=scope)))
+        await self._app(scope, receive, send)

@@ -16,8 +16,8 @@ from outrider.addresses import listening_error, listening_socket
 from outrider.client import AsyncClient, Tls
 from outrider.config import GatewaySettings
 from outrider.gateway.app import make_app
-from outrider.gateway.callers import caller_key
 from outrider.gateway.endpoints import Endpoints, Limits
+from outrider.gateway.middleware import caller_key
 from outrider.gateway.served_model import ModelWatch
 from outrider.gateway.timed_protocol import TimedProtocol
 from outrider.gateway.watching import HttpWatch

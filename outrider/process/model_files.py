@@ -1,7 +1,8 @@
 """Files of models and tokenizers by name: a folder, or an id of the Hugging Face Hub, from its cache or downloaded.
 
-The loader checks the content. Only an id requires ``huggingface_hub``, with its variables ``HF_HOME``,
-``HF_HUB_CACHE``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` and ``HF_ENDPOINT``.
+``require_model_folder`` finds in milliseconds what is plainly wrong; the loader checks the content. Only an id requires
+``huggingface_hub``, with its variables ``HF_HOME``, ``HF_HUB_CACHE``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` and
+``HF_ENDPOINT``.
 """
 
 from __future__ import annotations
@@ -229,3 +230,12 @@ def _bars_on_terminals_only() -> Iterator[None]:
         yield
     finally:
         enable_progress_bars()
+
+
+def require_model_folder(folder: Path | str) -> None:
+    """Raise ``ModelError`` unless this is a folder with a ``config.json``. Imports no torch."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise ModelError(f"{path} is not a folder: give a folder with config.json and *.safetensors")
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path / 'config.json'} is missing: a model folder has config.json and *.safetensors")

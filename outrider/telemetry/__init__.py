@@ -1,7 +1,6 @@
 """Telemetry of a process: logging, metrics, tracing, and its last line after an error."""
 
-from outrider.telemetry.endings import exit_cleanly
 from outrider.telemetry.logs import set_up_logging
-from outrider.telemetry.output import drain_output, guard_output
+from outrider.telemetry.output import drain_output, exit_cleanly, guard_output
 
 __all__ = ["drain_output", "exit_cleanly", "guard_output", "set_up_logging"]

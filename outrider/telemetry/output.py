@@ -1,4 +1,4 @@
-"""Standard output and standard error that do not block and do not raise.
+"""Standard output and standard error that do not block and do not raise, and the last line after an error.
 
 A process continues to serve if its log cannot be written: a full disk, a closed pipe, a stopped terminal. Owns the
 queue before a file descriptor, the thread that empties it, and the count of dropped lines.
@@ -14,8 +14,10 @@ import select
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TextIO, cast
+
+from outrider.errors import OutriderError
 
 MAX_PENDING_BYTES = 1 << 20
 """Text that waits to be written; what comes beyond it is dropped."""
@@ -194,3 +196,22 @@ def _descriptor_of(stream: TextIO) -> int | None:
     with contextlib.suppress(OSError):
         stream.flush()
     return descriptor
+
+
+ERROR_PREFIX = "error: "
+"""Start of the line, by which a parent process finds the reason."""
+
+
+@contextlib.contextmanager
+def exit_cleanly() -> Iterator[None]:
+    """Wrap a ``__main__``: an ``OutriderError`` becomes a line and exit code 1, an interrupt becomes exit code 130.
+
+    Any other exception is a bug and keeps its traceback.
+    """
+    try:
+        yield
+    except OutriderError as error:
+        sys.stderr.write(f"{ERROR_PREFIX}{error}\n")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -21,11 +21,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outrider.config import TargetSettings
-from outrider.model_executor.distributed.follower import follow
-from outrider.model_executor.loader.model_folder import require_model_folder
+from outrider.model_executor.distributed.rank_info import follow
 from outrider.process.hosting import OnFailure, host_service, run_process
 from outrider.process.loading import LoadProgress
-from outrider.process.model_files import is_hub_id, with_local_model
+from outrider.process.model_files import is_hub_id, require_model_folder, with_local_model
 from outrider.transport.http_health import Probes
 from outrider.transport.security import service_security
 from outrider.transport.server import serve_target

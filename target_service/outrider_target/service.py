@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from outrider.boot_id import channel_host
 from outrider.config import TargetSettings
 from outrider.config.schema.model_service import max_batched_tokens as tokens_of_a_forward
 from outrider.kv_cache import KVSequence
@@ -20,7 +21,6 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open, Score, TargetCommand, TargetEvent
 from outrider.ports import Scores as ScoresEvent
 from outrider.prefix_hash import EMPTY_PREFIX
-from outrider.proposal_channel.host import channel_host
 from outrider.proposal_channel.receiver import ProposalReceiver
 from outrider.readings import Reading
 from outrider.serving.engine_core import EngineCore

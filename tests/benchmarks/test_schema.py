@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.benchmarks.environment import describe_environment, now
+from outrider.benchmarks.environment import describe_environment, measured_commit, now
 from outrider.benchmarks.samples import median, ratio, statistics_of
 from outrider.benchmarks.schema import Label, Result, Series, from_json, load, save, summarized, to_json
 from outrider.errors import ConfigError
@@ -123,3 +123,8 @@ def test_the_environment_names_code_and_machine_but_no_place() -> None:
     assert {"python", "numpy", "grpcio"} <= environment.versions.keys()
     assert str(Path.home()) not in json.dumps(to_json(make_result()))
     assert environment.commit == "" or len(environment.commit) == 40
+
+
+def test_a_copy_without_git_is_told_its_commit() -> None:
+    assert measured_commit({"GIT_COMMIT": "a" * 40}) == ("a" * 40, False)
+    assert measured_commit({"GIT_COMMIT": f"{'a' * 40}-dirty"}) == ("a" * 40, True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.benchmarks.wire.payloads import HEADER_BYTES, make_request, reply_to
+from outrider.benchmarks.wire.echo import HEADER_BYTES, make_request, reply_to
 from outrider.benchmarks.wire.run import WirePlan, run_plan, to_result, to_rows
 from outrider.errors import ConfigError
 

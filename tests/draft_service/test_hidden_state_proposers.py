@@ -18,7 +18,7 @@ from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
 from outrider.types import LAST_HIDDEN_STATE, HiddenStates, JudgingRule, SamplingParams
 from outrider_draft.proposers.base import DraftTokens, ProposalRequest, Proposer
 from outrider_draft.proposers.registry import without_kv
-from outrider_draft.proposers.states import as_tensor
+from outrider_draft.proposers.state_heads import as_tensor
 from outrider_draft.service import build_core
 from tests.model_executor.parity import random_ids
 from tests.support.service_rig import ServiceRig

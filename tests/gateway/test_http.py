@@ -14,8 +14,8 @@ import pytest
 
 from outrider import __version__
 from outrider.errors import UnavailableError
-from outrider.gateway.callers import caller_key
 from outrider.gateway.generations import MAX_AT_ONCE, Choice, generate_all, stream_all
+from outrider.gateway.middleware import caller_key
 from outrider.gateway.protocol.completion import CompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
 from outrider.gateway.watching import HttpWatch

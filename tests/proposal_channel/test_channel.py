@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.boot_id import channel_host
 from outrider.columns import I4, U4, U8, AnswerColumns, ScoreAhead, ScoreColumns, SupportColumns
 from outrider.limits import Bound
 from outrider.planes import ID_BYTES
@@ -26,7 +27,6 @@ from outrider.ports import (
 )
 from outrider.proposal_channel import messages
 from outrider.proposal_channel import receiver as receiving
-from outrider.proposal_channel.host import channel_host
 from outrider.proposal_channel.messages import to_bytes
 from outrider.proposal_channel.receiver import MAX_CHANNELS, MAX_WAITING, ProposalReceiver
 from outrider.proposal_channel.sender import ProposalSender

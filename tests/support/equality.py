@@ -1,4 +1,4 @@
-"""Equality of values that hold arrays, which their own ``==`` does not answer."""
+"""Equality of values that hold arrays, which their own ``==`` does not answer, and batches as single events."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+
+from outrider.ports import EventBatch
 
 
 def same(one: Any, other: Any) -> bool:
@@ -19,3 +21,13 @@ def same(one: Any, other: Any) -> bool:
     if dataclasses.is_dataclass(one):
         return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
     return bool(one == other)
+
+
+def one_by_one(batch: EventBatch[Any]) -> EventBatch[Any]:
+    """The same events, those of the columns among them, each with its time or None."""
+    timed = [*batch.timed()]
+    for columns in batch.columns:
+        places = range(len(columns.sessions))
+        timed += zip(columns.events(places), columns.timings(places), strict=True)
+    timings: Any = tuple([timing for _, timing in timed])
+    return EventBatch(tuple([event for event, _ in timed]), batch.report, timings)

@@ -37,7 +37,7 @@ from outrider.types import (
     TypicalScores,
 )
 from outrider.v1 import link_pb2 as pb
-from tests.support.batches import one_by_one
+from tests.support.equality import one_by_one
 from tests.support.scripted_ports import ToyTarget, random_rows
 from tests.transport.conftest import Serve
 from tests.transport.test_links import opening

@@ -35,8 +35,8 @@ from outrider_draft.items import check_extend, check_hidden_states, keeps_bounds
 from outrider_draft.proposers.head_columns import ItemsForward, begin_loop
 from outrider_draft.proposers.head_state import HeadState, last_of, last_of_each
 from outrider_draft.proposers.passes import joined, single
+from outrider_draft.proposers.state_heads import as_tensor
 from outrider_draft.proposers.state_sequences import StateSequence, StateSequences
-from outrider_draft.proposers.states import as_tensor
 
 HeadSession = Session[StateSequence]
 _MAX_FED = 64

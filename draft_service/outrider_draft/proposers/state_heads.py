@@ -19,9 +19,22 @@ from outrider.errors import ModelError
 from outrider.model_executor.device_setup import keep_to_set_threads, prepare_device, resolve_device
 from outrider.model_executor.loader.checkpoint import read_tensors
 from outrider.model_executor.models.json_files import read_object, shown
-from outrider.types import LAST_HIDDEN_STATE
+from outrider.types import LAST_HIDDEN_STATE, HiddenStates
 from outrider_draft.proposers.base import UNLIMITED_LENGTH, DraftTokens, ProposalRequest, Proposer
-from outrider_draft.proposers.states import as_tensor
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def as_tensor(states: HiddenStates, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Hidden states, inline or from a plane, as [N, F] on the device; their size is checked where they arrive."""
+    if not states.num_rows:
+        return torch.empty(0, states.width, device=device, dtype=dtype)
+    if states.tensor is not None:  # fetched from a plane
+        fetched: torch.Tensor = states.tensor
+        return fetched.to(device=device, dtype=dtype)
+    flat = torch.frombuffer(bytearray(states.payload), dtype=_DTYPES[states.dtype])
+    return flat.view(states.num_rows, states.width).to(device=device, dtype=dtype)
+
 
 Weights = Mapping[str, torch.Tensor]
 

@@ -9,10 +9,15 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.schema import Label, Result, Series
@@ -20,7 +25,29 @@ from outrider.benchmarks.tracing.rig import Rig, StepCost, Tracings
 from outrider.errors import ConfigError, IntegrityError, install_command
 from outrider.telemetry.tracing import TraceContext, names
 from outrider.telemetry.tracing.context import new_span_id, new_trace_id
+from outrider.telemetry.tracing.pipeline import Pipeline, resource_of
 from outrider.telemetry.tracing.service_spans import ServiceRecorder
+
+
+class DiscardingExporter(SpanExporter):
+    """Counts what it drops."""
+
+    def __init__(self) -> None:
+        self.num_spans: Counter[str] = Counter()
+        """By name."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Encode them."""
+        self.num_spans.update(span.name for span in spans)
+        encode_spans(spans).SerializeToString()
+        return SpanExportResult.SUCCESS
+
+
+def make_pipeline(exporter: DiscardingExporter) -> Pipeline:
+    """A pipeline of the usual size."""
+    provider = TracerProvider(resource=resource_of("benchmark", {}), shutdown_on_exit=False)
+    return Pipeline(provider, [exporter], {})
+
 
 if TYPE_CHECKING:
     from outrider.telemetry.tracing.pipeline import Pipeline
@@ -97,7 +124,7 @@ def _time_steps(rigs: dict[str, Rig], num_steps: int) -> dict[str, list[StepCost
 def _held_pipeline() -> Iterator[tuple[Pipeline, Callable[[], None], Callable[[], Mapping[str, int]]]]:
     """A process's own way out for spans, whose thread waits until it is let go; then all are exported and counted."""
     try:
-        from outrider.benchmarks.tracing.exporting import DiscardingExporter, make_pipeline
+        from outrider.benchmarks.tracing.run import DiscardingExporter, make_pipeline
     except ModuleNotFoundError as error:
         raise ConfigError("", f"this benchmark needs OpenTelemetry: {install_command('telemetry')}") from error
     gate = threading.Event()

@@ -20,7 +20,7 @@ import uvloop
 from outrider.benchmarks.child_process import child_process
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.schema import Label, Result, Series
-from outrider.benchmarks.wire.payloads import HEADER_BYTES, SERVICE, make_request, reply_to
+from outrider.benchmarks.wire.echo import HEADER_BYTES, SERVICE, make_request, reply_to
 from outrider.benchmarks.wire.tensors import INLINE, SHARED, measure
 from outrider.errors import ConfigError, ProtocolError
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel

@@ -14,13 +14,11 @@ from outrider.cli.bench.engine import engine
 from outrider.cli.bench.harness import require_benchmarks
 from outrider.cli.bench.interference import interference
 from outrider.cli.bench.invariance import invariance
-from outrider.cli.bench.kernels import kernels
+from outrider.cli.bench.parts import kernels, tracing, turn
 from outrider.cli.bench.peers import peers
 from outrider.cli.bench.rpc import rpc
 from outrider.cli.bench.serve import serve
 from outrider.cli.bench.step import step
-from outrider.cli.bench.tracing import tracing
-from outrider.cli.bench.turn import turn
 from outrider.cli.help import CommandGroup, GroupedCommand
 from outrider.cli.options import HELP_NAMES, errors_as_lines
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 
 from outrider.cli.stack.plan import ServiceSpec
-from outrider.telemetry.endings import ERROR_PREFIX
+from outrider.telemetry.output import ERROR_PREFIX
 
 _log = logging.getLogger(__name__)
 

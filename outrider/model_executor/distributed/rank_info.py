@@ -10,7 +10,9 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+from outrider.config import DraftSettings, TargetSettings
 from outrider.errors import ConfigError
 from outrider.model_executor.distributed.sharding import SETTING
 
@@ -72,3 +74,20 @@ def hold_lifeline(on_end: Callable[[], object]) -> None:
         on_end()
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+SettingsT = TypeVar("SettingsT", TargetSettings, DraftSettings)
+
+
+def follow(settings: SettingsT, prepare: Callable[[SettingsT], SettingsT]) -> bool:
+    """Run the follower of rank 0, if this process is one, to its end; True if it was one.
+
+    ``prepare`` gives it the settings with a folder in place of a model's name.
+    """
+    place = find_place(settings.tensor_parallel_size)
+    if place.rank == 0:
+        return False
+    from outrider.model_executor.distributed.runner import follow_model  # imports torch
+
+    follow_model(prepare(settings), place)
+    return True

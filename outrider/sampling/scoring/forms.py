@@ -21,7 +21,6 @@ from outrider.ports import Open
 from outrider.randomness.streams import Stream
 from outrider.sampling.draws import gumbel_argmax, gumbel_argmax_by_groups, stream_rows
 from outrider.sampling.rows import LogitRow, ScoreRequest
-from outrider.sampling.scoring.sums import row_sums
 from outrider.types import DenseScores, JudgingRule, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
 
 ENTROPY_OFFSET = 1e-5
@@ -173,3 +172,18 @@ _FORMS: dict[JudgingRule, Form] = {
     JudgingRule.DENSE_REJECTION: dense_form,
     JudgingRule.DENSE_TYPICAL: dense_form,
 }
+
+
+_WHOLE = 16384
+"""Row size below which PyTorch never splits one row among threads."""
+_PART = 64
+
+
+def row_sums(values: Tensor) -> Tensor:  # [N, V] -> [N]
+    """Sum of each row. PyTorch splits a single long row by thread; here it is always split in the same places."""
+    size = values.shape[-1]
+    if size < _WHOLE:
+        return values.sum(-1)
+    whole = size - size % _PART
+    parts = values[:, :whole].reshape(len(values), -1, _PART).sum(-1)
+    return row_sums(parts) + values[:, whole:].sum(-1)

@@ -41,7 +41,7 @@ from outrider_coordinator.session.transitions import (
 )
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
-from tests.support.batches import one_by_one
+from tests.support.equality import one_by_one
 
 VOCAB, NUM_SESSIONS = 12, 7
 

@@ -18,7 +18,7 @@ from outrider.transport.convert.events import target_events_from_proto, target_e
 from outrider.v1 import link_pb2 as pb
 from tests.serving.lookahead.coordinating import CALM, Command, Coordinator, Kind, core_of
 from tests.serving.lookahead.device import CountingExecutor, Drawing, Runner
-from tests.support.batches import one_by_one
+from tests.support.equality import one_by_one
 
 NUM_ROUNDS, ROUNDS_OF_A_KIND = 280, 20
 KINDS = (CALM, Kind(is_odd=True), CALM, Kind(), CALM, CALM, Kind(has_drafts=True, is_odd=True))
