@@ -17,6 +17,11 @@ _ARRANGEMENTS = {
 _FIXED_LENGTHS = ("--set", "coordinator.draft_length=fixed")
 _FOUR_DRAFT_TOKENS = ("--num-speculative-tokens", "4", *_FIXED_LENGTHS)
 """So that a step is as long for sampled requests as for greedy ones."""
+_FORMATS = {
+    "fp8": ("weights made FP8 at load", ("--quantization", "fp8")),
+    "fp8-kv": ("weights and KV cache in FP8", ("--quantization", "fp8", "--kv-cache-dtype", "fp8")),
+    "invariant": ("batch-invariant target", ("--batch-invariant", "on")),
+}
 _SAMPLED = ('{"temperature": 0.6, "top_p": 0.9}', '{"temperature": 0.7, "top_p": 0.8, "top_k": 20}')
 
 
@@ -186,6 +191,10 @@ PARTS = (
         Row("first-token-8000", Services(with_fixed=False), 1, input_len=8000, output_len=4),
     )),
     _INTERFERENCE,
+    *(Part(name, f"{about}: beside `users`", tuple(
+        Row(f"{name}-users{users}", Services(flags=flags), users, fixed=(3,) if users <= 32 else ())
+        for users in (1, 32, 128, 256)
+    )) for name, (about, flags) in _FORMATS.items()),
     *(Part(head, f"{head}, 1 and 32 users", (
         Row(f"{head}-users1", Services(draft=head, acceptance=0.8), 1, fixed=(5,),
             wanted_ms=1.9 if head == "eagle3" else None),
