@@ -211,6 +211,70 @@ def hybrid(**changes: Any) -> Model:
     )  # fmt: skip
 
 
+def compile_products_and_scoring(seen: set[str]) -> None:
+    for quantization in (ONLINE, BLOCKS):
+        serve_target(seen, quantization=quantization)
+    logits = torch.empty(41, 128_256, dtype=torch.bfloat16, device=GPU)
+    for rows in every_kind():
+        launch_scoring(logits, rows)
+    launch_scoring(logits, rows, wide=True)
+    warm = set(seen)
+    for flag in (RowFlags(0), RowFlags.DRAWS, OUTSIDE, RowFlags.COUPLED, RowFlags.DRAWS | RowFlags.CUTS, ALL):
+        score(logits, flag, 64 if flag & RowFlags.EXCLUDES else 0)
+    assert seen == warm
+    score(logits[1:].float(), RowFlags.DRAWS | RowFlags.ENTROPY, 1)
+
+
+def compile_odd_shapes() -> None:
+    """Biases, normalised heads, a window, odd sizes, the two other types."""
+    odd: dict[str, Any] = {
+        "vocab_size": 32_003,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_heads": 14,
+        "num_kv_heads": 2,
+    }
+    Model(torch.float16, qkv_bias=True, **odd).draft(StepShape(1, 1))
+    Model(torch.float32, qk_norm=True, sliding_windows=(512,), **odd).forward(BatchShape(4, 20, 8), 20)
+    Model(torch.bfloat16, output_bias=True).forward(BatchShape(8, 40, 8), 1)
+
+
+def compile_experts_and_hybrids() -> None:
+    experts: dict[str, Any] = {
+        "architecture": "Qwen3MoeForCausalLM",
+        "qk_norm": True,
+        "experts": ExpertsConfig(128, 8, 768, normalizes=True, layers=(True,)),
+    }
+    for form in (None, ONLINE, BLOCKS):
+        model = Model(torch.bfloat16, quantization=form, **experts)
+        for shape in map(BatchShape, (1, 8, 32, 128, 8), (1, 8, 32, 128, 1024), (1, 1, 1, 1, 128)):
+            model.forward(shape, 1)
+    shared: dict[str, Any] = {
+        "architecture": "Qwen3_5MoeForCausalLM",
+        "experts": ExpertsConfig(64, 8, 512, normalizes=True, layers=(True, True), shared_size=512),
+    }
+    for model in (hybrid(), hybrid(quantization=BLOCKS), hybrid(batch_invariant=True), hybrid(**shared)):
+        for shape in map(BatchShape, (1, 8, 32, 8), (1, 40, 32, 1024), (1, 5, 1, 128)):
+            model.forward(shape, 1)
+
+
+def compile_batch_invariance_and_fp8() -> None:
+    for batch_invariant in (False, True):
+        model = Model(torch.bfloat16, batch_invariant=batch_invariant, cached=FP8)
+        attention = model.decoder.layers[0].attention
+        assert isinstance(attention, Attention)
+        attention.set_kv_scales(0.5, 0.25)
+        for shape in map(BatchShape, (1, 8, 64, 8), (1, 8, 64, 500), (1, 1, 1, 300)):
+            model.forward(shape, 1)
+        model = gpt_oss(batch_invariant=batch_invariant)
+        for shape in map(BatchShape, (1, 8, 32, 8), (1, 8, 32, 1024), (1, 1, 1, 128)):
+            model.forward(shape, 1)
+    in_any_batch = Model(torch.bfloat16, batch_invariant=True, hidden_size=4096, intermediate_size=14336, head_dim=128)
+    for shape in map(BatchShape, (1, 8, 64, 8, 40), (1, 8, 64, 40, 500), (1, 1, 1, 5, 300)):
+        in_any_batch.forward(shape, min(5, shape.num_tokens))
+    Model(torch.float16, batch_invariant=True, head_dim=256).forward(BatchShape(2, 20, 10), 1)
+
+
 def main() -> None:
     seen = compile_only()
     with FakeTensorMode(), torch.inference_mode():
@@ -220,60 +284,10 @@ def main() -> None:
             draft.draft(StepShape(num_rows, 2))
             draft.draft(StepShape(num_rows, 1))
         serve_target(seen)
-        for quantization in (ONLINE, BLOCKS):
-            serve_target(seen, quantization=quantization)
-        logits = torch.empty(41, 128_256, dtype=torch.bfloat16, device=GPU)
-        for rows in every_kind():
-            launch_scoring(logits, rows)
-        launch_scoring(logits, rows, wide=True)
-        warm = set(seen)
-        for flag in (RowFlags(0), RowFlags.DRAWS, OUTSIDE, RowFlags.COUPLED, RowFlags.DRAWS | RowFlags.CUTS, ALL):
-            score(logits, flag, 64 if flag & RowFlags.EXCLUDES else 0)
-        assert seen == warm
-        score(logits[1:].float(), RowFlags.DRAWS | RowFlags.ENTROPY, 1)
-        # Biases, normalised heads, a window, odd sizes, the two other types.
-        odd: dict[str, Any] = {
-            "vocab_size": 32_003,
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_heads": 14,
-            "num_kv_heads": 2,
-        }
-        Model(torch.float16, qkv_bias=True, **odd).draft(StepShape(1, 1))
-        Model(torch.float32, qk_norm=True, sliding_windows=(512,), **odd).forward(BatchShape(4, 20, 8), 20)
-        Model(torch.bfloat16, output_bias=True).forward(BatchShape(8, 40, 8), 1)
-        experts: dict[str, Any] = {
-            "architecture": "Qwen3MoeForCausalLM",
-            "qk_norm": True,
-            "experts": ExpertsConfig(128, 8, 768, normalizes=True, layers=(True,)),
-        }
-        for form in (None, ONLINE, BLOCKS):
-            model = Model(torch.bfloat16, quantization=form, **experts)
-            for shape in map(BatchShape, (1, 8, 32, 128, 8), (1, 8, 32, 128, 1024), (1, 1, 1, 1, 128)):
-                model.forward(shape, 1)
-        shared: dict[str, Any] = {
-            "architecture": "Qwen3_5MoeForCausalLM",
-            "experts": ExpertsConfig(64, 8, 512, normalizes=True, layers=(True, True), shared_size=512),
-        }
-        for model in (hybrid(), hybrid(quantization=BLOCKS), hybrid(batch_invariant=True), hybrid(**shared)):
-            for shape in map(BatchShape, (1, 8, 32, 8), (1, 40, 32, 1024), (1, 5, 1, 128)):
-                model.forward(shape, 1)
-        for batch_invariant in (False, True):
-            model = Model(torch.bfloat16, batch_invariant=batch_invariant, cached=FP8)
-            attention = model.decoder.layers[0].attention
-            assert isinstance(attention, Attention)
-            attention.set_kv_scales(0.5, 0.25)
-            for shape in map(BatchShape, (1, 8, 64, 8), (1, 8, 64, 500), (1, 1, 1, 300)):
-                model.forward(shape, 1)
-            model = gpt_oss(batch_invariant=batch_invariant)
-            for shape in map(BatchShape, (1, 8, 32, 8), (1, 8, 32, 1024), (1, 1, 1, 128)):
-                model.forward(shape, 1)
-        in_any_batch = Model(
-            torch.bfloat16, batch_invariant=True, hidden_size=4096, intermediate_size=14336, head_dim=128
-        )
-        for shape in map(BatchShape, (1, 8, 64, 8, 40), (1, 8, 64, 40, 500), (1, 1, 1, 5, 300)):
-            in_any_batch.forward(shape, min(5, shape.num_tokens))
-        Model(torch.float16, batch_invariant=True, head_dim=256).forward(BatchShape(2, 20, 10), 1)
+        compile_products_and_scoring(seen)
+        compile_odd_shapes()
+        compile_experts_and_hybrids()
+        compile_batch_invariance_and_fp8()
         sum_of_ranks()
         chunk_of_a_prompt()
 

@@ -72,19 +72,29 @@ class LoadOptions(TypedDict, total=False):
 
     device: torch.device | str
     dtype: torch.dtype | str
+    """"auto": the type of the weights on file."""
     page_size: int
     num_pages: int | None
     kv_cache_bytes: int | None
     gpu_memory_utilization: float | None
     max_model_len: int | None
+    """None: the model's own limit."""
     load_format: LoadFormat
+    """"dummy": only config.json is read, and the weights are noise, made on the device, for measuring shapes;
+    "synthetic": weights by the folder's recipe."""
     progress: Progress | None
+    """Called with bytes of weights: done, total."""
     ranks: Ranks | None
     attention_window: AttentionWindow | None
+    """Tokens that a layer attends to at most: for drafts, whose tokens a target judges."""
     quantization: QuantizationName
+    """"fp8": weights that are not quantized on file become FP8."""
     kv_cache_dtype: KVCacheDtype
+    """"fp8": keys and values are FP8 in the cache."""
     model_impl: ModelImplementation
+    """Code that computes the layers; "auto": ours where there is a family for it, else transformers'."""
     batch_invariant: BatchInvariance
+    """"on": a token's results do not depend on the batch, or ``ConfigError``; "auto": so where it costs little."""
     num_state_slots: int | None
 
 
@@ -123,35 +133,13 @@ def load_model(
     batch_invariant: BatchInvariance = "off",
     num_state_slots: int | None = None,
 ) -> LoadedModel:
-    """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and the
-    weights are noise, made on the device: for measuring shapes; with "synthetic" they are made by the folder's recipe.
+    """Load a folder in the Hugging Face layout, with the options of ``LoadOptions``.
 
-    ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
-    takes ``num_pages``, else what fits ``kv_cache_bytes`` on each rank, else what weights and the limit of CUDA graphs
-    leave of ``gpu_memory_utilization``, else a share of the memory that is free (on a GPU: besides that limit), at most
-    room for ``max_sequences`` of ``max_model_len``; of several ranks, what fits the one with the least room.
-    ``graph_memory_bytes`` is the limit of CUDA graphs. With an ``attention_window`` layers attend to no more than that:
-    for drafts, whose tokens a target judges. With the ``quantization`` "fp8" weights that are not quantized on file
-    become FP8; with the ``kv_cache_dtype`` "fp8" keys and values are FP8 in the cache. ``model_impl`` is whose code
-    computes the layers; "auto": ours where there is a family for it, else transformers'. ``batch_invariant`` "on" makes
-    a token's results independent of what is computed with it, or raises ``ConfigError``; "auto" does so where it costs
-    little. ``progress(done, total)`` counts bytes of weights.
-    ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
+    ``graph_memory_bytes`` is the limit of CUDA graphs, which the cache leaves free. ``ModelError`` when the folder
+    cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = replace(read_model_config(folder, model_impl), attention_window=attention_window)
-    if quantization == "fp8" and config.quantization is None:
-        config = replace(config, quantization=ONLINE)
-    if load_format == "synthetic" and (config.experts is not None or config.recurrent is not None):
-        kind = "experts" if config.experts is not None else "recurrent layers"
-        raise ModelError(f"{folder}: load_format synthetic makes no models with {kind}; dummy does")
-    if config.is_fallback:
-        check_fallback(
-            config, load_format=load_format, kv_cache_dtype=kv_cache_dtype, num_ranks=1 if ranks is None else 2
-        )
-    elif load_format == "safetensors":
-        config = with_stored_head(folder, config)
-        # Before memory is taken for what config.json promises; of several ranks one warns.
-        read_checkpoint(folder, config, warns=ranks is None or ranks.publish is not None)
+    config = _checked(config, folder, load_format, quantization, kv_cache_dtype=kv_cache_dtype, ranks=ranks)
     length = choose_length(config, max_model_len)
     config = config.for_length(length)
     chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
@@ -159,47 +147,80 @@ def load_model(
     with torch.inference_mode(), explaining_out_of_memory(chosen_device):
         communicator = SINGLE_RANK if ranks is None else ranks.open_communicator(chosen_device, chosen_dtype)
         communicator.shard.check(config)
-        keeps_order = is_batch_invariant(
-            batch_invariant, config, chosen_dtype, chosen_device, num_ranks=communicator.shard.size
-        )
+        num_ranks = communicator.shard.size
+        keeps_order = is_batch_invariant(batch_invariant, config, chosen_dtype, chosen_device, num_ranks=num_ranks)
         if config.is_fallback:
             decoder = load_fallback(folder, config, chosen_dtype, chosen_device, progress)
         else:
-            check_weights_fit(config, chosen_dtype, chosen_device, communicator.shard.size)
+            check_weights_fit(config, chosen_dtype, chosen_device, num_ranks)
             decoder = Decoder(
-                config,
-                dtype=chosen_dtype,
-                device=chosen_device,
-                communicator=communicator,
-                batch_invariant=keeps_order,
+                config, dtype=chosen_dtype, device=chosen_device, communicator=communicator, batch_invariant=keeps_order
             )
-        if config.is_fallback:
-            pass  # transformers has read the weights
-        elif load_format == "dummy":
-            fill_weights(decoder, noise(decoder))
-        elif load_format == "synthetic":
-            fill_weights(decoder, synthetic_tensors(folder, config, chosen_dtype, chosen_device))
-        else:
-            load_weights(decoder, folder, progress)
-            if cached_dtype == FP8:
-                read_kv_scales(decoder, folder)
-        states = decoder.kv_cache_layout.states
+            _fill(decoder, folder, load_format, progress, has_kv_scales=cached_dtype == FP8)
+        layout = decoder.kv_cache_layout
         request = KVCacheRequest(
             page_size,
             length,
-            decoder.kv_cache_layout.bytes_per_token(cached_dtype.itemsize),
+            layout.bytes_per_token(cached_dtype.itemsize),
             num_pages,
             kv_cache_bytes,
             gpu_memory_utilization,
             max_sequences,
-            slot_bytes=0 if states is None else states.bytes_per_slot(chosen_dtype.itemsize),
+            slot_bytes=0 if layout.states is None else layout.states.bytes_per_slot(chosen_dtype.itemsize),
             num_state_slots=num_state_slots,
         )
-        for_graphs = graph_bytes(graph_memory_bytes, chosen_device) or 0
-        slots, pages = choose_cache_size(request, chosen_device, kept_bytes=for_graphs)
-        if ranks is not None:
-            slots, pages = ranks.least(slots), ranks.least(pages)
+        slots, pages = _choose_size(request, chosen_device, graph_memory_bytes, ranks)
         return LoadedModel(decoder, page_size, pages, length, cached_dtype, slots)
+
+
+def _checked(
+    config: ModelConfig,
+    folder: Path,
+    load_format: LoadFormat,
+    quantization: QuantizationName,
+    *,
+    kv_cache_dtype: KVCacheDtype,
+    ranks: Ranks | None,
+) -> ModelConfig:
+    """Configuration with the quantization that is set and the head that the folder stores.
+
+    Raises before memory is taken for what config.json promises.
+    """
+    if quantization == "fp8":
+        config = replace(config, quantization=config.quantization or ONLINE)
+    if load_format == "synthetic" and (config.experts is not None or config.recurrent is not None):
+        kind = "experts" if config.experts is not None else "recurrent layers"
+        raise ModelError(f"{folder}: load_format synthetic makes no models with {kind}; dummy does")
+    if config.is_fallback:
+        num_ranks = 1 if ranks is None else 2
+        check_fallback(config, load_format=load_format, kv_cache_dtype=kv_cache_dtype, num_ranks=num_ranks)
+    elif load_format == "safetensors":
+        config = with_stored_head(folder, config)
+        read_checkpoint(folder, config, warns=ranks is None or ranks.publish is not None)  # of several ranks one warns
+    return config
+
+
+def _fill(
+    decoder: Decoder, folder: Path, load_format: LoadFormat, progress: Progress | None, *, has_kv_scales: bool
+) -> None:
+    """Weights of the folder, of its recipe, or noise, as ``load_format`` says."""
+    if load_format == "dummy":
+        fill_weights(decoder, noise(decoder))
+    elif load_format == "synthetic":
+        fill_weights(decoder, synthetic_tensors(folder, decoder.config, decoder.dtype, decoder.device))
+    else:
+        load_weights(decoder, folder, progress)
+        if has_kv_scales:
+            read_kv_scales(decoder, folder)
+
+
+def _choose_size(
+    request: KVCacheRequest, device: torch.device, graph_memory_bytes: int | None, ranks: Ranks | None
+) -> tuple[int, int]:
+    """Numbers of slots for states and of pages, the same on every rank."""
+    kept_bytes = graph_bytes(graph_memory_bytes, device) or 0
+    slots, pages = choose_cache_size(request, device, kept_bytes=kept_bytes)
+    return (slots, pages) if ranks is None else (ranks.least(slots), ranks.least(pages))
 
 
 def _cached_dtype(setting: KVCacheDtype, dtype: torch.dtype, device: torch.device) -> torch.dtype:
