@@ -18,7 +18,7 @@ _URL = re.compile(r"(https?|grpcs?)://", re.IGNORECASE)
 
 
 def form_problem(address: str) -> str:
-    """What an address should be; empty if it is "host:port" with a valid port, or "unix:/path".
+    """Error text for an address; empty if it is "host:port" with a valid port, or "unix:/path".
 
     gRPC would take a port above 65535 modulo 65536 and connect to another server.
     """
@@ -52,7 +52,7 @@ def bare_host(host: str) -> str:
 
 
 def host_problem(host: str) -> str:
-    """What a host without brackets should be; empty if it is a name, an IP address or "unix:/path"."""
+    """Error text for a host without brackets; empty if it is a name, an IP address or "unix:/path"."""
     if not is_ipv6(host):
         return "should be a host without brackets, except for IPv6" if "[" in host or "]" in host else ""
     try:

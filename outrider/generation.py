@@ -186,7 +186,7 @@ class Delta:
     """New output. The last one of a stream carries the result."""
 
     text: str
-    """What has become final with these tokens and those before them, and nothing of later ones."""
+    """Text that these tokens and those before them made final, and nothing of later ones."""
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
     result: GenerationResult | None = None

@@ -131,7 +131,7 @@ class Score:
     plane: int = 0
     """The connection of the tensor plane by which the states go, as ``RequestPlane`` numbered it; 0: inline."""
     is_direct: bool = False
-    """Whether the draft tokens came by a proposal channel. Never travels."""
+    """True if the draft tokens came by a proposal channel. Never travels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class ClosePlane:
 
 @dataclass(frozen=True, slots=True)
 class PlaneChosen:
-    """What became of a connection: the plane that the target has chosen, anew when one fails; or that it has ended."""
+    """Result of a connection: the plane that the target has chosen, anew when one fails; or that it has ended."""
 
     connection: int
     report: PlaneReport
@@ -211,7 +211,7 @@ class CloseChannel:
 
 @dataclass(frozen=True, slots=True)
 class ChannelState:
-    """What became of a proposal channel."""
+    """State of a proposal channel."""
 
     connection: int
     is_open: bool
@@ -312,7 +312,7 @@ class Refused:
 
 @step_value(frozen=True, slots=True)
 class ForwardReport:
-    """What the forward behind a batch of events cost, by the service's own clock."""
+    """Costs of the forward behind a batch of events, by the service's own clock."""
 
     queue_ns: int
     forward_ns: int

@@ -20,7 +20,7 @@ class Tls:
     server_name: str | None = None
     """The name that the server's certificate has to bear; None is the host of the address."""
     prefix: str = field(default="tls_", repr=False)
-    """What the settings behind these fields begin with, for messages: "tls_" gives "tls_ca_file"."""
+    """Prefix of the settings behind these fields, for messages: "tls_" gives "tls_ca_file"."""
 
     def __post_init__(self) -> None:
         if (self.cert_file is None) != (self.key_file is None):

@@ -56,12 +56,12 @@ class JudgingRule(enum.StrEnum):
 
     @property
     def is_dense(self) -> bool:
-        """Whether whole rows of probabilities travel."""
+        """True if whole rows of probabilities travel."""
         return self is JudgingRule.DENSE_REJECTION or self is JudgingRule.DENSE_TYPICAL
 
     @property
     def needs_evidence(self) -> bool:
-        """Whether a proposal says what its tokens were drawn from."""
+        """True if a proposal says what its tokens were drawn from."""
         return self is JudgingRule.REJECTION or self is JudgingRule.DENSE_REJECTION
 
 
@@ -108,7 +108,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What shapes the distribution a token is drawn from; defaults are the ones vLLM's users know."""
+    """Parameters of the distribution that a token is drawn from; defaults are vLLM's."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -133,7 +133,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     """When not empty, the only tokens that may be drawn."""
     grammar: Grammar | None = None
-    """What the output has to match."""
+    """Grammar that the output has to match."""
 
 
 ID_BYTES = 4
@@ -182,7 +182,7 @@ def part_of(token_ids: tuple[int, ...], start: int, stop: int) -> tuple[int, ...
 
 
 def are_within(token_ids: Collection[int], least: int, largest: int) -> bool:
-    """Whether all ids are from ``least`` to ``largest``, without a loop of ours: they may be many."""
+    """True if all ids are from ``least`` to ``largest``, without a loop of ours: they may be many."""
     if isinstance(token_ids, PackedTokenIds) and least <= token_ids.least and token_ids.largest <= largest:
         return True
     return not token_ids or (least <= min(token_ids) and max(token_ids) <= largest)
@@ -202,7 +202,7 @@ class TokenLogprob:
 
 @step_value(frozen=True, slots=True)
 class CandidateLogprobs:
-    """What a target says of one position, before it is known which token is emitted there.
+    """Logprobs of one position's candidates, before it is known which token is emitted there.
 
     Arrays, because a support has up to a thousand candidates at every position.
     """
@@ -231,7 +231,7 @@ class DenseEvidence:
 
 
 Evidence = SparseEvidence | DenseEvidence | None
-"""What is needed to judge a proposal; None where the rule needs nothing (greedy, coupled, typical)."""
+"""Evidence for judging a proposal; None where the rule needs none (greedy, coupled, typical)."""
 
 
 @step_value(frozen=True, slots=True)
@@ -371,7 +371,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a service says of itself and its model."""
+    """Description of a service and its model."""
 
     role: str
     """"draft" or "target"."""
@@ -390,10 +390,10 @@ class ModelDescription:
     quantization: str = ""
     """Format of quantized weights, for people; empty: all weights are of the dtype."""
     batch_invariant: bool = False
-    """Whether a token's logits have the same bits in any batch."""
+    """True if a token's logits have the same bits in any batch."""
     device: str = ""
     device_id: str = ""
-    """What tells its device from all others, also of other hosts; empty where it is none that services could share."""
+    """Id of its device, unique among hosts too; empty for a device that services cannot share."""
     device_name: str = ""
     """The GPU's, such as "NVIDIA H200"; empty on a CPU."""
     page_size: int = 0

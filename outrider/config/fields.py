@@ -126,7 +126,7 @@ class DraftLengthMode(enum.StrEnum):
 
 
 class DraftAhead(enum.StrEnum):
-    """What a draft computes before the coordinator asks for it."""
+    """Drafting ahead: what a draft computes before the coordinator asks for it."""
 
     IN_TURN = "in_turn"
     VERDICT = "verdict"

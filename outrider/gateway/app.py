@@ -47,7 +47,7 @@ from outrider.transport.security import TokenFile
 _log = logging.getLogger(__name__)
 _WARNING_INTERVAL_S = 10.0
 _CLIENT_GONE = 499
-"""What logs of proxies call it; no client reads it."""
+"""Status of proxies' logs for a client that disconnected; no client reads it."""
 
 
 def make_app(

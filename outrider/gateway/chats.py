@@ -18,7 +18,7 @@ from outrider.tokenization.output_parsing import NO_PARSER, OutputFormat, choose
 
 @dataclass(frozen=True, slots=True)
 class ChatGeneration:
-    """What is generated for a chat."""
+    """Generation of a chat: the request, and the parsers of its output."""
 
     prompt: PreparedPrompt
     choices: Sequence[Choice]
@@ -58,7 +58,7 @@ def plan_chat(
 
 
 def _strict_calls(model: ServedModel, form: MessageForm) -> GrammarField | None:
-    """What constrains calls that the model may make, of tools that are ``strict``."""
+    """Grammar of calls that the model may make, of tools that are ``strict``."""
     tokenizer = model.text.tokenizer
     if tokenizer is None:
         return None

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 _LINE_INTERVAL_S = 10.0
 Json = dict[str, Any]
 _BYTES_OF_ID = 4
-"""What an id of a prompt counts for: its bytes in a message of the largest vocabularies."""
+"""Bytes of a prompt's id in a message, with the largest vocabularies."""
 
 
 class GatewayClient(GenerationClient, ModelSource, Protocol):

@@ -28,7 +28,7 @@ CACHE_SALT = "cache_salt"
 """Key of the request's state: the cache salt of its API key."""
 _MAX_ID_CHARACTERS = 128
 _OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
-"""What probes ask for."""
+"""Paths of probes."""
 
 
 _SINGLE_HEADERS = ("host", "authorization", "content-type", "content-length")
@@ -148,7 +148,7 @@ def _new_id() -> str:
 
 
 def _valid_id(given: str) -> str:
-    """What a header can carry and a log can show; anything else counts as none."""
+    """Id that a header can carry and a log can show; empty for any other."""
     is_fit = 0 < len(given) <= _MAX_ID_CHARACTERS and given.isascii() and given.isprintable()
     return given if is_fit else ""
 

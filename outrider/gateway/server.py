@@ -69,7 +69,7 @@ async def serve(settings: GatewaySettings) -> None:
 async def _watch(
     settings: GatewaySettings, running: contextlib.AsyncExitStack
 ) -> tuple[HttpWatch, Callable[[], list[Reading]]]:
-    """What counts and traces requests, and the readings of the gateway."""
+    """Counter and tracer of requests, and the readings of the gateway."""
     tracing = await running.enter_async_context(traced(settings.name, trace_file=settings.trace_file))
     watch, build = HttpWatch(tracing), build_info(next(iter(_names(settings)), ""), __version__)
 

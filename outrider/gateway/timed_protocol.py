@@ -32,7 +32,7 @@ class TimedProtocol(HttpToolsProtocol):
     _arrival: asyncio.TimerHandle | None = None
     _num_header_bytes = 0
     _has_advanced = False
-    """Whether what was read last began or ended headers, brought a part of a body, or ended a request."""
+    """True if the last bytes read began or ended headers, brought a part of a body, or ended a request."""
     _are_headers_complete = False
     _num_pipelined_bytes = 0
     _is_full = False

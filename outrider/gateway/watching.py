@@ -58,7 +58,7 @@ class _Seen:
 
 
 class HttpWatch:
-    """What the requests of one gateway add up to. Belongs to one event loop."""
+    """Totals of the requests of one gateway. Belongs to one event loop."""
 
     def __init__(self, tracing: Tracing | None = None) -> None:
         self._tracing = tracing

@@ -198,7 +198,7 @@ class ForwardGraphs:
         return graph
 
     def _launch_of(self, shape: BatchShape, layers: tuple[int, ...]) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-        """What is captured: the inputs copied, then all layers, of a batch with no row, and no token with a slot."""
+        """Launch to capture: the inputs copied, then all layers, of a batch with no row, and no token with a slot."""
         buffer = self._input_buffer
         assert buffer is not None  # noqa: S101 - made by capture
         buffer.numbers.zero_()

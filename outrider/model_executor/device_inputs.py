@@ -43,7 +43,7 @@ class BatchShape:
         return cls(batch.num_rows, len(batch.token_ids), max(counts, default=0))
 
     def holds(self, other: BatchShape) -> bool:
-        """Whether a batch of the ``other`` shape can be laid out in this one."""
+        """True if a batch of the ``other`` shape can be laid out in this one."""
         return (
             other.num_rows <= self.num_rows
             and other.num_tokens <= self.num_tokens
@@ -69,7 +69,7 @@ class BatchFrame:
     """Of each KV cache group; of those that are not named, none."""
     batch_invariant: bool = False
     has_states: bool = False
-    """Whether there are recurrent layers: each row's slot and checkpoints come before the pages."""
+    """True if there are recurrent layers: each row's slot and checkpoints come before the pages."""
 
     def num_of_states(self, num_rows: int) -> int:
         """Numbers between the fixed ones of a shape and the pages."""

@@ -1,4 +1,4 @@
-"""Whether a device is there, what type a model takes on it, and how many threads compute.
+"""Device setup: availability of a device, a model's type on it, and the number of threads.
 
 Owns the choices that are made before anything is loaded. Refuses to know models.
 """
@@ -23,7 +23,7 @@ are those of some 25 batch sizes; a further one costs some milliseconds."""
 
 
 class DeviceFacts(TypedDict):
-    """What a ``ModelDescription`` says of the device that a service computes on."""
+    """Device fields of a ``ModelDescription``."""
 
     device: str
     device_id: str

@@ -20,7 +20,7 @@ Least = Callable[[int], int]
 """The least of what the ranks of a model say; every rank calls it at the same point."""
 
 _DRIVER_BYTES = 3 << 20
-"""What a graph takes of a device besides its buffers, about."""
+"""Approximate memory of a graph besides its buffers."""
 _USUAL_SECONDS = 0.05
 """Of a capture whose kernels are compiled: 139 of an 8B model took 6.1 s."""
 
@@ -54,8 +54,9 @@ class CaptureLimits:
 
 
 class CaptureBound:
-    """Whether ``num_left`` graphs, captured largest first, stay within ``limits``. What does not is left out, so that
-    what is smaller, and gains more, is captured.
+    """Bound of the capture: ``num_left`` graphs, captured largest first, stay within ``limits``.
+
+    A graph that does not fit is left out, so that smaller ones, which gain more, are captured.
 
     Ranks that share a model leave out the same graphs, since launches have collectives: they count by the lowest limit
     and the largest buffers of any rank, and have time while all have, which ``least`` finds. Without it there is one
@@ -80,14 +81,14 @@ class CaptureBound:
         self._began, self._quickest = clock(), _USUAL_SECONDS
 
     def has_time(self) -> bool:
-        """Whether there is time for all that are left; every rank calls it at the same point."""
+        """True if there is time for all that are left; every rank calls it at the same point."""
         if self._seconds is None:
             return True
         fits = self._clock() - self._began + self._num_left * self._quickest <= self._seconds
         return fits if self._least is None else bool(self._least(int(fits)))
 
     def admits(self, num_bytes: int = 0) -> bool:
-        """Whether a graph with so many bytes of buffers fits, and all others that are left with no more."""
+        """True if a graph with so many bytes of buffers fits, and all others that are left with no more."""
         num_graphs = self.num_graphs + self._num_left
         return self._limit is None or max(self._most_bytes, num_bytes) + num_graphs * _DRIVER_BYTES <= self._limit
 

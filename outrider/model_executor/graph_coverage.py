@@ -22,7 +22,7 @@ class ScoringCoverage:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every such forward has a graph."""
+        """True if every such forward has a graph."""
         return self.num_sequences >= self.num_possible
 
 

@@ -47,7 +47,7 @@ class GraphLimits:
     capture_seconds: float | None = None
     """For the capture of all graphs, about; None: any time."""
     decodes: bool = True
-    """Whether tokens are decoded and scored in forwards, or in draft loops alone."""
+    """True if forwards decode and score tokens; False: only draft loops do."""
 
     @property
     def forward_tokens(self) -> int:

@@ -63,7 +63,7 @@ class TokenLimits:
     vocab_size: int
 
     def allows_one(self, token_id: int, length: int) -> bool:
-        """Whether ``check`` lets one token pass that brings its row to ``length``."""
+        """True if ``check`` lets one token pass that brings its row to ``length``."""
         return length <= self.max_model_len and 0 <= token_id < self.vocab_size
 
     def check(self, token_ids: TokenIds[int], length: int) -> None:

@@ -127,7 +127,7 @@ class ModelRunner:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a token's results do not depend on what is computed with it."""
+        """True if a token's results do not depend on what is computed with it."""
         return self.worker.model.batch_invariant
 
     @property
@@ -147,12 +147,12 @@ class ModelRunner:
 
     @property
     def used_graph(self) -> bool:
-        """Whether the last forward, or every step of the last draft loop, was a captured one."""
+        """True if the last forward, or every step of the last draft loop, was a captured one."""
         return self.worker.used_graph
 
     @property
     def takes_drawn(self) -> bool:
-        """Whether ``forward_batch`` takes tokens that are ``drawn``: on GPUs."""
+        """True if ``forward_batch`` takes tokens that are ``drawn``: on GPUs."""
         return self.worker.is_on_gpu
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ class RowBatch:
 
 @dataclass(frozen=True, slots=True)
 class RowPattern:
-    """What depends on the numbers of tokens alone, which are mostly those of the step before."""
+    """Arrays that depend on the numbers of tokens alone, which are mostly those of the step before."""
 
     rows: NDArray[np.intp]  # [T] of each token
     places: Ints  # [T] of each token in its row

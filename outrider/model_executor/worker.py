@@ -69,11 +69,11 @@ class Worker:
             num_state_slots=loaded.num_state_slots, state_dtype=model.dtype,
         )  # fmt: skip
         self.is_on_gpu = has_kernels(model.device)
-        """Whether kernels run: on a GPU, or in Triton's interpreter for tests."""
+        """True if kernels run: on a GPU, or in Triton's interpreter for tests."""
         self.captured: Captured | None = None
         """Captured graphs; None before ``capture`` and where nothing is captured."""
         self.used_graph = False
-        """Whether the last forward, or every step of the last draft loop, was a captured one."""
+        """True if the last forward, or every step of the last draft loop, was a captured one."""
         self._graph_limits, self._ranks = graphs, ranks
         self._ready_in: int | None = None
         """The thread in which long prompts were last prepared for."""

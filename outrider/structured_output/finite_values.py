@@ -55,7 +55,7 @@ def _values(part: Mapping[str, Json]) -> list[Json] | None:
 
 
 def _is_accepted(schema: Json, value: Json) -> bool | None:
-    """Whether the schema accepts the value; None if that is not certain."""
+    """True if the schema accepts the value; None if that is not certain."""
     texts = list(itertools.islice(_texts(value), _MOST_TEXTS + 1))
     if not texts or len(texts) > _MOST_TEXTS or '"$ref"' in json.dumps(schema):
         return None

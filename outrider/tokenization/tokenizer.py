@@ -30,7 +30,7 @@ _SEAM_TOKENS = 64
 
 
 class TokenKind(enum.Enum):
-    """What a token is in a text."""
+    """Kind of a token in a text."""
 
     NONE = enum.auto()
     """It has no text: an unknown id, or a special token that is skipped."""

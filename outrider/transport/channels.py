@@ -13,15 +13,15 @@ from outrider.tls import Tls
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity, client_credentials
 
 MAX_LINK_MESSAGE_BYTES = 256 << 20
-"""What a coordinator takes from its services: a description has the tokenizer's files."""
+"""Longest message from a service to a coordinator: a description has the tokenizer's files."""
 MAX_COMMANDS_BYTES = 64 << 20
-"""What a service takes, of strangers too where it asks for no token, and holds of each call while its message arrives.
+"""Longest message to a service, from strangers too where it asks for no token; each call holds it while it arrives.
 One command is shorter: it brings hidden states of up to 48 MiB, or evidence of up to 32 MiB.
 """
 MAX_PUBLIC_MESSAGE_BYTES = 64 << 20
 """A result with logprobs of a long prompt."""
 MAX_REQUEST_BYTES = 8 << 20
-"""What a server takes from a user: more than any prompt that ``outrider.requests`` lets pass."""
+"""Longest message from a user: more than any prompt that ``outrider.requests`` lets pass."""
 CONNECT_ATTEMPT_MS = 5_000
 MAX_BACKOFF_MS = 2_000
 """Between two attempts of a channel to connect."""

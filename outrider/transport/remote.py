@@ -49,7 +49,7 @@ LOADING_WAIT_S = 2.0
 
 
 class _RemotePort:
-    """What both ports share: an address and how it is reached."""
+    """Base of both ports: an address and how it is reached."""
 
     def __init__(
         self,

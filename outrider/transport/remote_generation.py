@@ -258,5 +258,5 @@ class BlockingGeneration:
 
 
 def _metadata(security: ClientSecurity, request: GenerationRequest) -> tuple[tuple[str, str], ...]:
-    """What says who calls, and as part of which trace."""
+    """Metadata of the caller's identity and trace."""
     return (*security.metadata(), *trace_metadata(request))

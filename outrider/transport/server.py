@@ -88,7 +88,7 @@ class Server:
         """Address on which it listens, with the port that was chosen for port 0."""
 
     async def set_serving(self, serving: bool) -> None:
-        """What health says of the service, and of the whole; never SERVING again once it drains."""
+        """Health of the service and of the whole; never SERVING again once it drains."""
         status = SERVING if serving and not self._draining else NOT_SERVING
         for name in ("", self._service):
             await self._health.set(name, status)

@@ -87,7 +87,7 @@ class Generator(Protocol):
 
 
 class _PortServicer:
-    """What servicers of both ports share: all but the messages of their links."""
+    """Base of the servicers of both ports: all but the messages of their links."""
 
     _decode: Callable[..., Any]
     _encode: Callable[..., Any]

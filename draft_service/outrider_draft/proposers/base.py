@@ -55,7 +55,7 @@ UNLIMITED_LENGTH = 2**31 - 1
 
 @dataclass(slots=True, eq=False)
 class ProposalRequest:
-    """What a proposer gets for one session: the same object from the session's first proposal to its last."""
+    """Request of one session to a proposer: the same object from the session's first proposal to its last."""
 
     open: Open
     """Sampling settings, seed, judging rule and ``num_token_ids``, below which draft tokens have to be."""
@@ -73,7 +73,7 @@ class ProposalRequest:
 
 @dataclass(frozen=True, slots=True)
 class DraftTokens:
-    """What a proposer gives for one session."""
+    """Draft tokens of one session, as a proposer gives them."""
 
     token_ids: Sequence[int] = ()
     """Up to ``num_tokens``; what comes after them, or after one that may not be drawn, is dropped."""
@@ -95,7 +95,7 @@ class Proposer(ABC):
     hidden_size: int = 0
     """Of one layer's state; has to be said with ``hidden_state_layers``."""
     reads_all_states: bool = False
-    """Whether it needs the states of all positions, and not of the last alone."""
+    """True if it needs the states of all positions, and not of the last alone."""
 
     @classmethod
     def load(cls, settings: DraftSettings) -> Self:

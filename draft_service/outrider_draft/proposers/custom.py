@@ -20,7 +20,7 @@ def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
 
 
 def make_proposer(path: str, settings: DraftSettings) -> Proposer:
-    """What ``load`` of the class gives; ``ConfigError`` where that is no proposer."""
+    """Proposer of a class's ``load``; ``ConfigError`` where that returns something else."""
     found = find_class(path)
     try:
         proposer: object = found.load(settings)

@@ -1,4 +1,4 @@
-"""What a draft head keeps with a session from one proposal to the next."""
+"""State of a draft head for one session, from one proposal to the next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_KEPT_BYTES = 1 << 19
 
 @dataclass(slots=True)
 class HeadState:
-    """What is kept with a session."""
+    """State of one session."""
 
     sampling: SessionSampling
     metadata: DraftMetadata | None = None

@@ -37,7 +37,7 @@ def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What gives one token."""
+    """Stage of the speculator, which gives one token."""
 
     embedding: torch.Tensor  # [V, D]
     projection: torch.Tensor  # [D, H], of later stages [D, D]

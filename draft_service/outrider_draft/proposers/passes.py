@@ -1,4 +1,4 @@
-"""What several passes drew for one proposal, put together.
+"""Draws of several passes, joined to one proposal.
 
 A loop gives many tokens at once, logits one at a time; most proposals take a single loop, and are that loop's draws as
 they are.

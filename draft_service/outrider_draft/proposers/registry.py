@@ -50,7 +50,7 @@ class ServedProposer:
 
     executor: Executor[Any, Extend, Any, Proposal]
     sequences: SequenceStore[Any]
-    """What its sessions hold."""
+    """State and pages of its sessions."""
     description: ModelDescription
     max_cached_tokens: int = 0
     """Tokens that its KV cache has room for; 0: it has none."""
@@ -80,7 +80,7 @@ LOADERS: Mapping[DraftMethod, str] = {
 
 
 def load_proposer(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
-    """What the settings' method is served by; ``ConfigError`` or ``ModelError`` says why it cannot be."""
+    """Proposer of the settings' method; ``ConfigError`` or ``ModelError`` where it cannot be loaded."""
     path = LOADERS.get(settings.method)
     if path is None:
         raise ConfigError("draft.method", f"{settings.method} is no draft; drafts are {', '.join(LOADERS)}")

@@ -123,7 +123,7 @@ class TakenTensors:
         self._taken: set[str] = set()
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor."""
+        """True if there is such a tensor."""
         return name in self._weights
 
     def num_rows(self, name: str) -> int:

@@ -24,7 +24,7 @@ ASKED, ARRIVED, BEGAN, ENDED, LEFT, HEARD = range(6)
 """Of one item, in order: the coordinator sends it, the service's event loop has it, its forward begins and ends, its
 answer is on the event loop again, the coordinator has the answer."""
 PARTS = ("there", "hand_in", "forward", "hand_out", "back")
-"""What lies between them: encoding, wire and decoding; the way to the engine's thread; the forward; the way back from
+"""Parts between the stamps: encoding, wire and decoding; the way to the engine's thread; the forward; the way back from
 that thread; encoding, wire and decoding."""
 TURN = "turn"
 """Between an answer and what the coordinator asks next for that session."""

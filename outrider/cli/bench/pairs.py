@@ -57,8 +57,8 @@ class Where:
         return pair_name(self.target, self.draft)
 
     def told(self, **flags: object) -> dict[str, object]:
-        """What a result may say of the run by the command's own flags: how weights were loaded and what was set is not
-        theirs to tell of services that ran already.
+        """Configuration that a result takes from the command's flags. Flags of starting say nothing of services that
+        ran already.
         """
         return {key: value for key, value in flags.items() if self.address is None or key not in _OF_STARTING}
 

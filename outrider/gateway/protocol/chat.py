@@ -90,7 +90,7 @@ class ChatCompletionRequest(ChatFields):
 
     @property
     def grammar(self) -> GrammarField | None:
-        """What constrains the output: the calls that must be made, or as in completions."""
+        """Grammar of the output: the calls that must be made, or as in completions."""
         found, name = super().grammar, self.enforced_call
         if name is None:
             return found
@@ -103,7 +103,7 @@ class ChatCompletionRequest(ChatFields):
 
     @property
     def parses_tools(self) -> bool:
-        """Whether the output may hold tool calls."""
+        """True if the output may hold tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property

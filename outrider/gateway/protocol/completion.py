@@ -46,7 +46,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def is_echo_alone(self) -> bool:
-        """Whether only the prompt is requested, as evaluations do to read its logprobs."""
+        """True if only the prompt is requested, as evaluations do to read its logprobs."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property

@@ -107,7 +107,7 @@ class GenerationFields(BaseModel):
 
     @property
     def grammar(self) -> GrammarField | None:
-        """What constrains the output."""
+        """Grammar of the output."""
         return grammar_of({name: getattr(self, name) for name in _GRAMMAR_FIELDS})
 
     def without_input(self) -> Self:
@@ -126,10 +126,10 @@ class GenerationFields(BaseModel):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
+        """True if a stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def tells_usage_always(self) -> bool:
-        """Whether every event of a stream has the current usage."""
+        """True if every event of a stream has the current usage."""
         return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)

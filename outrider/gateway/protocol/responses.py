@@ -56,7 +56,7 @@ class ResponsesRequest(GenerationFields):
 
     @property
     def includes_logprobs(self) -> bool:
-        """Whether the output text has logprobs."""
+        """True if the output text has logprobs."""
         return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
 
     @property

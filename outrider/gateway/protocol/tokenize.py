@@ -18,7 +18,7 @@ class TokenizeRequest(ChatFields):
 
     @property
     def is_chat(self) -> bool:
-        """Whether the messages are meant. Where there is a prompt too, fields of chats alone say so, as in vLLM."""
+        """True if the messages are meant. Where there is a prompt too, fields of chats alone say so, as in vLLM."""
         return self.messages is not None and (self.prompt is None or bool(_OF_CHATS & self.model_fields_set))
 
 

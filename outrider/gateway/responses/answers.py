@@ -27,7 +27,7 @@ class Answer(ABC):
     """A response in progress."""
 
     ending = b"data: [DONE]\n\n"
-    """What ends a stream."""
+    """End of a stream."""
 
     @abstractmethod
     def whole(self, results: Sequence[GenerationResult]) -> Json:

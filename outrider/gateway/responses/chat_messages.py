@@ -60,7 +60,7 @@ class MessageParser:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the message has tool calls."""
+        """True if the message has tool calls."""
         return self._num_calls > 0
 
     def push(self, text: str, *, is_last: bool) -> Json:

@@ -19,7 +19,7 @@ class ChoiceState:
     """One choice after its latest delta."""
 
     is_first: bool = False
-    """Whether that delta was the first."""
+    """True if that delta was the first."""
     offset: int = 0
     """Characters before its text."""
     num_characters: int = 0

@@ -10,7 +10,7 @@ from outrider.types import TokenLogprob
 
 Json = dict[str, Any]
 _LEAST = -9999.0
-"""What stands for minus infinity, which JSON does not have."""
+"""Stand-in for minus infinity, which JSON does not have."""
 
 
 class LogprobWriter:

@@ -134,7 +134,7 @@ def _try_symmetric_memory(shard: Shard, device: torch.device, dtype: torch.dtype
 
 
 def _are_on_one_host() -> bool:
-    """Whether all ranks see each other's processes."""
+    """True if all ranks see each other's processes."""
     place = zlib.crc32(f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}".encode())
     extremes = torch.tensor([place, -place])
     dist.all_reduce(extremes, dist.ReduceOp.MIN)
@@ -142,7 +142,7 @@ def _are_on_one_host() -> bool:
 
 
 def _all_agree(*, holds: bool) -> bool:
-    """Whether every rank says so; over gloo, so that no device is needed."""
+    """True if every rank says so; over gloo, so that no device is needed."""
     answer = torch.tensor([int(holds)])
     dist.all_reduce(answer, dist.ReduceOp.MIN)
     return bool(answer.item())

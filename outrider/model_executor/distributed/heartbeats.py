@@ -1,4 +1,4 @@
-"""Whether the other ranks are still there: beats on a socket of their own, outside the collectives.
+"""Heartbeats between ranks, on a socket of their own, outside the collectives: they detect a lost rank.
 
 Owns one thread that says every half second how many steps this rank has finished, and listens for the same. A rank is
 lost when its socket ends, when it says that it failed, when nothing is heard of it for a while (its host is gone, or it

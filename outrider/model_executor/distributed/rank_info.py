@@ -30,7 +30,7 @@ class Place:
     local_rank: int = 0
     """Among those of its host: which of the host's devices is its own."""
     is_started: bool = True
-    """Whether the others are started already; else rank 0 starts them, all on its host."""
+    """True if the others are started already; else rank 0 starts them, all on its host."""
     has_lifeline: bool = False
 
 

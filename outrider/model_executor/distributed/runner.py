@@ -108,7 +108,7 @@ class QueuedSteps:
         self._marks.append(mark)
 
     def are_left(self) -> bool:
-        """Whether any is unfinished."""
+        """True if any is unfinished."""
         while self._marks and self._marks[0].is_reached():
             self._marks.popleft()
             self._heartbeats.num_finished += 1

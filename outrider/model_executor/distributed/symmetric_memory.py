@@ -34,7 +34,7 @@ class SymmetricMemory:
     group_name: str
 
     def takes(self, part: torch.Tensor) -> bool:
-        """Whether a part fits, and is laid out so."""
+        """True if a part fits, and is laid out so."""
         return 0 < part.nbytes <= len(self.buffer) and part.nbytes % _ALIGNMENT_BYTES == 0 and part.is_contiguous()
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ class SymmetricMemory:
         return sum_and_norm(hidden, part, norm.weight, norm.eps, self.rows)
 
     def is_right(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether sums are what they should be: of token ids, which are few and float32, and of rows, through both
+        """True if sums are what they should be: of token ids, which are few and float32, and of rows, through both
         halves of their memory. ``RuntimeError`` where the kernel does not take the type.
         """
         part = torch.full((3, 64), float(self.rows.rank + 1), dtype=dtype, device=device)

@@ -79,7 +79,7 @@ class BlockRunner(DraftHeadRunner):
                     self.sequences.truncate(row.sequence, length)
 
     def _run_blocks(self, batch: ForwardBatch) -> torch.Tensor:
-        """What ``DFlashHead.logits`` takes, [N, H] of the masks."""
+        """Hidden states of the masks, [N, H], for ``DFlashHead.logits``."""
         if self._graphs is None:
             inputs = _blocks_on_cpu(batch, inputs_on_cpu(_one_query_each(batch), self._frame, self.head.dtype))
             return self.block_head.block(inputs, self.kv_cache).index_select(0, inputs.logit_indices)

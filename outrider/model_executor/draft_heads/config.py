@@ -39,17 +39,17 @@ class DraftHeadConfig:
     hidden_state_layers: tuple[int, ...]
     target_hidden_size: int
     norm_before_residual: bool = False
-    """Whether the stream is the normalised state."""
+    """True if the stream is the normalised state."""
     norm_before_fc: bool = False
-    """Whether the target's states, side by side, are normalised together before ``fc``."""
+    """True if the target's states, side by side, are normalised together before ``fc``."""
     fc_norm: bool = False
-    """Whether each layer's state is normalised before ``fc``, as in EAGLE 3.1."""
+    """True if each layer's state is normalised before ``fc``, as in EAGLE 3.1."""
     norm_output: bool = False
-    """Whether the head's own state is taken after the last norm."""
+    """True if the head's own state is taken after the last norm."""
 
 
 def read_eagle3_config(folder: Path, target_folder: Path) -> DraftHeadConfig:
-    """What an EAGLE-3 folder and its target's say; ``ModelError`` for what is no such head, or another target's."""
+    """Configuration of an EAGLE-3 head from its folder and its target's; ``ModelError`` for another head or target."""
     path = folder / "config.json"
     raw, target = read_object(path), read_model_config(target_folder)
     check_architecture(path, raw, _ARCHITECTURES, "EAGLE-3 head")

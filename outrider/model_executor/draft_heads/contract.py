@@ -20,7 +20,7 @@ from outrider.model_executor.models.config import ModelConfig
 
 
 class HeadConfig(Protocol):
-    """What is known of any head."""
+    """Configuration that every head has."""
 
     @property
     def layer(self) -> ModelConfig:
@@ -48,7 +48,7 @@ class DraftHead(Protocol):
 
     @property
     def kind(self) -> str:
-        """What it is called in errors, with its article."""
+        """Name in errors, with its article."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class DraftHead(Protocol):
     kv_cache_layout: KVCacheLayout
 
     def canonical(self, name: str) -> str | None:
-        """What ``weights`` calls the tensor that a published checkpoint calls ``name``; None: it is of no use here."""
+        """Name in ``weights`` of the tensor ``name`` of a published checkpoint; None: it is of no use here."""
         ...
 
     def weights(self) -> Weights:

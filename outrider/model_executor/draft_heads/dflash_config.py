@@ -45,7 +45,7 @@ class DFlashConfig:
 
 
 def read_dflash_config(folder: Path, target_folder: Path) -> DFlashConfig:
-    """What a DFlash folder and its target's say; ``ModelError`` for what is no such drafter, or another target's."""
+    """Configuration of a DFlash head from its folder and its target's; ``ModelError`` for another head or target."""
     path = folder / "config.json"
     raw, target = read_object(path), read_model_config(target_folder)
     fields, own = _of_speculators(path, raw) if "speculators_model_type" in raw else _of_z_lab(path, raw)

@@ -25,11 +25,11 @@ class DraftVocabulary:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the target has more tokens."""
+        """True if the target has more tokens."""
         return self.size != self._vocab_size
 
     def has_use_for(self, name: str) -> bool:
-        """Whether a tensor of a checkpoint is needed: ``t2d`` says what ``d2t`` says too, and SafeAILab saves both of a
+        """True if a tensor of a checkpoint is needed: ``t2d`` says what ``d2t`` says too, and SafeAILab saves both of a
         whole vocabulary, where they are passed over.
         """
         return name != "t2d" and (name != "d2t" or self.is_reduced)

@@ -34,7 +34,7 @@ _SPECULATORS_NAMES = (("fusion_fc.", "fc."), ("transformer.", "layers.0."))
 
 
 def read_eagle_config(folder: Path, target_folder: Path) -> PairHeadConfig:
-    """What an EAGLE folder and its target's say; ``ModelError`` for what is no such head, or another target's."""
+    """Configuration of an EAGLE head from its folder and its target's; ``ModelError`` for another head or target."""
     path = folder / "config.json"
     raw, target = read_object(path), read_model_config(target_folder)
     check_architecture(path, raw, _ARCHITECTURES, "EAGLE head")

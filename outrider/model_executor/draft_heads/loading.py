@@ -25,7 +25,7 @@ _OF_TARGET = {
     "embed_tokens.weight": (EMBEDDING_NAME, HEAD_NAME),
     "lm_head.weight": (HEAD_NAME, EMBEDDING_NAME),
 }
-"""What the target's checkpoint calls a tensor, in the order in which it is looked for; of tied ones it may have one."""
+"""Names of a tensor in the target's checkpoint, in the order of the search; of tied ones it may have one."""
 
 Found = tuple[StoredTensor, WeightTarget]
 

@@ -31,7 +31,7 @@ _FIRST_LAYER = "model.mtp_layers.0."
 
 
 def read_mtp_config(target_folder: Path) -> PairHeadConfig:
-    """What a target's folder says of its MTP layer; ``ModelError`` where it has none."""
+    """Configuration of a target's MTP layer from its folder; ``ModelError`` where it has none."""
     path, target = target_folder / "config.json", read_model_config(target_folder)
     count = read_object(path).get("num_nextn_predict_layers")
     if not family_of(target.architecture).has_mtp or type(count) is not int or count < 1:

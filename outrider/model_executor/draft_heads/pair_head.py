@@ -1,4 +1,4 @@
-"""What EAGLE and MTP heads have in common: one decoder layer over pairs, between the target's embedding and its head.
+"""Base of EAGLE and MTP heads: one decoder layer over pairs, between the target's embedding and its head.
 
 Owns the layer's order of computation; what goes into the layer, and what comes after it, is each head's.
 
@@ -41,7 +41,7 @@ class PairHeadConfig:
 
     @property
     def hidden_state_layers(self) -> tuple[int, ...]:
-        """What the target's head reads."""
+        """Layers whose states the head reads: those that the target's head reads."""
         return (LAST_HIDDEN_STATE,)
 
     @property
@@ -73,7 +73,7 @@ class PairHead(ABC):
 
     @abstractmethod
     def canonical(self, name: str) -> str | None:
-        """What ``weights`` calls the tensor that a published checkpoint calls ``name``; None: it is of no use here."""
+        """Name in ``weights`` of the tensor ``name`` of a published checkpoint; None: it is of no use here."""
 
     @abstractmethod
     def __call__(

@@ -74,7 +74,7 @@ class DraftHeadRunner:
         self._loop_model: HeadLoopModel | None = None
         self._loop: DraftLoop | None = None
         self.used_graph = False
-        """Whether every step of the last loop was a captured one."""
+        """True if every step of the last loop was a captured one."""
         if rules.in_loops and has_kernels(head.device):
             self._loop_model, self._loop = self._make_loop(rules, graphs)
 

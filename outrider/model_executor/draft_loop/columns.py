@@ -33,7 +33,7 @@ class MetadataColumns:
     words: IntArray  # [B, NUM_COLUMNS]
     keys_base: IntArray  # [B] 1 where the base keys the random streams, else 0
     is_uniform: bool
-    """Whether evidence is of one form, or none has any."""
+    """True if evidence is of one form, or none has any."""
 
     @classmethod
     def of(cls, metadata: Sequence[DraftMetadata]) -> MetadataColumns:
@@ -49,12 +49,12 @@ class MetadataColumns:
 
     @property
     def needs_evidence(self) -> bool:
-        """Whether the device reports what it draws from, where that is uniform."""
+        """True if the device reports what it draws from, where that is uniform."""
         return self.each[0].needs_evidence
 
     @property
     def is_certain(self) -> bool:
-        """Whether evidence is one-hot, where that is uniform."""
+        """True if evidence is one-hot, where that is uniform."""
         return self.each[0].is_certain
 
 

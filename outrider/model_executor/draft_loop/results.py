@@ -32,7 +32,7 @@ class Draws:
     token_ids: tuple[int, ...]
     """In order."""
     evidence: Evidence = None
-    """What they were drawn from, where the rule needs it and there are any."""
+    """Distributions that they were drawn from, where the rule needs them and there are any."""
     error: OutriderError | None = None
     """Error that ended the draws early, if they are fewer than requested."""
 
@@ -57,7 +57,7 @@ def read_columns(
     records: Numbers,  # [K, R, NUM_FIELDS]
     supports: Numbers | None,  # [K, R, 2, S]; None: no row needs evidence
 ) -> DrawnColumns | None:
-    """What ``read_draws`` gives of the same rows, whose evidence is of one form; None where a row lacks a draw."""
+    """Results of ``read_draws`` for the same rows, whose evidence is of one form; None where a row lacks a draw."""
     lengths, num_steps, num_rows = columns.num_drafts, len(records), len(columns.sequences)
     of_rows = records[:, :num_rows].transpose(1, 0, 2)  # [B, K, NUM_FIELDS]
     tokens, widths = of_rows[:, :, Field.TOKEN], of_rows[:, :, Field.WIDTH]

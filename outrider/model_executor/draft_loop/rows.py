@@ -25,7 +25,7 @@ two."""
 MAX_STEPS = 16
 """Draft tokens of one loop."""
 UNKNOWN = [[0] * count for count in range(MAX_STEPS)]
-"""What stands for so many tokens that will be drawn."""
+"""Stand-ins for tokens that will be drawn, by their number."""
 Words: TypeAlias = "array[int]"
 """32 bits each, as a device reads them."""
 
@@ -36,11 +36,11 @@ class DraftMetadata:
 
     open: Open
     needs_evidence: bool
-    """Whether the device reports what it draws from."""
+    """True if the device reports what it draws from."""
     is_certain: bool
-    """Whether evidence is one-hot: the argmax stands for a draw."""
+    """True if evidence is one-hot: the argmax stands for a draw."""
     keys_base: bool
-    """Whether the base keys the random streams."""
+    """True if the base keys the random streams."""
     words: Words  # [NUM_COLUMNS] how the device draws, without what differs from launch to launch
 
     @classmethod
@@ -87,7 +87,7 @@ def check_draft_rows(
 
 
 def fits_loop(open_: Open) -> bool:
-    """Whether a request's draft tokens are drawn on the device: all but those of whole rows of probabilities, which are
+    """True if a request's draft tokens are drawn on the device: all but those of whole rows of probabilities, which are
     a reference. Penalties, biases, bad words, allowed ids and bans past ``MAX_BANNED`` are left to the target: what a
     draft proposes against them is rejected, and what it was drawn from is reported without them.
     """

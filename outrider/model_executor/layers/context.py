@@ -22,16 +22,16 @@ class LayerContext:
     config: ModelConfig
     """The whole model's."""
     part: ModelConfig
-    """What this rank computes."""
+    """Part of the model that this rank computes."""
     dtype: torch.dtype
     device: torch.device
     communicator: Communicator
     linear_method: Callable[[LinearSpec], LinearMethod]
     """How linear layers keep their weights."""
     batch_invariant: bool = False
-    """Whether a token's results must not depend on what is computed with it."""
+    """True if a token's results must not depend on what is computed with it."""
 
     @property
     def is_alone(self) -> bool:
-        """Whether one rank holds the whole model."""
+        """True if one rank holds the whole model."""
         return self.communicator.shard.size == 1

@@ -37,9 +37,9 @@ class WeightTarget:
     destination: torch.Tensor | None
     """A view into a parameter; broadcasts from the part. None: the tensor is another rank's."""
     shape: tuple[int, ...]
-    """What the checkpoint's tensor must have."""
+    """Shape of the checkpoint's tensor."""
     part: tuple[slice, ...] | None = None
-    """What of the tensor is copied; None: all."""
+    """Part of the tensor that is copied; None: all."""
     owner: Preparable | None = None
     """The layer to prepare once all of its weights are there."""
     file_types: tuple[str, ...] = FLOAT_TYPES
@@ -153,7 +153,7 @@ class TokenMixer(Protocol):
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec | RecurrentSpec:
-        """What it keeps of earlier tokens."""
+        """Cache of earlier tokens that the layer needs."""
         ...
 
     @property

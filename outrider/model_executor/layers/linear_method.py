@@ -85,7 +85,7 @@ class LinearSpec:
     module: str = ""
     """Name of the block that the layer is in, as a prefix of its outputs' names."""
     batch_invariant: bool = False
-    """Whether a row's product must not depend on other rows."""
+    """True if a row's product must not depend on other rows."""
     num_experts: int = 0
     """Experts whose outputs these are, as many of each; 0: every row meets all outputs."""
 

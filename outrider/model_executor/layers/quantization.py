@@ -68,19 +68,19 @@ class Quantization:
 
     @property
     def is_online(self) -> bool:
-        """Whether the checkpoint's weights are of 16 or 32 bits."""
+        """True if the checkpoint's weights are of 16 or 32 bits."""
         return self.method == "online"
 
     @property
     def keeps_order(self) -> bool:
-        """Whether kernels compute a row's products in one order of sums, whatever other rows there are."""
+        """True if kernels compute a row's products in one order of sums, whatever other rows there are."""
         if self.numbers is Numbers.MXFP4:
             return True
         has_blocks = self.weights is Scales.BLOCK or self.activations is Activations.GROUP
         return not has_blocks or self.block[1] == 128
 
     def covers(self, modules: Sequence[str]) -> bool:
-        """Whether modules that are computed as one layer are quantized; ``ModelError`` if only some of them are."""
+        """True if modules that are computed as one layer are quantized; ``ModelError`` if only some of them are."""
         found = {module: self._covers_one(module) for module in modules}
         if len(set(found.values())) > 1:
             inside, outside = (

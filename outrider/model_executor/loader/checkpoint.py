@@ -76,9 +76,9 @@ class StoredTensor:
     key: str
     """Name in its file: another one where a tied model stores only its head, or where it is a part of a tensor."""
     part: tuple[slice, ...] = ()
-    """What of the file's tensor it is, with one expert's along the first axis; empty: all."""
+    """Part of the file's tensor, with one expert's along the first axis; empty: all."""
     is_transposed: bool = False
-    """Whether the file has its rows along the last axis."""
+    """True if the file has its rows along the last axis."""
     rows: slice | None = None
     """Those that it is of the file's tensor; None: all."""
 

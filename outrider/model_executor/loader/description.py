@@ -59,7 +59,7 @@ def describe_model(
 
 
 def mark_of(folder: Path, load_format: LoadFormat = "safetensors") -> str:
-    """What is appended to the name of an untrained model, by its folder; empty for any other."""
+    """Suffix of the name of an untrained model, by its folder; empty for any other."""
     if load_format == "dummy":
         return NOISE_MARK
     return SYNTHETIC_MARK if (folder / FILE).is_file() else ""

@@ -42,7 +42,7 @@ class ModelEstimate:
 
     @property
     def is_text_part(self) -> bool:
-        """Whether the checkpoint's model takes images or sound too."""
+        """True if the checkpoint's model takes images or sound too."""
         if self.config.is_fallback:
             from outrider.model_executor.models.fallback_config import has_other_parts  # imports all of transformers
 

@@ -28,7 +28,7 @@ from outrider.tokenization.model_text import JSON_FILES, most_bytes, template_fi
 
 _log = logging.getLogger(__name__)
 _MATCHING_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
-"""What decides where an added token is found; whether it is "special" only decides how it is shown."""
+"""Flags that decide where an added token is found; whether it is "special" only decides how it is shown."""
 
 Json = dict[str, Any]
 

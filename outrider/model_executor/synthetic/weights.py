@@ -27,7 +27,7 @@ SECOND = 0.618034
 """A foreseen token's logit, over PEAK. Near no ratio of small numbers, so that two bfloat16 values never cancel."""
 EMBEDDING_RMS = 8.0
 BRANCH_RMS = 0.05
-"""What all branches together may add to the residual stream, in root mean square."""
+"""Root mean square of what all branches together may add to the residual stream."""
 
 
 class Sizes(Protocol):
@@ -70,12 +70,12 @@ class Sizes(Protocol):
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys have norms of their own."""
+        """True if queries and keys have norms of their own."""
         ...
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether queries, keys and values have biases."""
+        """True if queries, keys and values have biases."""
         ...
 
 

@@ -127,7 +127,7 @@ class Scoring:
 
     @functools.cached_property
     def _parts(self) -> list[_Part]:
-        """What is launched: with the adjusted rows, for which the masks of grammars have to be made."""
+        """Launches: with the adjusted rows, for which the masks of grammars have to be made."""
         return [part for part in (self._first, self._launch_adjusted()) if part is not None]
 
     @property

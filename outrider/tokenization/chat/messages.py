@@ -43,7 +43,7 @@ def prepare_messages(messages: Sequence[Mapping[str, Any]], template: str) -> li
 
 @lru_cache(maxsize=64)
 def loops_over_content(template: str) -> bool:
-    """Whether a template has a loop over the parts of a message's content."""
+    """True if a template has a loop over the parts of a message's content."""
     try:
         tree = parse_template(template)
     except jinja2.TemplateError:
@@ -53,7 +53,7 @@ def loops_over_content(template: str) -> bool:
 
 @lru_cache(maxsize=64)
 def tests_content_for_none(template: str) -> bool:
-    """Whether a template has a test such as ``message.content is none``: DeepSeek's finds calls of tools by it."""
+    """True if a template has a test such as ``message.content is none``: DeepSeek's finds calls of tools by it."""
     try:
         tree = parse_template(template)
     except jinja2.TemplateError:
@@ -63,7 +63,7 @@ def tests_content_for_none(template: str) -> bool:
 
 @lru_cache(maxsize=64)
 def wants_text_arguments(template: str) -> bool:
-    """Whether a template joins arguments of tool calls with text, as DeepSeek-R1's distilled models do, and has no test
+    """True if a template joins arguments of tool calls with text, as DeepSeek-R1's distilled models do, and has no test
     such as ``arguments is string`` by which it would take either form.
     """
     try:

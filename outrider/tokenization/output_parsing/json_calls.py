@@ -72,7 +72,7 @@ class ArgumentsReader:
 
     @property
     def is_done(self) -> bool:
-        """Whether the value has ended."""
+        """True if the value has ended."""
         return self._value.is_done
 
     def push(self, text: str) -> tuple[str, str]:
@@ -109,7 +109,7 @@ class CallReader:
     def __init__(self, accepts: Callable[[str], bool] = lambda name: True) -> None:
         self.is_done = False
         self.is_call = False
-        """Whether the call has started."""
+        """True if the call has started."""
         self.raw = ""
         """Text so far, while it is not known to be a call."""
         self._accepts = accepts
@@ -139,7 +139,7 @@ class CallReader:
         return events, text
 
     def finish(self) -> Iterator[Event]:
-        """What was held back of a call that was cut off."""
+        """Text that was held back of a call that was cut off."""
         if self.is_call and self._arguments is not None and (held := self._arguments.finish()):
             yield CallArguments(held)
 

@@ -24,7 +24,7 @@ class MistralParser(HeldTextParser):
     def __init__(self) -> None:
         super().__init__()
         self._form = "content"
-        """What is read: content, the beginning of calls, a list, or the arguments of one call."""
+        """Part that is read: content, the beginning of calls, a list, or the arguments of one call."""
         self._arguments: ArgumentsReader | None = None
 
     def finish(self) -> Iterator[Event]:

@@ -25,7 +25,7 @@ class PythonicParser(HeldTextParser):
         self._is_tool = is_tool
         super().__init__()
         self._form = "begin"
-        """What is read: begin, calls, end, or content."""
+        """Part that is read: begin, calls, end, or content."""
 
     def finish(self) -> Iterator[Event]:
         """Events of the text that was held back."""

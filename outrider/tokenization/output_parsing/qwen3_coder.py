@@ -25,7 +25,7 @@ class Qwen3CoderParser(HeldTextParser):
         self._parameters = parameters
         super().__init__()
         self._form = "content"
-        """What is read: content, function (its name), parameters, parameter (its name), or value."""
+        """Part that is read: content, function (its name), parameters, parameter (its name), or value."""
         self._schemas: Mapping[str, Any] = {}
         self._key = ""
         self._num_parameters = 0

@@ -26,7 +26,7 @@ class ThinkParser:
         elif prompt_end.endswith(THINK_CLOSE):
             self._is_reasoning = False
         self._may_open = self._is_reasoning is not False
-        """Whether ``<think>`` may come next."""
+        """True if ``<think>`` may come next."""
         self._held = ""
 
     def push(self, text: str) -> Iterator[Event]:

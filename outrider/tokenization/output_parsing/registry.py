@@ -42,7 +42,7 @@ class OutputFormat:
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Whether the parsers need the text of special tokens."""
+        """True if the parsers need the text of special tokens."""
         return self.tool_call_parser in (_HARMONY, "mistral") or self.reasoning_parser == _HARMONY
 
     @property

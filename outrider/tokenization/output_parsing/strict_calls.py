@@ -50,11 +50,11 @@ class _Tool:
         self.schema = given if self.is_strict else _ANY_OBJECT
 
     def arguments(self) -> str:
-        """What may stand for the arguments."""
+        """Grammar of the arguments."""
         return self.value(self.schema)
 
     def value(self, schema: Json) -> str:
-        """What may stand for a value of a schema."""
+        """Grammar of a value of a schema."""
         try:
             return f"%json {embedded_schema(schema)}"
         except ValueError as error:

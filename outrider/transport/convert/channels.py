@@ -60,12 +60,12 @@ def channel_offer_from_proto(message: channel_pb2.ProposalChannelOffer) -> ports
 
 
 def channel_state_to_proto(event: ports.ChannelState) -> channel_pb2.ProposalChannelState:
-    """What became of a channel."""
+    """State of a channel."""
     return channel_pb2.ProposalChannelState(connection=event.connection, is_open=event.is_open, reason=event.reason)
 
 
 def channel_state_from_proto(message: channel_pb2.ProposalChannelState) -> ports.ChannelState:
-    """What became of a channel."""
+    """State of a channel."""
     return ports.ChannelState(message.connection, message.is_open, shortened(message.reason))
 
 

@@ -102,7 +102,7 @@ def _write_commands(message: Any, commands: Sequence[Any], role: str, steps: typ
 
 
 def _columns_of(run: Sequence[Any]) -> list[CommandColumns]:
-    """What are columns already, then the single commands of a run."""
+    """Columns of a run: those that it has, then the single commands."""
     columns = [command for command in run if isinstance(command, CommandColumns)]
     items = [command for command in run if not isinstance(command, CommandColumns)]
     return [*columns, *columns_of_commands(items)] if items else columns

@@ -26,7 +26,7 @@ def read_one_of(message: Any, group: str, readers: Readers) -> Any:  # noqa: ANN
 
 
 class _OutOfRange:
-    """What ``out_of_range_breaks_the_contract`` returns: a generator would take several times as long."""
+    """Context of ``out_of_range_breaks_the_contract``: a generator would take several times as long."""
 
     def __enter__(self) -> None:
         """Nothing is kept."""

@@ -129,7 +129,7 @@ def request_reading(
 
 
 def _sampling_to_proto(request: GenerationRequest) -> sampling_pb2.SamplingParams:
-    """What is left to the server is not sent."""
+    """Message of the sampling parameters; those that are left to the server are not sent."""
     message = sampling_to_proto(request.sampling)
     for name in request.defaulted:
         message.ClearField(name)

@@ -164,7 +164,7 @@ def chosen_to_proto(event: ports.PlaneChosen) -> tensor_pb2.TensorPlaneChosen:
 
 
 def chosen_from_proto(message: tensor_pb2.TensorPlaneChosen) -> ports.PlaneChosen:
-    """What became of a connection; ``ProtocolError`` for a kind that is not known, or too many reasons."""
+    """Result of a connection; ``ProtocolError`` for a kind that is not known, or too many reasons."""
     try:
         kind = PlaneKind(message.kind)
     except ValueError as error:

@@ -24,7 +24,7 @@ class SharedReader:
 
     def __init__(self, descriptor: int) -> None:
         self.token = shared_file.read_token(descriptor)
-        """What shows the owner that its file is seen."""
+        """Token that shows the owner that its file is seen."""
         self._descriptor = descriptor
         self._num_bytes_left = shared_file.MAX_BYTES
         weakref.finalize(self, os.close, descriptor)

@@ -1,4 +1,4 @@
-"""What a failed connection had to do with TLS, in words that say what would be right.
+"""TLS causes of failed connections, in words that say what would be right.
 
 gRPC tells a failed handshake by a text of its TLS library; that table is here. A peer that closes the connection during
 the handshake says no more than that it did: TLS 1.3 lets a client believe it is connected before the server has judged

@@ -50,7 +50,7 @@ class ClientSecurity:
     allow_plaintext_token: bool = False
     """True if the token may go to another host without TLS."""
     token_setting: str = "token"
-    """What messages call it."""
+    """Name of the token's setting in messages."""
 
     def tls_for(self, address: str) -> Tls | None:
         """The TLS configuration for an address; None for plain text."""

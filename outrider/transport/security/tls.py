@@ -69,7 +69,7 @@ class ServerTls:
 
 
 def _files() -> ModuleType:
-    """What reads certificates; ``ConfigError`` where its package is not installed."""
+    """Module that reads certificates; ``ConfigError`` where its package is not installed."""
     try:
         from outrider.transport.security import certificates
     except ModuleNotFoundError as error:

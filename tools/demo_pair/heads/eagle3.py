@@ -46,8 +46,9 @@ class Steps:
     values: list[Tensor] = field(default_factory=list)
 
     def padded(self) -> "Past | None":
-        """What a step attends to beside its own; None before step 0. Steps to come are zeros with a bias of minus
-        infinity, so that one compilation serves all steps but the first.
+        """Keys and values that a step attends to besides its own; None before step 0.
+
+        Steps to come are zeros with a bias of minus infinity, so that one compilation serves all steps but the first.
         """
         if not self.keys:
             return None

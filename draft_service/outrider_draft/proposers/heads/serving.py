@@ -80,7 +80,7 @@ def _placed(settings: DraftSettings, config: HeadConfig) -> tuple[torch.device, 
 
 
 def _served(executor: HeadExecutor, name: str, target_folder: Path, architecture: str) -> ServedProposer:
-    """What runs a loaded head, served; ids are those of the target's tokenizer."""
+    """Served proposer of a loaded head; ids are those of the target's tokenizer."""
     runner = executor.runner
     config, pool = runner.head.config, runner.sequences.pool
     tokenizer = read_tokenizer(target_folder, vocab_size=config.layer.vocab_size)

@@ -35,7 +35,7 @@ def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What probably comes next."""
+    """Probable continuation of a text."""
 
     token_ids: tuple[int, ...] = ()
     score: float = 0.0
@@ -88,7 +88,7 @@ class OutputCaches:
 
 
 class RequestText:
-    """What is known of one request: its own automaton, and how far its output is in the cache."""
+    """Text of one request: its own automaton, and how far its output is in the cache."""
 
     def __init__(self) -> None:
         self.automaton = SuffixAutomaton()
