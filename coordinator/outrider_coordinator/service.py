@@ -282,6 +282,8 @@ class Coordinator:
             text, grammars = self._input_processor.text, self._input_processor.grammars
         else:
             grammars = GrammarCompiler.of(target)
+            if grammars is not None:
+                grammars.warm_up()  # with the interpreter lock, so not beside streams
             text = ModelText.from_files(target.tokenizer_files, bos_token_id=target.bos_token_id)
             if self._text is not None:
                 text = replace(self._text, sampling_defaults=text.sampling_defaults)

@@ -12,13 +12,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from outrider.errors import InvalidRequestError
 from outrider.structured_output.free_text import FreeText
-from outrider.structured_output.matcher import Matcher
+from outrider.structured_output.matcher import Matcher, engine_problem
 from outrider.structured_output.schemas import BLANKS, find_keyword, parse_schema, prepare_schema
 from outrider.structured_output.statistics import GrammarStatistics
 from outrider.types import Grammar, GrammarKind, ModelDescription
@@ -57,19 +59,29 @@ class GrammarCompiler:
         """A matcher at the beginning of the output, which one of ``end_token_ids`` ends; ``InvalidRequestError`` says
         what the grammar may not be.
         """
-        with self._lock:
-            engine = self._cached.get(grammar)
-        if engine is None:
-            engine = self._measured(grammar)
-            self._keep(grammar, engine)
         return Matcher(
-            engine,
+            self._engine_of(grammar),
             vocab_size=self._vocab_size,
             end_token_ids=end_token_ids,
             hidden_token_ids=self._eos,
             free_text=FreeText(grammar.after.encode(), self._bytes_of) if grammar.after else None,
             note_mask=self.statistics.note_mask,
+            renew=partial(self._renewed, grammar),
         )
+
+    def _engine_of(self, grammar: Grammar) -> LLMatcher:
+        with self._lock:
+            engine = self._cached.get(grammar)
+        if engine is None:
+            engine = self._measured(grammar)
+            self._keep(grammar, engine)
+        return engine
+
+    def _renewed(self, grammar: Grammar, failed: LLMatcher) -> LLMatcher:
+        with self._lock:
+            if self._cached.get(grammar) is failed:
+                del self._cached[grammar]
+        return self._engine_of(grammar)
 
     def _measured(self, grammar: Grammar) -> LLMatcher:
         began = time.perf_counter()
@@ -107,6 +119,8 @@ class GrammarCompiler:
         engine = LLMatcher(tokenizer, _translate(grammar), log_level=0)
         if engine.is_error():
             raise InvalidRequestError(grammar.field, _problem(grammar, engine.get_error()))
+        if problem := _first_problem(engine, self._vocab_size):
+            raise InvalidRequestError(grammar.field, f"is too large to be followed: {problem}")
         return engine
 
     def _prepared_tokenizer(self, field: str) -> LLTokenizer:
@@ -124,6 +138,17 @@ class GrammarCompiler:
             return self._tokenizer
 
 
+def _first_problem(engine: LLMatcher, vocab_size: int) -> str:
+    """Why the first mask, or the first token that it allows, is past the engine's bounds; empty if none is."""
+    tried, words = engine.deep_copy(), np.zeros((vocab_size + 31) // 32, dtype=np.int32)
+    tried.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    allowed = np.flatnonzero(words)
+    if len(allowed):
+        word = int(words[allowed[0]])
+        tried.try_consume_tokens([int(allowed[0]) * 32 + (word & -word).bit_length() - 1])
+    return engine_problem(tried) if tried.is_error() else ""
+
+
 def _translate(grammar: Grammar) -> str:
     """The grammar in the engine's form."""
     try:
@@ -134,7 +159,7 @@ def _translate(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex(grammar.text)
         if grammar.kind is GrammarKind.CHOICE:
             choices = " | ".join(json.dumps(text) for text in json.loads(grammar.text))
-            return LLMatcher.grammar_from_lark(f"start: {choices}")
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
     except (ValueError, GbnfToLarkError) as error:
         raise InvalidRequestError(grammar.field, " ".join(str(error).split())[:_MESSAGE_CHARACTERS]) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -30,7 +30,8 @@ def without_refused_values(schema: dict[str, Json]) -> dict[str, Json]:
         values = _values(listing)
         if "not" not in part or values is None:
             continue
-        judged = [_is_accepted(part["not"], value) for value in values]
+        accepts = _judge_of(part["not"])
+        judged = [accepts(value) for value in values]
         if None not in judged:
             del part["not"]
             listing.pop("const", None)
@@ -54,21 +55,30 @@ def _values(part: Mapping[str, Json]) -> list[Json] | None:
     return values if isinstance(values, list) and len(values) <= _MOST_VALUES else None
 
 
-def _is_accepted(schema: Json, value: Json) -> bool | None:
-    """True if the schema accepts the value; None if that is not certain."""
-    texts = list(itertools.islice(_texts(value), _MOST_TEXTS + 1))
-    if not texts or len(texts) > _MOST_TEXTS or '"$ref"' in json.dumps(schema):
+def _judge_of(schema: Json) -> Callable[[Json], bool | None]:
+    """Judge of a schema, compiled once: true for a value that it accepts, None where that is not certain."""
+    engine = _compiled(schema)
+
+    def accepts(value: Json) -> bool | None:
+        texts = list(itertools.islice(_texts(value), _MOST_TEXTS + 1))
+        if not texts or len(texts) > _MOST_TEXTS:
+            return None
+        if isinstance(schema, bool):
+            return schema
+        return None if engine is None else any(_matches(engine.deep_copy(), text.encode()) for text in texts)
+
+    return accepts
+
+
+def _compiled(schema: Json) -> LLMatcher | None:
+    """The engine for a schema without references, over bytes; None if it does not take the schema."""
+    if isinstance(schema, bool) or '"$ref"' in json.dumps(schema):
         return None
-    if isinstance(schema, bool):
-        return schema
     try:
-        grammar = LLMatcher.grammar_from_json_schema(schema)
+        engine = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(schema), log_level=0)
     except ValueError:
         return None
-    engine = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
-    if engine.is_error():
-        return None
-    return any(_matches(engine.deep_copy(), text.encode()) for text in texts)
+    return None if engine.is_error() else engine
 
 
 def _matches(engine: LLMatcher, text: bytes) -> bool:

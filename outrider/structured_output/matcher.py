@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLMatcher
@@ -19,6 +21,8 @@ from outrider.errors import InvalidRequestError
 from outrider.structured_output.free_text import FreeText
 
 Words = NDArray[np.int32]
+AnswerT = TypeVar("AnswerT")
+_MESSAGE_CHARACTERS = 300
 
 
 class Outcome(enum.Enum):
@@ -44,11 +48,14 @@ class Matcher:
         hidden_token_ids: Collection[int] = (),
         free_text: FreeText | None = None,
         note_mask: Callable[[float], None] = lambda seconds: None,
+        renew: Callable[[LLMatcher], LLMatcher] = lambda engine: engine,
     ) -> None:
         """``engine``: at the beginning of an output. ``end_token_ids`` may come only where the output matches as a
         whole, and end it. ``hidden_token_ids``: ends of sequence that the engine knows. ``free_text`` comes before
-        what has to match. ``note_mask`` takes the seconds of each mask.
+        what has to match. ``note_mask`` takes the seconds of each mask. ``renew`` compiles the grammar of ``engine``
+        again: copies share a lexer, which fails for all of them once their outputs together have filled it.
         """
+        self._renew = renew
         self._origin = self._trunk = engine
         self._engine = engine.deep_copy()
         self._trunk_length = 0
@@ -76,9 +83,9 @@ class Matcher:
         for place in range(len(self._consumed), len(tokens)):
             token_id = tokens[place]
             if token_id in self._ends:
-                return Outcome.ENDED if self._engine.is_accepting() else Outcome.REFUSED
+                return Outcome.ENDED if self._ask(LLMatcher.is_accepting) else Outcome.REFUSED
             # An id past the vocabulary would break the engine's state.
-            if not 0 <= token_id < self._vocab_size or self._engine.try_consume_tokens([token_id]) != 1:
+            if not 0 <= token_id < self._vocab_size or not self._ask(partial(_consume, token_id)):
                 return Outcome.REFUSED
             self._consumed.append(token_id)
         return Outcome.OPEN
@@ -98,10 +105,7 @@ class Matcher:
             words.fill(-1)
             _set_bits(words, self._special, value=False)
             return words
-        self._engine.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._engine.is_error():
-            reason = self._engine.stop_reason()
-            raise InvalidRequestError("grammar", f"cannot be followed further: {reason}")
+        self._ask(lambda engine: engine.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes))
         _set_bits(words, self._special, value=False)
         if self._engine.is_accepting():
             _set_bits(words, self._end_order, value=True)
@@ -110,6 +114,19 @@ class Matcher:
     def forced_tokens(self) -> tuple[int, ...]:
         """Canonical tokens of the only text that may come next; empty if there are several."""
         return () if self._is_free else tuple(self._engine.compute_ff_tokens())
+
+    def _ask(self, question: Callable[[LLMatcher], AnswerT]) -> AnswerT:
+        """The engine's answer; ``InvalidRequestError`` if an engine that is compiled anew fails too."""
+        answer = question(self._engine)
+        if self._engine.is_error():
+            self._origin = self._trunk = self._renew(self._origin)
+            self._trunk_length = 0
+            self._engine = self._origin.deep_copy()
+            self._engine.consume_tokens(self._consumed)
+            answer = question(self._engine)
+        if self._engine.is_error():
+            raise InvalidRequestError("grammar", f"cannot be followed further: {engine_problem(self._engine)}")
+        return answer
 
     def _go_back(self, length: int) -> None:
         """Go to the state after the first tokens, which are the trunk of what follows."""
@@ -121,6 +138,15 @@ class Matcher:
         self._engine = self._trunk.deep_copy()
         self._engine.consume_tokens(self._consumed[self._trunk_length :])
         self._trunk, self._trunk_length = self._engine.deep_copy(), length
+
+
+def engine_problem(engine: LLMatcher) -> str:
+    """Why an engine has failed, without its state."""
+    return " ".join(engine.get_error().partition("<state>")[0].split())[:_MESSAGE_CHARACTERS]
+
+
+def _consume(token_id: int, engine: LLMatcher) -> bool:
+    return bool(engine.try_consume_tokens([token_id]) == 1)
 
 
 def _set_bits(words: Words, places: NDArray[np.int64], *, value: bool) -> None:

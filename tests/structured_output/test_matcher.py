@@ -9,12 +9,13 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from outrider.errors import InvalidRequestError
 from outrider.readings import HistogramReading
 from outrider.structured_output import Matcher, Outcome
 from outrider.types import Grammar, GrammarKind
-from tests.structured_output.vocabularies import EOS, VOCAB_SIZE, compiler, ids, matcher
+from tests.structured_output.vocabularies import EOS, FILE, VOCAB_SIZE, compiler, ids, matcher
 
 PERSON = {
     "type": "object",
@@ -167,6 +168,46 @@ def test_a_schema_past_the_engines_bounds_is_refused() -> None:
         deep = {"type": "array", "items": deep}
     with pytest.raises(InvalidRequestError, match="deep"):
         matcher("json_schema", deep)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    (
+        ("json_schema", {"anyOf": [{"type": "object", "properties": {f"k{i}": True}} for i in range(1_200)]}),
+        ("lark", "start: " + " | ".join(f'"a{i}"' for i in range(3_000))),
+    ),
+)
+def test_a_grammar_that_could_not_be_followed_is_refused_before_it_is(kind: str, text: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="is too large to be followed: Parser Error: Current row has"):
+        matcher(kind, text)
+
+
+def test_many_choices_are_one_text() -> None:
+    words = [f"{i:05}" for i in range(5_000)]
+    found = matcher("choice", words)
+    assert accepts(found, words[0]) and accepts(found, words[-1]) and not accepts(found, "05000")
+
+
+def small_engine() -> LLMatcher:
+    """With a lexer that a few outputs fill."""
+    tokenizer = LLTokenizer(FILE.read_text(), n_vocab=VOCAB_SIZE, eos_token=[EOS])
+    grammar = LLMatcher.grammar_from_regex("(a|b)*a(a|b){12}")
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=150))
+
+
+def follow_many(found: Matcher) -> None:
+    choose = random.Random(0)
+    for _ in range(10):
+        text = [ids(letter)[0] for letter in choose.choices("ab", k=30)]
+        assert found.follow(text) is Outcome.OPEN
+        assert {ids("a")[0], ids("b")[0]} <= allowed(found)
+
+
+def test_what_other_outputs_left_in_the_engine_ends_none() -> None:
+    options: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "end_token_ids": (EOS,)}
+    follow_many(Matcher(small_engine(), renew=lambda engine: small_engine(), **options))
+    with pytest.raises(InvalidRequestError, match="cannot be followed further: lexer error: too many states"):
+        follow_many(Matcher(small_engine(), **options))
 
 
 def test_forced_tokens() -> None:
