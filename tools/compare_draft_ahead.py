@@ -1,0 +1,257 @@
+"""Compare what a draft computes ahead: the modes of `coordinator.draft_ahead`, in turn, on the same services.
+
+    python tools/compare_draft_ahead.py OUT --arm apart:in_turn --arm apart:verdict --arm apart:chain --arm one:in_turn
+    python tools/compare_draft_ahead.py OUT --tiny      # tiny models on a CPU: does everything work?
+
+An arm is ARRANGEMENT:MODE. Arrangements: apart (target on the first GPU, draft on the second) and one (both models on
+the second GPU). The arms of an arrangement are coordinators of the same services, and all arms take turns: each round
+plays every arm with every number of users once. The table gives medians over rounds: milliseconds per token of a user
+(mean over streams) and its ratio to the arrangement's first arm, the median of the rounds' ratios; steps ahead that
+were used and not used; direct proposals. The pair is synthetic, of the shapes 8B and 1B.
+"""
+
+import asyncio
+import importlib.util
+import os
+import re
+import secrets
+import statistics
+import time
+import urllib.request
+from collections import defaultdict
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from figures.rows import Services
+from figures.services import make_pair
+from figures.session import Session, environment_of, stop
+
+from outrider.benchmarks.serving.client_processes import ClientProcesses
+from outrider.benchmarks.serving.figures import STAGES, measured_series
+from outrider.benchmarks.serving.load import Decoding
+from outrider.benchmarks.serving.records import Run
+from outrider.benchmarks.serving.workload import Prompt, Traffic, random_prompts
+from outrider.cli.stack.held_ports import hold_port
+from outrider.client import AsyncClient
+
+_DEVICES = {"apart": ("cuda:0", "cuda:1"), "one": ("cuda:1", "cuda:1")}
+_COUNTED = {
+    "used": r'outrider_lookahead_steps_total\{[^}]*outcome="used"',
+    "unused": r'outrider_lookahead_steps_total\{[^}]*outcome="unused"',
+    "direct": r"outrider_direct_proposals_total",
+}
+_HAS_HTTP = importlib.util.find_spec("uvicorn") is not None
+
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@dataclass(slots=True)
+class Arm:
+    """One coordinator."""
+
+    arrangement: str
+    mode: str
+    address: str = ""
+    draft_metrics: int | None = None
+    clients: ClientProcesses | None = None
+    runs: dict[int, list[Run]] = field(default_factory=lambda: defaultdict(list))
+    counts: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
+
+    @property
+    def name(self) -> str:
+        """As in the flag."""
+        return f"{self.arrangement}:{self.mode}"
+
+    @property
+    def log(self) -> str:
+        """Name of the coordinator's log."""
+        return f"{self.arrangement}-{self.mode}"
+
+    def counted(self) -> dict[str, float]:
+        """Readings of the draft's metrics now; none where they are not served."""
+        if self.draft_metrics is None:
+            return {}
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.draft_metrics}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+        return {name: _sum_of(text, start) for name, start in _COUNTED.items()}
+
+    async def play(self, prompts: list[Prompt], decoding: Decoding) -> None:
+        """One run, which is kept."""
+        if self.clients is None:
+            raise RuntimeError("the arm has no clients")
+        before, users = self.counted(), len(prompts)
+        salted = replace(decoding, cache_salt=secrets.token_hex(8))
+        run = await self.clients.run_load(prompts, Traffic(max_concurrency=users), salted)
+        failed = [record.error for record in run.records if record.error]
+        if failed:
+            raise RuntimeError(f"{self.name}: {len(failed)} requests failed, the first with {failed[0]}")
+        self.runs[users].append(run)
+        for name, value in self.counted().items():
+            self.counts[users][name] += value - before[name]
+
+
+def _sum_of(text: str, start: str) -> float:
+    found = re.findall(rf"^{start}[^ ]* (\S+)$", text, re.MULTILINE)
+    return sum(float(value) for value in found)
+
+
+def ms_per_token(run: Run) -> float:
+    """Mean over streams of (last - first) / (tokens - 1)."""
+    return 1e3 * statistics.fmean(found for record in run.completed if (found := record.time_per_output_token))
+
+
+def divergences(arm: Arm, first: Arm, users: int) -> float:
+    """Streams that leave those of the first arm, per 10,000 tokens: ties that 16 bits decide one way or the other."""
+    pairs = [
+        (own.result.token_ids, other.result.token_ids)
+        for run, of_first in zip(arm.runs[users], first.runs[users], strict=False)
+        for own, other in zip(run.records, of_first.records, strict=True)
+        if own.result and other.result
+    ]
+    return 1e4 * sum(own != other for own, other in pairs) / sum(len(own) for own, _ in pairs)
+
+
+def line_of(arm: Arm, first: Arm, users: int) -> str:
+    """Figures of an arm with one number of users."""
+    times = [ms_per_token(run) for run in arm.runs[users]]
+    ratios = [own / ms_per_token(other) for own, other in zip(times, first.runs[users], strict=False)]
+    until = statistics.median(1e3 * (run.time_per_token_until_all_finished or 0.0) for run in arm.runs[users])
+    series = {each.name: each for each in measured_series(arm.runs[users], arm.name)}
+    stages = "/".join(f"{statistics.fmean(series[f'decode_{stage}'].samples):.2f}" for stage in ("total", *STAGES))
+    results = [record.result.speculation for run in arm.runs[users] for record in run.completed if record.result]
+    steps = sum(found.num_steps for found in results)
+    drafted, accepted = (
+        sum(getattr(found, name) for found in results) / steps for name in ("num_draft_tokens", "num_accepted_tokens")
+    )
+    counts = " ".join(f"{name} {value / len(times):.0f}" for name, value in arm.counts[users].items())
+    spread = f"{min(ratios):.3f}..{max(ratios):.3f}"
+    return (
+        f"{arm.name:<15} {users:>3} users {statistics.median(times):7.3f} ms ({until:6.3f}) "
+        f"ratio {statistics.median(ratios):.3f} ({spread}) K {drafted:.2f} acc {accepted:.2f} "
+        f"step {stages} steps {steps / len(times):.0f} {counts} differ {divergences(arm, first, users):.1f}"
+    )
+
+
+def table(arms: list[Arm], users: list[int]) -> str:
+    """All arms; steps in milliseconds: total and its stages."""
+    firsts: dict[str, Arm] = {}
+    for arm in arms:
+        firsts.setdefault(arm.arrangement, arm)
+    heads = f"median of rounds; ms until all finished in brackets; step: total/{'/'.join(STAGES)}"
+    return "\n".join([heads, *(line_of(arm, firsts[arm.arrangement], count) for count in users for arm in arms)])
+
+
+def start(session: Session, names: list[str], settings: list[str], stack: ExitStack) -> list[Arm]:
+    """Services of each arrangement, and a coordinator for each of its arms."""
+    arms: list[Arm] = []
+    for arrangement in dict.fromkeys(name.split(":")[0] for name in names):
+        modes = [name.split(":")[1] for name in names if name.startswith(f"{arrangement}:")]
+        services = _start_services(session, arrangement, stack)
+        arms += [_start_arm(session, services, Arm(arrangement, mode), settings, stack) for mode in modes]
+    return arms
+
+
+def _start_services(session: Session, arrangement: str, stack: ExitStack) -> dict[str, int]:
+    """Ports of a target and a draft, and of the draft's metrics where they can be served."""
+    services = Services(pages=4_000, max_model_len=4096)
+    pair, found = make_pair(session, services), {role: hold_port() for role in ("target", "draft", "metrics")}
+    sizes = ["--max-model-len", "512"]
+    if not session.is_tiny:
+        sizes = ["--dtype", "bfloat16", "--max-model-len", "4096", "--num-pages", str(services.pages)]
+    devices = ("cpu", "cpu") if session.is_tiny else _DEVICES[arrangement]
+    for role, device in zip(("target", "draft"), devices, strict=True):
+        command = ["-m", f"outrider_{role}", "--model", str(pair / role), "--load-format", "synthetic", *sizes]
+        command += ["--port", str(found[role]), "--device", device, "--link-token-file", str(_token(session))]
+        command += ["--metrics-port", str(found["metrics"])] if role == "draft" and _HAS_HTTP else []
+        _start(session, command, f"{arrangement}-{role}", stack)
+    return found
+
+
+def _start_arm(session: Session, services: dict[str, int], arm: Arm, settings: list[str], stack: ExitStack) -> Arm:
+    port = hold_port()
+    command = ["-m", "outrider_coordinator", "--port", str(port), "--link-token-file", str(_token(session))]
+    for role in ("target", "draft"):
+        command += [f"--{role}-address", f"127.0.0.1:{services[role]}"]
+    _start(session, [*command, "--draft-ahead", arm.mode, *settings], arm.log, stack)
+    arm.address, arm.draft_metrics = f"127.0.0.1:{port}", services["metrics"] if _HAS_HTTP else None
+    return arm
+
+
+def _token(session: Session) -> Path:
+    path = session.out / "link-token"
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(16))
+    return path
+
+
+def _start(session: Session, words: list[str], log: str, stack: ExitStack) -> None:
+    with session.log(log).open("w") as written:
+        stack.callback(stop, session.start(session.command(*words), written.fileno()))
+
+
+def wait_for_channel(session: Session, arm: Arm) -> None:
+    """Until proposals of the arm go directly; ``RuntimeError`` with the last lines of logs after too long."""
+    while "proposals go from" not in session.log(arm.log).read_text(errors="replace"):
+        if time.monotonic() > session.deadline:
+            logs = sorted((session.out / "logs").glob("*.log"))
+            told = [f"{log.name}: {' / '.join(log.read_text(errors='replace').splitlines()[-3:])}" for log in logs]
+            raise RuntimeError("not started:\n" + "\n".join(told))
+        time.sleep(0.2)
+
+
+async def compare(arms: list[Arm], users: list[int], output_len: int, rounds: int, *, until: float) -> None:
+    """Play all arms in turn until all rounds are done, or the time is over."""
+    decoding, most = Decoding(max_tokens=output_len), max(users)
+    async with AsyncExitStack() as stack:
+        for arm in arms:
+            arm.clients = await stack.enter_async_context(ClientProcesses(arm.address, min(most, 8)))
+        async with AsyncClient(arms[0].address) as client:
+            info = await client.model_info()
+        for arm in arms:  # graphs, costs, acceptance
+            for count in sorted({1, *users}):
+                await arm.play(random_prompts(count, 128, info.num_token_ids, 1), decoding)
+            arm.runs.clear()
+            arm.counts.clear()
+        for index in range(rounds):
+            for count in users:
+                prompts = random_prompts(count, 128, info.num_token_ids, 100 + index)
+                for arm in arms[:: 1 if index % 2 else -1]:
+                    await arm.play(prompts, decoding)
+            print(f"round {index + 1} of {rounds}, {until - time.monotonic():.0f} s left", flush=True)
+            if time.monotonic() > until:
+                break
+
+
+@app.command(help=__doc__)
+def main(
+    out: Annotated[Path, typer.Argument(help="Folder of logs.")] = Path("ahead"),
+    *,
+    arm: Annotated[list[str], typer.Option(help="ARRANGEMENT:MODE; may be repeated.")],
+    users: Annotated[list[int], typer.Option(min=1, help="May be repeated.")],
+    setting: Annotated[list[str] | None, typer.Option(help="Further words of every coordinator.")] = None,
+    output_len: Annotated[int, typer.Option(min=2)] = 256,
+    rounds: Annotated[int, typer.Option(min=1)] = 6,
+    limit_s: Annotated[float, typer.Option(help="Seconds after which no round begins.")] = 200.0,
+    start_s: Annotated[float, typer.Option(help="Seconds within which the services start.")] = 120.0,
+    tiny: Annotated[bool, typer.Option(help="Tiny models on a CPU.")] = False,
+) -> None:
+    """Print the table."""
+    began = time.monotonic()
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    environment = environment_of(os.environ, 2, None)
+    session = Session(out.absolute(), "ahead", tiny, environment, deadline=began + start_s)
+    with ExitStack() as stack:
+        arms = start(session, arm, setting or [], stack)
+        for each in arms:
+            wait_for_channel(session, each)
+        print(f"started after {time.monotonic() - began:.0f} s", flush=True)
+        asyncio.run(compare(arms, users, output_len, rounds, until=began + limit_s))
+        print(table(arms, users), flush=True)
+
+
+if __name__ == "__main__":
+    app()
