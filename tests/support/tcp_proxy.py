@@ -1,4 +1,5 @@
-"""A TCP proxy of one address that can fail: it stops forwarding or swallows what comes, per direction, or cuts all.
+"""A TCP proxy of one address that can fail: it delays, stops forwarding or swallows what comes, per direction, or cuts
+all.
 
 ``"up"`` is from the client to the server, ``"down"`` the other way. Faults apply to connections that are open and to
 those to come, until ``heal``. Bytes that were swallowed are gone, so a connection that lost some never works again.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Literal
 
 Direction = Literal["up", "down"]
@@ -18,11 +19,14 @@ BOTH: tuple[Direction, Direction] = ("up", "down")
 class TcpProxy:
     """Listens on a port of 127.0.0.1 while its context is open."""
 
-    def __init__(self, server_port: int) -> None:
+    def __init__(self, server_port: int = 0) -> None:
         self.port = 0
         self.num_accepted = 0
         """Connections so far."""
-        self._server_port = server_port
+        self.server_port = server_port
+        """Where connections go that are accepted from now on."""
+        self.delay_s: Callable[[], float] = lambda: 0.0
+        """Of each piece that comes; pieces stay in order."""
         self._stalled: set[Direction] = set()
         self._swallowed: set[Direction] = set()
         self._changed = asyncio.Condition()
@@ -74,7 +78,7 @@ class TcpProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = [writer]
         try:
-            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.server_port)
             writers.append(up_writer)
             pumps = [
                 asyncio.create_task(self._pump(reader, up_writer, "up")),
@@ -94,6 +98,8 @@ class TcpProxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
         with contextlib.suppress(OSError):
             while content := await reader.read(65536):
+                if delay_s := self.delay_s():
+                    await asyncio.sleep(delay_s)
                 async with self._changed:
                     await self._changed.wait_for(lambda: direction not in self._stalled)
                 if direction not in self._swallowed:

@@ -1,0 +1,173 @@
+"""Drafting ahead over a channel that delays, reorders, stalls and breaks: tokens stay those of the target alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.columns import AnswerColumns
+from outrider.planes import PlaneOffer
+from outrider.proposal_channel import messages
+from outrider.proposal_channel import receiver as receiving
+from outrider.proposal_channel import sender as sending
+from outrider.proposal_channel import verdicts as verdict_messages
+from outrider.proposal_channel.verdicts import Verdicts
+from outrider.tensor_plane.control import ControlConnection, connect
+from tests.end_to_end.test_direct_proposals import GREEDY, PATIENT, TARGET, check_same, introduced, num_direct, together
+from tests.end_to_end.test_draft_ahead import MODES, RULES, alone, check_played, expected_of, steps
+from tests.end_to_end.waiting import again_until, all_free, eventually
+from tests.support.stack import Stack, run_stack
+from tests.support.tcp_proxy import TcpProxy
+
+torch.set_num_threads(1)
+
+
+@contextlib.asynccontextmanager
+async def behind_proxy(monkeypatch: pytest.MonkeyPatch, draft_ahead: str) -> AsyncIterator[tuple[Stack, TcpProxy]]:
+    """A stack whose proposal channel goes through a proxy, as between two hosts."""
+    async with TcpProxy().running() as proxy:
+
+        def through(offer: PlaneOffer) -> ControlConnection:
+            proxy.server_port = offer.port
+            return connect(replace(offer, port=proxy.port))
+
+        monkeypatch.setattr(sending, "connect", through)
+        async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
+            await introduced(stack)
+            yield stack, proxy
+
+
+@RULES
+@MODES
+async def test_random_delays_change_no_token(
+    rule: dict[str, Any], draft_ahead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, chance = await expected_of(rule), random.Random(7)
+    async with behind_proxy(monkeypatch, draft_ahead) as (stack, proxy):
+        proxy.delay_s = lambda: chance.choice((0.0, 0.0, 0.001, 0.004, 0.015))
+        await check_played(stack, rule, expected)
+
+
+@MODES
+async def test_a_channel_that_is_cut_and_stalls_changes_no_token(
+    draft_ahead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await expected_of(GREEDY)
+    async with behind_proxy(monkeypatch, draft_ahead) as (stack, proxy):
+        for fault in (proxy.stall("down"), proxy.stall("up"), proxy.stall()):
+            before = num_direct(stack)
+            running = asyncio.ensure_future(together(stack, GREEDY))
+            await eventually(lambda: num_direct(stack) > before or running.done(), "steps")  # noqa: B023 - awaited
+            await fault
+            await eventually(lambda: proxy.num_accepted > 0, "a connection")
+            proxy.cut()
+            await proxy.heal()
+            check_same(await running, expected)
+            await introduced(stack)  # again
+        before = steps(stack, "used")
+        await again_until(lambda: steps(stack, "used") > before, lambda: alone(stack, GREEDY))
+        assert steps(stack, "used") > before
+        await all_free(stack)
+
+
+def of_single_sessions(verdicts: Verdicts) -> list[Verdicts]:
+    columns = [getattr(verdicts, name) for name in Verdicts.__slots__]
+    return [Verdicts(*[column[row : row + 1] for column in columns]) for row in range(len(verdicts))]
+
+
+class Reordering:
+    """Sends verdicts session by session in any order, some of them after later ones, some twice."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance, self._held = random.Random(seed), list[Verdicts]()
+
+    def __call__(self, verdicts: Verdicts) -> bytes:
+        waiting = [*self._held, *of_single_sessions(verdicts)]
+        self._chance.shuffle(waiting)
+        num_held = self._chance.randrange(len(waiting))
+        self._held, leaving = waiting[:num_held][:8], waiting[num_held:]
+        leaving += [each for each in leaving if self._chance.random() < 0.2]
+        return b"".join([verdict_messages.to_bytes(each) for each in leaving])
+
+
+@RULES
+@MODES
+async def test_verdicts_in_another_order_change_no_token(
+    rule: dict[str, Any], draft_ahead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await expected_of(rule)
+    monkeypatch.setattr(receiving, "to_bytes", Reordering(5))
+    async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
+        await check_played(stack, rule, expected)
+
+
+Push = Callable[[random.Random, AnswerColumns[Any]], AnswerColumns[Any] | None]
+
+
+def lost(_chance: random.Random, _proposals: AnswerColumns[Any]) -> None:
+    """Never arrives."""
+
+
+def other_tokens(chance: random.Random, proposals: AnswerColumns[Any]) -> AnswerColumns[Any]:
+    shift = np.uint32(chance.randrange(1, 100))
+    return replace(proposals, token_ids=((proposals.token_ids + shift) % 200).astype(proposals.token_ids.dtype))
+
+
+def of_another_step(chance: random.Random, proposals: AnswerColumns[Any]) -> AnswerColumns[Any]:
+    return replace(proposals, generations=proposals.generations + np.uint64(chance.choice((1, 2, 40))))
+
+
+def of_other_sessions(_chance: random.Random, proposals: AnswerColumns[Any]) -> AnswerColumns[Any]:
+    return replace(proposals, sessions=proposals.sessions[::-1].copy())
+
+
+PUSHES: tuple[Push, ...] = (lost, other_tokens, of_another_step, of_other_sessions)
+
+
+@MODES
+async def test_proposals_that_go_wrong_on_their_way_change_no_token(
+    draft_ahead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, chance, honest = await expected_of(GREEDY), random.Random(11), messages.to_bytes
+
+    def sent(proposals: AnswerColumns[Any]) -> bytes:
+        changed = chance.choice(PUSHES)(chance, proposals) if chance.random() < 0.2 else proposals
+        return b"" if changed is None else honest(changed)
+
+    monkeypatch.setattr(sending, "to_bytes", sent)
+    async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
+        await introduced(stack)
+        for channel in stack.target._channels._channels.values():  # type: ignore[attr-defined]
+            channel._patience_s = 0.2
+        await check_played(stack, GREEDY, expected)
+
+
+@RULES
+@MODES
+async def test_choices_of_one_prompt_are_those_of_the_target_alone(rule: dict[str, Any], draft_ahead: str) -> None:
+    asked: dict[str, Any] = {"prompt_token_ids": [72, 101, 108, 9], "max_tokens": 40, "ignore_eos": True, "seed": 3}
+
+    async def choices(stack: Stack) -> list[Any]:
+        assert stack.client is not None
+        return list(await stack.client.generate(n=4, **asked, **rule))
+
+    async with run_stack(TARGET, None, wire=True) as stack:
+        expected = await choices(stack)
+    assert (len({each.token_ids for each in expected}) > 1) == (rule is not GREEDY)
+    async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
+        await introduced(stack)
+
+        async def play() -> None:
+            check_same(await choices(stack), expected)
+
+        await again_until(lambda: steps(stack, "used") > 10, play)
+        assert steps(stack, "used") > 10
+        await all_free(stack)
