@@ -65,8 +65,10 @@ class LoopForward:
         self._step, self._drawing = step, drawing
 
     def is_done(self) -> bool:
-        """Always true: ``finish`` waits."""
-        return True
+        """True for what was asked for: ``finish`` waits. A begun step is done when the device is: until then its thread
+        takes the message that asks for it.
+        """
+        return self._step.is_asked or self._drawing.is_done()
 
     def finish(self) -> ExecutorOutput[Proposal]:
         """Wait for the tokens; called once."""

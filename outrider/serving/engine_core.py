@@ -130,6 +130,10 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             return None
         if not self._in_flight or not self._in_flight[0].forward.is_done():
             return None
+        return self._finish()
+
+    def _finish(self) -> FinishedBatch:
+        """Wait for the oldest batch in flight."""
         batch = self._in_flight[0]
         output = batch.forward.finish()
         self._in_flight.popleft()
@@ -306,7 +310,9 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     ) -> None:
         """Process one message of a link, columns among its commands; computes nothing."""
         arrived = self._clock() if arrived_ns is None else arrived_ns
-        self._steady.settle()
+        if self._steady.runs_begun and self._steady.adopt(link_id, commands, arrived):
+            return
+        self._settle()
         if self._steady.take_expected(commands, arrived):
             return
         singles, columns, after = self._steady.split(link_id, commands)
@@ -323,22 +329,29 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     def expect(self, link_id: int, columns: ScoreColumns) -> None:
         """Plan a step of which a later message is expected to bring the draft tokens, if the device is idle."""
-        self._steady.settle()
+        self._settle()
         if not self._in_flight:
             self._steady.expect(link_id, columns)
 
     def begin(self, link_id: int, verdicts: Verdicts) -> None:
         """Begin what will be asked for after verdicts of a target, if the device is idle."""
-        self._steady.settle()
+        self._settle()
         if not self._in_flight:
             self._steady.begin(link_id, verdicts, self._clock())
 
     def drop_link(self, link_id: int) -> None:
         """Release all sessions of the link."""
-        self._steady.settle()
+        self._settle()
         self._scheduler.plain.drop_link(link_id)
         self._steady.drop_link(link_id)
         self._inputs.drop_link(link_id)
+
+    def _settle(self) -> None:
+        """Do what was left for later, before anything else happens; wait for a step that nothing has asked for."""
+        if self._steady.runs_begun:
+            self._process_outputs(self._finish())
+            self.tidy()
+        self._steady.settle()
 
     # Sessions.
 
@@ -359,6 +372,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     def end_idle_sessions(self) -> None:
         """End the sessions that have received nothing for the timeout."""
+        self._settle()
         self._steady.take_all_apart()
         self._idle.end_all()
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from outrider.kernels.device_stream import Mark
 from outrider.kv_cache import KVCacheManager
 from outrider.model_executor.draft_loop.columns import DraftColumns
 from outrider.model_executor.draft_loop.loop import DraftLoop
@@ -30,11 +31,18 @@ class ColumnsInFlight:
         self._loop, self._shape, self._columns, self._manager = loop, shape, columns, manager
         self._keeps_drafts = keeps_drafts
         self._drawn: DrawnColumns | list[Draws] = []
+        self._mark: Mark | None = None
         tails = columns.texts
         if keeps_drafts:
             heads = zip(columns.texts, columns.num_drafts, strict=True)
             tails = [ids + UNKNOWN[num_drafts - 1] for ids, num_drafts in heads]
         manager.replace_tails(columns.sequences, columns.lengths, tails)
+
+    def is_done(self) -> bool:
+        """True if ``finish`` would return without waiting. First called before anything else is queued."""
+        if self._mark is None:
+            self._mark = self._loop.mark()
+        return self._mark.is_reached()
 
     def finish(self) -> DrawnColumns | list[Draws]:
         """Wait for the draws: of all rows as columns, or row by row where one lacks a draw. Then ``settle`` is to be

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from outrider.kernels.device_stream import mark_reached
+from outrider.kernels.device_stream import Mark, mark_reached
 from outrider.kernels.draft_advance import advance
 from outrider.kernels.draft_sampling import DraftSink, make_sampler
 from outrider.kernels.draft_sampling.layout import NUM_FIELDS
@@ -132,6 +132,10 @@ class DraftLoop:
                 captured()
                 num_captured += 1
         return num_captured == shape.num_steps
+
+    def mark(self) -> Mark:
+        """Mark that is reached when all loops so far have ended."""
+        return Mark(self._model.device)
 
     def results(self, shape: LoopShape, *, with_supports: bool) -> tuple[Numbers, Numbers | None]:
         """Wait for the loop that ran last: records [K, R, NUM_FIELDS] and supports [K, R, 2, S], valid until the next

@@ -333,7 +333,8 @@ class EngineThread(Generic[CommandT, EventT]):
     def _handle(self, message: _Message[CommandT, EventT]) -> None:
         link, commands = message.link, message.commands
         if isinstance(commands[0], Verdicts):
-            self._core.begin(link.link_id, commands[0])
+            if len(self._taken) == 1 and not self._has_arrived():  # else there is no time left for it
+                self._core.begin(link.link_id, commands[0])
             return
         if _OF_NO_CORE.isdisjoint(map(type, commands)):
             self._core.handle(link.link_id, commands, arrived_ns=message.arrived_ns)

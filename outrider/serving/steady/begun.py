@@ -1,8 +1,9 @@
 """Begun steps: proposals that are computed before the coordinator asks for them.
 
 A target's verdict says which text the next ``Extend`` will continue. The proposal is computed at once, as a request
-that was not asked for, or here as one step of arrays. An ``Extend`` that asks for just that claims its answer; others
-are served as if nothing had been begun, so a wrong, late or repeated verdict costs time and never a token.
+that was not asked for, or here as one step of arrays. An ``Extend`` that asks for just that adopts the step while it
+runs, or claims its answer later; others are served as if nothing had been begun, so a wrong, late or repeated verdict
+costs time and never a token.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, ExtendColumns
+from outrider.columns import AnswerColumns, Column, CommandColumns, ExtendColumns
 from outrider.ports import Extend, Proposal
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.recording import ForwardRecord
@@ -24,6 +25,8 @@ from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
 from outrider.serving.steady.step import SteadyStep
+
+_ASKED = ("sessions", "num_kept_tokens", "rests", "counts", "token_ids", "draft_lengths")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +97,21 @@ def asks_for_same(item: Extend, begun: Extend) -> bool:
         and item.draft_length == begun.draft_length
         and item.hidden_states is None
     )
+
+
+def ask_for_same(columns: ExtendColumns, begun: CommandColumns) -> bool:
+    """True if columns ask for all that was begun, and for nothing else, whatever their generations are."""
+    return (
+        columns.chains == begun.chains
+        and all(_is_same(getattr(columns, name), getattr(begun, name)) for name in _ASKED)
+        and bool((columns.generations > begun.generations).all())
+        and columns.states is None
+        and not (columns.hidden_states or columns.trace_parents)
+    )
+
+
+def _is_same(one: Column, other: Column) -> bool:
+    return one.tobytes() == other.astype(one.dtype, copy=False).tobytes()
 
 
 def items_after(

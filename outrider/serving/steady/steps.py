@@ -27,7 +27,7 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.begun import BegunSteps, confirm, items_after
+from outrider.serving.steady.begun import BegunSteps, ask_for_same, confirm, items_after
 from outrider.serving.steady.expected import ExpectedStep
 from outrider.serving.steady.sessions import Bools, RunningSessions
 from outrider.serving.steady.step import SteadyStep, is_bare, joined
@@ -69,7 +69,7 @@ class SteadySteps:
         self.pending: SteadyStep | None = None
         """Arrived, and not begun."""
         self._expected = ExpectedStep(executor)
-        self._begun = BegunSteps(stats)
+        self._begun, self._stats = BegunSteps(stats), stats
         self._running: Batch | None = None
         self._answered: _Answered | None = None
         self._waiting: dict[SessionKey, tuple[WaitingSessions, int]] = {}
@@ -161,6 +161,28 @@ class SteadySteps:
                 self.touch(session.key)
                 if self._sessions.rewind(session, item.num_kept_tokens, item.prefix_hash) is None:
                     self._scheduler.lookahead.begin(session, item, is_guess=is_guess)
+
+    @property
+    def runs_begun(self) -> bool:
+        """Whether a begun step is under way, and nothing has asked for it."""
+        step = None if self._running is None else self._running.steady
+        return step is not None and not step.is_asked
+
+    def adopt(self, link_id: int, commands: Sequence[Any], arrived_ns: int) -> bool:
+        """Have the begun step that is under way answer a message that asks for just that step."""
+        step = None if self._running is None else self._running.steady
+        if step is None or step.is_asked or step.link_id != link_id or len(commands) != 1:
+            return False
+        (columns,), begun = commands, step.columns
+        if not (
+            isinstance(columns, ExtendColumns) and isinstance(begun, ExtendColumns) and ask_for_same(columns, begun)
+        ):
+            return False
+        step.columns, step.arrived_ns, step.is_asked = columns, arrived_ns, True
+        self._waiting[next(iter(step.keys))][0].take(step)
+        self._note_asked(step)
+        self._stats.num_lookahead_used += len(step)
+        return True
 
     def _may_begin(self, session: Session[Any], item: Extend, *, is_guess: bool) -> bool:
         """True if nothing of a session is due or held, and the item is valid and needs a forward. A wrong guess makes
@@ -256,8 +278,10 @@ class SteadySteps:
             self._sessions.truncate(step.sessions, step.kept.tolist())
         batch.forward = self._executor.start_step(step)
         self._running = batch
-        if not step.is_asked:
-            return
+        if step.is_asked:
+            self._note_asked(step)
+
+    def _note_asked(self, step: SteadyStep) -> None:
         for session, generation in zip(step.sessions, step.columns.generations.tolist(), strict=True):
             session.generation, session.used_ns = generation, step.arrived_ns
         self._scheduler.note_steady(step)
@@ -293,7 +317,7 @@ class SteadySteps:
         scheduled: ScheduledTokens = []
         items: list[Any] = list(step.columns.items())
         for session, item in zip(step.sessions, items, strict=True):
-            request: AnyRequest = Request(session, item, RunningJob(), step.arrived_ns)
+            request: AnyRequest = Request(session, item, RunningJob(), step.arrived_ns, is_asked=step.is_asked)
             request.status = RequestStatus.RUNNING
             self._scheduler.queue.put(request)
             scheduled.append((request, len(item.token_ids) + len(getattr(item, "draft_token_ids", ()))))
