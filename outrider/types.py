@@ -422,7 +422,5 @@ class ModelDescription:
     has none."""
     heartbeat_interval_ms: int = 0
     """How often it sends a heartbeat on each link; 0: never, as in process, where no link falls silent."""
-    reads_command_columns: bool = False
-    """True if the service takes commands as columns. All services over links do."""
     step_costs: tuple[StepCost, ...] = field(default=(), repr=False)
     """Step times that the service measured when it started; empty: not measured."""

@@ -257,7 +257,7 @@ def _silence_timeout_s(context: Context, timeout_s: float) -> float:
 
 def over_links(description: ModelDescription) -> ModelDescription:
     """The description, with what the service's end of a link can do."""
-    return replace(with_heartbeats(with_planes(description)), reads_command_columns=True)
+    return with_heartbeats(with_planes(description))
 
 
 def _heartbeat(num_received: int, link: Link[Any, Any]) -> link_pb2.Heartbeat:

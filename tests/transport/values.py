@@ -262,7 +262,6 @@ descriptions = st.builds(
     acceptance_methods=st.lists(methods, max_size=3, unique=True).map(tuple),
     tensor_planes=st.lists(st.sampled_from(["inline", "shared_memory"]), max_size=3, unique=True).map(tuple),
     version=text,
-    reads_command_columns=st.just(True),
     hidden_size=u32,
     num_layers=u32,
     hidden_state_layers=layers,

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.columns import U8, AnswerColumns, ExtendColumns, ScoreColumns
-from outrider.ports import DraftEvent, EventBatch, ItemTiming, TargetEvent
-from outrider_coordinator.requests.answer_columns import columns_of, selected
+from outrider.columns import AnswerColumns, ExtendColumns, ScoreColumns
+from outrider.ports import DraftEvent, EventBatch, TargetEvent
+from outrider_coordinator.requests.answer_columns import in_columns, selected
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.early_scores import EarlyScores
 from outrider_coordinator.requests.request_state import RequestState
@@ -26,15 +26,9 @@ from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.requests.taken_answers import TakenAnswers, WaitingBatch
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session.awaited_proposals import AwaitedProposals, TakenProposals, announce
-from outrider_coordinator.session.awaited_scores import AwaitedScores, TakenScores
+from outrider_coordinator.session.awaited_scores import AwaitedScores
 from outrider_coordinator.session.table import Ints, SessionTable
-from outrider_coordinator.session.transitions import (
-    awaited,
-    is_announced,
-    proposals_for,
-    scores_for,
-    usual_sessions,
-)
+from outrider_coordinator.session.transitions import awaited, is_announced, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
@@ -85,69 +79,73 @@ class BatchDriver:
         return self._without_taken(batch, partial(self._take_scores, replica, arrived))
 
     def _take_proposals(self, replica: DraftReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
-        key, *means = self._announced.pop(replica, (b"", 0, 0))
+        announced = self._announced.pop(replica, None)
+        return self._take(replica, answers, AwaitedProposals, partial(self._sent_on, arrived, announced))
+
+    def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
+        return self._take(replica, answers, AwaitedScores, partial(self._asked_next, arrived))
+
+    def _take(
+        self,
+        replica: DraftReplica | TargetReplica,
+        answers: AnswerColumns[Any],
+        kind: type[AwaitedProposals] | type[AwaitedScores],
+        take: Callable[[WaitingBatch, AnswerColumns[Any], Ints], TakenAnswers | None],
+    ) -> _Taken:
+        """Take all answers together if they are what was put down, otherwise those of usual rows by their services."""
         waiting = self._waiting_for(answers)
-        if waiting is not None and isinstance(waiting.awaited, AwaitedProposals) and waiting.draft is replica:
-            plane, channel = (
-                self._plane_between(waiting.target, replica),
-                self._channel_between(waiting.target, replica),
-            )
-            is_same = answers.channel != 0 and answers.channel == channel and means == [channel, plane]
-            taken = waiting.awaited.take(answers, self._policy, plane=plane, announced=key if is_same else b"")
-            if taken is not None:
-                yield self._sent_on(waiting, taken, answers, range(len(answers.sessions)), arrived)
+        if waiting is not None and isinstance(waiting.awaited, kind) and replica in (waiting.target, waiting.draft):
+            one = take(waiting, answers, np.arange(len(answers.sessions)))
+            if one is not None:
+                yield one
                 return
+        find: Any = proposals_for if kind is AwaitedProposals else scores_for
         for target, draft, group in self._groups(answers):
-            chosen = selected(answers, group)
-            for places, found in proposals_for(self._table, self._rows(chosen), chosen):
-                own, plane = selected(chosen, places), self._plane_between(target, draft)
-                taken = found.take(own, self._policy, plane=plane) if draft is replica else None
-                if taken is not None:
-                    batch = WaitingBatch(found, self._requests(own), target, draft)
-                    yield self._sent_on(batch, taken, own, group[places].tolist(), arrived)
+            if replica not in (target, draft):
+                continue
+            chosen = replace(selected(answers, group), channel=0)  # parts of a message are sent on
+            for places, found in find(self._table, self._rows(chosen), chosen):
+                own = selected(chosen, places)
+                batch = WaitingBatch(found, self._requests(own), target, draft)
+                if (one := take(batch, own, group[places])) is not None:
+                    yield one
 
     def _sent_on(
         self,
-        batch: WaitingBatch,
-        taken: TakenProposals,
-        answers: AnswerColumns[Any],
-        places: Sequence[int],
         arrived: float,
-    ) -> TakenAnswers:
+        announced: tuple[bytes, int, int] | None,
+        batch: WaitingBatch,
+        answers: AnswerColumns[Any],
+        places: Ints,
+    ) -> TakenAnswers | None:
+        """Bring proposals to their target. ``announced``: key of the ``ScoreAhead`` that was sent, channel, plane."""
+        target, draft = batch.target, batch.draft
+        plane, channel = self._plane_between(target, draft), self._channel_between(target, draft)
+        key = b""
+        if announced is not None and answers.channel and announced[1:] == (answers.channel, plane) == (channel, plane):
+            key = announced[0]
+        awaited: Any = batch.awaited
+        taken = awaited.take(answers, self._policy, plane=plane, announced=key)
+        if taken is None:
+            return None
         if not taken.is_direct:
-            _send(batch.target, taken.commands, batch)
-        elif not self.early.are_held(batch.target):
-            batch.target.connection.note_direct(taken.commands)
-        return TakenAnswers(batch, taken, answers, places, arrived, _now())
-
-    def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
-        waiting = self._waiting_for(answers)
-        if waiting is not None and isinstance(waiting.awaited, AwaitedScores) and waiting.target is replica:
-            channel = self._channel_between(replica, waiting.draft)
-            taken: Any = waiting.awaited.take(answers, self._policy, channel=channel)
-            if taken is not None:
-                yield self._asked_next(waiting, taken, answers, taken.places, arrived)
-                return
-        for target, draft, group in self._groups(answers):
-            chosen, channel = selected(answers, group), self._channel_between(target, draft)
-            for places, found in scores_for(self._table, self._rows(chosen), chosen):
-                own = selected(chosen, places)
-                taken = found.take(own, self._policy, channel=channel) if target is replica else None
-                if taken is not None:
-                    batch = WaitingBatch(found, self._requests(own), target, draft)
-                    yield self._asked_next(batch, taken, own, group[places][list(taken.places)].tolist(), arrived)
+            _send(target, taken.commands, batch)
+        elif not self.early.are_held(target):
+            target.connection.note_direct(taken.commands)
+        return TakenAnswers(batch, taken, answers, places.tolist(), arrived, _now())
 
     def _asked_next(
-        self,
-        batch: WaitingBatch,
-        taken: TakenScores,
-        answers: AnswerColumns[Any],
-        places: Sequence[int],
-        arrived: float,
-    ) -> TakenAnswers:
+        self, arrived: float, batch: WaitingBatch, answers: AnswerColumns[Any], places: Ints
+    ) -> TakenAnswers | None:
+        """Judge scores, and ask the draft for the next proposals or the target for the next tokens."""
+        channel = self._channel_between(batch.target, batch.draft)
+        awaited: Any = batch.awaited
+        taken = awaited.take(answers, self._policy, channel=channel)
+        if taken is None:
+            return None
         asked: Any = batch.draft if isinstance(taken.commands, ExtendColumns) else batch.target
         _send(asked, taken.commands, batch)
-        return TakenAnswers(batch, taken, answers, places, arrived, _now())
+        return TakenAnswers(batch, taken, answers, places[list(taken.places)].tolist(), arrived, _now())
 
     def _waiting_for(self, answers: AnswerColumns[Any]) -> WaitingBatch | None:
         """The batch that the answers are for: all of them, in its order."""
@@ -156,51 +154,22 @@ class BatchDriver:
 
     def _without_taken(self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], _Taken]) -> EventBatch[Any]:
         """What is left of a message, as single events, once ``take`` has sent the commands that follow from it."""
-        named: set[int] | None = set() if batch.events or len(batch.columns) > 1 else None
+        rest, columns = in_columns(batch)
+        named: set[int] = set()
         """Sessions of the columns before: what is said of them once more comes after them."""
-        single = dict(enumerate(batch.timed()))
-        more: list[tuple[Any, ItemTiming | None]] = []
-        for answers in batch.columns:
-            left = self._left_of(answers, take, named)
-            more += zip(answers.events(left), answers.timings(left), strict=True) if left else ()
-        if single:
-            numbers = [event.session for event, _ in single.values()]
-            is_awaited = np.array(numbers, dtype=U8).tobytes() in self._waiting
-            awaited = set(numbers) if is_awaited else usual_sessions(self._table, numbers)
-            for places, answers in columns_of(list(single.values()), awaited - (named or set())):
-                left = self._left_of(answers, take, named, [single[place][0] for place in places])
-                for place in set(range(len(places))).difference(left):
-                    del single[places[place]]
-        rest = [*single.values(), *more]
-        return EventBatch(
-            tuple([event for event, _ in rest]),
-            batch.report,
-            tuple([timing for _, timing in rest]),  # type: ignore[misc]
-        )
-
-    def _left_of(
-        self,
-        answers: AnswerColumns[Any],
-        take: Callable[[AnswerColumns[Any]], _Taken],
-        named: set[int] | None,
-        events: Sequence[Any] = (),
-    ) -> Sequence[int]:
-        """Places of those answers that ``take`` leaves to the transitions of one session. ``events``: of the answers,
-        where they were made of some.
-        """
-        done: list[TakenAnswers] = []
-        sessions = answers.sessions.tolist()
-        if named is None or named.isdisjoint(sessions):
-            for one in take(answers):
-                one.events = [events[place] for place in one.places] if events else ()
+        for answers in columns:
+            sessions = answers.sessions.tolist()
+            done: list[TakenAnswers] = []
+            for one in take(answers) if named.isdisjoint(sessions) else ():
                 done.append(one)
                 self._taken.append(one)
-        if named is not None:
             named.update(sessions)
-        if sum([len(one.places) for one in done]) == len(sessions):
-            return ()
-        taken = {place for one in done for place in one.places}
-        return [place for place in range(len(sessions)) if place not in taken]
+            if sum([len(one.places) for one in done]) < len(sessions):
+                taken = {place for one in done for place in one.places}
+                left = [place for place in range(len(sessions)) if place not in taken]
+                rest += zip(answers.events(left), answers.timings(left), strict=True)
+        events, timings = tuple([event for event, _ in rest]), tuple([timing for _, timing in rest])
+        return EventBatch(events, batch.report, timings)  # type: ignore[arg-type]
 
     def _groups(self, answers: AnswerColumns[Any]) -> Iterator[tuple[TargetReplica, DraftReplica | None, Ints]]:
         """Places of answers by the services of their sessions, each session once; all rows are up to date then."""
@@ -293,8 +262,4 @@ def _send(replica: TargetReplica | DraftReplica, commands: ExtendColumns | Score
     if batch.awaited.is_traced:
         parents = {request.session: request.loop.commands.trace_parent for request in batch.requests}
         commands = replace(commands, trace_parents=[parents.get(each, "") for each in commands.sessions.tolist()])
-    if replica.connection.reads_columns:
-        replica.send_columns(commands)
-        return
-    for command in commands.items():
-        replica.send(command)  # type: ignore[arg-type]
+    replica.send_columns(commands)

@@ -62,7 +62,7 @@ class StepEnds:
         session, is_drafting = request.loop, isinstance(one.taken.commands, ExtendColumns)
         num_logprobs, logprobs = session.engine_request.num_logprobs, None
         if num_logprobs is not None:
-            logprobs = emitted_logprobs(one.event(place), judged.token_ids, num_logprobs)
+            logprobs = emitted_logprobs(one.events[place], judged.token_ids, num_logprobs)
         step = end_step(session, judged, states, logprobs, is_drafting=is_drafting)
         logprobs = None if logprobs is None else logprobs[: len(step.token_ids)]
         timing, reason = one.timings[place], reason_of(step.reason)

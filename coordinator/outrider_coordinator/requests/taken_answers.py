@@ -41,8 +41,6 @@ class TakenAnswers:
     arrived: float
     handled: float
 
-    events: Sequence[Any] = ()
-    """The single events that ``answers`` were made of, in the order of ``requests``; none: they came as columns."""
     token_ids: list[list[int]] | None = None
     """New ones of a step that ended; None: not committed yet."""
 
@@ -59,11 +57,10 @@ class TakenAnswers:
             counts = taken.num_drafted.tolist(), taken.num_accepted.tolist()
             yield from map(JudgedStep, bases, *counts, self.token_ids, reasons)
 
-    def event(self, place: int) -> Any:  # noqa: ANN401 - a proposal or scores
-        """The answer to one of ``requests``."""
-        if self.events:
-            return self.events[place]
-        return next(self.answers.events([self._own_places[place]]))
+    @functools.cached_property
+    def events(self) -> list[Any]:
+        """The answers one by one, in the order of ``requests``."""
+        return list(self.answers.events(self._own_places))
 
     @property
     def _own_places(self) -> Sequence[int]:
@@ -88,7 +85,7 @@ class TakenAnswers:
         if request.trace.notes is None:
             return
         at_ns = round(self.arrived / NANOSECONDS)
-        request.trace.notes.answered(self.event(place), timing, is_draft=ended is None, at_ns=at_ns)
+        request.trace.notes.answered(self.events[place], timing, is_draft=ended is None, at_ns=at_ns)
         if ended is not None:
             request.note_in_trace(ended, self.handled)
         if isinstance(command, Extend):

@@ -148,11 +148,6 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             self._link_queue.put_columns(columns)
 
     @property
-    def reads_columns(self) -> bool:
-        """True if the service reads commands as columns."""
-        return self.description is not None and self.description.reads_command_columns
-
-    @property
     def num_steps_open(self) -> int:
         """Steps of sessions that wait to be sent, or for their answers."""
         return self._link_queue.num_open

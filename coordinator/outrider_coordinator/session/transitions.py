@@ -95,16 +95,6 @@ def scores_for(
             yield places, kind(table, index[places], own[places])
 
 
-def usual_sessions(table: SessionTable, numbers: Sequence[int]) -> set[int]:
-    """Numbers of those sessions that wait for an answer, in rows that are usual."""
-    index = np.array(table.indices(numbers), dtype=np.int64)
-    if (index < 0).all():
-        return set()
-    own = table.values.take(index, axis=0, mode="clip")
-    found = (await_proposals(own) | await_verdicts(own) | await_tokens(own)) & (index >= 0)
-    return {number for number, is_usual in zip(numbers, found.tolist(), strict=True) if is_usual}
-
-
 def end_wait(session: SessionState) -> None:
     """What a session keeps of a proposal, once the command that follows has left."""
     side = session.draft

@@ -194,7 +194,7 @@ class WiredPort(Generic[CommandT, EventT]):
 
     async def describe(self) -> ModelDescription:
         """Both sides are of one device, so that all sessions share each forward."""
-        return replace(describe_stand_in(self._role), device_id="stand-in", reads_command_columns=True)
+        return replace(describe_stand_in(self._role), device_id="stand-in")
 
     async def attach(self) -> WiredLink[CommandT, EventT]:
         """The link; there is one."""

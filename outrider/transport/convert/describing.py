@@ -91,7 +91,6 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         num_layers=message.num_layers,
         hidden_state_layers=tuple(message.hidden_state_layers),
         longest_prefill=message.longest_prefill,
-        reads_command_columns=True,  # as all services over links
         plane_kinds=tuple(map(shortened, message.plane_kinds)),
         channel_host=message.channel_host,
         step_costs=tuple(map(_cost_from_proto, message.step_costs)),

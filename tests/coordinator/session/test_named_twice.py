@@ -12,6 +12,7 @@ import pytest
 from outrider.benchmarks.step import turn
 from outrider.ports import EventBatch
 from tests.coordinator.session.test_transitions import outputs
+from tests.support.equality import one_by_one
 
 
 def in_the_same_columns(batch: EventBatch[Any]) -> EventBatch[Any]:
@@ -38,7 +39,17 @@ def beside_columns(batch: EventBatch[Any]) -> EventBatch[Any]:
     return replace(batch, events=(*batch.events, *again.events(places)), timings=timings)
 
 
-WAYS = [in_the_same_columns, in_columns_of_their_own, beside_columns]
+def in_single_answers(batch: EventBatch[Any]) -> EventBatch[Any]:
+    """All sessions as single events, half of them again at the end; where there is no evidence, with other tokens."""
+    single = one_by_one(batch)
+    again = batch.columns[0]
+    again = again if again.is_sparse else replace(again, token_ids=again.token_ids ^ 1)
+    places = range(len(again.sessions) // 2)
+    timings: Any = (*single.timings, *again.timings(places))
+    return replace(single, events=(*single.events, *again.events(places)), timings=timings)
+
+
+WAYS = [in_the_same_columns, in_columns_of_their_own, beside_columns, in_single_answers]
 
 
 def port_of(role: str, change: Callable[[EventBatch[Any]], EventBatch[Any]], changed: list[int]) -> Any:

@@ -234,6 +234,19 @@ def test_what_is_awaited_holds_while_the_rows_have_not_changed(kind: dict[str, A
     assert not batch.is_of(columns)  # the row is free, and may be another session's
 
 
+@pytest.mark.parametrize("field", ["generations", "base_lengths"])
+def test_answers_to_another_text_or_command_are_left_to_their_session(field: str) -> None:
+    asked = crowd(3)
+    _, columns = asked.answers()
+    rows = asked.index.tolist()
+    (places, _), *_ = proposals_for(asked.table, rows, columns)
+    assert places.tolist() == [0, 1, 2]
+    spoilt = getattr(columns, field).copy()
+    spoilt[1] += 1
+    (places, _), *_ = proposals_for(asked.table, rows, replace(columns, **{field: spoilt}))
+    assert places.tolist() == [0, 2]
+
+
 def test_a_proposal_of_more_tokens_than_were_asked_for_is_left_to_its_session() -> None:
     asked = crowd(1)
     _, columns = asked.answers()

@@ -21,7 +21,7 @@ from outrider.generation import GenerationRequest
 from outrider.planes import PlaneReference
 from outrider.ports import EventBatch, Extend, Proposal, Score, Scores
 from outrider.tokenization import TextTokenizer
-from outrider.types import HiddenStates, ModelDescription, SamplingParams, SparseEvidence, SparseScores
+from outrider.types import HiddenStates, SamplingParams, SparseEvidence, SparseScores
 from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.service import Coordinator
@@ -463,10 +463,7 @@ class _ItemLink(turn.WiredLink[Any, Any]):
 
 
 class _ItemPort(turn.WiredPort[Any, Any]):
-    """Takes and gives single items, as services of this process do."""
-
-    async def describe(self) -> ModelDescription:
-        return replace(await super().describe(), reads_command_columns=False)
+    """Gives single items, as services of this process may."""
 
     async def attach(self) -> Any:
         link: Any = await super().attach()
