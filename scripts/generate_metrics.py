@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from outrider.telemetry.metrics.catalogue import SECTIONS, Kind, MetricSpec, find
+from outrider.telemetry.metrics.catalogue import SECTIONS, MetricKind, MetricSpec, find
 from outrider.telemetry.metrics.vllm_names import VLLM_NAMES
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -63,7 +63,7 @@ def render() -> str:
 def vllm_table() -> str:
     """Rows of vLLM's names."""
     return "".join(
-        f"| `{vllm.name}{'_total' * (find(name).kind is Kind.COUNTER)}` | {role} | `{name}` |\n"
+        f"| `{vllm.name}{'_total' * (find(name).kind is MetricKind.COUNTER)}` | {role} | `{name}` |\n"
         for role, names in VLLM_NAMES.items()
         for name, vllm in names.items()
     )

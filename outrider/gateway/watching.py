@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outrider.readings import REQUEST_SECONDS, Histogram, Reading
 from outrider.telemetry.tracing import TraceContext, Tracing, names
 from outrider.telemetry.tracing.context import TRACE_PARENT, TRACE_STATE
-from outrider.telemetry.tracing.span import AttributeValue, Kind, Span
+from outrider.telemetry.tracing.span import AttributeValue, Span, SpanKind
 
 TRACE = "trace"
 """Key of the request's state: the context of its span, for the calls that it makes."""
@@ -158,7 +158,7 @@ def _spans(seen: _Seen, context: TraceContext, parent_id: str, ended_ns: int) ->
         parent_id,
         seen.epoch_ns + seen.began_ns,
         seen.epoch_ns + ended_ns,
-        Kind.SERVER,
+        SpanKind.SERVER,
         attributes,
         error="" if seen.status < 500 else f"status {seen.status}",
         trace_state=context.state,

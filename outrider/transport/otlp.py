@@ -21,12 +21,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from outrider.addresses import join_address
 from outrider.errors import ConfigError
 from outrider.telemetry.tracing.names import SERVICE_NAME
-from outrider.telemetry.tracing.span import AttributeValue, Kind, Link, Span
+from outrider.telemetry.tracing.span import AttributeValue, Span, SpanKind, SpanLink
 
 OnSpans = Callable[[list[Span]], None]
 
 _ERROR = 2
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in SpanKind}
 
 
 class _Receiver(TraceServiceServicer):
@@ -81,9 +81,9 @@ def _span(message: Any, service: str) -> Span:  # noqa: ANN401 - ships no types
         parent_id=message.parent_span_id.hex(),
         start_ns=message.start_time_unix_nano,
         end_ns=message.end_time_unix_nano,
-        kind=_KINDS.get(message.kind, Kind.INTERNAL),
+        kind=_KINDS.get(message.kind, SpanKind.INTERNAL),
         attributes=_attributes(message.attributes),
-        links=tuple(Link(link.trace_id.hex(), link.span_id.hex()) for link in message.links),
+        links=tuple(SpanLink(link.trace_id.hex(), link.span_id.hex()) for link in message.links),
         error=(message.status.message or "error") if message.status.code == _ERROR else "",
         trace_state=message.trace_state,
         service=service,

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from outrider import Client
 from outrider.cli.stack.held_ports import hold_port
 from outrider.errors import InvalidRequestError
-from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, MetricSpec
+from outrider.telemetry.metrics.catalogue import CATALOGUE, MetricKind, MetricSpec
 from tests.end_to_end.commands import Command, wait_until
 
 ROLES = ("coordinator", "target", "draft")
@@ -65,7 +65,7 @@ def scraped(metered: tuple[Command, int]) -> dict[str, Scraped]:
 
 
 def family_name(spec: MetricSpec) -> str:
-    return spec.name.removesuffix("_total") if spec.kind is Kind.COUNTER else spec.name
+    return spec.name.removesuffix("_total") if spec.kind is MetricKind.COUNTER else spec.name
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -19,7 +19,7 @@ from outrider.cli.app import app
 from outrider.cli.trace.reading import read_spans
 from outrider.cli.trace.tree import build_tree
 from outrider.telemetry.tracing import TraceContext, names
-from outrider.telemetry.tracing.span import Kind, Span
+from outrider.telemetry.tracing.span import Span, SpanKind
 from tests.end_to_end.commands import Command, wait_until
 from tests.support.otlp_receiver import OtlpReceiver
 
@@ -68,7 +68,7 @@ def collect(receiver: OtlpReceiver, trace_id: str, *, items: bool = True) -> lis
         found[:] = [span for span in receiver.spans if span.trace_id == trace_id]
         by_name = Counter(span.name for span in found)
         asked = {names.PROPOSE_ITEM: by_name[names.DRAFT], names.SCORE_ITEM: by_name[names.SCORE]}
-        has_request = any(span.kind is Kind.SERVER and span.service == "outrider-coordinator" for span in found)
+        has_request = any(span.kind is SpanKind.SERVER and span.service == "outrider-coordinator" for span in found)
         has_steps = all(
             number(decode, names.NUM_STEPS) - number(decode, names.NUM_STEPS_NOT_SHOWN) == by_name[names.ACCEPT]
             for decode in found

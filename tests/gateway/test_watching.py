@@ -18,7 +18,7 @@ from outrider.gateway.watching import HttpWatch
 from outrider.readings import HistogramReading, Reading
 from outrider.telemetry.metrics.catalogue import find
 from outrider.telemetry.tracing import TraceContext
-from outrider.telemetry.tracing.span import BuildSpans, Kind, Span
+from outrider.telemetry.tracing.span import BuildSpans, Span, SpanKind
 from tests.client.conftest import Service
 from tests.gateway.conftest import Gateway, wait_until
 
@@ -125,7 +125,7 @@ def test_a_request_is_a_span_between_the_caller_and_the_coordinator(
     assert ask(watched, "/v1/completions", {"prompt": "hello", "max_tokens": 2, "stream": True}, **headers) == 200
     wait_until(lambda: tracing.spans, "a span")
     (span,) = tracing.spans
-    assert (span.name, span.kind, span.error) == ("POST /v1/completions", Kind.SERVER, "")
+    assert (span.name, span.kind, span.error) == ("POST /v1/completions", SpanKind.SERVER, "")
     assert (span.trace_id, span.span_id, span.parent_id, span.trace_state) == ("a" * 32, "d" * 16, "b" * 16, "v=1")
     assert span.attributes["http.response.status_code"] == 200
     assert span.attributes["outrider.request.id"] == "mine"

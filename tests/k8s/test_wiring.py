@@ -546,7 +546,7 @@ def test_targets_are_scaled_on_requests_that_run_or_wait(release: Releases) -> N
     metrics = [f"outrider_num_requests_{state}" for state in ("running", "waiting")]
     assert trigger["metadata"]["query"] == " + ".join(f"sum({metric}{own})" for metric in metrics)
     for metric in metrics:
-        assert catalogue.find(metric).kind is catalogue.Kind.GAUGE
+        assert catalogue.find(metric).kind is catalogue.MetricKind.GAUGE
         assert "coordinator" in catalogue.find(metric).roles
     assert release("keda").one("Service", "rider-outrider-coordinator")
     # Below it a coordinator has no more to run on each target; the queue would have to fill first.

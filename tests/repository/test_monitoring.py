@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, MetricSpec
+from outrider.telemetry.metrics.catalogue import CATALOGUE, MetricKind, MetricSpec
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def samples() -> dict[str, MetricSpec]:
     """Every name that may stand in an expression."""
     found: dict[str, MetricSpec] = {}
     for spec in CATALOGUE:
-        ends = ("_bucket", "_sum", "_count") if spec.kind is Kind.HISTOGRAM else ("",)
+        ends = ("_bucket", "_sum", "_count") if spec.kind is MetricKind.HISTOGRAM else ("",)
         found.update({spec.name + end: spec for end in ends})
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outrider.telemetry.tracing import names
-from outrider.telemetry.tracing.span import AttributeValue, Kind, Link, Span
+from outrider.telemetry.tracing.span import AttributeValue, Span, SpanKind, SpanLink
 
 TRACE, SHARED_TRACE = "0a" * 16, "0b" * 16
 REQUEST, DECODE, SHARED_FORWARD = "a1" * 8, "a2" * 8, "b1" * 8
@@ -21,7 +21,8 @@ def example_spans(*, trace_id: str = TRACE, request_id: str = "of-a-test", later
 
     def add(
         name: str, parent: str, start_ms: float, took_ms: float, *, span_id: str = "", service: str = COORDINATOR,
-        kind: Kind = Kind.INTERNAL, links: tuple[Link, ...] = (), trace: str = trace_id, **attributes: AttributeValue,
+        kind: SpanKind = SpanKind.INTERNAL, links: tuple[SpanLink, ...] = (), trace: str = trace_id,
+        **attributes: AttributeValue,
     ) -> str:  # fmt: skip
         span_id = span_id or f"{len(made) + 1:016x}"
         start_ns = BEGAN_NS + later_ns + int(start_ms * MS) + (HOUR_NS if service == TARGET else 0)
@@ -30,7 +31,7 @@ def example_spans(*, trace_id: str = TRACE, request_id: str = "of-a-test", later
         made.append(replace(span, service=service))
         return span_id
 
-    add(names.TEXT_COMPLETION, "", 0, 100, span_id=REQUEST, kind=Kind.SERVER, OPERATION_NAME=names.TEXT_COMPLETION,
+    add(names.TEXT_COMPLETION, "", 0, 100, span_id=REQUEST, kind=SpanKind.SERVER, OPERATION_NAME=names.TEXT_COMPLETION,
         REQUEST_ID=request_id, REQUEST_MODEL="m", USAGE_INPUT_TOKENS=7, USAGE_OUTPUT_TOKENS=4)  # fmt: skip
     add(names.TOKENIZE, REQUEST, 0, 1)
     add(names.QUEUE, REQUEST, 1, 1)
@@ -46,13 +47,13 @@ def example_spans(*, trace_id: str = TRACE, request_id: str = "of-a-test", later
     add(names.WIRE, two, 60, 4, PEER="target")
     add(names.SCORE, two, 64, 35, GENERATION=3, TOTAL_NS=35 * MS)
     add(names.ACCEPT, two, 99, 1)
-    prefill = add(names.SCORE_ITEM, DECODE, 2.5, 46, service=TARGET, kind=Kind.SERVER, GENERATION=1)
+    prefill = add(names.SCORE_ITEM, DECODE, 2.5, 46, service=TARGET, kind=SpanKind.SERVER, GENERATION=1)
     add(names.FORWARD, prefill, 3.5, 45, service=TARGET, BATCH_SIZE=1, NUM_TOKENS=7, USED_GRAPH=False)
-    score = add(names.SCORE_ITEM, DECODE, 63, 35, service=TARGET, kind=Kind.SERVER, GENERATION=3)
+    score = add(names.SCORE_ITEM, DECODE, 63, 35, service=TARGET, kind=SpanKind.SERVER, GENERATION=3)
     add(names.QUEUE, score, 63, 5, service=TARGET)
-    propose = add(names.PROPOSE_ITEM, DECODE, 50.5, 9, service=DRAFT, kind=Kind.SERVER, GENERATION=2)
+    propose = add(names.PROPOSE_ITEM, DECODE, 50.5, 9, service=DRAFT, kind=SpanKind.SERVER, GENERATION=2)
     add(names.FORWARD, propose, 51, 8, service=DRAFT, BATCH_SIZE=1, NUM_TOKENS=4, USED_GRAPH=True)
     add(names.FORWARD, "", 68, 28, span_id=SHARED_FORWARD, service=TARGET, trace=SHARED_TRACE, BATCH_SIZE=2,
-        links=(Link("0c" * 16, "cc" * 8), Link(trace_id, score)), NUM_TOKENS=10, USED_GRAPH=False)  # fmt: skip
+        links=(SpanLink("0c" * 16, "cc" * 8), SpanLink(trace_id, score)), NUM_TOKENS=10, USED_GRAPH=False)  # fmt: skip
     add(names.SAMPLE, SHARED_FORWARD, 96, 2, service=TARGET, trace=SHARED_TRACE)
     return made

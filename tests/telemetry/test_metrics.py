@@ -16,7 +16,7 @@ from outrider.config import DraftSettings
 from outrider.errors import ConfigError
 from outrider.readings import Histogram, Reading, each
 from outrider.telemetry.logs import JsonFormatter, records_about
-from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, find
+from outrider.telemetry.metrics.catalogue import CATALOGUE, MetricKind, find
 from outrider.telemetry.metrics.endpoint import MetricsEndpoint
 from outrider.telemetry.metrics.serving import metrics_served
 from outrider.telemetry.metrics.vllm_names import VLLM_NAMES
@@ -115,7 +115,7 @@ def test_names_follow_the_conventions() -> None:
     assert len(set(names)) == len(names)
     for spec in CATALOGUE:
         assert spec.name.startswith("outrider_")
-        assert spec.name.endswith("_total") == (spec.kind is Kind.COUNTER)
+        assert spec.name.endswith("_total") == (spec.kind is MetricKind.COUNTER)
         assert spec.text.endswith(".")
         assert spec.promql
 

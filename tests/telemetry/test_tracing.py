@@ -21,7 +21,7 @@ from outrider.telemetry.tracing import TraceContext, activate_tracing, names
 from outrider.telemetry.tracing.activation import exporter_names
 from outrider.telemetry.tracing.otlp_json import request_to_json, spans_from_json
 from outrider.telemetry.tracing.pipeline import MAX_WAITING, Pipeline, resource_of, to_sdk
-from outrider.telemetry.tracing.span import Kind, Link, Span
+from outrider.telemetry.tracing.span import Span, SpanKind, SpanLink
 from outrider.telemetry.tracing.yielding_exporter import REST_S, SPANS_IN_A_ROW, YieldingExporter
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -36,9 +36,9 @@ def span(name: str = "a", number: int = 1) -> Span:
         SPAN,
         10**18,
         10**18 + 7,
-        Kind.SERVER,
+        SpanKind.SERVER,
         {"text": "ä", "yes": True, "count": 3, "share": 0.5, "texts": ("b", "c")},
-        (Link(TRACE, SPAN),),
+        (SpanLink(TRACE, SPAN),),
         error="why",
         trace_state="k=v",
     )

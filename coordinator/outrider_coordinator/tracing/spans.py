@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from outrider.ports import ItemTiming
 from outrider.telemetry.tracing import TraceContext, names
 from outrider.telemetry.tracing.context import new_span_id
-from outrider.telemetry.tracing.span import AttributeValue, Kind, Span
+from outrider.telemetry.tracing.span import AttributeValue, Span, SpanKind
 from outrider.types import FinishReason
 from outrider_coordinator.session.actions import Fail, Finish
 from outrider_coordinator.session.engine_request import EngineRequest
@@ -117,7 +117,7 @@ class _Writer:
             parent_id=ids.caller_span_id,
             start_ns=notes.arrived_ns + notes.epoch_ns,
             end_ns=(notes.ended_ns or notes.arrived_ns) + notes.epoch_ns,
-            kind=Kind.SERVER,
+            kind=SpanKind.SERVER,
             attributes=attributes,
             error=error,
             trace_state=ids.request.state,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.errors import InvalidRequestError
 from outrider.telemetry.tracing import names
-from outrider.telemetry.tracing.span import Kind, Span
+from outrider.telemetry.tracing.span import Span, SpanKind
 
 _STAGE_OF_ITEM = {names.PROPOSE_ITEM: names.DRAFT, names.SCORE_ITEM: names.SCORE}
 
@@ -111,7 +111,7 @@ def build_tree(spans: Iterable[Span], trace_id: str) -> Node:
 
 
 def _is_request(span: Span) -> bool:
-    return span.kind is Kind.SERVER and span.attributes.get(names.OPERATION_NAME) == names.TEXT_COMPLETION
+    return span.kind is SpanKind.SERVER and span.attributes.get(names.OPERATION_NAME) == names.TEXT_COMPLETION
 
 
 def _bring_in_shared(spans: Sequence[Span], nodes: dict[str, Node], request: Span) -> None:

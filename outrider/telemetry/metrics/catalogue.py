@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """Prometheus' type of a metric."""
 
     COUNTER = "counter"
@@ -34,7 +34,7 @@ class MetricSpec:
     """One metric."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     roles: tuple[str, ...]
     """Processes that serve it."""
     text: str
@@ -69,16 +69,16 @@ def _quantile(name: str, by: str = "") -> str:
 
 
 def _counter(name: str, text: str, promql: str = "", *labels: Label) -> MetricSpec:
-    return MetricSpec(name, Kind.COUNTER, COORDINATOR, text, promql or _rate(name), labels)
+    return MetricSpec(name, MetricKind.COUNTER, COORDINATOR, text, promql or _rate(name), labels)
 
 
 def _gauge(name: str, text: str, promql: str = "", *labels: Label) -> MetricSpec:
-    return MetricSpec(name, Kind.GAUGE, COORDINATOR, text, promql or f"sum({name})", labels)
+    return MetricSpec(name, MetricKind.GAUGE, COORDINATOR, text, promql or f"sum({name})", labels)
 
 
 def _histogram(name: str, text: str, *labels: Label) -> MetricSpec:
     by = ", ".join(label.name for label in labels)
-    return MetricSpec(name, Kind.HISTOGRAM, COORDINATOR, text, _quantile(name, by), labels)
+    return MetricSpec(name, MetricKind.HISTOGRAM, COORDINATOR, text, _quantile(name, by), labels)
 
 
 _ACCEPTED = _rate("outrider_spec_decode_num_accepted_tokens_total")
@@ -265,7 +265,7 @@ RECOVERY = (
 GRAMMARS = (
     MetricSpec(
         "outrider_grammar_compile_seconds",
-        Kind.HISTOGRAM,
+        MetricKind.HISTOGRAM,
         COORDINATOR,
         "Time to compile a grammar that was not cached.",
         _quantile("outrider_grammar_compile_seconds", ""),
@@ -273,7 +273,7 @@ GRAMMARS = (
     _counter("outrider_grammar_failures_total", "Grammars that were refused."),
     MetricSpec(
         "outrider_grammar_mask_seconds",
-        Kind.HISTOGRAM,
+        MetricKind.HISTOGRAM,
         ("target",),
         "Time to compute the mask of one position of one session with a grammar.",
         _quantile("outrider_grammar_mask_seconds", ""),
@@ -281,13 +281,13 @@ GRAMMARS = (
 )
 
 
-def _of_services(kind: Kind, name: str, text: str, promql: str, *labels: Label) -> MetricSpec:
+def _of_services(kind: MetricKind, name: str, text: str, promql: str, *labels: Label) -> MetricSpec:
     return MetricSpec(name, kind, SERVICES, text, promql, (_ROLE, *labels))
 
 
 SERVICE = (
     _of_services(
-        Kind.HISTOGRAM,
+        MetricKind.HISTOGRAM,
         "outrider_forward_stage_seconds",
         "Time of the stages in a service: of an item until its first forward (queue), of a forward in the model"
         " (forward), and of sampling or scoring (sample).",
@@ -295,75 +295,75 @@ SERVICE = (
         Label("stage", "queue, forward or sample"),
     ),
     _of_services(
-        Kind.HISTOGRAM,
+        MetricKind.HISTOGRAM,
         "outrider_forward_batch_size",
         "Sequences in a forward.",
         f"sum by (role) (rate(outrider_forward_batch_size_sum{_WINDOW}))"
         f" / (sum by (role) (rate(outrider_forward_batch_size_count{_WINDOW})) > 0)",
     ),
     _of_services(
-        Kind.HISTOGRAM,
+        MetricKind.HISTOGRAM,
         "outrider_forward_tokens",
         "Tokens in a forward.",
         f"sum by (role) (rate(outrider_forward_tokens_sum{_WINDOW}))"
         f" / (sum by (role) (rate(outrider_forward_tokens_count{_WINDOW})) > 0)",
     ),
     _of_services(
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "outrider_kv_pages_used",
         "KV pages that sessions hold.",
         "sum by (role) (outrider_kv_pages_used)",
     ),
     _of_services(
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "outrider_kv_pages_free",
         "KV pages that no session holds, cached pages included.",
         "min by (role) (outrider_kv_pages_free)",
     ),
     _of_services(
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "outrider_prefix_cache_queries_total",
         "Tokens of new and rebuilt sessions that were looked up in the prefix cache.",
         f"sum by (role) (rate(outrider_prefix_cache_hits_total{_WINDOW}))"
         f" / (sum by (role) (rate(outrider_prefix_cache_queries_total{_WINDOW})) > 0)",
     ),
     _of_services(
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "outrider_prefix_cache_hits_total",
         "Tokens found in the prefix cache, which are not computed again.",
         f"sum by (role) (rate(outrider_prefix_cache_hits_total{_WINDOW}))",
     ),
     _of_services(
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "outrider_prefix_cache_evictions_total",
         "Cached KV pages that were evicted for other sequences.",
         f"sum by (role) (rate(outrider_prefix_cache_evictions_total{_WINDOW}))",
     ),
     _of_services(
-        Kind.GAUGE, "outrider_sessions_open", "Sessions that are open.", "sum by (role) (outrider_sessions_open)"
+        MetricKind.GAUGE, "outrider_sessions_open", "Sessions that are open.", "sum by (role) (outrider_sessions_open)"
     ),
     _of_services(
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "outrider_stall_seconds",
         "Age of the oldest forward in flight, or of the oldest runnable item where none is; 0 while there is progress."
         " At hang_timeout_s the process ends.",
         "max by (role) (outrider_stall_seconds)",
     ),
     _of_services(
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "outrider_sessions_opened_total",
         "Sessions opened, rebuilt ones included.",
         f"sum by (role) (rate(outrider_sessions_opened_total{_WINDOW}))",
     ),
     _of_services(
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "outrider_sessions_refused_total",
         "Sessions refused, by reason.",
         f"sum by (role, reason) (rate(outrider_sessions_refused_total{_WINDOW}))",
         Label("reason", "no_room (too few pages are free) or ending (the service drains)"),
     ),
     _of_services(
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "outrider_lookahead_steps_total",
         "Steps computed before they were asked for, by whether they were used: plain steps of a target"
         " (`compute_ahead`), proposals of a draft (`draft_ahead`).",
@@ -371,19 +371,19 @@ SERVICE = (
         Label("outcome", "used or unused"),
     ),
     _of_services(
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "outrider_sessions_preempted_total",
         "Sessions preempted because older sessions needed their KV pages. The coordinator rebuilds them.",
         f"sum by (role) (rate(outrider_sessions_preempted_total{_WINDOW}))",
     ),
     _of_services(
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "outrider_sessions_lost_total",
         "Items for sessions that hold fewer tokens than the item assumes. The coordinator rebuilds them.",
         f"sum by (role) (rate(outrider_sessions_lost_total{_WINDOW}))",
     ),
     _of_services(
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "outrider_sessions_failed_total",
         "Sessions that failed, by the name of the error in outrider/errors.py.",
         f"sum by (role, error) (rate(outrider_sessions_failed_total{_WINDOW}))",
@@ -391,7 +391,7 @@ SERVICE = (
     ),
     MetricSpec(
         "outrider_hidden_state_bytes_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         ("target",),
         "Bytes of hidden states handed over to drafts, by the tensor plane that they took.",
         f"sum by (plane) (rate(outrider_hidden_state_bytes_total{_WINDOW}))",
@@ -399,7 +399,7 @@ SERVICE = (
     ),
     MetricSpec(
         "outrider_direct_proposals_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         ("draft",),
         "Messages with proposals that went to a target directly, by a proposal channel.",
         _rate("outrider_direct_proposals_total"),
@@ -407,7 +407,7 @@ SERVICE = (
     ),
     MetricSpec(
         "outrider_stale_references_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         ("draft",),
         "Hidden states that were not on the tensor plane any more when they were to be read. The coordinator rebuilds"
         " the session on the draft.",
@@ -415,13 +415,13 @@ SERVICE = (
         (_ROLE,),
     ),
     _of_services(
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "outrider_model_load_seconds",
         "Duration of the last start: reading the weights, sizing the KV cache, warming up.",
         "outrider_model_load_seconds",
     ),
     _of_services(
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "outrider_graph_capture_seconds",
         "Part of the start that captured CUDA graphs; 0 without a GPU.",
         "outrider_graph_capture_seconds",
@@ -430,7 +430,7 @@ SERVICE = (
 
 KV_CACHE_USAGE = MetricSpec(
     "outrider_kv_cache_usage_perc",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     EVERYBODY,
     "Fraction of the KV pages in use, from 0 to 1; for a coordinator, over its attached targets.",
     "max by (role) (outrider_kv_cache_usage_perc)",
@@ -441,7 +441,7 @@ PROCESS = (
     KV_CACHE_USAGE,
     MetricSpec(
         "outrider_build_info",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         (*EVERYBODY, *GATEWAY),
         "Always 1; the labels describe the process.",
         "count by (role, version, commit, model) (outrider_build_info)",
@@ -459,7 +459,7 @@ _PATH = Label("path", "path of the API, or other")
 HTTP = (
     MetricSpec(
         "outrider_http_requests_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         GATEWAY,
         "HTTP requests that ended. Status 499: the client left before there was an answer.",
         f"sum by (path, status) (rate(outrider_http_requests_total{_WINDOW}))",
@@ -467,14 +467,14 @@ HTTP = (
     ),
     MetricSpec(
         "outrider_http_requests_running",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         GATEWAY,
         "HTTP requests being answered.",
         "sum(outrider_http_requests_running)",
     ),
     MetricSpec(
         "outrider_http_request_seconds",
-        Kind.HISTOGRAM,
+        MetricKind.HISTOGRAM,
         GATEWAY,
         "Time of generation requests over HTTP, streams to their end.",
         _quantile("outrider_http_request_seconds", "path"),
@@ -482,7 +482,7 @@ HTTP = (
     ),
     MetricSpec(
         "outrider_http_first_byte_seconds",
-        Kind.HISTOGRAM,
+        MetricKind.HISTOGRAM,
         GATEWAY,
         "Time from a generation request to the first byte of its answer: of a stream, to its first event.",
         _quantile("outrider_http_first_byte_seconds", "path"),

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from outrider.addresses import listening_error, listening_socket
 from outrider.readings import HistogramReading, Reading
 from outrider.telemetry.http_server import HttpServer
-from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, Label, MetricSpec, find
+from outrider.telemetry.metrics.catalogue import CATALOGUE, Label, MetricKind, MetricSpec, find
 from outrider.telemetry.metrics.vllm_names import vllm_readings
 
 Read = Callable[[], Iterable[Reading]]
@@ -102,12 +102,12 @@ class ReadingsCollector(Collector):
 
 def _family(spec: MetricSpec, readings: list[Reading]) -> Metric:
     labels = [label.name for label in spec.labels]
-    if spec.kind is Kind.HISTOGRAM:
+    if spec.kind is MetricKind.HISTOGRAM:
         histogram = HistogramMetricFamily(spec.name, spec.text, labels=labels)
         for reading in readings:
             histogram.add_metric(_values(spec, reading), *_buckets(reading))
         return histogram
-    make = CounterMetricFamily if spec.kind is Kind.COUNTER else GaugeMetricFamily
+    make = CounterMetricFamily if spec.kind is MetricKind.COUNTER else GaugeMetricFamily
     family = make(spec.name, spec.text, labels=labels)
     for reading in readings:
         if isinstance(reading.value, HistogramReading):

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from outrider.errors import ConfigError
 from outrider.telemetry.tracing.otlp_json import request_to_json
-from outrider.telemetry.tracing.span import AttributeValue, Kind, Link, Span
+from outrider.telemetry.tracing.span import AttributeValue, Span, SpanKind, SpanLink
 
 _log = logging.getLogger(__name__)
 _READABLE_BY_OWNER = 0o600
@@ -63,9 +63,9 @@ def _from_sdk(span: ReadableSpan) -> Span:
         parent_id=f"{span.parent.span_id:016x}" if span.parent else "",
         start_ns=span.start_time or 0,
         end_ns=span.end_time or 0,
-        kind=Kind[span.kind.name],
+        kind=SpanKind[span.kind.name],
         attributes=_values(span.attributes or {}),
-        links=tuple(Link(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links),
+        links=tuple(SpanLink(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links),
         error=(span.status.description or "error") if span.status.status_code.name == "ERROR" else "",
         trace_state=context.trace_state.to_header(),
     )

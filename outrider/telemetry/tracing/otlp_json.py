@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.telemetry.tracing.names import SERVICE_NAME
-from outrider.telemetry.tracing.span import AttributeValue, Kind, Link, Span
+from outrider.telemetry.tracing.span import AttributeValue, Span, SpanKind, SpanLink
 
 _ERROR = 2
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in SpanKind}
 
 
 def request_to_json(spans: Iterable[Span], resource: Mapping[str, AttributeValue]) -> dict[str, Any]:
@@ -56,9 +56,9 @@ def _span_from_json(content: Mapping[str, Any], service: str) -> Span:
         parent_id=content.get("parentSpanId", "").lower(),
         start_ns=int(content["startTimeUnixNano"]),
         end_ns=int(content["endTimeUnixNano"]),
-        kind=_KINDS.get(int(content.get("kind", 0)), Kind.INTERNAL),
+        kind=_KINDS.get(int(content.get("kind", 0)), SpanKind.INTERNAL),
         attributes=_attributes_from_json(content.get("attributes", ())),
-        links=tuple(Link(link["traceId"].lower(), link["spanId"].lower()) for link in content.get("links", ())),
+        links=tuple(SpanLink(link["traceId"].lower(), link["spanId"].lower()) for link in content.get("links", ())),
         error=(status.get("message") or "error") if status.get("code") == _ERROR else "",
         trace_state=content.get("traceState", ""),
         service=service,

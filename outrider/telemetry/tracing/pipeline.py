@@ -23,20 +23,20 @@ from opentelemetry.trace import Link as SdkLink
 from opentelemetry.trace import (
     NonRecordingSpan,
     SpanContext,
-    SpanKind,
     Status,
     StatusCode,
     TraceFlags,
     TraceState,
     set_span_in_context,
 )
+from opentelemetry.trace import SpanKind as SdkSpanKind
 
 from outrider import __version__
 from outrider.errors import ConfigError
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.context import TraceContext, new_span_id, new_trace_id
 from outrider.telemetry.tracing.file_exporter import FileExporter
-from outrider.telemetry.tracing.span import BuildSpans, Kind, Span
+from outrider.telemetry.tracing.span import BuildSpans, Span, SpanKind
 from outrider.telemetry.tracing.yielding_exporter import REST_S, SPANS_IN_A_ROW, YieldingExporter
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ _GATHER_S = 0.1
 """Interval of the conversion in seconds. Waking a thread at each step would make it compete for the interpreter."""
 _CLOSE_S = 5.0
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
-_KINDS = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER, Kind.CLIENT: SpanKind.CLIENT}
+_KINDS = {kind: SdkSpanKind[kind.name] for kind in SpanKind}
 _SCOPE = InstrumentationScope("outrider", __version__)
 
 
@@ -87,7 +87,7 @@ class Pipeline:
         """Sample as ``OTEL_TRACES_SAMPLER`` says."""
         above = None if parent is None else set_span_in_context(NonRecordingSpan(_sdk_context(parent, is_remote=True)))
         trace_id = new_trace_id() if parent is None else parent.trace_id
-        result = self._provider.sampler.should_sample(above, int(trace_id, 16), name, SpanKind.SERVER)
+        result = self._provider.sampler.should_sample(above, int(trace_id, 16), name, SdkSpanKind.SERVER)
         if result.decision is not Decision.RECORD_AND_SAMPLE:
             return None
         return TraceContext(trace_id, new_span_id(), is_sampled=True, state=parent.state if parent else "")
@@ -154,7 +154,7 @@ def to_sdk(span: Span, resource: Resource) -> ReadableSpan:
     return ReadableSpan(
         name=span.name,
         context=_sdk_context(context),
-        parent=None if parent is None else _sdk_context(parent, is_remote=span.kind is Kind.SERVER),
+        parent=None if parent is None else _sdk_context(parent, is_remote=span.kind is SpanKind.SERVER),
         resource=resource,
         attributes=dict(span.attributes),
         links=[SdkLink(_sdk_context(TraceContext(link.trace_id, link.span_id, True))) for link in span.links],

@@ -21,7 +21,7 @@ from outrider.recording import ForwardRecord, ItemRecord
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.activation import Tracing
 from outrider.telemetry.tracing.context import TraceContext, new_span_id, new_trace_id
-from outrider.telemetry.tracing.span import AttributeValue, Kind, Link, Span
+from outrider.telemetry.tracing.span import AttributeValue, Span, SpanKind, SpanLink
 
 MAX_LINKS = 128
 """Maximum number of links of a span, which is OpenTelemetry's limit."""
@@ -61,9 +61,9 @@ def item_spans(item: ItemRecord, name: str) -> Iterator[Span]:
         parent_id=parent.span_id,
         start_ns=item.arrived_ns + epoch_ns,
         end_ns=item.ended_ns + epoch_ns,
-        kind=Kind.SERVER,
+        kind=SpanKind.SERVER,
         attributes=_item_attributes(item),
-        links=tuple(Link(*_ids_of(found)) for found in shared[:MAX_LINKS]),
+        links=tuple(SpanLink(*_ids_of(found)) for found in shared[:MAX_LINKS]),
         error=item.error,
     )
     first = item.forwards[0].started_ns if item.forwards else item.ended_ns
@@ -97,7 +97,7 @@ def _ids_of(found: ForwardRecord) -> tuple[str, str]:
 def _shared_forward_spans(found: ForwardRecord, epoch_ns: int) -> Iterator[Span]:
     trace_id, span_id = _ids_of(found)
     parents = [(TraceContext.parse(item.trace_parent), item) for item in found.items[:MAX_LINKS]]
-    links = tuple(Link(parent.trace_id, _id_of(item)) for parent, item in parents if parent is not None)
+    links = tuple(SpanLink(parent.trace_id, _id_of(item)) for parent, item in parents if parent is not None)
     forward, *beside = _forward_spans(found, TraceContext(trace_id, "", is_sampled=True), epoch_ns)
     yield replace(forward, span_id=span_id, links=links)
     for span in beside:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 AttributeValue = str | bool | int | float | tuple[str, ...]
 
 
-class Kind(enum.IntEnum):
+class SpanKind(enum.IntEnum):
     """Kind of a span; the numbers are OTLP's."""
 
     INTERNAL = 1
@@ -21,7 +21,7 @@ class Kind(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SpanLink:
     """A link to a span of any trace."""
 
     trace_id: str
@@ -39,9 +39,9 @@ class Span:
     """Empty: it has none."""
     start_ns: int
     end_ns: int
-    kind: Kind = Kind.INTERNAL
+    kind: SpanKind = SpanKind.INTERNAL
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
-    links: tuple[Link, ...] = ()
+    links: tuple[SpanLink, ...] = ()
     error: str = ""
     """Why it failed; empty: it did not."""
     trace_state: str = ""
