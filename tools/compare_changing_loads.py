@@ -23,7 +23,7 @@ from outrider.benchmarks.serving.client_processes import ClientProcesses
 from outrider.benchmarks.serving.gate import check_exactness
 from outrider.benchmarks.serving.load import Decoding
 from outrider.benchmarks.serving.records import Run
-from outrider.benchmarks.serving.run import BASELINE, SPECULATION, Outcome, ServePlan, to_result
+from outrider.benchmarks.serving.run import BASELINE, SPECULATION, ServeOutcome, ServePlan, to_result
 from outrider.benchmarks.serving.workload import Prompt, Traffic, random_prompts
 from outrider.cli.bench.pairs import exact_within, find_pair
 from outrider.client import AsyncClient
@@ -139,7 +139,7 @@ async def compare(
             facts = {"pair": where.pair(info), **where.weights(info)}
             for place, phase in enumerate(phases):
                 runs_of = {arm: tuple(found[place] for found in done[arm]) for arm in arms}
-                outcome = Outcome(info, gate, info.num_speculative_tokens, runs_of)
+                outcome = ServeOutcome(info, gate, info.num_speculative_tokens, runs_of)
                 named = f"{name}-{place + 1}-{phase.name}"
                 save_result(to_result(outcome, plans[place], name=named, device=device, configuration=facts))
         if metrics is not None:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from outrider.benchmarks.peers.engines import Pair
-from outrider.benchmarks.peers.run import Load, Outcome, PeerPlan, to_result
+from outrider.benchmarks.peers.run import Load, PeerOutcome, PeerPlan, to_result
 from outrider.benchmarks.schema import Result, Series
 from tests.benchmarks.test_schema import make_result
 
@@ -44,7 +44,7 @@ def peer_result(name: str, users: tuple[int, ...], *, length: int = 3) -> Result
         tuple(Load(count, ((prompt,) * count,)) for count in users),
     )
     outcomes = [
-        Outcome(engine, (ms,), (1.0,), ((1,),) * count, (2 * ms,), count, "0.26.0+cu129", (ms,)) for count in users
+        PeerOutcome(engine, (ms,), (1.0,), ((1,),) * count, (2 * ms,), count, "0.26.0+cu129", (ms,)) for count in users
     ]
     facts = {"pair": "8b-1b", "target": "8b-1b target", "synthetic": True}
     result = to_result(outcomes, plan, name=name, configuration=facts)

@@ -10,7 +10,7 @@ from outrider.benchmarks.engine import measuring
 from outrider.benchmarks.engine.floor import Device, Work, forward_work, matrix_parameters, measure_device
 from outrider.benchmarks.engine.measuring import (
     Case,
-    GateError,
+    EngineGateError,
     check_against_single_tokens,
     check_draft_loop,
     draft,
@@ -126,7 +126,7 @@ def test_the_gate_stops_an_engine_that_contradicts_itself(runner: ModelRunner, m
         return logits + 1.0 if len(rows[0].token_ids) > 1 else logits
 
     monkeypatch.setattr(runner, "forward", broken)
-    with pytest.raises(GateError, match="one at a time differ"):
+    with pytest.raises(EngineGateError, match="one at a time differ"):
         run_plan(runner, PLAN)
 
 
@@ -142,7 +142,7 @@ def test_the_gate_stops_a_draft_loop_that_is_not_greedy_decoding(
         return [[(first[0] + 1) % runner.config.vocab_size], *rest]
 
     monkeypatch.setattr(measuring, "draft", broken)
-    with pytest.raises(GateError, match="below the likeliest"):
+    with pytest.raises(EngineGateError, match="below the likeliest"):
         run_plan(runner, PLAN)
 
 

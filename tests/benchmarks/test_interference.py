@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from outrider.benchmarks.schema import load
 from outrider.benchmarks.serving import schemas
-from outrider.benchmarks.serving.gate import GateError
+from outrider.benchmarks.serving.gate import OutputGateError
 from outrider.benchmarks.serving.interference import BESIDE, InterferencePlan, gaps_within, run_plan, to_result
 from outrider.benchmarks.serving.load import Decoding
 from outrider.benchmarks.serving.records import Record
@@ -46,7 +46,7 @@ async def test_both_arms_are_measured_and_the_ratio_is_of_their_p99() -> None:
 async def test_nothing_is_timed_while_speculation_changes_the_output() -> None:
     client = ScriptedClient(lie_at=3)
     plan = InterferencePlan(tuple(random_prompts(3, 5, 100, seed=1)), ((1, 2),), Decoding(max_tokens=40), num_runs=2)
-    with pytest.raises(GateError, match="log-probabilities"):
+    with pytest.raises(OutputGateError, match="log-probabilities"):
         await run_plan(client, plan)
     assert len(client.requests) == 3, "both arms of the first prompt, and the question how far apart the tokens are"
 

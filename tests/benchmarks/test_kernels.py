@@ -10,15 +10,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from outrider.benchmarks.engine.measuring import GateError
+from outrider.benchmarks.engine.measuring import EngineGateError
 from outrider.benchmarks.kernels import run
-from outrider.benchmarks.kernels.cases import KernelCase, Place, relative_error
+from outrider.benchmarks.kernels.cases import KernelCase, KernelPlace, relative_error
 from outrider.benchmarks.kernels.run import NUM_KERNELS, KernelPlan, run_plan, to_result, to_rows
 from outrider.benchmarks.schema import from_json, to_json
 from outrider.errors import ConfigError
 
 PLAN = KernelPlan(num_rows=2, tokens_per_row=3, num_positions=2, num_samples=2, num_warmups=1)
-CPU = Place(torch.device("cpu"), torch.float32)
+CPU = KernelPlace(torch.device("cpu"), torch.float32)
 
 
 def test_every_kernel_is_checked_timed_and_set_beside_its_floor() -> None:
@@ -56,7 +56,7 @@ def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(run, "layer_cases", broken)
     for others in ("scoring_cases", "drafting_cases"):
         monkeypatch.setattr(run, others, lambda *_, **__: iter(()))
-    with pytest.raises(GateError, match=r"norm, 1 x 1: differs from the reference by 0\.5"):
+    with pytest.raises(EngineGateError, match=r"norm, 1 x 1: differs from the reference by 0\.5"):
         run_plan(PLAN, device="cpu", dtype="float32")
     assert not timed
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from outrider.benchmarks.peers.engines import Generated, Pair, vllm_plain, vllm_speculative
 from outrider.benchmarks.peers.run import (
     Load,
-    Outcome,
+    PeerOutcome,
     PeerPlan,
     installed,
     make_loads,
@@ -86,8 +86,8 @@ def test_a_peer_says_what_its_model_says_and_is_timed() -> None:
 
 
 def test_prompts_that_differ_are_counted_against_the_first() -> None:
-    first = Outcome("vllm", (2.0, 4.0), (1.0, 1.0), ((1, 2), (3, 4)), (5.0,), 2)
-    other = Outcome("transformers", (1.0, 1.0), (1.0, 1.0), ((1, 2), (3, 5)), (4.0,), 2)
+    first = PeerOutcome("vllm", (2.0, 4.0), (1.0, 1.0), ((1, 2), (3, 4)), (5.0,), 2)
+    other = PeerOutcome("transformers", (1.0, 1.0), (1.0, 1.0), ((1, 2), (3, 5)), (4.0,), 2)
     assert num_different(other, first) == 1
     outcomes = [dataclasses.replace(first, num_users=1, tokens=((7,),)), first, other]
     pair = pair_of(Path("a"), device="cuda", tensor_parallel_size=2)
@@ -166,7 +166,7 @@ def test_the_table_has_figures_per_user_and_per_gpu() -> None:
     plan = PeerPlan(
         ("vllm", "vllm-speculative"), pair_of(Path("a"), draft="b", device="cuda", tensor_parallel_size=2), ONE_PROMPT
     )
-    slow = Outcome("vllm", (8.0, 10.0, 9.0), (20.0,) * 3, (PROMPT,) * 24, (10.0,) * 3, 8, "0.26.0", (9.5,) * 3)
+    slow = PeerOutcome("vllm", (8.0, 10.0, 9.0), (20.0,) * 3, (PROMPT,) * 24, (10.0,) * 3, 8, "0.26.0", (9.5,) * 3)
     fast = dataclasses.replace(slow, engine="vllm-speculative", ms_per_token=(4.0,), tokens=(PROMPT[:3],) * 24)
     text = render([to_result([slow, fast], plan, name="some", configuration=FACTS)])
     assert "| vllm 0.26.0 | 0 | 6 | 128 | 8 | 2 | 111.1 | 400.0 | 20.0 | 9.00 | 10.00 (9.50) | 0/24 |" in text

@@ -13,7 +13,7 @@ import pytest
 from outrider.benchmarks.samples import median
 from outrider.benchmarks.schema import load, save
 from outrider.benchmarks.serving.figures import detailed_keys, measured_series, speculation_of, vllm_keys
-from outrider.benchmarks.serving.gate import GateError, check_exactness
+from outrider.benchmarks.serving.gate import OutputGateError, check_exactness
 from outrider.benchmarks.serving.load import Decoding, run_load
 from outrider.benchmarks.serving.records import Record, Run
 from outrider.benchmarks.serving.run import BASELINE, SPECULATION, ServePlan, run_plan, texts, to_result, to_vllm_json
@@ -228,7 +228,9 @@ async def test_the_gate_passes_equal_output() -> None:
 
 
 async def test_the_gate_stops_at_a_token_that_speculation_changed() -> None:
-    with pytest.raises(GateError, match=rf"with speculation token \d+, without it token \d+ after {5 + 3} tokens"):
+    with pytest.raises(
+        OutputGateError, match=rf"with speculation token \d+, without it token \d+ after {5 + 3} tokens"
+    ):
         await check(ScriptedClient(lie_at=3, gap=0.5), tolerance=0.1)
 
 
@@ -293,7 +295,7 @@ async def test_what_was_measured_is_compared_too() -> None:
 
 async def test_a_red_gate_gives_no_figures() -> None:
     client = ScriptedClient(lie_at=0, gap=2.0)
-    with pytest.raises(GateError):
+    with pytest.raises(OutputGateError):
         await run_plan(client, plan_of())
     assert not [options for options in client.requests if options.get("seed") is not None], "nothing was measured"
 
@@ -340,7 +342,7 @@ async def test_a_sampled_plan_has_its_greedy_gate_and_samples_with_and_without_s
     assert result.configuration["gate"] == {"num_prompts": 2, "num_tokens": 64, "num_ties": 0}
     assert "requests_that_differ" not in result.figures
     assert "| 0.7, top-p 0.8, top-k 20 |" in render([result])
-    with pytest.raises(GateError):
+    with pytest.raises(OutputGateError):
         await run_plan(ScriptedClient(lie_at=0, gap=2.0), plan)
 
 

@@ -35,7 +35,7 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 """By how much logits of one forward and of several may differ, over the largest logit."""
 
 
-class GateError(OutriderError):
+class EngineGateError(OutriderError):
     """The engine contradicts itself: no figure is given."""
 
 
@@ -64,7 +64,7 @@ class Case:
 def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> float:
     """The largest difference of logits, over the largest logit, between one forward and as many as tokens.
 
-    `GateError` when it is past the dtype's tolerance.
+    `EngineGateError` when it is past the dtype's tolerance.
     """
     tokens = _token_ids(runner, num_tokens, row=0)
     with _sequences(runner, [num_tokens] * 2) as (whole, single):
@@ -72,7 +72,7 @@ def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = GATE_T
         one_by_one = torch.cat([runner.forward([ForwardRow(single, [token], 1)]) for token in tokens])
     difference = float((at_once - one_by_one).abs().max() / one_by_one.abs().max())
     if not difference <= TOLERANCES[runner.dtype]:
-        raise GateError(
+        raise EngineGateError(
             f"{num_tokens} tokens in one forward and one at a time differ by {difference:.2g} of the largest logit, "
             f"more than {TOLERANCES[runner.dtype]:g}"
         )
@@ -82,7 +82,7 @@ def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = GATE_T
 def check_draft_loop(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> float:
     """How far below the likeliest token the loop's tokens lie at most, over the largest logit: 0 is greedy decoding.
 
-    `GateError` when it is past the dtype's tolerance.
+    `EngineGateError` when it is past the dtype's tolerance.
     """
     prompt = _token_ids(runner, num_tokens, row=0)
     with _sequences(runner, [2 * num_tokens] * 2) as (drafting, scored):
@@ -92,7 +92,7 @@ def check_draft_loop(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> f
     chosen = logits[torch.arange(num_tokens), drafted]
     gap = float((logits.amax(-1) - chosen).max() / logits.abs().max())
     if not gap <= TOLERANCES[runner.dtype]:
-        raise GateError(
+        raise EngineGateError(
             f"a greedy draft loop's token lies {gap:.2g} of the largest logit below the likeliest one, more than "
             f"{TOLERANCES[runner.dtype]:g}"
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from outrider.benchmarks.kernels.cases import KernelCase, Place, relative_error
+from outrider.benchmarks.kernels.cases import KernelCase, KernelPlace, relative_error
 from outrider.benchmarks.kernels.layers import PAGE_SIZE, TOLERANCES, LayerSizes, layer_sizes
 from outrider.kernels.launching import num_processors
 from outrider.kernels.paged_attention import AttentionPlan, DevicePlan, paged_attention, plan_attention, prepare_plan
@@ -24,7 +24,7 @@ Span = tuple[int, int]
 _ROWS_BESIDE = 8
 
 
-def attention_cases(place: Place, *, num_rows: int, tokens_per_row: int) -> Iterator[KernelCase]:
+def attention_cases(place: KernelPlace, *, num_rows: int, tokens_per_row: int) -> Iterator[KernelCase]:
     """All of them; up to 8 of the rows run beside the chunk."""
     sizes = layer_sizes(place)
     chunk, past = (256, 8192) if place.is_large else (16, 64)
@@ -40,7 +40,7 @@ def attention_cases(place: Place, *, num_rows: int, tokens_per_row: int) -> Iter
     yield _attention(place, "paged attention, chunk beside", mixed, [row] * beside + [(past, chunk)], sizes)
 
 
-def _attention(place: Place, name: str, size: str, spans: list[Span], sizes: LayerSizes) -> KernelCase:
+def _attention(place: KernelPlace, name: str, size: str, spans: list[Span], sizes: LayerSizes) -> KernelCase:
     pages = sum(-(-context // PAGE_SIZE) for context, _ in spans)
     batch = _batch(spans, pages)
     plan = _device_plan(batch, place) if place.is_large else _reference_plan(batch, place, place.dtype)
@@ -74,11 +74,11 @@ def _batch(spans: list[Span], pages: int) -> ForwardBatch:
     return plan_forward(table, [ForwardRow(sequence, [0] * queries) for sequence, (_, queries) in rows])
 
 
-def _reference_plan(batch: ForwardBatch, place: Place, dtype: torch.dtype) -> AttentionPlan:
+def _reference_plan(batch: ForwardBatch, place: KernelPlace, dtype: torch.dtype) -> AttentionPlan:
     return plan_attention(batch, page_size=PAGE_SIZE, window=None, device=place.device, dtype=dtype)
 
 
-def _device_plan(batch: ForwardBatch, place: Place) -> AttentionPlan | DevicePlan:
+def _device_plan(batch: ForwardBatch, place: KernelPlace) -> AttentionPlan | DevicePlan:
     counters = torch.zeros(num_counters(num_processors(place.device)), dtype=torch.int32, device=place.device)
     shape = BatchShape.of(batch)
     buffer = torch.from_numpy(pack(batch, shape)).to(place.device)

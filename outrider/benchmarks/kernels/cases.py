@@ -32,7 +32,7 @@ class KernelCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KernelPlace:
     """Device and type with which kernels run."""
 
     device: torch.device

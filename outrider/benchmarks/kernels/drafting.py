@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from outrider.benchmarks.kernels.cases import KernelCase, Place
+from outrider.benchmarks.kernels.cases import KernelCase, KernelPlace
 from outrider.kernels.draft_sampling import DraftSampler, DraftSink, make_sampler
 from outrider.kernels.draft_sampling.layout import NUM_FIELDS, Field, Method, RowParameters
 from outrider.kernels.draft_sampling.reference import ReferenceSampler
@@ -36,7 +36,7 @@ _AT_THE_EDGE = 2
 _NUM_SETS = 4
 
 
-def drafting_cases(place: Place, *, num_rows: int) -> Iterator[KernelCase]:
+def drafting_cases(place: KernelPlace, *, num_rows: int) -> Iterator[KernelCase]:
     """A case for each way of drawing one token of ``num_rows`` sessions."""
     vocab_size = 128_256 if place.is_large else 2048
     logits = [3 * place.random(num_rows, vocab_size) for _ in range(_NUM_SETS if place.is_large else 1)]
@@ -51,7 +51,7 @@ def _parameters(method: Method, seed: int, vocab_size: int) -> RowParameters:
     return RowParameters(method, 0.7, seed, stream, base=0, position=100, length=1, num_ids=vocab_size)
 
 
-def _case(place: Place, name: str, logits: list[torch.Tensor], parameters: torch.Tensor) -> KernelCase:
+def _case(place: KernelPlace, name: str, logits: list[torch.Tensor], parameters: torch.Tensor) -> KernelCase:
     rows, vocab_size = logits[0].shape
     sampler = make_sampler(place.device, mass=_RULES.support_mass, limit=_RULES.support_limit)
     sink = _sink(rows, place.device)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from outrider.benchmarks.kernels.cases import KernelCase, Place, relative_error
+from outrider.benchmarks.kernels.cases import KernelCase, KernelPlace, relative_error
 from outrider.kernels.kv_store import copy_pages
 from outrider.kernels.linear import prepare_weight
 from outrider.kernels.rms_norm import prepare_norm
@@ -36,12 +36,12 @@ class LayerSizes:
     context: int
 
 
-def layer_sizes(place: Place) -> LayerSizes:
+def layer_sizes(place: KernelPlace) -> LayerSizes:
     """Layer sizes to measure on this device."""
     return LayerSizes(4096, 14336, 32, 8, 128, 1024) if place.is_large else LayerSizes(128, 256, 4, 2, 32, 64)
 
 
-def layer_cases(place: Place, *, num_rows: int, tokens_per_row: int) -> Iterator[KernelCase]:
+def layer_cases(place: KernelPlace, *, num_rows: int, tokens_per_row: int) -> Iterator[KernelCase]:
     """All of them, for a batch of ``num_rows`` sequences with some tokens each."""
     sizes, num_tokens = layer_sizes(place), num_rows * tokens_per_row
     fused = (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim
@@ -60,7 +60,7 @@ def layer_cases(place: Place, *, num_rows: int, tokens_per_row: int) -> Iterator
     yield _page_copies(place, num_rows, sizes)
 
 
-def _linear(place: Place, name: str, num_tokens: int, inputs: int, outputs: int) -> KernelCase:
+def _linear(place: KernelPlace, name: str, num_tokens: int, inputs: int, outputs: int) -> KernelCase:
     num_sets = 4 if place.is_large else 1
     weights = [place.random(outputs, inputs) / inputs**0.5 for _ in range(num_sets)]
     x = place.random(num_tokens, inputs)
@@ -75,7 +75,7 @@ def _linear(place: Place, name: str, num_tokens: int, inputs: int, outputs: int)
     )
 
 
-def _gated(place: Place, num_tokens: int, sizes: LayerSizes) -> KernelCase:
+def _gated(place: KernelPlace, num_tokens: int, sizes: LayerSizes) -> KernelCase:
     """Gate and up with what follows them, which some kernels do in one."""
     num_sets = 2 if place.is_large else 1
     shape = (2 * sizes.inner, sizes.hidden)
@@ -94,7 +94,7 @@ def _gated(place: Place, num_tokens: int, sizes: LayerSizes) -> KernelCase:
     )  # fmt: skip
 
 
-def _norm(place: Place, num_tokens: int, size: int) -> KernelCase:
+def _norm(place: KernelPlace, num_tokens: int, size: int) -> KernelCase:
     weight, x, delta = place.random(size), place.random(num_tokens, size), place.random(num_tokens, size)
     norm, zero = prepare_norm(weight, 1e-5), torch.zeros_like(delta)
 
@@ -108,7 +108,7 @@ def _norm(place: Place, num_tokens: int, size: int) -> KernelCase:
     )  # fmt: skip
 
 
-def _swiglu(place: Place, num_tokens: int, inner: int) -> KernelCase:
+def _swiglu(place: KernelPlace, num_tokens: int, inner: int) -> KernelCase:
     gate_up = place.random(num_tokens, 2 * inner)
 
     def difference() -> float:
@@ -121,7 +121,7 @@ def _swiglu(place: Place, num_tokens: int, inner: int) -> KernelCase:
     )  # fmt: skip
 
 
-def _rotary(place: Place, num_tokens: int, sizes: LayerSizes) -> KernelCase:
+def _rotary(place: KernelPlace, num_tokens: int, sizes: LayerSizes) -> KernelCase:
     layout = HeadLayout(sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, 1e-5)
     qkv = place.random(num_tokens, (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim)
     kv = place.random(2 * num_tokens, 2, sizes.num_kv_heads, sizes.head_dim)
@@ -146,7 +146,7 @@ def _rotary(place: Place, num_tokens: int, sizes: LayerSizes) -> KernelCase:
     )  # fmt: skip
 
 
-def _page_copies(place: Place, num_copies: int, sizes: LayerSizes) -> KernelCase:
+def _page_copies(place: KernelPlace, num_copies: int, sizes: LayerSizes) -> KernelCase:
     num_layers = 32 if place.is_large else 2
     cache = place.random(num_layers, 2 * num_copies * PAGE_SIZE, 2, sizes.num_kv_heads, sizes.head_dim)
     copies = [(i, num_copies + i) for i in range(num_copies)]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from outrider.benchmarks.engine.floor import measure_device, timed_samples
-from outrider.benchmarks.engine.measuring import GateError
+from outrider.benchmarks.engine.measuring import EngineGateError
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.kernels.attention import attention_cases
-from outrider.benchmarks.kernels.cases import KernelCase, Place
+from outrider.benchmarks.kernels.cases import KernelCase, KernelPlace
 from outrider.benchmarks.kernels.drafting import drafting_cases
 from outrider.benchmarks.kernels.layers import layer_cases
 from outrider.benchmarks.kernels.scoring import scoring_cases
@@ -46,7 +46,7 @@ def run_plan(
 ) -> tuple[Series, ...]:
     """Check and time every kernel.
 
-    ``GateError`` names the kernel whose answer is not the reference's: nothing is timed then.
+    ``EngineGateError`` names the kernel whose answer is not the reference's: nothing is timed then.
     """
     place = _place(device, dtype)
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def run_plan(
     series = [Series("copy_bandwidth", "TB/s", (bandwidth / 1e12,))]
     for case in _cases(place, plan):
         if not (difference := case.difference()) <= case.tolerance:
-            raise GateError(f"{case.name}, {case.size}: differs from the reference by {difference:.3g}")
+            raise EngineGateError(f"{case.name}, {case.size}: differs from the reference by {difference:.3g}")
         samples = _time(case, place.device, plan)
         labels: dict[str, Label] = {
             "size": case.size,
@@ -95,14 +95,14 @@ def to_result(series: tuple[Series, ...], plan: KernelPlan, *, name: str, device
     )
 
 
-def _place(device: str, dtype: str) -> Place:
+def _place(device: str, dtype: str) -> KernelPlace:
     if dtype != "auto" and dtype not in _DTYPES:
         raise ConfigError("dtype", f"{dtype!r} is not auto, {', '.join(_DTYPES)}")
     prepared = prepare_device(device, dtype, None)
-    return Place(torch.device(device), _DTYPES["bfloat16" if prepared == "auto" else prepared])
+    return KernelPlace(torch.device(device), _DTYPES["bfloat16" if prepared == "auto" else prepared])
 
 
-def _cases(place: Place, plan: KernelPlan) -> Iterator[KernelCase]:
+def _cases(place: KernelPlace, plan: KernelPlan) -> Iterator[KernelCase]:
     yield from scoring_cases(place, num_rows=plan.num_rows, num_positions=plan.num_positions)
     yield from drafting_cases(place, num_rows=plan.num_rows)
     yield from layer_cases(place, num_rows=plan.num_rows, tokens_per_row=plan.tokens_per_row)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.benchmarks.kernels.cases import KernelCase, Place
+from outrider.benchmarks.kernels.cases import KernelCase, KernelPlace
 from outrider.ports import Open
 from outrider.sampling import ScoreOutcome, ScoreRequest, score
 from outrider.sampling.scoring.fused import begin_scoring
@@ -32,7 +32,9 @@ _PROBABILITIES = 1e-4
 _NUM_SETS = 4
 
 
-def scoring_cases(place: Place, *, num_rows: int, num_positions: int, support_size: int = 64) -> Iterator[KernelCase]:
+def scoring_cases(
+    place: KernelPlace, *, num_rows: int, num_positions: int, support_size: int = 64
+) -> Iterator[KernelCase]:
     """A case for each form: ``num_rows`` sessions of ``num_positions`` positions."""
     vocab_size = 128_256 if place.is_large else 2048
     logits = [3 * place.random(num_rows * num_positions, vocab_size) for _ in range(_NUM_SETS if place.is_large else 1)]
@@ -64,7 +66,7 @@ def _request(opened: Open, num_drafts: int, support_size: int, generator: np.ran
     )
 
 
-def _case(place: Place, name: str, logits: list[torch.Tensor], requests: list[ScoreRequest]) -> KernelCase:
+def _case(place: KernelPlace, name: str, logits: list[torch.Tensor], requests: list[ScoreRequest]) -> KernelCase:
     rows, vocab_size = logits[0].shape
 
     def difference() -> float:

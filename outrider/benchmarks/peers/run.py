@@ -94,7 +94,7 @@ class PeerPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PeerOutcome:
     """Outcome of one peer with one number of users."""
 
     engine: str
@@ -122,12 +122,12 @@ def _is_found(package: str, folder: str | None) -> bool:
     return in_folder or importlib.util.find_spec(package) is not None
 
 
-def run_plan(plan: PeerPlan, *, on_done: Callable[[], None] = lambda: None) -> list[Outcome]:
+def run_plan(plan: PeerPlan, *, on_done: Callable[[], None] = lambda: None) -> list[PeerOutcome]:
     """One after the other, each with all numbers of users; `ConfigError` names the peer that failed and its last line.
 
     The log is written anew.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[PeerOutcome] = []
     with _log(plan.log) as log:
         for engine in plan.engines:
             outcomes += _run_one(plan, engine, log)
@@ -146,7 +146,7 @@ def _log(path: Path | None) -> IO[bytes]:
         raise ConfigError("--log", f"{path} cannot be written: {error.strerror}") from error
 
 
-def _run_one(plan: PeerPlan, engine: str, log: IO[bytes]) -> list[Outcome]:
+def _run_one(plan: PeerPlan, engine: str, log: IO[bytes]) -> list[PeerOutcome]:
     job = {
         "engine": engine,
         "pair": {**dataclasses.asdict(plan.pair), "num_users": plan.most_users},
@@ -194,13 +194,13 @@ def _environment(packages: str | None) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))}
 
 
-def _read(engine: str, num_users: int, version: str, timed: Sequence[dict[str, Any]], num_tokens: int) -> Outcome:
+def _read(engine: str, num_users: int, version: str, timed: Sequence[dict[str, Any]], num_tokens: int) -> PeerOutcome:
     after_s = [one["whole_s"] - one["first_s"] for one in timed]
     streams_s = [
         until_all if one["streams_s"] is None else one["streams_s"]
         for one, until_all in zip(timed, after_s, strict=True)
     ]
-    return Outcome(
+    return PeerOutcome(
         engine,
         tuple(1e3 * seconds / (num_tokens - 1) for seconds in streams_s),
         tuple(1e3 * one["first_s"] for one in timed),
@@ -212,12 +212,12 @@ def _read(engine: str, num_users: int, version: str, timed: Sequence[dict[str, A
     )
 
 
-def num_different(outcome: Outcome, reference: Outcome) -> int:
+def num_different(outcome: PeerOutcome, reference: PeerOutcome) -> int:
     """Prompts after which the two say different tokens."""
     return sum(ours != theirs for ours, theirs in zip(outcome.tokens, reference.tokens, strict=True))
 
 
-def _different(outcome: Outcome, outcomes: Sequence[Outcome]) -> int:
+def _different(outcome: PeerOutcome, outcomes: Sequence[PeerOutcome]) -> int:
     """Prompts that differ from the first peer's with as many users."""
     return num_different(outcome, next(one for one in outcomes if one.num_users == outcome.num_users))
 
@@ -227,7 +227,9 @@ def tokens_per_gpu(num_users: int, all_ms: float | None, gpus: int | None) -> fl
     return ratio(ratio(1e3 * num_users, all_ms), gpus)
 
 
-def to_rows(outcomes: Sequence[Outcome], pair: Pair) -> list[tuple[str, int, float, float, float, float | str, str]]:
+def to_rows(
+    outcomes: Sequence[PeerOutcome], pair: Pair
+) -> list[tuple[str, int, float, float, float, float | str, str]]:
     """(peer, users, first token ms, ms a token, tokens/s of a user, of a GPU, prompts as the first peer)."""
     rows = []
     for outcome in outcomes:
@@ -248,7 +250,7 @@ def to_rows(outcomes: Sequence[Outcome], pair: Pair) -> list[tuple[str, int, flo
     return rows
 
 
-def to_result(outcomes: Sequence[Outcome], plan: PeerPlan, *, name: str, configuration: dict[str, Any]) -> Result:
+def to_result(outcomes: Sequence[PeerOutcome], plan: PeerPlan, *, name: str, configuration: dict[str, Any]) -> Result:
     """The result to save."""
     series = []
     for outcome in outcomes:
@@ -289,7 +291,7 @@ def to_result(outcomes: Sequence[Outcome], plan: PeerPlan, *, name: str, configu
     )
 
 
-def _facts(outcome: Outcome, pair: Pair) -> dict[str, Any]:
+def _facts(outcome: PeerOutcome, pair: Pair) -> dict[str, Any]:
     """Of one engine."""
     return {
         "version": outcome.version,

@@ -15,7 +15,7 @@ from outrider.client import AsyncClient
 from outrider.errors import OutriderError
 
 
-class GateError(OutriderError):
+class OutputGateError(OutriderError):
     """Speculation changed the output: no figure is given."""
 
 
@@ -37,7 +37,7 @@ async def check_exactness(
     num_speculative_tokens: int | None,
     tie_tolerance: float,
 ) -> GateReport:
-    """Compare prompt by prompt; `GateError` names the first token that differs and is no tie.
+    """Compare prompt by prompt; `OutputGateError` names the first token that differs and is no tie.
 
     `tie_tolerance` is a difference of log-probabilities.
     """
@@ -71,14 +71,14 @@ async def _require_tie(
 ) -> None:
     where = f"after {len(prefix)} tokens"
     if not ours or not alone:
-        raise GateError(f"the outputs differ in length {where}")
+        raise OutputGateError(f"the outputs differ in length {where}")
     result = await client.generate(
         prompt_token_ids=prefix, max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=2, num_speculative_tokens=0
     )
     likeliest = dict(result.logprobs[0].top) if result.logprobs else {}
     gap = abs(likeliest.get(ours[0], float("-inf")) - likeliest.get(alone[0], float("inf")))
     if not gap <= tolerance:
-        raise GateError(
+        raise OutputGateError(
             f"with speculation token {ours[0]}, without it token {alone[0]} {where}; their log-probabilities are "
             f"{gap:.2g} apart, more than the tolerance {tolerance:g}"
         )

@@ -44,7 +44,7 @@ class InterferencePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class InterferenceOutcome:
     """Gaps in milliseconds, of all runs."""
 
     alone: tuple[float, ...]
@@ -61,7 +61,7 @@ class Outcome:
         return None if alone is None or beside is None else ratio(beside.p99, alone.p99)
 
 
-async def run_plan(client: AsyncClient, plan: InterferencePlan) -> Outcome:
+async def run_plan(client: AsyncClient, plan: InterferencePlan) -> InterferenceOutcome:
     """Both arms, as often as the plan says.
 
     ``GateError`` when speculation changes greedy output; ``UnavailableError`` when a request failed or no prompt was in
@@ -91,7 +91,7 @@ async def run_plan(client: AsyncClient, plan: InterferencePlan) -> Outcome:
         prefills += [1e3 * (end - start) for start, end in intervals]
     if not found[BESIDE]:
         raise UnavailableError("no gap fell into a prefill: let the running requests ask for more tokens")
-    return Outcome(tuple(found[ALONE]), tuple(found[BESIDE]), tuple(prefills), gate, draft_length)
+    return InterferenceOutcome(tuple(found[ALONE]), tuple(found[BESIDE]), tuple(prefills), gate, draft_length)
 
 
 def gaps_within(record: Record, intervals: Sequence[Interval]) -> list[float]:
@@ -132,7 +132,7 @@ def whole(run: Run) -> Run:
 
 
 def to_result(
-    outcome: Outcome, plan: InterferencePlan, *, name: str, device: str, configuration: dict[str, Any]
+    outcome: InterferenceOutcome, plan: InterferencePlan, *, name: str, device: str, configuration: dict[str, Any]
 ) -> Result:
     """The result to save."""
     return Result(

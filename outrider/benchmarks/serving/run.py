@@ -108,7 +108,7 @@ class ServePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ServeOutcome:
     """Outcome of the runs."""
 
     info: ModelInfo
@@ -145,7 +145,7 @@ async def run_plan(
     on_done: Callable[[], None] = lambda: None,
     load: RunLoad | None = None,
     load_fixed: RunLoad | None = None,
-) -> Outcome:
+) -> ServeOutcome:
     """Run it all; `GateError` when speculation changes greedy output, `UnavailableError` when requests failed.
 
     ``load`` sends the measured requests, by default the client does; ``load_fixed`` those of fixed draft lengths, to
@@ -173,7 +173,7 @@ async def run_plan(
             first_tokens = await _first_tokens_duration(plan, loads[arm], salted(arms[arm]))
             run = _whole(await loads[arm](plan.prompts, plan.traffic, salted(arms[arm]), on_done=on_done))
             runs[arm].append(dataclasses.replace(run, first_tokens_duration=first_tokens))
-    return Outcome(info, gate, draft_length, {arm: tuple(done) for arm, done in runs.items()})
+    return ServeOutcome(info, gate, draft_length, {arm: tuple(done) for arm, done in runs.items()})
 
 
 async def _first_tokens_duration(plan: ServePlan, load: RunLoad, decoding: Decoding) -> float | None:
@@ -219,7 +219,7 @@ def _whole(run: Run) -> Run:
     return run
 
 
-def texts(outcome: Outcome, plan: ServePlan) -> list[str]:
+def texts(outcome: ServeOutcome, plan: ServePlan) -> list[str]:
     """The blocks to print, one an arm, and the comparison."""
     blocks = [
         format_block(vllm_keys(runs), plan.traffic, measured_series(runs, arm), _title(arm, outcome))
@@ -232,12 +232,12 @@ def texts(outcome: Outcome, plan: ServePlan) -> list[str]:
     return blocks
 
 
-def _title(arm: str, outcome: Outcome) -> str:
+def _title(arm: str, outcome: ServeOutcome) -> str:
     return "Serving Benchmark Result" if BASELINE not in outcome.runs else f"Serving Benchmark Result: {arm}"
 
 
 def to_result(
-    outcome: Outcome,
+    outcome: ServeOutcome,
     plan: ServePlan,
     *,
     name: str,
@@ -266,7 +266,7 @@ def to_result(
     )
 
 
-def to_vllm_json(outcome: Outcome, plan: ServePlan, arm: str = SPECULATION) -> dict[str, Any]:
+def to_vllm_json(outcome: ServeOutcome, plan: ServePlan, arm: str = SPECULATION) -> dict[str, Any]:
     """One arm in the flat layout of `vllm bench serve --save-result --save-detailed`."""
     runs, rate = outcome.runs[arm], plan.traffic.request_rate
     return {
@@ -285,7 +285,7 @@ def to_vllm_json(outcome: Outcome, plan: ServePlan, arm: str = SPECULATION) -> d
     }
 
 
-def _configuration(outcome: Outcome, plan: ServePlan) -> dict[str, Any]:
+def _configuration(outcome: ServeOutcome, plan: ServePlan) -> dict[str, Any]:
     traffic: dict[str, Any] = dataclasses.asdict(plan.traffic)
     if traffic["request_rate"] == float("inf"):
         traffic["request_rate"] = "inf"
