@@ -23,7 +23,7 @@ from outrider.config import FlagNames, load_all
 from outrider.config.fields import DraftMethod
 from outrider.config.typed_names import Place
 from outrider.demo import DFLASH, DRAFT, EAGLE3, PROMPTS, TARGET, require_pair
-from outrider.demo.measure import Comparison, Workload, compare
+from outrider.demo.measure import Comparison, DemoWorkload, compare
 from outrider.errors import ConfigError
 from outrider.process.extras import require_all, require_extras
 
@@ -176,7 +176,7 @@ async def _show_figures(client: AsyncClient, options: DemoOptions) -> None:
         comparisons = [
             await compare(
                 client,
-                Workload(PROMPTS[:_SHOWN_PROMPTS], temperature, options.max_tokens),
+                DemoWorkload(PROMPTS[:_SHOWN_PROMPTS], temperature, options.max_tokens),
                 draft_length=options.draft_length,
                 num_runs=options.num_runs,
                 on_run=on_run,

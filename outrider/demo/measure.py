@@ -16,7 +16,7 @@ from outrider.generation import GenerationResult, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DemoRun:
     """The same requests one after another, as their caller saw them."""
 
     seconds: float
@@ -39,8 +39,8 @@ class Comparison:
 
     temperature: float
     draft_length: int
-    with_draft: tuple[Run, ...]
-    without: tuple[Run, ...]
+    with_draft: tuple[DemoRun, ...]
+    without: tuple[DemoRun, ...]
 
     @property
     def speed(self) -> float:
@@ -80,7 +80,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class DemoWorkload:
     """Requests of every run."""
 
     prompts: tuple[str, ...]
@@ -90,14 +90,14 @@ class Workload:
 
 async def compare(
     client: AsyncClient,
-    workload: Workload,
+    workload: DemoWorkload,
     *,
     draft_length: int,
     num_runs: int,
     on_run: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """``num_runs`` pairs of runs; which of a pair goes first alternates. The run's number is its seed."""
-    runs: dict[int, list[Run]] = {draft_length: [], 0: []}
+    runs: dict[int, list[DemoRun]] = {draft_length: [], 0: []}
     for seed in range(num_runs):
         for length in (draft_length, 0) if seed % 2 == 0 else (0, draft_length):
             runs[length].append(await _run(client, workload, draft_length=length, seed=seed))
@@ -105,7 +105,7 @@ async def compare(
     return Comparison(workload.temperature, draft_length, tuple(runs[draft_length]), tuple(runs[0]))
 
 
-async def _run(client: AsyncClient, workload: Workload, *, draft_length: int, seed: int) -> Run:
+async def _run(client: AsyncClient, workload: DemoWorkload, *, draft_length: int, seed: int) -> DemoRun:
     started = time.perf_counter()
     results = [
         await client.generate(
@@ -118,4 +118,4 @@ async def _run(client: AsyncClient, workload: Workload, *, draft_length: int, se
         )
         for prompt in workload.prompts
     ]
-    return Run(seconds=time.perf_counter() - started, results=tuple(results))
+    return DemoRun(seconds=time.perf_counter() - started, results=tuple(results))
