@@ -70,7 +70,7 @@ def chat(
         "acceptance_method": acceptance_method,
     }
     with server.connect() as client:
-        conversation = Conversation(
+        conversation = ChatSession(
             client, system, {name: value for name, value in options.items() if value is not None}
         )
         if message is None:
@@ -96,7 +96,7 @@ def _check_template(client: Client) -> None:
         )
 
 
-class Conversation:
+class ChatSession:
     """The messages of a conversation, and the client."""
 
     def __init__(self, client: Client, system: str | None, options: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ def _messages(first: str | None) -> Iterator[str]:
             yield said
 
 
-def _answer(conversation: Conversation, said: str, *, stats: bool) -> None:
+def _answer(conversation: ChatSession, said: str, *, stats: bool) -> None:
     result: GenerationResult | None = None
     try:
         with contextlib.closing(conversation.ask(said)) as deltas:

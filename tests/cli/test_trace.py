@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.app import app
-from outrider.cli.trace.asking import Asked, trace_files
+from outrider.cli.trace.asking import TracedRequest, trace_files
 from outrider.cli.trace.chrome import chrome_trace
 from outrider.cli.trace.page import page_data, render_page
 from outrider.cli.trace.reading import Followed, read_spans
@@ -330,4 +330,4 @@ async def test_services_that_export_no_spans_are_not_waited_for(tmp_path: Path) 
     file.touch()
     told = "the coordinator exports no spans: restart `outrider serve` with these files as trace_file"
     with pytest.raises(UnavailableError, match=told):
-        await trace_files(Untraced, Asked("a", 1, 0.0, 1), [file], wait_s=1e9)  # type: ignore[arg-type]
+        await trace_files(Untraced, TracedRequest("a", 1, 0.0, 1), [file], wait_s=1e9)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ _HEADS = ("gaps between messages", "count", "median ms", "p99 ms")
 
 
 @dataclass(frozen=True, slots=True)
-class LoadFlags:
+class InterferenceFlags:
     """Running requests, and the long prompts that come beside them."""
 
     num_speculative_tokens: Annotated[
@@ -73,7 +73,7 @@ class LoadFlags:
 
 @with_flag_groups
 def interference(
-    target: Target = None, *, pair: PairFlags, load: LoadFlags, save_as: Save = None, verbose: Verbose = 0
+    target: Target = None, *, pair: PairFlags, load: InterferenceFlags, save_as: Save = None, verbose: Verbose = 0
 ) -> None:
     """Measure the gaps between messages of running requests with and without long prompts, or new JSON schemas,
     beside them.
@@ -101,7 +101,7 @@ def interference(
         save(bench.to_result(outcome, plan, name=save_as, device=pair.device, configuration=facts))
 
 
-def _measure_schemas(where: Where, pair: PairFlags, load: LoadFlags, verbose: int) -> None:
+def _measure_schemas(where: Where, pair: PairFlags, load: InterferenceFlags, verbose: int) -> None:
     bench = benchmark("serving.schemas")
 
     async def measure(client: AsyncClient) -> Any:  # noqa: ANN401 - a benchmark's

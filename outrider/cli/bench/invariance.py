@@ -22,7 +22,7 @@ _HEADS = ("arm", "streams", "differ", "per 10,000 tokens", "other logprobs")
 
 
 @dataclass(frozen=True, slots=True)
-class ArmFlags:
+class InvarianceFlags:
     """Batches, draft lengths and temperatures that are compared, and the requests of each."""
 
     batch_size: Annotated[
@@ -70,7 +70,7 @@ class ArmFlags:
 
 
 @with_flag_groups
-def invariance(target: Target = None, *, pair: PairFlags, arms: ArmFlags, verbose: Verbose = 0) -> None:
+def invariance(target: Target = None, *, pair: PairFlags, arms: InvarianceFlags, verbose: Verbose = 0) -> None:
     """Count outputs that differ from those of each request alone without drafts. For chunks and preemption, give the
     target less: --set target.max_batched_tokens=128 --set target.num_pages=400.
     """

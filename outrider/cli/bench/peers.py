@@ -42,7 +42,7 @@ Peers = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class LoadFlags:
+class PeerRequestFlags:
     """Requests of each engine."""
 
     num_prompts: Annotated[int, typer.Option(min=1, help="Requests of each number of users, at least.")] = 4
@@ -138,7 +138,7 @@ def peers(
     *,
     draft_model: Annotated[Path | None, typer.Option(help="Folder of the draft.")] = None,
     engines: EngineFlags,
-    load: LoadFlags,
+    load: PeerRequestFlags,
     save_as: Save = None,
 ) -> None:
     """Measure other engines on the same pair: greedy, each engine in a process of its own."""

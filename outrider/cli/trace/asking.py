@@ -34,7 +34,7 @@ _WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TracedRequest:
     """A request that is made to be looked at."""
 
     prompt: str
@@ -53,12 +53,12 @@ class Asked:
         )
 
 
-def trace_demo(asked: Asked, *, verbose: int) -> Collected:
+def trace_demo(asked: TracedRequest, *, verbose: int) -> Collected:
     """Start the embedded pair, make the request to it when it is warm, stop it: then all spans are written."""
     context = _new_context(is_sampled=True)
 
     async def ask(client: AsyncClient) -> None:
-        warm_up = Asked(asked.prompt, _WARM_UP_TOKENS, asked.temperature, asked.seed)
+        warm_up = TracedRequest(asked.prompt, _WARM_UP_TOKENS, asked.temperature, asked.seed)
         await client.generate(**warm_up.options(_new_context(is_sampled=False)))
         await client.generate(**asked.options(context))
 
@@ -71,14 +71,16 @@ def trace_demo(asked: Asked, *, verbose: int) -> Collected:
 
 
 async def trace_files(
-    open_client: Callable[[], Client], asked: Asked, files: Sequence[Path], *, wait_s: float
+    open_client: Callable[[], Client], asked: TracedRequest, files: Sequence[Path], *, wait_s: float
 ) -> Collected:
     """Make the request; its spans are those that services then add to these files."""
     followed = Followed(files)
     return await _ask_and_collect(open_client, asked, followed.added, wait_s, "these files as trace_file")
 
 
-async def trace_received(open_client: Callable[[], Client], asked: Asked, *, listen: str, wait_s: float) -> Collected:
+async def trace_received(
+    open_client: Callable[[], Client], asked: TracedRequest, *, listen: str, wait_s: float
+) -> Collected:
     """Make the request; its spans are those that services then send here."""
     try:
         from outrider.transport.otlp import serve_otlp
@@ -96,7 +98,11 @@ async def trace_received(open_client: Callable[[], Client], asked: Asked, *, lis
 
 
 async def _ask_and_collect(
-    open_client: Callable[[], Client], asked: Asked, take: Callable[[], Sequence[Span]], wait_s: float, where: str
+    open_client: Callable[[], Client],
+    asked: TracedRequest,
+    take: Callable[[], Sequence[Span]],
+    wait_s: float,
+    where: str,
 ) -> Collected:
     """``where``: the setting by which services send their spans to where they are taken from."""
     context = _new_context(is_sampled=True)

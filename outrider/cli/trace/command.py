@@ -14,7 +14,7 @@ from rich.table import Table
 from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import Verbose, output, progress
 from outrider.cli.server_flags import ServerFlags
-from outrider.cli.trace.asking import Asked, Collected, trace_demo, trace_files, trace_received
+from outrider.cli.trace.asking import Collected, TracedRequest, trace_demo, trace_files, trace_received
 from outrider.cli.trace.chrome import chrome_trace
 from outrider.cli.trace.page import render_page
 from outrider.cli.trace.reading import read_spans
@@ -38,16 +38,16 @@ Files = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class RequestFlags:
+class TracedRequestFlags:
     """The request that is traced."""
 
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of the request.")] = 64
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="Temperature of the request.")] = 0.8
     seed: Annotated[int, typer.Option(help="Seed of the request.")] = 1
 
-    def asked(self, prompt: str | None) -> Asked:
+    def asked(self, prompt: str | None) -> TracedRequest:
         """The request with a prompt, by default one of the demonstration."""
-        return Asked(prompt or PROMPTS[1], self.max_tokens, self.temperature, self.seed)
+        return TracedRequest(prompt or PROMPTS[1], self.max_tokens, self.temperature, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def trace(
         ),
     ] = DEFAULT_LISTEN,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the spans of --prompt.")] = 20.0,
-    request: RequestFlags,
+    request: TracedRequestFlags,
     trace_id: Annotated[
         str | None, typer.Option(help="Id of a trace in the files, or its beginning. Default: the last request.")
     ] = None,
