@@ -22,7 +22,7 @@ from outrider.config.schema import (
     Settings,
     TargetSettings,
 )
-from outrider.config.sources import CONFIG, FlagNames, Source, read_environment, read_file, read_flags
+from outrider.config.sources import CONFIG, FlagNames, SettingSource, read_environment, read_file, read_flags
 from outrider.config.typed_names import Place, TypedNames
 from outrider.errors import ConfigError
 
@@ -66,7 +66,7 @@ def load_named(
         return _validate(section, values), names
 
 
-def _typed_names(sources: Sequence[Source], flags: FlagNames) -> dict[Place, str]:
+def _typed_names(sources: Sequence[SettingSource], flags: FlagNames) -> dict[Place, str]:
     """Setting: its name in the strongest source that gives it; that of its flag for what no source gives."""
     given = {place: source.names.get(place, ".".join(place)) for source in sources for place in source.values}
     return {**flags.settings, **given}
@@ -100,7 +100,7 @@ def load_all(
     return Effective(settings, origins, names)
 
 
-def merge(sources: Sequence[Source]) -> tuple[dict[str, dict[str, Any]], dict[Place, str]]:
+def merge(sources: Sequence[SettingSource]) -> tuple[dict[str, dict[str, Any]], dict[Place, str]]:
     """Merge the sources, weakest first, into section -> key -> value, with the origin of each value."""
     values: dict[str, dict[str, Any]] = {}
     origins: dict[Place, str] = {}
@@ -117,7 +117,7 @@ def _sources(
     config: str | None,
     environ: Mapping[str, str] | None,
     flag_names: FlagNames,
-) -> list[Source]:
+) -> list[SettingSource]:
     environ = os.environ if environ is None else environ
     environment = read_environment(environ)
     path = config or environ.get(CONFIG)

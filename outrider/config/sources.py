@@ -27,7 +27,7 @@ _SPECULATIVE = f"{PREFIX}{speculative.NAME.upper()}"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SettingSource:
     """The settings of one source."""
 
     name: str
@@ -52,17 +52,17 @@ def variable_name(section: str, key: str) -> str:
     return f"{PREFIX}{section}_{key}".upper()
 
 
-def read_flags(flags: Mapping[Place, Any], speculative_config: str | None, flag_names: FlagNames) -> Source:
+def read_flags(flags: Mapping[Place, Any], speculative_config: str | None, flag_names: FlagNames) -> SettingSource:
     """The settings of the command line; None is unset."""
     plain = {place: value for place, value in flags.items() if value is not None}
     of_config = flag_names.speculative_config
     config = speculative.parse_json(speculative_config, of_config) if speculative_config else {}
     names = {place: name for place, name in flag_names.settings.items() if place in plain}
     values = _with_speculative(plain, config, names, of_config)
-    return Source("flag", values, names=names | _speculative_names(values, plain, of_config))
+    return SettingSource("flag", values, names=names | _speculative_names(values, plain, of_config))
 
 
-def read_environment(environ: Mapping[str, str]) -> Source:
+def read_environment(environ: Mapping[str, str]) -> SettingSource:
     """Every ``OUTRIDER_*`` variable; an empty one counts as unset, an unknown one is a ``ConfigError``."""
     places = {
         variable_name(name, key): (name, key) for name, section in SECTIONS.items() for key in section.model_fields
@@ -79,10 +79,10 @@ def read_environment(environ: Mapping[str, str]) -> Source:
     names = {place: variable_name(*place) for place in plain}
     values = _with_speculative(plain, config, names, _SPECULATIVE)
     origins = {place: names.get(place, _SPECULATIVE) for place in values}
-    return Source("environment", values, origins, names | _speculative_names(values, plain, _SPECULATIVE))
+    return SettingSource("environment", values, origins, names | _speculative_names(values, plain, _SPECULATIVE))
 
 
-def read_file(path: str, named_by: str = "--config") -> Source:
+def read_file(path: str, named_by: str = "--config") -> SettingSource:
     """A YAML file: sections by name, with their keys below them. ``named_by``: the flag or variable that names it."""
     content = _parse_yaml(Path(path), named_by)
     with _named_with(path):
@@ -94,7 +94,7 @@ def read_file(path: str, named_by: str = "--config") -> Source:
         names = {place: ".".join(place) for place in plain}
         values = _with_speculative(plain, config, names, speculative.NAME)
     names |= _speculative_names(values, plain, speculative.NAME)
-    return Source(path, values, names={place: f"{path}: {name}" for place, name in names.items()})
+    return SettingSource(path, values, names={place: f"{path}: {name}" for place, name in names.items()})
 
 
 @contextlib.contextmanager
