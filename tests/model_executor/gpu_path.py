@@ -23,7 +23,7 @@ import torch
 
 from outrider.config import DraftSettings, TargetSettings
 from outrider.kernels.launching import has_kernels
-from outrider.model_executor.distributed.rank_info import find_place
+from outrider.model_executor.distributed.rank_info import find_rank
 from outrider.model_executor.distributed.runner import follow_model, open_runner
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.input_batch import ForwardRow
@@ -361,7 +361,7 @@ def main(device: str, path: Path, shared: str = "") -> None:
     torch.set_num_threads(1)
     if os.environ.get("TRITON_INTERPRET") == "1":
         set_up_quick_interpreter()
-    if shared and (place := find_place(2)).rank:
+    if shared and (place := find_rank(2)).rank:
         follow_model(shared_settings(shared, device), place)
         return
     target = open_model("target", device, shared)

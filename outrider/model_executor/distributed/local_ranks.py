@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from outrider.model_executor.distributed.rank_info import Place, environment_of
+from outrider.model_executor.distributed.rank_info import RankInfo, environment_of
 
 OnEnd = Callable[[int, str], None]
 """Called with a rank and how it ended, from a thread."""
@@ -28,7 +28,7 @@ class LocalRanks:
             rank: subprocess.Popen(
                 [sys.executable, *command],
                 stdin=subprocess.PIPE,
-                env=environment_of(Place(rank, size, rank), port),
+                env=environment_of(RankInfo(rank, size, rank), port),
                 process_group=0,  # an interrupt typed at a terminal is for rank 0, which ends them in order
             )
             for rank in range(1, size)

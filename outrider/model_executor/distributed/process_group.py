@@ -30,8 +30,8 @@ from outrider.model_executor.distributed.communicator import Communicator
 from outrider.model_executor.distributed.device_communicators import CpuCommunicator, open_gpu_communicator
 from outrider.model_executor.distributed.heartbeats import ENDED, Heartbeats
 from outrider.model_executor.distributed.local_ranks import LocalRanks
-from outrider.model_executor.distributed.rank_connections import Listener, Purpose, RankZeroAddress, connect
-from outrider.model_executor.distributed.rank_info import Place, hold_lifeline
+from outrider.model_executor.distributed.rank_connections import Purpose, RankListener, RankZeroAddress, connect
+from outrider.model_executor.distributed.rank_info import RankInfo, hold_lifeline
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.worker_commands import Operation, WorkerCommand
 
@@ -55,7 +55,7 @@ OnFailure = Callable[[BaseException], None]
 class Member(abc.ABC):
     """Operations common to all ranks."""
 
-    def __init__(self, place: Place, *, one_shot: bool) -> None:
+    def __init__(self, place: RankInfo, *, one_shot: bool) -> None:
         self.place = place
         self._one_shot = one_shot
 
@@ -86,7 +86,7 @@ class Leader(Member):
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         device: torch.device,
         command: Sequence[str],
         on_failure: OnFailure | None,
@@ -100,7 +100,7 @@ class Leader(Member):
         self._exits: dict[int, str] = {}
         self._has_ended = False
         self._local: LocalRanks | None = None
-        listener = Listener(os.environ["MASTER_ADDR"] if place.is_started else _HERE)
+        listener = RankListener(os.environ["MASTER_ADDR"] if place.is_started else _HERE)
         store: Store
         if place.is_started:
             store = _given_store(place)
@@ -195,7 +195,7 @@ class Leader(Member):
 class Follower(Member):
     """Any other rank. Its process ends when rank 0 is lost."""
 
-    def __init__(self, place: Place, device: torch.device, *, one_shot: bool = True) -> None:
+    def __init__(self, place: RankInfo, device: torch.device, *, one_shot: bool = True) -> None:
         super().__init__(place, one_shot=one_shot)
         if place.has_lifeline:
             hold_lifeline(self._end)
@@ -235,7 +235,7 @@ class Follower(Member):
         os._exit(1)
 
 
-def form_group(store: Store, place: Place, device: torch.device) -> None:
+def form_group(store: Store, place: RankInfo, device: torch.device) -> None:
     """Torch's own group; ``UnavailableError`` when this process is in one already."""
     if dist.is_initialized():
         raise UnavailableError("this process shares a model with others already: one group a process")
@@ -252,7 +252,7 @@ def form_group(store: Store, place: Place, device: torch.device) -> None:
     )
 
 
-def _given_store(place: Place) -> Store:
+def _given_store(place: RankInfo) -> Store:
     found = rendezvous("env://", place.rank, place.size, timeout=datetime.timedelta(seconds=_RENDEZVOUS_TIMEOUT_S))
     store: Store = next(found)[0]
     return store

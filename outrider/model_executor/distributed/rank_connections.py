@@ -48,7 +48,7 @@ class RankZeroAddress:
         return cls(host, int(port), bytes.fromhex(secret))
 
 
-class Listener:
+class RankListener:
     """Rank 0's side, until all ranks are there. ``host`` is how the others reach it."""
 
     def __init__(self, host: str) -> None:

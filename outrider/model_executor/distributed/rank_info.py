@@ -22,7 +22,7 @@ _LIFELINE = "TENSOR_PARALLEL_LIFELINE"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankInfo:
     """One process among ``size``."""
 
     rank: int
@@ -34,20 +34,20 @@ class Place:
     has_lifeline: bool = False
 
 
-def find_place(size: int, environ: Mapping[str, str] | None = None) -> Place:
+def find_rank(size: int, environ: Mapping[str, str] | None = None) -> RankInfo:
     """The place of this process among ``size`` ranks; rank 0, with the others still to be started, if nothing else is
     said. ``ConfigError`` when torchrun started another number of ranks.
     """
     environ = os.environ if environ is None else environ
     if size == 1 or any(name not in environ for name in _TORCHRUN):
-        return Place(0, size, is_started=False)
+        return RankInfo(0, size, is_started=False)
     rank, started, local_rank = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if started != size:
         raise ConfigError(SETTING, f"is {size} and {started} processes were started (WORLD_SIZE): give both alike")
-    return Place(rank, size, local_rank, has_lifeline=_LIFELINE in environ)
+    return RankInfo(rank, size, local_rank, has_lifeline=_LIFELINE in environ)
 
 
-def environment_of(place: Place, port: int) -> dict[str, str]:
+def environment_of(place: RankInfo, port: int) -> dict[str, str]:
     """Environment variables that give a rank on this host its place; the store listens at ``port``."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("OUTRIDER_", "TORCHELASTIC_"))
@@ -84,7 +84,7 @@ def follow(settings: SettingsT, prepare: Callable[[SettingsT], SettingsT]) -> bo
 
     ``prepare`` gives it the settings with a folder in place of a model's name.
     """
-    place = find_place(settings.tensor_parallel_size)
+    place = find_rank(settings.tensor_parallel_size)
     if place.rank == 0:
         return False
     from outrider.model_executor.distributed.runner import follow_model  # imports torch

@@ -19,7 +19,7 @@ from outrider.kernels.device_stream import Mark
 from outrider.model_executor.device_setup import prepare_device, resolve_device
 from outrider.model_executor.distributed.heartbeats import Heartbeats
 from outrider.model_executor.distributed.process_group import Follower, Leader, OnFailure
-from outrider.model_executor.distributed.rank_info import Place, find_place
+from outrider.model_executor.distributed.rank_info import RankInfo, find_rank
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.graph_shapes import GraphLimits
@@ -44,7 +44,7 @@ def open_runner(
 
     ``on_failure`` is called when a rank that shares the model is lost; the process ends soon after.
     """
-    place = find_place(settings.tensor_parallel_size)
+    place = find_rank(settings.tensor_parallel_size)
     settings = _with_device(settings)
     device = device_of(settings.device, place.local_rank)
     dtype = prepare_device(device, settings.dtype, _num_threads(settings))
@@ -63,7 +63,7 @@ def open_runner(
         raise
 
 
-def follow_model(settings: Settings, place: Place) -> None:
+def follow_model(settings: Settings, place: RankInfo) -> None:
     """Load this rank's part and run what rank 0 says, until it says no more."""
     settings = _with_device(settings)
     device = device_of(settings.device, place.local_rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.model_executor.distributed.rank_info import Place, find_place
+from outrider.model_executor.distributed.rank_info import RankInfo, find_rank
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.models import ModelConfig, read_model_config
 from tests.model_executor.parity import build
@@ -61,9 +61,9 @@ def test_a_model_that_cannot_be_cut_so_is_refused_by_the_settings_name(
 
 
 def test_torchruns_variables_give_the_place() -> None:
-    assert find_place(4, TORCHRUN) == Place(3, 4, 1)
-    assert find_place(1, TORCHRUN) == Place(0, 1, is_started=False)
-    assert find_place(2, {}) == Place(0, 2, is_started=False)
+    assert find_rank(4, TORCHRUN) == RankInfo(3, 4, 1)
+    assert find_rank(1, TORCHRUN) == RankInfo(0, 1, is_started=False)
+    assert find_rank(2, {}) == RankInfo(0, 2, is_started=False)
     with pytest.raises(ConfigError, match="is 2 and 4 processes were started") as caught:
-        find_place(2, TORCHRUN)
+        find_rank(2, TORCHRUN)
     assert caught.value.field == "tensor_parallel_size"

@@ -26,7 +26,7 @@ from outrider.model_executor.distributed.communicator import (
 )
 from outrider.model_executor.distributed.device_communicators import CpuCommunicator
 from outrider.model_executor.distributed.process_group import Member
-from outrider.model_executor.distributed.rank_info import Place
+from outrider.model_executor.distributed.rank_info import RankInfo
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.graph_capture import CaptureBound, CaptureLimits, NoGraphs
 from outrider.model_executor.input_batch import ForwardRow
@@ -69,7 +69,7 @@ class BothRun(Member):
     publish = None
 
     def __init__(self, rank: int) -> None:
-        super().__init__(Place(rank, SIZE), one_shot=False)
+        super().__init__(RankInfo(rank, SIZE), one_shot=False)
         self.shard = Shard(rank, SIZE)
 
     def open_communicator(self, device: torch.device, dtype: torch.dtype) -> Communicator:
