@@ -18,7 +18,7 @@ _ASKING_S = 2e-3
 """So long a reader asks: longer than a transfer takes whose writer has sent it already."""
 
 
-class Arrivals:
+class ArrivedTensors:
     """Tensors by sequence number. ``wait`` and ``forget`` are called by the thread that reads, the rest by any."""
 
     def __init__(self, has_ended: Callable[[torch.cuda.Event], bool] | None = None) -> None:

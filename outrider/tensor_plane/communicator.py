@@ -31,7 +31,7 @@ _WATCHDOG_OFF = {
 }
 
 
-class Communicator:
+class PlaneCommunicator:
     """Two processes. ``transfer`` blocks its thread until the bytes are across, at most for the deadline."""
 
     def __init__(

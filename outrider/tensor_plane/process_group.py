@@ -20,8 +20,8 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from outrider.planes import PlaneKind
-from outrider.tensor_plane.arrivals import Arrivals
-from outrider.tensor_plane.communicator import READER, WRITER, Communicator
+from outrider.tensor_plane.arrivals import ArrivedTensors
+from outrider.tensor_plane.communicator import READER, WRITER, PlaneCommunicator
 from outrider.tensor_plane.control import Message
 from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd, recorded_event
 from outrider.tensor_plane.limits import PlaneLimits
@@ -120,7 +120,7 @@ class ProcessGroupWriter(WriterEnd):
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        self._communicator: Communicator | None = None
+        self._communicator: PlaneCommunicator | None = None
         self._helper = _Helper("tensor-plane-send", self._send)
 
     def details(self) -> Details:
@@ -129,7 +129,7 @@ class ProcessGroupWriter(WriterEnd):
 
     def connect(self) -> None:
         """Form the group with a reader that does the same now."""
-        self._communicator = Communicator(
+        self._communicator = PlaneCommunicator(
             self._kind, WRITER, self._store, self._device, self._limits, meeting=self._meeting
         )
 
@@ -176,9 +176,9 @@ class ProcessGroupReader(ReaderEnd):
             str(details["host"]), int(details["port"]), timeout=datetime.timedelta(seconds=limits.opening_s)
         )
         self._ring = _make_ring(kind, self.capacity, device)
-        communicator = Communicator(kind, READER, store, device, limits, meeting=str(details["meeting"]))
-        self._communicator: Communicator | None = communicator
-        self._arrivals = Arrivals(communicator.has_ended if kind is PlaneKind.NCCL else None)
+        communicator = PlaneCommunicator(kind, READER, store, device, limits, meeting=str(details["meeting"]))
+        self._communicator: PlaneCommunicator | None = communicator
+        self._arrivals = ArrivedTensors(communicator.has_ended if kind is PlaneKind.NCCL else None)
         self._helper = _Helper("tensor-plane-receive", self._receive)
 
     def announce(self, message: Message) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import StaleReferenceError
-from outrider.tensor_plane.arrivals import Arrivals
+from outrider.tensor_plane.arrivals import ArrivedTensors
 
 
 class Card:
@@ -33,7 +33,7 @@ def transfer(name: str) -> Any:
 
 def test_a_reader_goes_on_before_the_receiving_thread_has_heard() -> None:
     card = Card()
-    arrivals = Arrivals(card.has_ended)
+    arrivals = ArrivedTensors(card.has_ended)
     arrivals.note_queued([1, 2], transfer("first"))
     card.ended.add("first")
     arrivals.wait(1, 60.0, no_trouble)
@@ -46,7 +46,7 @@ def test_a_reader_goes_on_before_the_receiving_thread_has_heard() -> None:
 
 def test_what_the_card_has_not_received_is_waited_for() -> None:
     card = Card()
-    arrivals = Arrivals(card.has_ended)
+    arrivals = ArrivedTensors(card.has_ended)
     arrivals.note_queued([1], transfer("slow"))
     has_come = threading.Event()
 
@@ -64,7 +64,7 @@ def test_what_the_card_has_not_received_is_waited_for() -> None:
 
 
 def test_trouble_ends_a_wait() -> None:
-    arrivals, troubles = Arrivals(), iter([None, "the plane is closed"])
+    arrivals, troubles = ArrivedTensors(), iter([None, "the plane is closed"])
     errors: list[StaleReferenceError] = []
     is_waiting = threading.Event()
 
@@ -87,7 +87,7 @@ def test_trouble_ends_a_wait() -> None:
 
 def test_what_lies_below_the_floor_is_not_kept() -> None:
     card = Card()
-    arrivals = Arrivals(card.has_ended)
+    arrivals = ArrivedTensors(card.has_ended)
     arrivals.note_queued([1, 2], transfer("both"))
     arrivals.raise_floor(2)
     card.ended.add("both")
