@@ -6,7 +6,12 @@ rejection is held to what its parameters allow, since a late draft changes which
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import jsonschema
 
 from outrider.errors import OutriderError
 from outrider.generation import GenerationResult
@@ -78,9 +83,19 @@ def _against_itself(reading: Reading) -> list[str]:
         found.append("deltas bring another text than the result")
     if result.finish_reason is FinishReason.CANCELLED:
         found.append("ended as cancelled, which nobody asked for")
+    if "json_schema" in options and result.finish_reason is FinishReason.STOP and not _matches(result.text, options):
+        found.append(f"a text that does not match its schema: {result.text[-60:]!r}")
     if result.finish_reason is FinishReason.LENGTH and len(result.token_ids) != options["max_tokens"]:
         found.append(f"ended for length after {len(result.token_ids)} tokens of {options['max_tokens']}")
     return found
+
+
+def _matches(text: str, options: Mapping[str, Any]) -> bool:
+    try:
+        jsonschema.validate(json.loads(text), options["json_schema"])
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return True
 
 
 def _against_twin(reading: Reading, twin: GenerationResult) -> list[str]:

@@ -22,6 +22,19 @@ _STOPS = ("\n\n", "return", "self.", "    def ", "None")
 _LENGTHS = (40, 60, 100, 150, 200, 300)
 _DRAFT_LENGTHS = (None, None, 1, 2, 3, 4, 7)
 _NARROW_TOP_K = 8
+_GRAMMAR_CHANCE = 0.2
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "requires_registration": {"enum": ["yes", "no", None]},
+        "name": {"type": "string", "maxLength": 40},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 12},
+        "parts": {"type": "array", "items": {"enum": ["small", "large"]}, "minItems": 4, "maxItems": 8},
+    },
+    "required": ["requires_registration", "name", "sizes", "parts"],
+    "additionalProperties": False,
+}
+"""Of every request with a grammar: some of its text is forced, some is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,8 @@ def _draw(rng: random.Random, number: int, longest: int) -> Request:
         "num_speculative_tokens": rng.choice(_DRAFT_LENGTHS),
         **_extras(rng),
     }
+    if rng.random() < _GRAMMAR_CHANCE:
+        options = {key: value for key, value in options.items() if key not in _MAY_NOT_MATCH} | {"json_schema": SCHEMA}
     kind = rng.choices(("greedy", "coupled", "rejection of one", "rejection"), (40, 35, 10, 15))[0]
     if kind == "greedy":
         return Request(number, {**options, "temperature": 0.0}, is_determined=True)
@@ -71,11 +86,18 @@ def _draw(rng: random.Random, number: int, longest: int) -> Request:
         drawn = {"temperature": temperature, "acceptance_method": "rejection", "top_k": 1}
         return Request(number, {**options, **drawn}, is_determined=True)
     drawn = {"temperature": temperature, "acceptance_method": "rejection", "top_k": _NARROW_TOP_K, "logprobs": 0}
+    if SCHEMA in options.values():
+        return Request(number, {**options, **drawn}, is_determined=False)
     plain = {key: value for key, value in options.items() if key not in _MOVES_RANKS}
     return Request(number, {**plain, **drawn}, is_determined=False, max_rank=_NARROW_TOP_K)
 
 
-_MOVES_RANKS = ("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "bad_words", "min_tokens")
+_MOVES_RANKS = (
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "bad_words", "min_tokens"),
+    "json_schema",
+)
+_MAY_NOT_MATCH = ("ignore_eos", "stop", "include_stop_str_in_output", "stop_token_ids", "min_tokens", "bad_words")
+"""Parameters that end an output before it matches, or leave it no token."""
 
 
 def _prompt(rng: random.Random) -> str:

@@ -14,7 +14,7 @@ import pytest
 from outrider.errors import UnavailableError
 from outrider.generation import Delta, GenerationResult, SpeculationStats, Timing, Usage
 from outrider.types import FinishReason, TokenLogprob
-from tests.faults.oracle import differences, is_near_tie
+from tests.faults.oracle import Reading, differences, is_near_tie
 from tests.faults.processes import Process, ServiceProcess
 from tests.faults.readings import Metrics, parse_metrics
 from tests.faults.readings import Usage as Held
@@ -174,9 +174,20 @@ async def test_traffic_reports_what_one_of_its_streams_did() -> None:
     assert 0 < len(traffic.tally.different) < traffic.tally.num_streams
 
 
+@pytest.mark.parametrize(("text", "is_wrong"), (('{"size": 3}', False), ('{"size": "3"}', True), ('{"size": 3', True)))
+def test_a_text_that_does_not_match_its_schema_is_found(text: str, is_wrong: bool) -> None:
+    schema = {"type": "object", "properties": {"size": {"type": "integer"}}}
+    reading = Reading(Request(0, {**REQUEST.options, "json_schema": schema}, is_determined=False), list(TWIN.token_ids))
+    reading.texts = [text]
+    reading.result = replace(TWIN, text=text, finish_reason=FinishReason.STOP)
+    assert bool(differences(reading, None)) is is_wrong
+
+
 def test_a_free_stream_is_held_to_its_candidates() -> None:
     catalogue = draw_catalogue(random.Random(3), 200)
-    free = [request for request in catalogue if not request.is_determined]
+    constrained = [request for request in catalogue if "json_schema" in request.options]
+    assert len({(request.is_determined, request.options["temperature"] == 0) for request in constrained}) == 3
+    free = [request for request in catalogue if not request.is_determined and request not in constrained]
     assert free
     assert all(request.max_rank == request.options["top_k"] for request in free)
 
