@@ -21,7 +21,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from outrider.errors import InvalidRequestError
 from outrider.structured_output.free_text import FreeText
 from outrider.structured_output.matcher import Matcher, engine_problem
-from outrider.structured_output.schemas import BLANKS, find_keyword, parse_schema, prepare_schema
+from outrider.structured_output.schemas import BLANKS, find_keyword, parse_schema, prepare_schema, schemas_of
 from outrider.structured_output.statistics import GrammarStatistics
 from outrider.types import Grammar, GrammarKind, ModelDescription
 
@@ -167,11 +167,14 @@ def _translate(grammar: Grammar) -> str:
 
 def _problem(grammar: Grammar, message: str) -> str:
     """The engine's message; of a schema, with the path of a keyword that the engine does not support."""
-    if grammar.kind is GrammarKind.JSON_SCHEMA:
-        schema = prepare_schema(parse_schema(grammar.text))
-        if (found := _UNSUPPORTED.search(message)) is not None:
-            keywords = json.loads(found.group(1))
-            return f"{find_keyword(schema, keywords) or ', '.join(keywords)} is not supported"
-        if message.startswith("oneOf constraints"):
-            return f"{find_keyword(schema, ['oneOf'])} is not supported where its branches may overlap; anyOf is"
+    if (found := _UNSUPPORTED.search(message)) is not None:
+        return f"{_path_of(grammar, json.loads(found.group(1)))} is not supported"
+    if "oneOf constraints" in message:
+        return f"{_path_of(grammar, ['oneOf'])} is not supported where its branches may overlap; anyOf is"
     return " ".join(message.split())[:_MESSAGE_CHARACTERS]
+
+
+def _path_of(grammar: Grammar, keywords: Sequence[str]) -> str:
+    """Path of the first of these keywords; the keywords if none is found."""
+    found = ((path, find_keyword(schema, keywords)) for path, schema in schemas_of(grammar))
+    return next((path + pointer for path, pointer in found if pointer), ", ".join(keywords))

@@ -6,11 +6,13 @@ where their meaning can be said otherwise. All that is left unsupported is refus
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.structured_output.finite_values import without_refused_values
+from outrider.types import Grammar, GrammarKind
 
 _ONE = frozenset(
     (
@@ -33,6 +35,9 @@ _TYPES = ("null", "boolean", "object", "array", "number", "string")
 _MOST_DEEP = 128
 BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
 """Between two parts of JSON. Without a bound a model may go on with blanks until its length ends the output."""
+_EMBEDDED = "%json "
+"""Before a schema in a grammar of the engine."""
+_PATH = "$comment"
 _ENGINE_OPTIONS = "x-guidance"
 """A key by which a schema could ask the engine to ignore what it does not support."""
 
@@ -104,11 +109,24 @@ def _other_types(refused: Json, rest: Mapping[str, Json]) -> list[str]:
     return [kind for kind in own if kind not in without and not (kind == "integer" and "number" in without)]
 
 
-def embedded_schema(schema: Json) -> str:
-    """A schema as a part of a grammar of the engine; ``ValueError`` says what it is instead of one."""
+def embedded_schema(schema: Json, path: str) -> str:
+    """A schema as a part of a grammar of the engine; ``ValueError`` says what it is instead of one. ``path``: of the
+    schema in the request, for messages.
+    """
     if not isinstance(schema, Mapping):
         raise ValueError(f"must be an object, not {type(schema).__name__}")
-    return json.dumps({**prepare_schema(schema), _ENGINE_OPTIONS: {"whitespace_pattern": BLANKS}})
+    own = {_PATH: path, _ENGINE_OPTIONS: {"whitespace_pattern": BLANKS}}
+    return f"{_EMBEDDED}{json.dumps({**prepare_schema(schema), **own})}"
+
+
+def schemas_of(grammar: Grammar) -> Iterator[tuple[str, Json]]:
+    """The schema of a grammar, as it is compiled, or those embedded in it, each after its path in the request."""
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        yield "", prepare_schema(parse_schema(grammar.text))
+    for part in grammar.text.split(_EMBEDDED)[1:] if grammar.kind is GrammarKind.LARK else ():
+        with contextlib.suppress(ValueError, RecursionError):
+            schema, _ = json.JSONDecoder().raw_decode(part)
+            yield str(schema.get(_PATH, "")) if isinstance(schema, Mapping) else "", schema
 
 
 def find_keyword(schema: Json, keywords: Sequence[str]) -> str:

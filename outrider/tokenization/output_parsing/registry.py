@@ -76,8 +76,8 @@ class OutputFormat:
         return TrimmingParser(found)
 
     def strict_calls_grammar(self, tools: object, token_id: TokenId) -> str | None:
-        """A grammar under which calls match the schemas of tools that are ``strict``; None if none is, or if the form
-        of calls has no marker.
+        """A grammar under which calls match the schemas of tools that are ``strict``; None if none is, or if no form
+        of calls is known.
         """
         given = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list | tuple) else []
         return strict_calls_grammar(self.tool_call_parser, given, token_id)

@@ -1,8 +1,9 @@
 """Grammars of outputs in which a model may call tools, and a call that has begun matches the tool's schema.
 
-Forms whose calls begin with a marker have one. Text before, between and after calls is free. The calls themselves have
-the form that the model's chat template writes, so that most of their text is forced. Lark, as the engine takes it:
-``%json`` is a JSON schema, ``[lazy]`` ends a text at the first occurrence of its last part.
+Where calls begin with a marker, text before, between and after them is free. Where they are the whole output, a text
+may be anything that does not begin as a call does. The calls themselves have the form that the model's chat template
+writes, so that most of their text is forced. Lark, as the engine takes it: ``%json`` is a JSON schema, ``[lazy]`` ends
+a text at the first occurrence of its last part.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OF_TEXTS = ("type", "title", "description", "default", "examples", "anyOf", "on
 
 
 def strict_calls_grammar(parser: str | None, tools: Sequence[Mapping[str, Json]], token_id: TokenId) -> str | None:
-    """The grammar for tools of which at least one is ``strict``; None if none is, or if the form has no marker.
+    """The grammar for tools of which at least one is ``strict``; None if none is, or if no form is known.
 
     ``InvalidRequestError`` names a schema that is malformed.
     """
@@ -44,6 +45,9 @@ class _Tool:
 
     def __init__(self, index: int, function: Mapping[str, Json]) -> None:
         self.name = str(function.get("name", ""))
+        self.rules: list[str] = []
+        """Of parts that a call may have at several places."""
+        self._index = index
         self.field = f"tools[{index}].function.parameters"
         self.is_strict = bool(function.get("strict"))
         given = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
@@ -51,42 +55,68 @@ class _Tool:
 
     def arguments(self) -> str:
         """Grammar of the arguments."""
-        return self.value(self.schema)
+        return self.value(self.schema, "")
 
-    def value(self, schema: Json) -> str:
-        """Grammar of a value of a schema."""
+    def value(self, schema: Json, path: str) -> str:
+        """Grammar of a value of a schema, which is at a path in that of the tool."""
         try:
-            return f"%json {embedded_schema(schema)}"
+            return embedded_schema(schema, self.field + path)
         except ValueError as error:
             raise InvalidRequestError(self.field, str(error)) from error
 
-    def object_call(self) -> str:
+    def object_call(self, word: str = "arguments") -> str:
         """``{"name": NAME, "arguments": {...}}``."""
-        head = '{"name": ' + json.dumps(self.name, ensure_ascii=False) + ', "arguments": '
+        head = '{"name": ' + json.dumps(self.name, ensure_ascii=False) + f', "{word}": '
         return f"{_text(head)} {self.arguments()} {_text('}')}"
+
+    def python_call(self) -> str:
+        """``NAME(KEY=VALUE, ...)`` of the properties in their order, with values as JSON writes them."""
+        head, end = _text(f"{self.name}("), _text(")")
+        if not self.is_strict:
+            return f"{head} (other ({_text(', ')} other)*)? {end}"
+        properties, required = self._properties()
+        parts = [f"part_{self._index}_{place}" for place in range(len(properties))]
+        for part, (name, schema) in zip(parts, properties.items(), strict=True):
+            self.rules.append(f"{part}: {_text(f'{name}=')} {self._shared_value(name, schema)}\n")
+        later = [
+            f"({_text(', ')} {part}){'' if name in required else '?'}"
+            for name, part in zip(properties, parts, strict=True)
+        ]
+        num_first = next((place + 1 for place, name in enumerate(properties) if name in required), len(parts))
+        beginnings = [" ".join([parts[place], *later[place + 1 :]]) for place in range(num_first)]
+        maybe = "" if any(name in required for name in properties) else "?"
+        return f"{head} ({_any_of(beginnings)}){maybe} {end}" if parts else f"{head} {end}"
 
     def tagged_call(self) -> str:
         """``<parameter=NAME>`` of each property in their order; those that are not required may be left out."""
         head = _text(f"<function={self.name}>\n")
         if not self.is_strict:
             return f"{head} other"
-        properties = self.schema.get("properties", {})
-        if self.schema.get("type") != "object" or not isinstance(properties, Mapping):
-            raise InvalidRequestError(self.field, "must be an object with properties, which are written one by one")
-        required = self.schema.get("required", ())
+        properties, required = self._properties()
         parts = []
         for name, schema in properties.items():
             part = f"{_text(f'<parameter={name}>')} {_text(_LINE)} {self._tagged_value(name, schema)}"
             parts.append(part if name in required else f"({part})?")
         return " ".join([head, *parts, _text("</function>")])
 
+    def _properties(self) -> tuple[Mapping[str, Json], Sequence[str]]:
+        """Properties, and the names of those that are required."""
+        properties = self.schema.get("properties", {})
+        if self.schema.get("type") != "object" or not isinstance(properties, Mapping):
+            raise InvalidRequestError(self.field, "must be an object with properties, which are written one by one")
+        return properties, self.schema.get("required", ())
+
+    def _shared_value(self, name: str, schema: Json) -> str:
+        """A value of a property, whose references are the tool's."""
+        shared = {word: self.schema[word] for word in _DEFINITIONS if word in self.schema}
+        return self.value({**resolved(schema, self.schema), **shared}, f"/properties/{name}")
+
     def _tagged_value(self, name: str, schema: Json) -> str:
         """A value and the end of its tag. Texts have no quotes, so only listed ones can be kept to."""
         found = resolved(schema, self.schema)
         types = types_of(found)
         if types and "string" not in types:
-            shared = {word: self.schema[word] for word in _DEFINITIONS if word in self.schema}
-            return f"{self.value({**found, **shared})} {_text(_VALUE_END)}"
+            return f"{self._shared_value(name, schema)} {_text(_VALUE_END)}"
         listed = [found["const"]] if "const" in found else found.get("enum")
         if isinstance(listed, list):
             return f"({_any_of([_text(f'{_as_text(value)}{_VALUE_END}') for value in listed])})"
@@ -138,6 +168,27 @@ between: (/[ ]?/ <|constrain|> "json")? <|message|>
 """
 
 
+def _llama3_json(tools: Sequence[_Tool], token_id: TokenId) -> str:
+    tag = "" if (found := _special("<|python_tag|>", token_id)) is None else f"{found}?"
+    calls = _any_of([tool.object_call("parameters") for tool in tools])
+    return _whole_output(r"\{", f"{tag} call (/[ \\n]*[;,][ \\n]*/ call)*", calls)
+
+
+def _pythonic(tools: Sequence[_Tool], token_id: TokenId) -> str:
+    start, end = (_special(f"<|python_{word}|>", token_id) for word in ("start", "end"))
+    listed = f"{_text('[')} call ({_text(', ')} call)* {_text(']')}"
+    calls = _any_of([tool.python_call() for tool in tools])
+    tagged = f"{start}? {listed} {end}?" if start and end else listed
+    rules = "".join(rule for tool in tools for rule in tool.rules)
+    return f"other: /[A-Za-z_][A-Za-z0-9_]*=/ %json {{}}\n{rules}" + _whole_output(r"\[", tagged, calls)
+
+
+def _whole_output(begin: str, calls: str, call: str) -> str:
+    """Calls alone, or a text that does not begin as they do."""
+    blanks = r"[ \t\r\n]"
+    return f"start: /{blanks}*/ {calls} | /{blanks}*([^{begin} \\t\\r\\n](.|\\n)*)?/\ncall: {call}\n"
+
+
 def _between_texts(marker: str, call: str) -> str:
     """Free text with calls in it, each after the marker: a text, or a special token."""
     lazy = "[lazy]" if marker.startswith('"') else ""
@@ -163,4 +214,6 @@ _FORMS: dict[str, Callable[[Sequence[_Tool], TokenId], str]] = {
     "qwen3_coder": _qwen3_coder,
     "mistral": _mistral,
     "openai": _harmony,
+    "llama3_json": _llama3_json,
+    "pythonic": _pythonic,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -17,7 +18,10 @@ from outrider.tokenization.output_parsing import CallArguments, CallStart, Outpu
 from outrider.types import Grammar, GrammarKind
 from tests.structured_output.vocabularies import EOS, FILE, VOCAB_SIZE
 
-SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|constrain|>")
+SPECIAL = (
+    *("<|python_tag|>", "<|python_start|>", "<|python_end|>"),
+    *("[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|constrain|>"),
+)
 
 
 def _tokenizer() -> Tokenizer:
@@ -69,6 +73,7 @@ def outcome(form: str, text: str, *, ends: bool = False) -> Outcome:
 
 
 START, ARGUMENTS = '{"name": "get_weather", "arguments": ', '{"city": "Bern", "days": 3}'
+LLAMA = f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}'
 HEAD = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
 TAGS = "<tool_call>\n<function=get_weather>\n<parameter=city>\nBern\n</parameter>\n"
 CALLS = [
@@ -79,6 +84,11 @@ CALLS = [
     ("mistral", f"[TOOL_CALLS] [{START}{ARGUMENTS}}}, {START}{ARGUMENTS}}}]"),
     ("mistral", f"[TOOL_CALLS]get_weather{ARGUMENTS}"),
     ("mistral", f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}"),
+    ("llama3_json", LLAMA),
+    ("llama3_json", f" {LLAMA}"),
+    ("llama3_json", f"<|python_tag|>{LLAMA}; {LLAMA}"),
+    ("pythonic", '[get_weather(city="Bern", days=3)]'),
+    ("pythonic", '<|python_start|>[get_weather(city="Rome"), note(any=[1], b={"c": null})]<|python_end|>'),
     ("openai", f"{HEAD}{ARGUMENTS}"),
     ("openai", f" to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>{ARGUMENTS}"),
 ]
@@ -89,13 +99,25 @@ TEXTS = {"openai": ANALYSIS}
 @pytest.mark.parametrize(("form", "call"), CALLS)
 def test_calls_and_the_text_around_them_are_allowed_as_models_write_them(form: str, call: str) -> None:
     assert outcome(form, call, ends=True) is Outcome.ENDED
+    if form in WHOLE:
+        return
     assert outcome(form, TEXTS.get(form, "I will look {it} up.\n") + call, ends=True) is Outcome.ENDED
     if form != "openai":  # whose calls end the output
         assert outcome(form, f"First {call}\nthen {call} and done", ends=True) is Outcome.ENDED
-    assert outcome(form, call[:-1], ends=True) is Outcome.REFUSED
 
 
-@pytest.mark.parametrize("form", ("hermes", "qwen3_coder", "mistral", "openai"))
+WHOLE = ("llama3_json", "pythonic")
+"""Forms whose calls are the whole output."""
+
+
+@pytest.mark.parametrize(("form", "call"), CALLS)
+def test_a_call_that_is_not_whole_does_not_end(form: str, call: str) -> None:
+    cut = call.removesuffix("<|python_end|>")[:-1]
+    assert outcome(form, cut, ends=True) is Outcome.REFUSED
+    assert outcome(form, cut) is Outcome.OPEN
+
+
+@pytest.mark.parametrize("form", ("hermes", "qwen3_coder", "mistral", "openai", *WHOLE))
 def test_an_output_without_calls_is_free(form: str) -> None:
     text = "No <tool is {needed}: [1]."
     text = f"<|channel|>final<|message|>{text}" if form == "openai" else text
@@ -119,6 +141,13 @@ def test_an_output_without_calls_is_free(form: str) -> None:
         ("openai", f'{HEAD}{{"city": "Oslo"'),
         ("openai", "<|channel|>commentary to=functions.other"),
         ("openai", "hello"),
+        ("llama3_json", '{"name": "other"'),
+        ("llama3_json", f' {LLAMA[:-2]}, "more"'),
+        ("llama3_json", '{"name": "get_weather", "parameters": {"city": "Oslo"'),
+        ("pythonic", "[other("),
+        ("pythonic", '[get_weather(days=3, city="Bern"'),
+        ("pythonic", "[get_weather()"),
+        ("pythonic", '[get_weather(city="Oslo"'),
     ),
 )
 def test_what_a_call_may_not_be_is_refused(form: str, text: str) -> None:
@@ -132,10 +161,27 @@ def test_what_a_call_may_not_be_is_refused(form: str, text: str) -> None:
         ("qwen3_coder", "<tool_call>\n<function=note>\n<parameter=any>\n1\n</parameter>\n</function>\n</tool_call>"),
         ("mistral", '[TOOL_CALLS]note[ARGS]{"any": [1]}'),
         ("openai", '<|channel|>commentary to=functions.note<|message|>{"any": [1]}'),
+        ("llama3_json", '{"name": "note", "parameters": {"any": [1]}}'),
+        ("pythonic", '[note(any=[1], b="c")]'),
+        ("pythonic", "[note()]"),
     ),
 )
 def test_tools_beside_a_strict_one_take_any_object(form: str, call: str) -> None:
     assert outcome(form, call, ends=True) is Outcome.ENDED
+
+
+@pytest.mark.parametrize("form", sorted({form for form, _ in CALLS}))
+@pytest.mark.parametrize(
+    ("part", "words"),
+    (
+        ({"type": "array", "uniqueItems": True}, "uniqueItems is"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf is"),
+    ),
+)
+def test_a_keyword_that_is_not_supported_is_named_by_its_path(form: str, part: Any, words: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        matcher(form, [TOOLS[0], tool("second", {"type": "object", "properties": {"a": part}})])
+    assert caught.value.problem.startswith(f"tools[1].function.parameters/properties/a/{words} not supported")
 
 
 def drawn_calls(form: str, tools: list[dict[str, Any]], marker: str, seed: int) -> Iterator[tuple[str, str]]:
@@ -157,10 +203,12 @@ def drawn_calls(form: str, tools: list[dict[str, Any]], marker: str, seed: int) 
     parser = OutputFormat(form).make_parser(tools, "")
     assert parser is not None
     events = [*parser.push(TOKENIZER.decode(tokens, skip_special_tokens=False)), *parser.finish()]
-    names = [event.name for event in events if isinstance(event, CallStart)]
-    arguments = "".join(event.text for event in events if isinstance(event, CallArguments))
-    assert len(names) == 1
-    yield names[0], arguments
+    starts = [place for place, event in enumerate(events) if isinstance(event, CallStart)]
+    assert starts
+    for start, stop in itertools.pairwise([*starts, len(events)]):
+        name = events[start]
+        assert isinstance(name, CallStart)
+        yield name.name, "".join(event.text for event in events[start:stop] if isinstance(event, CallArguments))
 
 
 @pytest.mark.parametrize(
@@ -170,6 +218,8 @@ def drawn_calls(form: str, tools: list[dict[str, Any]], marker: str, seed: int) 
         ("qwen3_coder", "<tool_call>"),
         ("mistral", "[TOOL_CALLS]get_weather"),
         ("openai", "<|channel|>commentary to="),
+        ("llama3_json", '{"name'),
+        ("pythonic", "[get_weather"),
     ),
 )
 def test_arguments_of_drawn_calls_match_as_they_are_parsed(form: str, marker: str) -> None:
@@ -194,8 +244,25 @@ def test_arguments_of_drawn_calls_match_as_they_are_parsed(form: str, marker: st
     assert num_calls
 
 
-def test_forms_without_a_marker_and_tools_that_are_not_strict_have_none() -> None:
-    assert grammar("llama3_json", TOOLS) is grammar("pythonic", TOOLS) is None
+@pytest.mark.parametrize(
+    ("required", "allowed", "refused"),
+    (
+        ((), ("", "a=1", "b=2", "c=3", "a=1, c=3", "a=1, b=2, c=3"), ("b=2, a=1", "a=1,", ", b=2")),
+        (("b",), ("b=2", "a=1, b=2", "b=2, c=3"), ("", "a=1", "c=3", "a=1, c=3")),
+        (("a", "c"), ("a=1, c=3", "a=1, b=2, c=3"), ("a=1, b=2", "b=2, c=3")),
+    ),
+)
+def test_properties_that_are_not_required_may_be_left_out(
+    required: tuple[str, ...], allowed: tuple[str, ...], refused: tuple[str, ...]
+) -> None:
+    parameters = {"type": "object", "properties": {name: {"type": "integer"} for name in "abc"}, "required": required}
+    following = matcher("pythonic", [tool("f", parameters)])
+    ended = [following.follow([*ids(f"[f({text})]"), EOS]) is Outcome.ENDED for text in (*allowed, *refused)]
+    assert ended == [True] * len(allowed) + [False] * len(refused)
+
+
+def test_tools_that_are_not_strict_and_unknown_forms_have_none() -> None:
+    assert grammar("none", TOOLS) is None
     assert grammar("hermes", [tool("get_weather", WEATHER, strict=False)]) is None
 
 
