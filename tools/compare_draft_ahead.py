@@ -3,11 +3,12 @@
     python tools/compare_draft_ahead.py OUT --arm apart:in_turn --arm apart:verdict --arm apart:chain --arm one:in_turn
     python tools/compare_draft_ahead.py OUT --tiny      # tiny models on a CPU: does everything work?
 
-An arm is ARRANGEMENT:MODE. Arrangements: apart (target on the first GPU, draft on the second) and one (both models on
-the second GPU). The arms of an arrangement are coordinators of the same services, and all arms take turns: each round
-plays every arm with every number of users once. The table gives medians over rounds: milliseconds per token of a user
-(mean over streams) and its ratio to the arrangement's first arm, the median of the rounds' ratios; steps ahead that
-were used and not used; direct proposals. The pair is synthetic, of the shapes 8B and 1B.
+An arm is ARRANGEMENT:MODE, or ARRANGEMENT:MODE:K with a fixed draft length. Arrangements: apart (target on the first
+GPU, draft on the second) and one (both models on the second GPU). The arms of an arrangement are coordinators of the
+same services, and all arms take turns: each round plays every arm with every number of users once. The table gives
+medians over rounds: milliseconds per token of a user (mean over streams), and the ratio to the first arm of the same
+arrangement and length; steps ahead that were used and not used; direct proposals; streams that leave those of the first
+arm, per 10,000 tokens. The pair is synthetic, of the shapes 8B and 1B.
 """
 
 import asyncio
@@ -54,6 +55,8 @@ class Arm:
 
     arrangement: str
     mode: str
+    length: int | None = None
+    """Of all drafts; None: chosen."""
     address: str = ""
     draft_metrics: int | None = None
     clients: ClientProcesses | None = None
@@ -63,12 +66,12 @@ class Arm:
     @property
     def name(self) -> str:
         """As in the flag."""
-        return f"{self.arrangement}:{self.mode}"
+        return ":".join([self.arrangement, self.mode, *([] if self.length is None else [str(self.length)])])
 
     @property
     def log(self) -> str:
         """Name of the coordinator's log."""
-        return f"{self.arrangement}-{self.mode}"
+        return self.name.replace(":", "-")
 
     def counted(self) -> dict[str, float]:
         """Readings of the draft's metrics now; none where they are not served."""
@@ -137,20 +140,24 @@ def line_of(arm: Arm, first: Arm, users: int) -> str:
 
 def table(arms: list[Arm], users: list[int]) -> str:
     """All arms; steps in milliseconds: total and its stages."""
-    firsts: dict[str, Arm] = {}
+    firsts: dict[tuple[str, int | None], Arm] = {}
     for arm in arms:
-        firsts.setdefault(arm.arrangement, arm)
+        firsts.setdefault((arm.arrangement, arm.length), arm)
     heads = f"median of rounds; ms until all finished in brackets; step: total/{'/'.join(STAGES)}"
-    return "\n".join([heads, *(line_of(arm, firsts[arm.arrangement], count) for count in users for arm in arms)])
+    return "\n".join(
+        [heads, *(line_of(arm, firsts[arm.arrangement, arm.length], count) for count in users for arm in arms)]
+    )
 
 
 def start(session: Session, names: list[str], settings: list[str], stack: ExitStack) -> list[Arm]:
     """Services of each arrangement, and a coordinator for each of its arms."""
     arms: list[Arm] = []
     for arrangement in dict.fromkeys(name.split(":")[0] for name in names):
-        modes = [name.split(":")[1] for name in names if name.startswith(f"{arrangement}:")]
         services = _start_services(session, arrangement, stack)
-        arms += [_start_arm(session, services, Arm(arrangement, mode), settings, stack) for mode in modes]
+        for name in (name for name in names if name.startswith(f"{arrangement}:")):
+            _, mode, *length = name.split(":")
+            arm = Arm(arrangement, mode, int(length[0]) if length else None)
+            arms.append(_start_arm(session, services, arm, settings, stack))
     return arms
 
 
@@ -175,6 +182,8 @@ def _start_arm(session: Session, services: dict[str, int], arm: Arm, settings: l
     command = ["-m", "outrider_coordinator", "--port", str(port), "--link-token-file", str(_token(session))]
     for role in ("target", "draft"):
         command += [f"--{role}-address", f"127.0.0.1:{services[role]}"]
+    if arm.length is not None:
+        command += ["--draft-length", "fixed", "--num-speculative-tokens", str(arm.length)]
     _start(session, [*command, "--draft-ahead", arm.mode, *settings], arm.log, stack)
     arm.address, arm.draft_metrics = f"127.0.0.1:{port}", services["metrics"] if _HAS_HTTP else None
     return arm

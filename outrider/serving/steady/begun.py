@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, Column, CommandColumns, ExtendColumns
+from outrider.columns import U4, U8, AnswerColumns, Column, CommandColumns, ExtendColumns
 from outrider.ports import Extend, Proposal
+from outrider.prefix_hash import PrefixHash
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import Executor
@@ -114,16 +115,45 @@ def _is_same(one: Column, other: Column) -> bool:
     return one.tobytes() == other.astype(one.dtype, copy=False).tobytes()
 
 
-def items_after(
+class Following(NamedTuple):
+    """What a coordinator will ask for in a session, in the order of an ``Extend``'s fields."""
+
+    session: Session[Any]
+    num_kept_tokens: int
+    prefix_hash: PrefixHash
+    token_ids: tuple[int, ...]
+    draft_length: int
+
+    def item(self) -> Extend:
+        """The command, with the generation of the session's newest item."""
+        return Extend(self.session.open.session, self.session.generation, *self[1:])
+
+
+def columns_of(rows: Sequence[Following]) -> ExtendColumns:
+    """The commands as columns."""
+    sessions, kept, hashes, brought, lengths = zip(*rows, strict=True)
+    chains, rests = zip(*hashes, strict=True)
+    return ExtendColumns(
+        np.array([session.open.session for session in sessions], dtype=U8),
+        np.array([session.generation for session in sessions], dtype=U8),
+        np.array(kept, dtype=U4),
+        b"".join(chains),
+        np.array(rests, dtype=U8),
+        np.array([len(token_ids) for token_ids in brought], dtype=U4),
+        np.array([token_id for token_ids in brought for token_id in token_ids], dtype=U4),
+        np.array(lengths, dtype=U4),
+    )
+
+
+def rows_after(
     table: SessionTable[Any],
     executor: Executor[Any, Any, Any, Any],
     queue: RequestQueue,
     link_id: int,
     verdicts: Verdicts,
-) -> Iterator[tuple[Session[Any], Extend]]:
+) -> Iterator[Following]:
     """What the coordinator will ask for after these verdicts, of sessions that go on: as many draft tokens as before.
-    Each has the generation of the session's newest item. After ``UNKNOWN`` it lacks its last token, and asks for one
-    draft token more.
+    After ``UNKNOWN`` it lacks its last token, and asks for one draft token more.
     """
     numbers = [getattr(verdicts, name).tolist() for name in Verdicts.__slots__]
     for number, generation, base, *verdict in zip(*numbers, strict=True):
@@ -135,14 +165,14 @@ def items_after(
             # A draft has no KV for the last of its own tokens, unless it has gone on from them.
             num_drafts = session.sequence.length - base + 1
             num_drafts = num_drafts if first is None or not first.is_guess else first.item.draft_length - 1
-            item = _item_after(table, session, num_drafts, verdict)
-            if item is not None:
-                yield session, item
+            row = _row_after(table, session, num_drafts, verdict)
+            if row is not None:
+                yield row
 
 
-def _item_after(
+def _row_after(
     table: SessionTable[Any], session: Session[Any], num_drafts: int, verdict: Sequence[int]
-) -> Extend | None:
+) -> Following | None:
     """None for a session that ends, or was given another number of draft tokens than the verdict is of."""
     base, sequence, endings = session.num_committed, session.sequence, session.open.eos_token_ids
     accepted, last, following = verdict
@@ -153,8 +183,7 @@ def _item_after(
     kept, first = base + num_held, base - sequence.length + len(sequence.token_ids)
     if any(token_id in endings for token_id in (*sequence.token_ids[first : first + num_held], *brought)):
         return None
-    prefix_hash = table.prefix_hash(session, kept)
-    return Extend(session.open.session, session.generation, kept, prefix_hash, brought, num_drafts + is_guess)
+    return Following(session, kept, table.prefix_hash(session, kept), brought, num_drafts + is_guess)
 
 
 def confirm(guess: AnyRequest, item: Extend) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 
 from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, are_enough, is_batch, one_by_one
 from outrider.errors import OutriderError
-from outrider.item_columns import command_columns
 from outrider.ports import Extend, Score
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.recording import ForwardRecord
@@ -27,7 +26,7 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.begun import BegunSteps, ask_for_same, confirm, items_after
+from outrider.serving.steady.begun import BegunSteps, Following, ask_for_same, columns_of, confirm, rows_after
 from outrider.serving.steady.expected import ExpectedStep
 from outrider.serving.steady.sessions import Bools, RunningSessions
 from outrider.serving.steady.step import SteadyStep, is_bare, joined
@@ -149,15 +148,14 @@ class SteadySteps:
         """Begin the proposals that follow from verdicts, unless something that was asked for is to be begun."""
         if self.pending is not None or self._executor.is_asynchronous:
             return
-        queue, is_guess = self._scheduler.queue, verdicts.next_token_ids.item(0) == UNKNOWN
-        after = list(items_after(self._sessions, self._executor, queue, link_id, verdicts))
-        found = [(session, item) for session, item in after if self._may_begin(session, item, is_guess=is_guess)]
-        if not found:
+        is_guess = verdicts.next_token_ids.item(0) == UNKNOWN
+        rows = list(rows_after(self._sessions, self._executor, self._scheduler.queue, link_id, verdicts))
+        if rows and not is_guess:
+            self.pending = self._begun_step(link_id, rows, arrived_ns)
+        if self.pending is not None:
             return
-        if not is_guess:
-            self.pending = self._begun_step(link_id, [item for _, item in found], arrived_ns)
-        if self.pending is None:
-            for session, item in found:
+        for session, item in [(row.session, row.item()) for row in rows]:
+            if self._may_begin(session, item, is_guess=is_guess):
                 self.touch(session.key)
                 if self._sessions.rewind(session, item.num_kept_tokens, item.prefix_hash) is None:
                     self._scheduler.lookahead.begin(session, item, is_guess=is_guess)
@@ -198,12 +196,12 @@ class SteadySteps:
             first = None
         return not is_served_at_once and first is None
 
-    def _begun_step(self, link_id: int, items: Sequence[Extend], arrived_ns: int) -> SteadyStep | None:
-        """Items that may be one step, which changes nothing before it starts; None: they go one by one."""
-        waiting, _ = self._waiting.get((link_id, items[0].session), (None, 0))
+    def _begun_step(self, link_id: int, rows: Sequence[Following], arrived_ns: int) -> SteadyStep | None:
+        """What may be one step, which changes nothing before it starts; None: it goes one by one."""
+        waiting, _ = self._waiting.get(rows[0].session.key, (None, 0))
         if waiting is None or not self._scheduler.is_free:
             return None
-        step = waiting.find(link_id, command_columns(items), arrived_ns, is_asked=False)
+        step = waiting.find(link_id, columns_of(rows), arrived_ns, is_asked=False)
         return step if step is not None and self._is_taken(step) else None
 
     def _is_taken(self, step: SteadyStep) -> bool:
