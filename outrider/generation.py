@@ -282,7 +282,7 @@ class ModelInfo:
     tensor_planes: tuple[str, ...] = ()
     """How hidden states reach the drafts that read them: a line for each target and draft, with the reasons against
     other planes. Empty where none are read."""
-    no_draft_reason: str = ""
-    """Why no running request drafts at present; empty while some do, while none runs, or where there is no draft."""
+    draft_length_reason: str = ""
+    """Why running requests draft or do not; empty while none runs, with fixed lengths, or where there is no draft."""
     exports_traces: bool = False
     """True if the coordinator exports the spans of traced requests."""

@@ -38,7 +38,7 @@ from outrider_coordinator.routing.replica import Fixed, Source
 from outrider_coordinator.routing.replica_connection import Port
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.speculation import DraftLengthPolicy
-from outrider_coordinator.speculation.explanation import why_not_drafting
+from outrider_coordinator.speculation.explanation import draft_length_reason
 from outrider_coordinator.stats.coordinator_stats import CoordinatorStats
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 from outrider_coordinator.tracing import RequestTrace, RequestTraces
@@ -189,7 +189,7 @@ class Coordinator:
             target_placement=ModelPlacement.of(target),
             draft_placement=ModelPlacement.of(draft.descriptions[0]) if draft and draft.descriptions else NOWHERE,
             tensor_planes=self._services.planes.lines(),
-            no_draft_reason=why_not_drafting(self._policy, is_draft_up=draft.is_up) if draft else "",
+            draft_length_reason=draft_length_reason(self._policy, is_draft_up=draft.is_up) if draft else "",
             exports_traces=self._exports_traces,
         )
 

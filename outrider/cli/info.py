@@ -61,7 +61,7 @@ def _placed(placement: ModelPlacement, num_pages_free: int) -> list[tuple[str, s
 def _drafts(facts: ModelInfo) -> str:
     most = draft_length_text(facts.num_speculative_tokens, facts.draft_length_mode)
     now = f"; {facts.draft_length:g} now" if facts.num_running else ""
-    reason = f" ({facts.no_draft_reason})" if facts.no_draft_reason else ""
+    reason = f" ({facts.draft_length_reason})" if facts.draft_length_reason else ""
     return most + now + reason
 
 

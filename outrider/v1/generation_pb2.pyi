@@ -255,7 +255,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("target_model", "draft_model", "max_model_len", "num_token_ids", "eos_token_ids", "num_speculative_tokens", "acceptance_method", "draft_attached", "version", "num_running", "num_waiting", "target_pages_free", "draft_pages_free", "draft_length_mode", "draft_length", "target_placement", "draft_placement", "tensor_planes", "no_draft_reason", "exports_traces")
+    __slots__ = ("target_model", "draft_model", "max_model_len", "num_token_ids", "eos_token_ids", "num_speculative_tokens", "acceptance_method", "draft_attached", "version", "num_running", "num_waiting", "target_pages_free", "draft_pages_free", "draft_length_mode", "draft_length", "target_placement", "draft_placement", "tensor_planes", "draft_length_reason", "exports_traces")
     TARGET_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -274,7 +274,7 @@ class GetModelInfoResponse(_message.Message):
     TARGET_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PLANES_FIELD_NUMBER: _ClassVar[int]
-    NO_DRAFT_REASON_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LENGTH_REASON_FIELD_NUMBER: _ClassVar[int]
     EXPORTS_TRACES_FIELD_NUMBER: _ClassVar[int]
     target_model: str
     draft_model: str
@@ -294,9 +294,9 @@ class GetModelInfoResponse(_message.Message):
     target_placement: ModelPlacement
     draft_placement: ModelPlacement
     tensor_planes: _containers.RepeatedScalarFieldContainer[str]
-    no_draft_reason: str
+    draft_length_reason: str
     exports_traces: bool
-    def __init__(self, target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., draft_attached: bool = ..., version: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., target_pages_free: _Optional[int] = ..., draft_pages_free: _Optional[int] = ..., draft_length_mode: _Optional[str] = ..., draft_length: _Optional[float] = ..., target_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ..., draft_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ..., tensor_planes: _Optional[_Iterable[str]] = ..., no_draft_reason: _Optional[str] = ..., exports_traces: bool = ...) -> None: ...
+    def __init__(self, target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., draft_attached: bool = ..., version: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., target_pages_free: _Optional[int] = ..., draft_pages_free: _Optional[int] = ..., draft_length_mode: _Optional[str] = ..., draft_length: _Optional[float] = ..., target_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ..., draft_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ..., tensor_planes: _Optional[_Iterable[str]] = ..., draft_length_reason: _Optional[str] = ..., exports_traces: bool = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ("known_sha256",)

@@ -192,7 +192,7 @@ def test_info_for_people_and_for_programs(service: Service) -> None:
 def test_info_says_why_nothing_is_drafted() -> None:
     reason = "drafting does not pay: expected 0.93 of plain at K=3 with 32 sessions"
     facts = dataclasses.replace(INFO, draft_model="small", draft_length_mode="auto", num_running=32)
-    lines = dict(info_lines(dataclasses.replace(facts, draft_length=0.0, no_draft_reason=reason)))
+    lines = dict(info_lines(dataclasses.replace(facts, draft_length=0.0, draft_length_reason=reason)))
     assert lines["drafts"].endswith(f"; 0 now ({reason})")
     assert dict(info_lines(dataclasses.replace(facts, draft_length=3.5)))["drafts"].endswith("; 3.5 now")
 

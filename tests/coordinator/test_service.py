@@ -217,17 +217,17 @@ async def test_no_draft_and_a_draft_that_is_away_from_the_start() -> None:
     async with stack(has_draft=False) as made:
         assert (await made.run(ask())).speculation.num_draft_tokens == 0
         info = await made.coordinator.model_info()
-        assert (info.draft_attached, info.no_draft_reason) == (False, "")
+        assert (info.draft_attached, info.draft_length_reason) == (False, "")
     away = ToyDraft(ROWS, VOCAB_SIZE)
     away.faults.unreachable = True
     async with stack(draft=away) as made:
         assert (await made.run(ask())).speculation.num_draft_tokens == 0
-        assert (await made.coordinator.model_info()).no_draft_reason == "draft unavailable"
+        assert (await made.coordinator.model_info()).draft_length_reason == "draft unavailable"
         away.faults.unreachable = False
         await eventually(lambda: bool(away.links))
         assert (await made.run(ask())).speculation.num_draft_tokens > 0
         info = await made.coordinator.model_info()
-        assert info.no_draft_reason == ""
+        assert info.draft_length_reason == ""
         assert (info.draft_attached, info.draft_model, info.target_model) == (True, "toy-draft", "toy-target")
 
 

@@ -367,5 +367,5 @@ infos = st.builds(
     target_placement=placements,
     draft_placement=placements,
     tensor_planes=st.lists(text, max_size=2).map(tuple),
-    no_draft_reason=text,
+    draft_length_reason=text,
 )

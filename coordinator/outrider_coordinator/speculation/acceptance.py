@@ -11,16 +11,12 @@ import numpy as np
 
 PRIOR = 0.7
 """Acceptance before any token was judged."""
-_PRIOR_TOKENS = 8.0
+PRIOR_TOKENS = 8.0
 """Judged tokens that the prior counts for."""
-_POSITION_TOKENS = 32.0
-"""Judged tokens for which the mean over all positions counts at each."""
-_SESSION_TOKENS = 32.0
-"""Judged tokens for which the mean over all sessions counts in one session's own acceptance."""
-_MEMORY, _SESSION_MEMORY = 256.0, 128.0
-"""Judged tokens after which one counts for about a third: of all sessions, of one."""
-_MEMORY_ROUNDS = 12.0
-"""The same in rounds, where a round has many judged tokens."""
+_MEAN_TOKENS = 32.0
+"""Judged tokens for which the mean counts at each position, and in each session's own acceptance."""
+_MEMORY_TOKENS = 256.0
+"""Judged tokens after which one counts for about a third."""
 HIGHEST = 0.98
 """Largest acceptance that is expected of a token."""
 
@@ -35,13 +31,13 @@ class SessionAcceptance:
 
     def note(self, num_judged: int, num_accepted: int, overall: float) -> None:
         """Judged tokens of one step, and the acceptance over all sessions then."""
-        keep = _SESSION_MEMORY / (_SESSION_MEMORY + num_judged)
+        keep = _MEMORY_TOKENS / (_MEMORY_TOKENS + num_judged)
         self._accepted = keep * self._accepted + num_accepted
         self._expected = keep * self._expected + num_judged * overall
 
     def relative(self, overall: float) -> float:
         """Acceptance over that of all sessions, shrunk towards 1."""
-        prior = _SESSION_TOKENS * overall
+        prior = _MEAN_TOKENS * overall
         return (self._accepted + prior) / (self._expected + prior)
 
 
@@ -69,8 +65,7 @@ class Acceptance:
             accepted[:num_accepted] += count
             judged[: num_accepted + (num_accepted < num_drafted)] += count
         self._new.clear()
-        total = float(judged.sum())
-        keep = float(np.exp(-total / max(_MEMORY, _MEMORY_ROUNDS * total)))
+        keep = float(np.exp(-judged.sum() / _MEMORY_TOKENS))
         self._set(keep * self._accepted + accepted, keep * self._judged + judged)
 
     def lighten(self) -> None:
@@ -79,7 +74,7 @@ class Acceptance:
 
     def _set(self, accepted: np.ndarray, judged: np.ndarray) -> None:  # [K] each
         self._accepted, self._judged = accepted, judged
-        self.mean = float((accepted.sum() + PRIOR * _PRIOR_TOKENS) / (judged.sum() + _PRIOR_TOKENS))
+        self.mean = float((accepted.sum() + PRIOR * PRIOR_TOKENS) / (judged.sum() + PRIOR_TOKENS))
 
     @property
     def num_judged(self) -> float:
@@ -90,9 +85,9 @@ class Acceptance:
     def error(self) -> float:
         """Standard error of the mean, as a share of it."""
         mean = self.mean
-        return float(np.sqrt((1.0 - mean) / mean / (self._judged.sum() + _PRIOR_TOKENS)))
+        return float(np.sqrt((1.0 - mean) / mean / (self._judged.sum() + PRIOR_TOKENS)))
 
     def by_position(self) -> np.ndarray:  # -> [K]
         """Acceptance of each position, shrunk towards the mean."""
-        prior = _POSITION_TOKENS * self.mean
-        return np.asarray((self._accepted + prior) / (self._judged + _POSITION_TOKENS))
+        prior = _MEAN_TOKENS * self.mean
+        return np.asarray((self._accepted + prior) / (self._judged + _MEAN_TOKENS))

@@ -14,9 +14,7 @@ from outrider_coordinator.speculation.session_state import ControlledSession
 LONGEST_INLINE_FEED = 16
 """Committed tokens that a draft may lack when it is asked for a proposal; what is longer is brought beforehand."""
 _BEGIN, _END = 0.25, 0.02
-"""Shares of the sessions whose drafts lack more, for which a catch-up begins, and lag, for which it ends."""
-_LAG = 64
-"""Tokens that such a draft lacks at least: one that has caught up comes to lack some more while others do."""
+"""Shares of the sessions whose drafts lack more, at which a catch-up begins and ends."""
 _LONGEST_S = 1.0
 """So long after the last draft that has caught up the others, which may have no room, are not waited for."""
 
@@ -25,27 +23,33 @@ class CatchUp:
     """The sessions of one target whose drafts lack text, and whether all others wait for them."""
 
     def __init__(self) -> None:
-        self.is_active = False
+        self.is_active = self._has_begun = False
         self._last_s: float | None = None
         """When it began, or a draft last caught up; None while no catch-up is due."""
         self._num_lagging = 0
 
     def update(self, now: float, sessions: Collection[ControlledSession], *, is_wanted: bool) -> None:
         """Begin or end a catch-up of those sessions that are to draft; ``is_wanted``: text may be brought now."""
+        was_active, self.is_active = self.is_active, False
         if not is_wanted or not self._is_due(sessions):
-            self._last_s, self.is_active = None, False
-            return
-        num_lagging = _num_lacking(sessions, _LAG)
-        if self._last_s is None or num_lagging < self._num_lagging:
-            self._last_s = now
-        self._num_lagging = num_lagging
-        self.is_active = now - self._last_s < _LONGEST_S
+            self._last_s = None
+        else:
+            num_lagging = _num_lagging(sessions)
+            if self._last_s is None or num_lagging < self._num_lagging:
+                self._last_s = now
+            self._num_lagging = num_lagging
+            self.is_active = now - self._last_s < _LONGEST_S
+        self._has_begun = self.is_active and (self._has_begun or not was_active)
+
+    def take_begun(self) -> bool:
+        """True if a catch-up has begun since this was asked last, and goes on."""
+        has_begun, self._has_begun = self._has_begun, False
+        return has_begun
 
     def _is_due(self, sessions: Collection[ControlledSession]) -> bool:
-        share, least = (_BEGIN, LONGEST_INLINE_FEED) if self._last_s is None else (_END, _LAG)
-        return _num_lacking(sessions, least) > share * len(sessions)
+        return _num_lagging(sessions) > (_BEGIN if self._last_s is None else _END) * len(sessions)
 
 
-def _num_lacking(sessions: Collection[ControlledSession], num_tokens: int) -> int:
-    """Sessions that may draft and whose drafts lack more than so many tokens."""
-    return sum(session.draft_lag > num_tokens and session.limit > 0 for session in sessions)
+def _num_lagging(sessions: Collection[ControlledSession]) -> int:
+    """Sessions that may draft and whose drafts lack more than a step can bring."""
+    return sum(session.draft_lag > LONGEST_INLINE_FEED and session.limit > 0 for session in sessions)

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Sequence
 
 from outrider_coordinator.speculation.acceptance import Acceptance
 from outrider_coordinator.speculation.catch_up import CatchUp
+from outrider_coordinator.speculation.comparison import Comparison
 from outrider_coordinator.speculation.expectation import Expectation
 from outrider_coordinator.speculation.goodput import Choice
 from outrider_coordinator.speculation.mode import Mode, ModeSwitch
+from outrider_coordinator.speculation.population import Population
 from outrider_coordinator.speculation.probe import Probe
 from outrider_coordinator.speculation.rounds import Round, RoundLearner
 from outrider_coordinator.speculation.session_state import ControlledSession, SessionVerdict
@@ -21,23 +23,10 @@ from outrider_coordinator.speculation.step_costs import StepCosts, bucket_of
 _MAX_INTERVAL_S = 0.25
 """Longest time between two messages of a target that is busy: a longer one is idle time."""
 _ROUNDS_BETWEEN_CHOICES = {Mode.PLAIN: 16, Mode.SPECULATIVE: 4}
+"""Rounds after which lengths are chosen again; an estimate takes a good part of a short plain round."""
 LONGEST_PROMPT_AT_ONCE = 512
-"""Longest prompt in tokens that a draft computes beside the target: a longer one would delay first tokens where both
+"""Most tokens of text that drafts take in beside prompts, or before a choice: more would delay first tokens where both
 share a device."""
-_MIN_AWAITED_TEXT_TOKENS = 512
-"""Tokens that drafts of new sessions lack together, above which they are not brought before a choice."""
-_MAX_GROWTH_RATIO = 2
-"""Factor by which sessions may have become more since a choice for it to hold."""
-_APART_RATIO = 0.85
-"""Factor to the rate of the mode that other coordinators' sessions are not in: they wait for each other."""
-_MAX_TRIAL_TEXT_SHARE = 0.05
-"""Share of the time left that the text of drafts may take for a trial of speculation."""
-_MAX_DRAFTED_SHARE = 0.25
-"""Share of the new sessions that have drafted, above which the text of their drafts is paid for."""
-_NUM_STANDARD_ERRORS = 2.0
-"""Standard errors of the acceptance by which the modes differ where a switch is made before its price is lost."""
-_MAX_PROBED_SLOWNESS = 1.6
-"""Factor by which speculation may be slower than plain decoding for probes still to be made: acceptance may rise."""
 
 
 class DraftLengthController:
@@ -47,13 +36,13 @@ class DraftLengthController:
         self.costs = costs or StepCosts()
         self._acceptance, self._probe, self._switch = Acceptance(max_length), Probe(), ModeSwitch()
         self._rounds, self._catch_up = RoundLearner(self.costs), CatchUp()
+        self._sessions = Population()
         self.expectation = Expectation(self.costs, self._acceptance, self._rounds)
-        self._sessions: dict[ControlledSession, None] = {}
-        self._num_prompts = 0
+        self._comparison = Comparison(self._sessions, self.expectation, self._acceptance, self._switch)
         self._rounds_since_choice = self._num_at_choice = 0
-        self._busy_s = self._speculated_s = 0.0
-        """Time of service, and when speculation was last timed, by that clock."""
-        self._has_prompt_ended = self._has_text_come = self._is_fresh = self._has_catch_up_begun = False
+        self._busy_s = 0.0
+        """Time of service."""
+        self._has_prompt_ended = self._has_text_come = self._is_fresh = False
         self._is_choice_awaited = False
         """Drafts of new sessions lack much text, which the choice that is due may spare them."""
 
@@ -72,7 +61,7 @@ class DraftLengthController:
     @property
     def may_draft(self) -> bool:
         """True if any session's request allows drafts."""
-        return any(session.limit for session in self._sessions)
+        return self._sessions.may_draft
 
     @property
     def num_switches(self) -> int:
@@ -87,7 +76,7 @@ class DraftLengthController:
     @property
     def has_prompts(self) -> bool:
         """True if a session's prompt is being computed."""
-        return self._num_prompts > 0
+        return self._sessions.num_prompts > 0
 
     @property
     def num_sessions(self) -> int:
@@ -102,7 +91,7 @@ class DraftLengthController:
     @property
     def mean_length(self) -> float:
         """Mean draft length of the sessions' next steps."""
-        return sum(session.length for session in self._sessions) / max(len(self._sessions), 1)
+        return self._sessions.mean_length
 
     @property
     def has_just_chosen(self) -> bool:
@@ -145,16 +134,16 @@ class DraftLengthController:
         """True if a session with such a prompt that has just entered will draft soon after it, so that its draft
         computes the prompt too.
         """
-        is_known = len(self._sessions) <= _MAX_GROWTH_RATIO * max(self._num_at_choice, 1)
-        return self.is_speculating and is_known and num_tokens <= LONGEST_PROMPT_AT_ONCE and self._num_prompts <= 1
+        is_beside = num_tokens <= LONGEST_PROMPT_AT_ONCE and self._sessions.num_prompts <= 1
+        return self.is_speculating and is_beside
 
     @property
     def _is_bringing_text(self) -> bool:
-        return self._catch_up.is_active and not self._num_prompts and not self._is_choice_awaited
+        return self._catch_up.is_active and not self.has_prompts and not self._is_choice_awaited
 
     @property
     def _is_held_back(self) -> bool:
-        return self._num_prompts > 0 or self._is_choice_awaited or self._catch_up.is_active
+        return self.has_prompts or self._is_choice_awaited or self._catch_up.is_active
 
     # Events.
 
@@ -163,8 +152,7 @@ class DraftLengthController:
         if session in self._sessions:
             return
         is_first = session.limit > 0 and not self.may_draft
-        self._sessions[session] = None
-        self._num_prompts += 1
+        self._sessions.add(session)
         if is_first:
             self._begin_alone()
         session.enter(self.first_length)
@@ -173,8 +161,7 @@ class DraftLengthController:
         """A session leaves the target."""
         if session not in self._sessions:
             return
-        del self._sessions[session]
-        self._num_prompts -= not session.has_begun
+        self._sessions.remove(session)
         self._probe.leave(session)
         if session.began_s is not None and session.limit and session.num_rounds > 1:
             self.expectation.request_s.note(self._busy_s - session.began_s)
@@ -183,7 +170,7 @@ class DraftLengthController:
         """A message of the target has come; ``now`` is in seconds."""
         if self.may_draft:
             self._busy_s += min(now - self._rounds.current.now, _MAX_INTERVAL_S)
-            self.expectation.free_share.note(float(not self._num_prompts))
+            self.expectation.free_share.note(float(not self.has_prompts))
         self._rounds.current = Round(now)
 
     def note_verdicts(self, verdicts: Iterable[SessionVerdict]) -> None:
@@ -210,12 +197,11 @@ class DraftLengthController:
         session.has_begun, session.began_s = True, self._busy_s
         if session.limit:
             self.expectation.new_lag.note(max(session.draft_lag, 0))
-        self._num_prompts -= 1
+        self._sessions.num_prompts -= 1
         self._has_prompt_ended = True
-        if not self._num_prompts:
-            self._is_fresh = self._is_new
-            lacked = sum(each.draft_lag for each in self._sessions if each.limit)
-            self._is_choice_awaited = self._is_fresh and lacked > _MIN_AWAITED_TEXT_TOKENS
+        if not self.has_prompts:
+            self._is_fresh = self._sessions.is_new
+            self._is_choice_awaited = self._is_fresh and self._sessions.lag > LONGEST_PROMPT_AT_ONCE
             self._update_catch_up()
 
     def note_text_taken(self, session: ControlledSession, draft_lag: int) -> None:
@@ -226,7 +212,7 @@ class DraftLengthController:
     def note_draft(self, num_rows: int, draft_length: int, seconds: float) -> None:
         """Proposals were drawn together: their number, the longest one's length, their time."""
         if not self._has_text_come:
-            self._rounds.note_draft(num_rows, draft_length, self._context, seconds)
+            self._rounds.note_draft(num_rows, draft_length, self._sessions.context, seconds)
 
     def note_draft_text(self, num_tokens: int, seconds: float) -> None:
         """A forward of the draft that only took in text, and its time."""
@@ -245,7 +231,7 @@ class DraftLengthController:
         if not self._rounds.current.num_rows:
             return
         self._rounds_since_choice += 1
-        context = self._context
+        context = self._sessions.context
         self._rounds.note_forward(rows, tokens, context, seconds, other_rows=other_rows, other_drafts=other_drafts)
         has_speculated = self._rounds.note_round(
             len(self._sessions),
@@ -254,45 +240,32 @@ class DraftLengthController:
             other_rows=other_rows,
             others_draft=other_drafts > 0,
         )
-        self._speculated_s = self._busy_s if has_speculated else self._speculated_s
+        if has_speculated:
+            self._comparison.speculated_s = self._busy_s
         self._update_catch_up()
         self._end_prompts()
         self._has_text_come = False
 
     def _end_prompts(self) -> None:
         """Rounds beside prompts, and those that end with them, are not timed."""
-        if self._num_prompts or self._has_prompt_ended:
+        if self.has_prompts or self._has_prompt_ended:
             self._switch.pause(self._busy_s)
-            for session in self._sessions:
-                session.round_began = None
+            self._sessions.interrupt()
             self._rounds.interrupt()
         self._has_prompt_ended = False
 
     @property
     def _is_disturbed(self) -> bool:
         """True if prompts or drafts' text were computed during the round."""
-        return self._num_prompts > 0 or self._has_prompt_ended or self._has_text_come or self._catch_up.is_active
-
-    @property
-    def _context(self) -> float:
-        """Mean number of tokens in the sessions' KV caches."""
-        return sum(session.context for session in self._sessions) / max(len(self._sessions), 1)
-
-    @property
-    def _is_new(self) -> bool:
-        """True if most sessions have nearly all of their output before them."""
-        return 2 * sum(session.is_new for session in self._sessions) > len(self._sessions)
+        return self.has_prompts or self._has_prompt_ended or self._has_text_come or self._catch_up.is_active
 
     def _update_catch_up(self) -> None:
-        was_active = self._catch_up.is_active
         drafting = self._sessions if self.is_speculating else self._probe.sessions
-        self._catch_up.update(self._busy_s, drafting, is_wanted=not self._num_prompts)
-        self._has_catch_up_begun = self._catch_up.is_active and (self._has_catch_up_begun or not was_active)
+        self._catch_up.update(self._busy_s, drafting, is_wanted=not self.has_prompts)
 
     def take_begun_catch_up(self) -> bool:
         """True if a catch-up has begun since this was asked last, and goes on."""
-        has_begun, self._has_catch_up_begun = self._has_catch_up_begun, False
-        return has_begun
+        return self._catch_up.take_begun()
 
     # Choosing.
 
@@ -305,7 +278,7 @@ class DraftLengthController:
         choice = self._estimate()
         if choice is None:
             return self._take(Mode.PLAIN, None)
-        mode = self.mode.other if self._is_to_switch(is_fresh=is_fresh) else self.mode
+        mode = self.mode.other if self._comparison.is_to_switch(self._busy_s, is_fresh=is_fresh) else self.mode
         has_changed = self._take(mode, choice)
         if mode is Mode.PLAIN:
             self._probe_if_due()
@@ -314,7 +287,7 @@ class DraftLengthController:
 
     @property
     def _is_due(self) -> bool:
-        if not self._sessions or self._num_prompts:
+        if not self._sessions or self.has_prompts:
             return False
         has_changed = bucket_of(len(self._sessions)) != bucket_of(self._num_at_choice)
         return self._is_fresh or has_changed or self._rounds_since_choice >= _ROUNDS_BETWEEN_CHOICES[self.mode]
@@ -323,69 +296,27 @@ class DraftLengthController:
         """The first session that may draft enters: nothing was brought to any draft yet, so the better mode is free."""
         choice = self._estimate()
         if choice is not None:
-            is_faster = self._optimistic_rate > self.expectation.rates[Mode.PLAIN]
+            is_faster = self._comparison.optimistic_rate(self._busy_s) > self.expectation.rates[Mode.PLAIN]
             self._take(Mode.SPECULATIVE if is_faster else Mode.PLAIN, choice)
 
     def _estimate(self) -> Choice | None:
-        return self.expectation.estimate(tuple(self._sessions), self._context)
-
-    @property
-    def _optimistic_rate(self) -> float:
-        """Rate of speculation with its optimism bonus."""
-        plain_for_s = 0.0 if self.is_speculating else self._busy_s - self._speculated_s
-        return self.expectation.optimistic_rate(len(self._sessions), plain_for_s)
-
-    def _is_to_switch(self, *, is_fresh: bool) -> bool:
-        """Compare the modes; ``is_fresh``: all prompts have ended since the last choice, most sessions are new."""
-        expected = self.expectation
-        plain_s, rates = expected.plain_round_s, dict(expected.rates)
-        drafting = [session for session in self._sessions if session.limit]
-        lacked_s = self._text_seconds(sum(session.draft_lag for session in drafting))
-        is_untouched = is_fresh and sum(each.has_ever_drafted for each in drafting) <= _MAX_DRAFTED_SHARE * len(
-            drafting
-        )
-        left_s = expected.left_s(drafting, self._busy_s, is_speculating=self.is_speculating)
-        may_try = lacked_s <= _MAX_TRIAL_TEXT_SHARE * left_s
-        if may_try or (self.is_speculating and not is_untouched):
-            rates[Mode.SPECULATIVE] = self._optimistic_rate
-        if expected.mode_apart is not None:
-            rates[expected.mode_apart] *= _APART_RATIO
-        if is_untouched:  # going on with speculation has the price of the text too
-            rates[Mode.SPECULATIVE] /= 1.0 + lacked_s / max(left_s, plain_s)
-            return rates[self.mode.other] > rates[self.mode]
-        rates[Mode.SPECULATIVE] /= 1.0 + expected.text_share(len(self._sessions), reads_states=self._reads_states)
-        gain = rates[self.mode.other] / rates[self.mode] - 1.0
-        text_s = 0.0 if self.is_speculating else lacked_s
-        if self._switch.observe(self._busy_s, gain, text_s, plain_s):
-            return self.is_speculating or left_s * gain > text_s
-        is_sure = gain > _NUM_STANDARD_ERRORS * self._acceptance.error
-        return is_sure and self._switch.is_worth(gain, text_s, plain_s, left_s)
-
-    @property
-    def _reads_states(self) -> bool:
-        return any(session.reads_states for session in self._sessions)
-
-    def _text_seconds(self, num_tokens: float) -> float:
-        return self.expectation.text_seconds(num_tokens, reads_states=self._reads_states)
+        return self.expectation.estimate(tuple(self._sessions), self._sessions.context)
 
     def _take(self, mode: Mode, choice: Choice | None) -> bool:
         """Set the mode, and the lengths."""
         has_changed = self._switch.take(mode)
         if has_changed:
             self._probe.end(self._busy_s)
-            self._speculated_s = self._busy_s
+            self._comparison.speculated_s = self._busy_s
             if mode is Mode.PLAIN:
                 self._acceptance.lighten()
         if mode is Mode.SPECULATIVE and choice is not None:
-            for session, length in zip(self._sessions, choice.lengths, strict=True):
-                session.length = length
+            self._sessions.set_lengths(choice.lengths)
         elif not self._probe.sessions:
-            for session in self._sessions:
-                session.length = 0
+            self._sessions.set_lengths(None)
         return has_changed
 
     def _probe_if_due(self) -> None:
-        rates = self.expectation.rates
-        if self._probe.is_due(self._busy_s) and _MAX_PROBED_SLOWNESS * rates[Mode.SPECULATIVE] > rates[Mode.PLAIN]:
+        if self._probe.is_due(self._busy_s):
             plain_s = self.expectation.plain_round_s
-            self._probe.begin(self._busy_s, tuple(self._sessions), plain_s, self._text_seconds(1.0))
+            self._probe.begin(self._busy_s, tuple(self._sessions), plain_s, self._comparison.text_seconds(1.0))

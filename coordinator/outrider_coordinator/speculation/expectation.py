@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from outrider_coordinator.speculation.acceptance import Acceptance
+from outrider_coordinator.speculation.acceptance import PRIOR_TOKENS, Acceptance
 from outrider_coordinator.speculation.goodput import Choice, best_choice, usefulness
 from outrider_coordinator.speculation.mode import Mode, TextPrice
 from outrider_coordinator.speculation.rounds import RoundLearner
@@ -20,14 +20,10 @@ _MAX_OPTIMISM = 0.15
 """Share by which speculation may be faster than expected where it was not measured with about so many sessions."""
 _NUM_ROUNDS_WITHOUT_OPTIMISM = 24
 """Speculative rounds after which there is no optimism bonus."""
-_MIN_JUDGED_TOKENS = 12.0
-"""Judged tokens before which there is no optimism bonus: the acceptance is hardly known either."""
-_TAIL_A_DOUBLING, _MAX_TAIL = 0.016, 0.08
+_TAIL_A_DOUBLING = 0.016
 """Share of the rate that speculation loses with each doubling of the sessions: they end at different times."""
 _DEFAULT_REQUEST_S = 1.0
 """Seconds that a request is assumed to take before any has ended."""
-_MIN_OTHER_ROWS = 0.5
-"""Mean number of other coordinators' sessions in a forward, below which there are none."""
 
 
 class Expectation:
@@ -71,8 +67,7 @@ class Expectation:
         if choice is not None:
             self.length = choice.longest
             self.rounds[Mode.SPECULATIVE] = choice.tokens, choice.seconds
-            tail = min(_TAIL_A_DOUBLING * math.log2(max(rows, 1)), _MAX_TAIL)
-            self.rates[Mode.SPECULATIVE] = choice.rate / (1.0 + tail)
+            self.rates[Mode.SPECULATIVE] = choice.rate / (1.0 + _TAIL_A_DOUBLING * math.log2(rows))
         return choice
 
     def optimistic_rate(self, num_sessions: int, plain_for_s: float) -> float:
@@ -80,7 +75,7 @@ class Expectation:
 
         ``plain_for_s``: seconds of plain decoding so far.
         """
-        if self._acceptance.num_judged < _MIN_JUDGED_TOKENS:
+        if self._acceptance.num_judged < PRIOR_TOKENS:  # hardly anything is known of the acceptance either
             return self.rates[Mode.SPECULATIVE]
         num_rounds = self._costs.num_speculative_rounds(self.num_rows(num_sessions))
         unknown = max(0.0, 1.0 - num_rounds / _NUM_ROUNDS_WITHOUT_OPTIMISM)
@@ -89,7 +84,7 @@ class Expectation:
     @property
     def mode_apart(self) -> Mode | None:
         """The mode that other coordinators' sessions are not in; None where there are none."""
-        if self._learner.other_rows.value < _MIN_OTHER_ROWS:
+        if not round(self._learner.other_rows.value):
             return None
         do_draft = self._learner.other_drafts.value > 0.5 * self.length
         return Mode.PLAIN if do_draft else Mode.SPECULATIVE

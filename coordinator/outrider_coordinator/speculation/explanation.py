@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from outrider_coordinator.speculation.policy import DraftLengthPolicy
 
 
-def why_not_drafting(policy: DraftLengthPolicy, *, is_draft_up: bool) -> str:
-    """Why no running session drafts; empty while some do, or while none runs that a draft could serve.
+def draft_length_reason(policy: DraftLengthPolicy, *, is_draft_up: bool) -> str:
+    """Reason why running sessions draft or do not; empty while none runs, and with fixed lengths.
 
-    Where targets differ, the one with the most sessions counts.
+    Of several targets, the one with the most sessions counts.
     """
     if not is_draft_up:
         return "draft unavailable"
@@ -26,8 +26,6 @@ def why_not_drafting(policy: DraftLengthPolicy, *, is_draft_up: bool) -> str:
     asking = [controller for controller in running if controller.may_draft]
     if not asking:
         return "no request asks for drafts" if running else ""
-    if any(controller.is_speculating for controller in asking):
-        return ""
     return reason_of(max(asking, key=lambda controller: controller.num_sessions))
 
 

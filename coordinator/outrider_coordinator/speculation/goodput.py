@@ -18,12 +18,6 @@ import numpy as np
 
 from outrider_coordinator.speculation.acceptance import HIGHEST
 
-_THRESHOLD_ROUNDS = 2
-"""Iterations in which threshold and rate settle."""
-
-_MOST_WORSE = 2
-"""Lengths in a row that are worse, after which no longer or shorter one is better."""
-
 RoundSeconds = Callable[[int], Callable[[float], float]]
 """Seconds of a round by its longest draft length, then by the mean of all."""
 
@@ -61,7 +55,7 @@ def usefulness(
 def best_choice(useful: np.ndarray, seconds: RoundSeconds, near: int = 1) -> Choice | None:  # useful [B, K]
     """The lengths with the highest rate that are not all 0; None where no session may draft.
 
-    ``near``: a longest length from which better ones are looked for in both directions, until two are worse.
+    ``near``: a longest length from which better ones are looked for in both directions, until one is not.
     """
     longest = int((useful > 0.0).any(axis=0).sum())
     if not longest:
@@ -69,12 +63,11 @@ def best_choice(useful: np.ndarray, seconds: RoundSeconds, near: int = 1) -> Cho
     start = min(max(near, 1), longest)
     best = choice_of(useful, start, seconds(start))
     for lengths in (range(start + 1, longest + 1), range(start - 1, 0, -1)):
-        num_worse = 0
         for length in lengths:
             found = choice_of(useful, length, seconds(length))
-            best, num_worse = (found, 0) if found.rate > best.rate else (best, num_worse + 1)
-            if num_worse == _MOST_WORSE:
+            if found.rate <= best.rate:
                 break
+            best = found
     return best
 
 
@@ -83,16 +76,12 @@ def choice_of(useful: np.ndarray, longest: int, seconds: Callable[[float], float
     useful = useful[:, :longest]
     best_row = int(useful[:, -1].argmax())
     found = _expected(useful, useful > 0.0, seconds)
-    for _ in range(_THRESHOLD_ROUNDS):
-        drafted = sum(found.lengths) / len(useful)
-        token_s = (seconds(drafted) - seconds(max(drafted - 1.0, 0.0))) / len(useful)
-        drafts = useful > max(token_s * found.rate, 0.0)
-        drafts[best_row] = True
-        better = _expected(useful, drafts, seconds)
-        if better.rate <= found.rate:
-            break
-        found = better
-    return found
+    drafted = sum(found.lengths) / len(useful)
+    token_s = (seconds(drafted) - seconds(max(drafted - 1.0, 0.0))) / len(useful)
+    drafts = useful > max(token_s * found.rate, 0.0)
+    drafts[best_row] = True
+    fewer = _expected(useful, drafts, seconds)
+    return fewer if fewer.rate > found.rate else found
 
 
 def _expected(useful: np.ndarray, drafts: np.ndarray, seconds: Callable[[float], float]) -> Choice:  # both [B, K]

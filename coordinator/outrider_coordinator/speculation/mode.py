@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import enum
 
-_MIN_GAIN = 0.02
-"""Smallest gain for which the mode changes: two equal modes never alternate."""
-_SWITCH_ROUNDS = 6.0
+from outrider_coordinator.speculation.catch_up import LONGEST_INLINE_FEED
+
+SWITCH_ROUNDS = 6.0
 """Price of a switch in plain rounds, without any text."""
-_MIN_TEXT_TOKENS = 64
-"""Tokens of a forward from which on it tells the price of text: a smaller one takes hardly less time."""
 _TEXT_ROUND_TOKENS = 600.0
 """Tokens of text that a draft takes in during a plain round, until it was measured."""
 _SLOWER_TEXT = 1.05
@@ -41,7 +39,7 @@ class TextPrice:
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """A draft's forward took in so many tokens of text."""
-        if num_tokens >= _MIN_TEXT_TOKENS and seconds > 0.0:
+        if num_tokens > LONGEST_INLINE_FEED and seconds > 0.0:
             newest = seconds / num_tokens
             self._token_s = newest if self._token_s is None else min(_SLOWER_TEXT * self._token_s, newest)
 
@@ -61,7 +59,7 @@ class ModeSwitch:
 
     def is_worth(self, gain: float, text_s: float, plain_s: float, left_s: float) -> bool:
         """True if the other mode's gain over ``left_s`` seconds, an estimate, pays for a switch now."""
-        return gain > _MIN_GAIN and left_s * (1.0 - 1.0 / (1.0 + gain)) > text_s + _SWITCH_ROUNDS * plain_s
+        return gain > 0.0 and left_s * (1.0 - 1.0 / (1.0 + gain)) > text_s + SWITCH_ROUNDS * plain_s
 
     def observe(self, now: float, gain: float, text_s: float, plain_s: float) -> bool:
         """True if the time lost so far pays for a switch. ``gain``: of the other mode's rate over the current one's;
@@ -70,7 +68,7 @@ class ModeSwitch:
         interval_s = 0.0 if self._observed_s is None else now - self._observed_s
         self._observed_s = now
         self._lost_s = max(0.0, self._lost_s + interval_s * gain)
-        return gain > _MIN_GAIN and self._lost_s > text_s + _SWITCH_ROUNDS * plain_s
+        return gain > 0.0 and self._lost_s > text_s + SWITCH_ROUNDS * plain_s
 
     def take(self, mode: Mode) -> bool:
         """Set the mode; returns whether it changes."""

@@ -7,22 +7,23 @@ or throwing drafts away would bias the output.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Sequence
 
 from outrider.limits import MAX_DRAFT_LENGTH
-from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
+from outrider.ports import DraftEvent, EventBatch, ForwardReport
 from outrider.types import StepCost
 from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.explanation import log_fields, reason_of
+from outrider_coordinator.speculation.lessons import Lessons, note_proposals
 from outrider_coordinator.speculation.mode import Mode
-from outrider_coordinator.speculation.session_state import UNBOUNDED, ControlledSession, SessionVerdict
+from outrider_coordinator.speculation.session_state import UNBOUNDED, ControlledSession
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 _log = logging.getLogger(__name__)
 
 _MAX_IDLE_CONTROLLERS = 64
+"""Controllers past which those of targets without sessions are dropped."""
 
 
 class DraftLengthPolicy:
@@ -50,10 +51,7 @@ class DraftLengthPolicy:
         self._controller_of: dict[ControlledSession, DraftLengthController] = {}
         self._fixed: set[ControlledSession] = set()
         """Sessions on a target without a controller, each with its limit as length."""
-        self._ended: dict[DraftLengthController, ForwardReport | None] = {}
-        """Whose last message was heard but not learned from yet, and that message's report."""
-        self._verdicts: list[SessionVerdict] = []
-        """Verdicts that were not learned from yet."""
+        self._lessons = Lessons(self._controller_of)
 
     def set_load(self, num_requests: int) -> None:
         """Set the number of running and waiting requests."""
@@ -113,7 +111,7 @@ class DraftLengthPolicy:
     def leave(self, session: ControlledSession) -> None:
         """The session leaves the target."""
         self._fixed.discard(session)
-        self._note_verdicts()
+        self._lessons.learn_verdicts()
         controller = self._controller_of.pop(session, None)
         if controller is not None:
             controller.leave(session)
@@ -125,27 +123,18 @@ class DraftLengthPolicy:
         """
         if not self.is_controlled:
             return
-        self._verdicts.append((session, num_drafted, num_accepted, draft_lag))
+        self._lessons.add_verdict((session, num_drafted, num_accepted, draft_lag))
         if not session.has_begun:
-            self._note_verdicts()
+            self._lessons.learn_verdicts()
 
     def note_text_taken(self, session: ControlledSession, *, draft_lag: int) -> None:
         """The session's draft has taken in text, and lacks so many committed tokens now. Verdicts of before are learned
         from first: they say that it lacks more.
         """
-        self._note_verdicts()
+        self._lessons.learn_verdicts()
         controller = self._controller_of.get(session)
         if controller is not None:
             controller.note_text_taken(session, draft_lag)
-
-    def _note_verdicts(self) -> None:
-        verdicts, self._verdicts = self._verdicts, []
-        for controller, own in itertools.groupby(verdicts, key=self._controller_of_verdict):
-            if controller is not None:
-                controller.note_verdicts(own)
-
-    def _controller_of_verdict(self, verdict: SessionVerdict) -> DraftLengthController | None:
-        return self._controller_of.get(verdict[0])
 
     def length(self, session: ControlledSession) -> int:
         """The draft length of a session's next step, before it is trimmed to what fits."""
@@ -223,7 +212,7 @@ class DraftLengthPolicy:
         """A message of the target has come; verdicts follow, then ``end``."""
         controller = self._controllers.get(target)
         if controller is not None:
-            self._learn(controller)
+            self._lessons.learn(controller)
             controller.begin(now)
 
     def end(self, target: object, report: ForwardReport | None) -> bool:
@@ -231,39 +220,14 @@ class DraftLengthPolicy:
         controller = self._controllers.get(target)
         if controller is None:
             return False
-        self._ended[controller] = report
+        self._lessons.add_end(controller, report)
         return True
-
-    def _learn(self, controller: DraftLengthController) -> None:
-        """Take in what the last message said of times and acceptance, unless that was done."""
-        self._note_verdicts()
-        if controller not in self._ended:
-            return
-        report = self._ended.pop(controller)
-        if report is None:
-            controller.end()
-        else:
-            controller.end(
-                rows=report.batch_size,
-                tokens=report.num_tokens,
-                seconds=_seconds(report),
-                other_rows=report.num_other_rows,
-                other_drafts=report.num_other_drafts,
-            )
 
     def note_proposals(self, target: object, batch: EventBatch[DraftEvent]) -> None:
         """A message of a draft has come, for sessions of the target."""
         controller = self._controllers.get(target)
-        if controller is None or batch.report is None:
-            return
-        lengths = [len(event.token_ids) for event in batch.events if isinstance(event, Proposal)]
-        for columns in batch.columns:
-            lengths += columns.counts.tolist()
-        if any(lengths):
-            num_rows = max(batch.report.batch_size, sum(length > 0 for length in lengths))
-            controller.note_draft(num_rows, max(lengths), _seconds(batch.report))
-        elif lengths:
-            controller.note_draft_text(batch.report.num_tokens, _seconds(batch.report))
+        if controller is not None:
+            note_proposals(controller, batch)
 
     # Controllers.
 
@@ -283,7 +247,7 @@ class DraftLengthPolicy:
         controller = self._controllers.get(target)
         if controller is None:
             return
-        self._learn(controller)
+        self._lessons.learn(controller)
         num_switches = controller.num_switches
         if controller.choose():
             level = logging.INFO if controller.num_switches != num_switches else logging.DEBUG
@@ -328,7 +292,3 @@ class DraftLengthPolicy:
 
 
 _CHANGES = {Mode.PLAIN: "decoding is plain from now on", Mode.SPECULATIVE: "decoding is speculative from now on"}
-
-
-def _seconds(report: ForwardReport) -> float:
-    return 1e-9 * (report.forward_ns + report.sample_ns)

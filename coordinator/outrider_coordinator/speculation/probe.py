@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from outrider_coordinator.speculation.mode import SWITCH_ROUNDS
 from outrider_coordinator.speculation.session_state import ControlledSession
 
 _MAX_TIME_SHARE = 0.01
-_FIRST_PAUSE_S, _MIN_PAUSE_S, _MAX_PAUSE_S = 0.2, 2.0, 20.0
-"""Seconds before the first probe, and between two."""
+"""Share of the time that probes may take."""
+_FIRST_PAUSE_S = 0.2
+"""Seconds before the first probe after a change of the mode."""
 _STEPS, _LENGTH = 2, 3
 """Steps of a session, and draft tokens in each."""
 _MAX_SESSIONS = 4
-_SLOWER_ROUNDS = 6.0
-"""Rounds that a probe takes beside its own, since the target does not compute ahead."""
+"""Sessions that draft for one probe."""
 
 
 class Probe:
@@ -47,8 +48,8 @@ class Probe:
             session.num_probes += 1
             session.length = min(_LENGTH, session.limit)
         text_s = text_token_s * sum(session.draft_lag for session in chosen)
-        price_s = text_s + (_STEPS + _SLOWER_ROUNDS) * round_s
-        self._due_s = now + min(max(price_s / _MAX_TIME_SHARE, _MIN_PAUSE_S), _MAX_PAUSE_S)
+        price_s = text_s + (_STEPS + SWITCH_ROUNDS) * round_s
+        self._due_s = now + price_s / _MAX_TIME_SHARE
 
     def note_step(self, session: ControlledSession) -> None:
         """A session drafted."""

@@ -79,13 +79,12 @@ class RoundLearner:
     ) -> bool:
         """Learn from the duration of the current round; returns whether it was one of speculation by all.
 
-        Nothing is learned of rounds with prompts or drafts' text, nor of those in which other coordinators are in the
-        other mode.
+        Nothing is learned of rounds with prompts or drafts' text, nor of plain ones beside other coordinators' drafts.
         """
         found, drafts = self.current, self.current.num_drafting > 0
         had_drafts, self._had_drafts = self._had_drafts, drafts
         self._num_plain_rounds = 0 if drafts or is_disturbed else self._num_plain_rounds + 1
-        if is_disturbed or (other_rows > 0 and others_draft is not drafts):
+        if is_disturbed or (others_draft and not drafts):
             return False
         self._num_rounds[Mode.SPECULATIVE if drafts else Mode.PLAIN] += 1
         if not found.seconds or self._is_cold:

@@ -1,4 +1,4 @@
-"""Why nothing is drafted at present, as ``outrider info`` says it."""
+"""Reasons of draft lengths, as ``outrider info`` and the log give them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from outrider.ports import ForwardReport
 from outrider_coordinator.speculation import DraftLengthPolicy, Mode
-from outrider_coordinator.speculation.explanation import reason_of, why_not_drafting
+from outrider_coordinator.speculation.explanation import draft_length_reason, reason_of
 from tests.coordinator.speculation.simulated_load import H200, Controlled, Load
 
 TARGET = "target"
@@ -32,7 +32,7 @@ def test_drafts_that_do_not_pay_are_explained_by_what_both_modes_are_expected_to
     found = re.fullmatch(
         r"drafting does not pay: expected (0\.\d\d) of plain at K=(\d) with 32 sessions"
         r" \((\S+) tokens in (\S+) ms; plain 32\.0 tokens in (\S+) ms\), by (.+)",
-        why_not_drafting(policy, is_draft_up=True),
+        draft_length_reason(policy, is_draft_up=True),
     )
     assert found is not None
     ratio = controller.expectation.rates[Mode.SPECULATIVE] / controller.expectation.rates[Mode.PLAIN]
@@ -52,9 +52,16 @@ def test_estimates_without_a_profile_are_said_to_be_usual_ones() -> None:
     assert reason_of(controller).endswith("by usual step costs: the services measured none")
 
 
-def test_sessions_that_draft_need_no_explanation() -> None:
+def test_sessions_that_draft_are_explained_by_the_same_figures() -> None:
     policy = policy_of(1, 0.9, 2.0)
-    assert why_not_drafting(policy, is_draft_up=True) == ""
+    controller = policy.controller(TARGET)
+    assert controller is not None and controller.is_speculating
+    found = re.fullmatch(
+        r"drafting pays: expected (\d\.\d\d) of plain at K=\d with 1 session"
+        r" \(\S+ tokens in \S+ ms; plain 1\.0 tokens in \S+ ms\), by rounds that were measured",
+        draft_length_reason(policy, is_draft_up=True),
+    )
+    assert found is not None and float(found[1]) > 1.2
 
 
 def test_a_change_of_the_mode_is_told_in_the_log_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -81,21 +88,21 @@ def test_a_change_of_the_mode_is_told_in_the_log_with_its_reason(caplog: pytest.
 
 def test_requests_that_ask_for_no_drafts_are_named() -> None:
     policy = policy_of(2, 0.9, 0.5, max_length=0)
-    assert why_not_drafting(policy, is_draft_up=True) == "no request asks for drafts"
+    assert draft_length_reason(policy, is_draft_up=True) == "no request asks for drafts"
 
 
 def test_an_idle_server_has_nothing_to_explain_unless_its_draft_is_gone() -> None:
     policy = DraftLengthPolicy(8, is_controlled=True)
-    assert why_not_drafting(policy, is_draft_up=True) == ""
-    assert why_not_drafting(policy, is_draft_up=False) == "draft unavailable"
+    assert draft_length_reason(policy, is_draft_up=True) == ""
+    assert draft_length_reason(policy, is_draft_up=False) == "draft unavailable"
 
 
 def test_the_switch_by_load_is_named() -> None:
     for is_controlled in (True, False):
         policy = DraftLengthPolicy(8, disable_by_batch_size=4, is_controlled=is_controlled)
         policy.set_load(5)
-        assert why_not_drafting(policy, is_draft_up=True) == "disabled by batch size: 5 requests run or wait"
+        assert draft_length_reason(policy, is_draft_up=True) == "disabled by batch size: 5 requests run or wait"
         policy.set_load(3)
-        assert why_not_drafting(policy, is_draft_up=True) == ""
+        assert draft_length_reason(policy, is_draft_up=True) == ""
         never = DraftLengthPolicy(8, disable_by_batch_size=1, is_controlled=is_controlled)
-        assert why_not_drafting(never, is_draft_up=True).startswith("disabled by batch size: 1 turns drafts off")
+        assert draft_length_reason(never, is_draft_up=True).startswith("disabled by batch size: 1 turns drafts off")

@@ -22,7 +22,7 @@ def rounds_until_switch(gain: float, text_s: float = 0.0) -> int:
 
 def test_a_mode_changes_the_sooner_the_more_is_lost() -> None:
     assert rounds_until_switch(1.0) < rounds_until_switch(0.5) < rounds_until_switch(0.1) < 1000
-    assert rounds_until_switch(0.01) == 1000
+    assert rounds_until_switch(0.0) == rounds_until_switch(-0.1) == 1000
     assert rounds_until_switch(0.5, text_s=0.5) > 10 * rounds_until_switch(0.5)
 
 

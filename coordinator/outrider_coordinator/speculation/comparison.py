@@ -1,0 +1,66 @@
+"""Comparison of both modes of a target's sessions, with the text that a switch would have drafts take in."""
+
+from __future__ import annotations
+
+from outrider_coordinator.speculation.acceptance import Acceptance
+from outrider_coordinator.speculation.expectation import Expectation
+from outrider_coordinator.speculation.mode import Mode, ModeSwitch
+from outrider_coordinator.speculation.population import Population
+
+_APART_RATIO = 0.85
+"""Factor to the rate of the mode that other coordinators' sessions are not in: they wait for each other."""
+_MAX_TRIAL_TEXT_SHARE = 0.05
+"""Share of the time left that the text of drafts may take for a trial of speculation."""
+
+
+class Comparison:
+    """Decides whether the mode of one target's sessions is to change."""
+
+    def __init__(
+        self, population: Population, expectation: Expectation, acceptance: Acceptance, switch: ModeSwitch
+    ) -> None:
+        self._population, self._expected = population, expectation
+        self._acceptance, self._switch = acceptance, switch
+        self.speculated_s = 0.0
+        """Seconds of service when speculation was last timed."""
+
+    def optimistic_rate(self, now: float) -> float:
+        """Rate of speculation with its optimism bonus; ``now``: seconds of service."""
+        plain_for_s = 0.0 if self._is_speculating else now - self.speculated_s
+        return self._expected.optimistic_rate(len(self._population), plain_for_s)
+
+    @property
+    def _is_speculating(self) -> bool:
+        return self._switch.mode is Mode.SPECULATIVE
+
+    def is_to_switch(self, now: float, *, is_fresh: bool) -> bool:
+        """Compare the modes; ``is_fresh``: all prompts have ended since the last choice, most sessions are new."""
+        expected, mode, drafting = self._expected, self._switch.mode, self._population.drafting
+        plain_s, lacked_s = expected.plain_round_s, self.text_seconds(self._population.lag)
+        is_untouched = is_fresh and not any(session.has_ever_drafted for session in drafting)
+        left_s = expected.left_s(drafting, now, is_speculating=self._is_speculating)
+        rates = self._rates(now, may_try=lacked_s <= _MAX_TRIAL_TEXT_SHARE * left_s, is_untouched=is_untouched)
+        if is_untouched:  # going on with speculation has the price of the text too
+            rates[Mode.SPECULATIVE] /= 1.0 + lacked_s / max(left_s, plain_s)
+            return rates[mode.other] > rates[mode]
+        share = expected.text_share(len(self._population), reads_states=self._population.reads_states)
+        rates[Mode.SPECULATIVE] /= 1.0 + share
+        gain = rates[mode.other] / rates[mode] - 1.0
+        text_s = 0.0 if self._is_speculating else lacked_s
+        if self._switch.observe(now, gain, text_s, plain_s):
+            return self._is_speculating or left_s * gain > text_s
+        return gain > self._acceptance.error and self._switch.is_worth(gain, text_s, plain_s, left_s)
+
+    def _rates(self, now: float, *, may_try: bool, is_untouched: bool) -> dict[Mode, float]:
+        """Expected rates of both modes beside what other coordinators do; optimistic where speculation may be tried."""
+        expected = self._expected
+        rates = dict(expected.rates)
+        if may_try or (self._is_speculating and not is_untouched):
+            rates[Mode.SPECULATIVE] = self.optimistic_rate(now)
+        if expected.mode_apart is not None:
+            rates[expected.mode_apart] *= _APART_RATIO
+        return rates
+
+    def text_seconds(self, num_tokens: float) -> float:
+        """Time in which drafts take in so many tokens."""
+        return self._expected.text_seconds(num_tokens, reads_states=self._population.reads_states)
