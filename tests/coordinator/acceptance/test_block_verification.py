@@ -205,7 +205,7 @@ def test_blocks_follow_the_joint_distribution_through_the_real_loop(
     name: str, dense: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joint, "make_plan", lambda **fields: _by_block(make_plan(**fields)))
-    found = joint.p_value(DRAFTS[name], AcceptanceMethod.REJECTION, dense=dense, num_draws=10_000)
+    found = joint.p_value(DRAFTS[name], AcceptanceMethod.REJECTION, dense=dense, num_draws=joint.FEW_DRAWS)
     assert found > 1e-3
 
 

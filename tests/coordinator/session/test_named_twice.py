@@ -49,6 +49,9 @@ def in_single_answers(batch: EventBatch[Any]) -> EventBatch[Any]:
     return replace(single, events=(*single.events, *again.events(places)), timings=timings)
 
 
+_outputs_of_once: dict[tuple[int, float], list[Any]] = {}
+"""By draft length and temperature: what sessions say that are named once."""
+
 WAYS = [in_the_same_columns, in_columns_of_their_own, beside_columns, in_single_answers]
 
 
@@ -85,5 +88,7 @@ async def test_a_session_that_is_named_twice_is_answered_once(
     asked: dict[str, Any] = {"lengths": (length,), "temperatures": (temperature,)}
     changed: list[int] = []
     found = await outputs(port=port_of(role, change, changed), **asked)
-    assert found == await outputs(**asked)
+    if (length, temperature) not in _outputs_of_once:
+        _outputs_of_once[length, temperature] = await outputs(**asked)
+    assert found == _outputs_of_once[length, temperature]
     assert len(changed) > 20

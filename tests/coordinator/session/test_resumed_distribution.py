@@ -31,7 +31,7 @@ from tests.support.statistics import chi_square_p
 
 NUM_TOKENS = 2 * BLOCK
 CHANCE = 0.5
-NUM_DRAWS, FEW_DRAWS = 20_000, 5_000
+NUM_DRAWS, FEW_DRAWS = 20_000, 3_000
 
 Lost = list[int]
 """Tokens of a step that was computed and is not delivered; empty between steps."""

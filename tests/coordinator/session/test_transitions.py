@@ -299,7 +299,7 @@ def play(
     """A random load, by the table and by sessions alone: how many answers were taken in which way."""
     chance = random.Random(length)
     count: Counter[str] = Counter()
-    for _ in range(8 * NUM_SESSIONS // num_sessions):
+    for _ in range(5 * NUM_SESSIONS // num_sessions):
         more = {"temperature": temperature, "layers": layers, "num_more": 0 if length else 60}
         twins = Twins(chance, num_sessions, length, is_controlled=is_controlled, **more)
         while twins.waiting:
