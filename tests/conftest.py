@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ TESTS = Path(__file__).parent
 INTEGRATION_FOLDERS = frozenset({"demo", "end_to_end", "faults", "k8s"})
 # Greedy outputs equal the target's with every service running: what the first tier keeps of those folders.
 SMOKE_TEST = TESTS / "end_to_end" / "test_greedy.py"
+TEST_BUDGET_S = 5.0
+"""Longest time of a test on an idle machine; the end of a run names tests that took longer."""
+_NUM_NAMED = 10
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,3 +43,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The budget of slow tests: how many took longer, the slowest by name, and the time of all tests."""
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid] += report.duration
+    slow = sorted(((took, test) for test, took in seconds.items() if took > TEST_BUDGET_S), reverse=True)
+    total = sum(seconds.values())
+    terminalreporter.write_line(
+        f"budget: {len(slow)} of {len(seconds)} tests took more than {TEST_BUDGET_S:.0f} s,"
+        f" {sum(took for took, _ in slow):.0f} s of {total:.0f} s in all"
+    )
+    for took, test in slow[:_NUM_NAMED]:
+        terminalreporter.write_line(f"  {took:5.1f} s  {test}")
