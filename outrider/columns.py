@@ -453,7 +453,7 @@ def _channel_key(sessions: Column, generations: Column) -> bytes:
 
 
 def _edges(counts: Column) -> list[int]:
-    """Where each row of so many values begins, and where the last ends."""
+    """Offsets of rows with these numbers of values, and the end of the last."""
     return [0, *counts.cumsum(dtype=np.int64).tolist()]
 
 

@@ -14,7 +14,7 @@ from outrider.errors import CapacityError
 DEFAULT_MAX_BYTES = 64 << 20
 """The default of a coordinator and of a gateway: seven of the largest requests at the same time."""
 _SMALL_SHARE = 4096
-"""A request may always have one part of so many, however much others hold: 16 KiB of 64 MiB, less than the buffers of
+"""Divisor of the limit: a request may always hold this part of it, 16 KiB of 64 MiB, which is less than the buffers of
 its connection. Thirty requests that arrive slowly would leave nothing to others.
 """
 _RETRY_AFTER_MS = 1000
@@ -45,7 +45,7 @@ class HeldBytes:
         self._of_all, self._count = of_all, 0
 
     def take(self, count: int) -> None:
-        """Hold so many bytes more. ``CapacityError`` if the request then had more than half of what others leave, so
+        """Hold ``count`` bytes more. ``CapacityError`` if the request then had more than half of what others leave, so
         that large requests leave room to others; one that is small or alone is always taken.
         """
         wanted, others, most = self._count + count, self._of_all.num_bytes - self._count, self._of_all.most_bytes
@@ -58,7 +58,7 @@ class HeldBytes:
         self._set(wanted)
 
     def keep(self, count: int) -> None:
-        """Hold no more than so many bytes from now on."""
+        """Hold no more than ``count`` bytes from now on."""
         self._set(min(count, self._count))
 
     def release(self) -> None:

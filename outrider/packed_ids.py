@@ -12,7 +12,7 @@ from outrider.cooperative import SLICE_ENTRIES, Work, is_long
 from outrider.types import PackedTokenIds
 
 MIN_PACKED_IDS = 256
-"""So many ids are kept packed: what that takes is less than it saves."""
+"""Minimum number of ids that are kept packed: for fewer, packing takes more than it saves."""
 _LARGEST = (1 << 31) - 1
 
 

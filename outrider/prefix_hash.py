@@ -31,7 +31,7 @@ REST_MODULUS = (1 << REST_BITS) - 1
 
 
 def chain_size(num_tokens: int) -> int:
-    """Bytes of the chain of so many tokens."""
+    """Bytes of the chain of ``num_tokens`` tokens."""
     return CHAIN_BYTES if num_tokens >= BLOCK_TOKENS else 0
 
 

@@ -125,7 +125,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     """Subtracted when a token stands in the output, from -2 to 2."""
     min_tokens: int = 0
-    """End and stop tokens are banned until so many tokens are out."""
+    """Number of tokens before which end and stop tokens are banned."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, what is added to its logit), from -100 to 100."""
     bad_words: tuple[tuple[int, ...], ...] = ()

@@ -2,9 +2,9 @@
 
     python tools/compare_changing_loads.py ADDRESS --phase 1x8 --phase 128x2 --phase 1x8
 
-Each phase is USERSxREQUESTS: so many users, each with so many requests one after the other. The phases follow each
-other without a pause; the arms, speculation (chosen lengths) and baseline (plain), take turns. One line for each phase:
-tokens/s until all of it have finished, first-token times, drafted tokens a step. --save writes a result for each phase.
+Each phase is USERSxREQUESTS: a number of users, each with a number of requests one after the other. The phases follow
+each other without a pause; the arms, speculation (chosen lengths) and baseline (plain), take turns. One line for each
+phase: tokens/s until all of it have finished, first-token times, drafted tokens a step. --save writes a result for each phase.
 With --metrics, the coordinator's metrics at that URL say how often the mode changed between plain and drafted steps.
 """
 

@@ -1,6 +1,6 @@
 """Environment of a result: machine, code and versions.
 
-Owns the asking. Refuses to know what is measured. Nothing that identifies a person, a host or a path is recorded.
+Owns the asking. Nothing that identifies a person, a host or a path is recorded.
 """
 
 from __future__ import annotations

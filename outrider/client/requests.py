@@ -55,7 +55,7 @@ class GenerateOptions(TypedDict, total=False):
     ]
     skip_special_tokens: Annotated[bool, Doc("Leave special tokens out of the text, True.")]
     max_tokens: Annotated[int | None, Doc("Most tokens to generate; None is up to the end of the model's context.")]
-    min_tokens: Annotated[int, Doc("End and stop tokens are banned until so many tokens are out, 0.")]
+    min_tokens: Annotated[int, Doc("Number of tokens before which end and stop tokens are banned, 0.")]
     temperature: Annotated[
         float | None,
         Doc(
@@ -104,7 +104,9 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Annotated[Sequence[int] | None, Doc("Tokens that end the generation.")]
     ignore_eos: Annotated[bool, Doc("Go on past ends of sequence, False.")]
     include_stop_str_in_output: Annotated[bool, Doc("Keep the text that stopped the generation, False.")]
-    logprobs: Annotated[int | None, Doc("Logprobs of output, and so many of the likeliest; None computes nothing.")]
+    logprobs: Annotated[
+        int | None, Doc("Number of most likely tokens with logprobs, besides the output; None computes nothing.")
+    ]
     prompt_logprobs: Annotated[int | None, Doc("The same for the prompt.")]
     num_speculative_tokens: Annotated[
         int | None,

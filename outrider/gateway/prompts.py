@@ -76,7 +76,7 @@ async def _encode(
     most, limits = _most_kept(model, request), model.limits
 
     def encode() -> tuple[int, ...]:
-        # As many as the model holds, or more, are no truncation: a text that has so many is refused.
+        # As many as the model holds, or more, are no truncation: a text of that length is refused.
         if most is None or most >= limits.max_model_len:
             return tokenizer.encode_prompt(text, limits=limits, add_special_tokens=adds, field=field)
         return tokenizer.encode_truncated(text, most, keeps_end=_keeps_end(request), add_special_tokens=adds)

@@ -38,7 +38,7 @@ PROMPT_CHARACTERS = Bound(2_000_000, "characters")
 """Longer than any model's context, shorter than what a message may hold."""
 PROMPT_TOKENS = Bound(1_000_000, "ids")
 DETOKENIZED_TOKENS = Bound(1 << 17, "ids")
-"""Decoding is one call that holds the interpreter lock: so many ids take some 25 ms."""
+"""Decoding is one call that holds the interpreter lock: this number of ids takes some 25 ms."""
 LOGIT_BIAS = Bound(1024, "entries")
 STOP_TOKEN_IDS = Bound(1024, "ids")
 ALLOWED_TOKEN_IDS = Bound(1 << 20, "ids")
@@ -65,7 +65,7 @@ EMITTED_TOKEN_IDS = Bound(1_000_000, "ids")
 CHAT_TEMPLATE = Bound(1 << 18, "characters")
 CHAT_TEMPLATE_KWARGS = Bound(1 << 16, "characters of JSON")
 JSON_VALUES = Bound(1 << 17, "lists, objects, names and separators of JSON")
-"""Of one HTTP body without its lists of token ids, or of one chat: parsing so many takes some 40 ms."""
+"""Of one HTTP body without its lists of token ids, or of one chat: parsing this number takes some 40 ms."""
 MODEL_NAME = Bound(1024, "characters")
 NAME_MESSAGE = Bound(4096, "bytes")
 """A message of health or reflection, which holds a name, or of a method that takes a hash or nothing."""

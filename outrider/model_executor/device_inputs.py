@@ -2,7 +2,7 @@
 
 Owns the layout: all numbers of a ``ForwardBatch`` as int32, one kind after the other, pages last because their number
 changes most. A batch may be laid out larger than it is: the tokens added have slot -1 and belong to no row, the
-rows added have no queries. Refuses to know models.
+rows added have no queries.
 """
 
 from __future__ import annotations

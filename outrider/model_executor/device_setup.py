@@ -1,6 +1,6 @@
 """Device setup: availability of a device, a model's type on it, and the number of threads.
 
-Owns the choices that are made before anything is loaded. Refuses to know models.
+Owns the choices that are made before anything is loaded.
 """
 
 from __future__ import annotations

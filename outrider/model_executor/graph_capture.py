@@ -1,6 +1,6 @@
 """Launches recorded once and repeated: CUDA graphs on a GPU; elsewhere, where there are none, launches made anew.
 
-Owns the streams, the memory and the mode of capture. Refuses to know what is launched.
+Owns the streams, the memory and the mode of capture.
 """
 
 from __future__ import annotations

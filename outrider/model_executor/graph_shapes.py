@@ -2,8 +2,7 @@
 
 Owns the list: total tokens in fine steps, for each class of queries a row that attention distinguishes, within the
 limits of the settings. A captured forward holds any batch that is no larger; attention finds the rows that are present
-by itself, so that no list of rows is needed, but for the shapes that are asked for most. Refuses to know models and
-devices.
+by itself, so that no list of rows is needed, but for the shapes that are asked for most.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Watchdog: a thread that ends the process when a part of it hangs, so that whoever supervises it starts it again.
+"""Watchdog: a thread that ends the process when a part of it hangs, so that its supervisor starts it again.
 
 It looks at the stall of each part: the engine of a service, the event loop of any process. A hung part is reported with
 the stacks of all threads, and the process ends with exit code 1 after a grace in which peers hear of it. A thread that

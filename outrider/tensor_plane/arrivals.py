@@ -28,7 +28,7 @@ class ArrivedTensors:
         self._has_ended = has_ended
         self._arrived: set[int] = set()
         self._under_way: dict[int, torch.cuda.Event] = {}
-        """Of those that a card receives and nobody has read."""
+        """Number of tensors that a card receives and that are not read yet."""
         self._changed = threading.Condition()
 
     def note_queued(self, sequences: Sequence[int], event: torch.cuda.Event) -> None:

@@ -215,7 +215,7 @@ def _mac(offer: PlaneOffer, role: bytes, nonces: bytes) -> bytes:
 
 
 def _receive(connected: socket.socket, size: int, until: float) -> bytes:
-    """Just so many bytes before a time; ``OSError`` when they do not come."""
+    """Exactly ``size`` bytes before a time; ``OSError`` when they do not come."""
     content = b""
     while len(content) < size:
         connected.settimeout(max(0.001, until - time.monotonic()))

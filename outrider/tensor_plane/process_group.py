@@ -124,7 +124,7 @@ class ProcessGroupWriter(WriterEnd):
         self._helper = _Helper("tensor-plane-send", self._send)
 
     def details(self) -> Details:
-        """Address of the store, and what only its reader is told: whoever reaches the port may ask the store."""
+        """Address of the store, and a secret for its reader alone: any process on the network may ask the store."""
         return {"host": self._host, "port": self._port, "capacity": self.capacity, "meeting": self._meeting}
 
     def connect(self) -> None:

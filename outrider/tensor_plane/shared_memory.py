@@ -144,7 +144,7 @@ class SharedMemoryReader(ReaderEnd):
 
 
 def _grow(descriptor: int, capacity: int) -> int:
-    """Take so many bytes, or half as long as there is too little; ``OSError`` when that gets too small."""
+    """Take ``capacity`` bytes, or half as long as there is too little; ``OSError`` when that gets too small."""
     while True:
         try:
             shared_file.grow(descriptor, shared_file.HEADER_BYTES + capacity)

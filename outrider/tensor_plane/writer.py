@@ -102,8 +102,10 @@ class PlaneWriter:
             return [PlaneReference(chosen.plane_id, use.begin, use.end - use.begin, use.sequence) for use in uses]
 
     def _place(self, control: ControlConnection, sizes: Sequence[int]) -> list[Use] | None:
-        """Room for so many bytes each. What the reader is done with is asked for only where there is no room, or the
-        ring is long to search: the thread beside takes it otherwise.
+        """Space for each of these numbers of bytes.
+
+        Asks for what the reader has finished only where there is no room, or the ring is long to search: the other
+        thread takes it otherwise.
         """
         is_quick = self._ring.num_unread <= _MANY_UNREAD
         uses = self._ring.place(sizes, time.monotonic()) if is_quick else None

@@ -15,7 +15,7 @@ from outrider.transport.security import OPEN_CLIENT, ClientSecurity, client_cred
 MAX_LINK_MESSAGE_BYTES = 256 << 20
 """Longest message from a service to a coordinator: a description has the tokenizer's files."""
 MAX_COMMANDS_BYTES = 64 << 20
-"""Longest message to a service, from strangers too where it asks for no token; each call holds it while it arrives.
+"""Longest message to a service, from any client where it asks for no token; each call holds it while it arrives.
 One command is shorter: it brings hidden states of up to 48 MiB, or evidence of up to 32 MiB.
 """
 MAX_PUBLIC_MESSAGE_BYTES = 64 << 20

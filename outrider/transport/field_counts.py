@@ -72,7 +72,7 @@ def check_num_fields(data: bytes, message: Any, most: Bound = REQUEST_FIELDS) ->
 
 
 def may_have_more(data: bytes, most: Bound) -> bool:
-    """True if so many bytes can hold more fields than that."""
+    """True if this number of bytes can hold more fields than that."""
     return len(data) > _FEWEST_BYTES * most.most
 
 

@@ -56,7 +56,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self._calls = LinkCounts(max_calls_per_host, "calls")
         self._short_messages = ShortMessages()
         self._own_messages = ShortMessages()
-        """Of our services, which may ask for a token: strangers that ask for health take none of their turns."""
+        """Of our services, which may ask for a token: health checks of other clients take none of their turns."""
 
     async def intercept_service(
         self,

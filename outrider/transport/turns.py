@@ -16,7 +16,7 @@ LAST_CHANCE_S = 0.02
 """Between the end of a turn's time and its end: an event loop that was held up reads first what has come meanwhile."""
 
 _SHARE_OF_SILENT = 4
-"""Silent connections have one turn of so many while others wait."""
+"""One turn of this number is a silent connection's while others wait."""
 _MOST_SILENT = 4096
 """Connections that are remembered as silent, the newest."""
 

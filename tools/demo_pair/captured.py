@@ -1,7 +1,7 @@
 """A training step without its launches: forward and backward pass captured as one CUDA graph.
 
 The models here are so small that a step's launches take the host longer than the device needs to compute them.
-Owns capture and replay. Refuses to know what is computed.
+Owns capture and replay.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,6 +1,6 @@
 """The model card, written from the reports that the stages left.
 
-Owns wording and layout of the card. Refuses to know how a figure came about.
+Owns wording and layout of the card.
 """
 
 import json

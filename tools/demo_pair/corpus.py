@@ -1,6 +1,6 @@
 """The text the pair learns from: the standard library's own sources, split by file, and its tokenizer.
 
-Owns which files count, which are held out, and how text becomes ids. Refuses to know any model.
+Owns which files count, which are held out, and how text becomes ids.
 """
 
 import ast

@@ -1,6 +1,6 @@
 """Shared parts of the stages: the corpus on the device, fitting a set of models, and the prompts of the measurements.
 
-Owns the wiring between the parts of this package. Refuses to know the command line.
+Owns the wiring between the parts of this package.
 """
 
 import logging

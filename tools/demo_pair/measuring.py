@@ -1,6 +1,6 @@
 """Measurements of the model card: bits per byte, completions that parse, acceptance.
 
-Owns the measurements, each in float32 on the published weights. Refuses to know how weights were trained or are served.
+Owns the measurements, each in float32 on the published weights.
 """
 
 import ast
@@ -171,7 +171,7 @@ def speculate(
     Every row goes on until it has `new_tokens` more or has emitted eos.
     """
     batch, prompt_length = prompts.shape
-    # A row may stop up to K past its last token, and stopped rows still get proposals that nobody counts.
+    # A row may stop up to K past its last token, and stopped rows still get proposals that are not counted.
     ids = torch.full((batch, prompt_length + new_tokens + 2 * draft_length + 1), EOS_ID, device=prompts.device)
     ids[:, :prompt_length] = prompts
     lengths = torch.full((batch,), prompt_length, device=prompts.device)

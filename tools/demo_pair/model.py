@@ -1,6 +1,6 @@
 """A Llama in plain torch, its parameters named as the Hugging Face layout names them.
 
-Owns shapes, forward and a cache for sampling. Refuses to know how it is trained or stored.
+Owns shapes, forward and a cache for sampling.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The optimisers: Muon for the matrices of the layers, AdamW for embeddings, last products and norms.
 
-Owns the update rules and the learning-rate schedule. Refuses to know losses and data.
+Owns the update rules and the learning-rate schedule.
 Muon: Keller Jordan, https://kellerjordan.github.io/posts/muon/ (momentum, then the nearest semi-orthogonal matrix).
 """
 

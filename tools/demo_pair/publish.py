@@ -1,6 +1,6 @@
 """Writes a model as a Hugging Face folder, and reads one back.
 
-Owns the layout and its size limits. Refuses to know how the weights were made.
+Owns the layout and its size limits.
 """
 
 import json

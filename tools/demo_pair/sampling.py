@@ -1,6 +1,6 @@
 """Plain sampling from one model, in batches, with a cache.
 
-Owns drawing tokens. Refuses to know what they are for.
+Owns drawing tokens.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Training rows, cut at random from packed token streams.
 
-Owns where a row may begin. Refuses to know what is learnt from it.
+Owns where a row may begin.
 """
 
 from dataclasses import dataclass

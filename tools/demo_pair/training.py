@@ -1,6 +1,6 @@
 """One training loop for every model here: on the text itself, on a teacher's logits, or on both.
 
-Owns losses and the loop. Refuses to know where rows come from and where weights go.
+Owns losses and the loop.
 """
 
 import contextlib

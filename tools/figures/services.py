@@ -43,7 +43,7 @@ def _shapes(session: Session, services: Services) -> tuple[str, str]:
 
 
 def token_before_fall(target: Path, num_tokens: int) -> int:
-    """The token so many before the one at which the later acceptance begins."""
+    """The token ``num_tokens`` before the one at which the later acceptance begins."""
     from outrider.model_executor.synthetic.recipe import read_recipe
 
     vocab_size = json.loads((target / "config.json").read_text(encoding="utf-8"))["vocab_size"]

@@ -64,7 +64,7 @@ def forward_work(
 
 def matrix_parameters(config: ModelConfig, *, num_tokens: int = 1) -> int:
     """Weights of all layers' matrices that tokens meet; embedding and head left out. Of experts, as many as independent
-    choices of so many tokens meet on average.
+    choices of that many tokens meet on average.
     """
     attention = 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads)
     mlp, experts = 3 * config.hidden_size * config.intermediate_size, config.experts

@@ -25,7 +25,7 @@ class Generated:
 
 
 Generate = Callable[[Sequence[Sequence[int]], int], Generated]
-"""(prompts of one length, new tokens) to exactly so many new tokens of each."""
+"""(prompts of one length, new tokens) to exactly that number of new tokens of each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Load:
 def make_loads(
     num_users: Iterable[int], num_runs: int, num_prompts: int, make_prompts: Callable[[int], Sequence[Prompt]]
 ) -> tuple[Load, ...]:
-    """A load for each number of users, in order: at least so many repetitions and so many prompts, all different."""
+    """A load for each number of users, in order: minimum numbers of repetitions and of prompts, all different."""
     loads = []
     for users in dict.fromkeys(num_users):
         if users < 1:

@@ -136,7 +136,7 @@ class StepTimes:
         return timed
 
     def note_steps(self, count: int) -> None:
-        """So many sessions have ended a step."""
+        """Add sessions that have ended a step."""
         before, self._num_steps = self._num_steps, self._num_steps + count
         if any(before < edge <= self._num_steps for edge in (self._begins, self._ends)):
             self._readings.append((self._num_steps, self._charge(), dict(self._spent_ns)))

@@ -28,7 +28,7 @@ def make_request(num_bytes: int, reply_bytes: int) -> bytes:
 
 
 def reply_to(request: bytes) -> bytes:
-    """The last so many bytes of the request, repeated if it is shorter."""
+    """Reply of the length that the request asks for: its last bytes, repeated if it is shorter."""
     wanted: int = _HEADER.unpack_from(request)[0]
     if not wanted:
         return b""

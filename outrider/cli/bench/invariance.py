@@ -41,7 +41,7 @@ class InvarianceFlags:
     input_len: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 64
     output_len: Annotated[int, typer.Option(min=1, help="New tokens.")] = 256
     logprobs: Annotated[
-        int | None, typer.Option(min=0, help="Also compare the logprobs of so many most likely tokens.")
+        int | None, typer.Option(min=0, help="Also compare the logprobs of this number of most likely tokens.")
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and requests.")] = 0
 

@@ -28,7 +28,7 @@ _BYTES_PER_S = 4e12
 _ALL_REDUCE_S = 10e-6
 """Of a few tokens, fused with the normalisation; two a layer (docs/decisions/several-gpus.md)."""
 _WORTH = 2.0
-"""A target over several GPUs saves at least so many times what its sums cost, else the draft has its own GPU."""
+"""Minimum ratio of what a target over several GPUs saves to what its sums cost; below it the draft has its own GPU."""
 _MOST_OF_A_GPU = 0.6
 """Of its memory for the weights of one replica of both models; the rest is for the KV cache and for graphs."""
 _BYTES_OF_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -119,7 +119,7 @@ class _Choice:
         return None
 
     def replicas(self, size: int) -> Arrangement:
-        """Replicas on so many GPUs each."""
+        """Replicas on ``size`` GPUs each."""
         if size == 1:
             where, sums = f"each of the {len(self.gpus)} GPUs has a replica of its own", ", and no sums cross GPUs"
         else:
@@ -169,7 +169,7 @@ class _Choice:
         return [size for size in range(len(self.gpus), 0, -1) if self.target.num_kv_heads % size == 0]
 
     def _replica_bytes(self, size: int) -> float:
-        """Bytes of weights on the GPU that the draft shares with a target over so many GPUs."""
+        """Bytes of weights on the GPU that the draft shares with a target over ``size`` GPUs."""
         return self.target.num_bytes / size + self.draft_bytes
 
     def _why_no_replicas(self) -> str:
@@ -184,7 +184,7 @@ class _Choice:
         return replace(self.settings, target=target, draft=draft)
 
     def _shared(self, size: int) -> _Candidate:
-        """The target over so many GPUs, the draft on the first of them."""
+        """The target over ``size`` GPUs, the draft on the first of them."""
         where = (
             f"the target is on {f'all {size}' if size == len(self.gpus) else f'{size} of the {len(self.gpus)}'} GPUs"
         )
@@ -194,7 +194,7 @@ class _Choice:
         return self._candidate(self._placed(size), where, size, shares_of_one_gpu(self.utilization))
 
     def _apart(self, size: int) -> _Candidate:
-        """The target over so many GPUs, the draft on the next one; placement chooses the devices."""
+        """The target over ``size`` GPUs, the draft on the next one; placement chooses the devices."""
         where = f"the target is on {size} of the {len(self.gpus)} GPUs and the draft on another one"
         if size == 1:
             where = "the models are apart" if self._has_draft else "the target is on one GPU"

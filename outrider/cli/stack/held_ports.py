@@ -1,6 +1,4 @@
-"""Ports of loopback that nobody takes between the choice of the port and the start of its server, nor while the server
-is away.
-"""
+"""Ports of loopback that no other process takes before their server starts, nor while it is away."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ class CoordinatorSettings(Section):
     max_open_request_bytes: Positive = MAX_OPEN_REQUEST_BYTES
     max_stream_messages_per_s: NonNegative = Field(
         10_000,
-        description="At most so many messages a second of all streams of this process; fewer, but 2,500 at least, while"
-        " its thread is busy. Tokens of several steps go in one then. First tokens and results do not count. 0: any.",
+        description="Maximum number of messages a second of all streams of this process; while its thread is busy,"
+        " fewer, but 2,500 at least. Tokens of several steps go in one then. First tokens and results do not count. 0: any.",
     )
     num_awake_processors: NonNegative | None = Field(
         None,

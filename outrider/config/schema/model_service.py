@@ -133,12 +133,12 @@ class ModelServiceSettings(Section):
     )
     max_running_requests: Positive = Field(
         256,
-        description="Requests that run at the same time: the KV cache and CUDA graphs are made for so many, and more"
+        description="Requests that run at the same time: the KV cache and CUDA graphs are made for them, and more"
         " are served without graphs. outrider serve takes the coordinator's.",
     )
     num_speculative_tokens: DraftLength = Field(
         16,
-        description="Draft tokens in a step, at most: CUDA graphs are made for so many, and more are served without."
+        description="Draft tokens in a step, at most: CUDA graphs are made for them, and more are served without."
         " outrider serve takes the coordinator's.",
     )
     cuda_graph_max_tokens: Positive = Field(

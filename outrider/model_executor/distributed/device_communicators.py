@@ -1,8 +1,7 @@
 """Communicators over ``torch.distributed``: gloo between CPUs, NCCL between GPUs, and for small sums on one host
 symmetric memory where it is there and faster.
 
-Owns the choice, made once by measuring and the same on every rank. Multicast is not used. Refuses to know what is
-summed.
+Owns the choice, made once by measuring and the same on every rank. Multicast is not used.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns one thread that says every half second how many steps this rank has finished, and listens for the same. A rank is
 lost when its socket ends, when it says that it failed, when nothing is heard of it for a while (its host is gone, or it
-is stopped), or when it does not get on with a step (a collective that hangs). Refuses to know what is then done.
+is stopped), or when it does not get on with a step (a collective that hangs).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sockets between rank 0 and each of the others, found through the store that the ranks share.
 
 Owns how they are opened: two for each rank, one for steps and one for heartbeats, so that neither waits for the other.
-A secret that only the store gives tells our ranks from strangers. Refuses to know what is said on them.
+A secret that only the store gives tells our ranks from strangers.
 """
 
 from __future__ import annotations

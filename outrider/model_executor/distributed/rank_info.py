@@ -1,7 +1,7 @@
 """Rank of a process among those that share a model; imports no torch.
 
 Owns the variables that say so: torchrun's, which rank 0 of a service started alone also gives to the ranks that it
-starts. Refuses to know how ranks find each other.
+starts.
 """
 
 from __future__ import annotations

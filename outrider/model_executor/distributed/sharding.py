@@ -2,7 +2,7 @@
 
 Owns the arithmetic, and says of a model that cannot be cut so many ways why not. Queries, keys, values, gate and up are
 cut by their output, what follows them by its input, embedding and head by the vocabulary. With more ranks than key and
-value heads, ranks that share one each hold a copy. Refuses to know tensors and processes.
+value heads, ranks that share one each hold a copy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sums of few rows through memory that the GPUs of one host map of each other: every rank reads all parts itself.
 
 Owns two buffers that all ranks map: one for torch's one-shot all-reduce, one for our kernel that also adds to the
-residual stream and normalises. Multicast is not used. Refuses to know when this is faster than anything else.
+residual stream and normalises. Multicast is not used.
 """
 
 from __future__ import annotations

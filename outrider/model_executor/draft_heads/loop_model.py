@@ -1,7 +1,7 @@
 """A draft head as a draft loop runs it: which states each step pairs its tokens with.
 
 The first step reads the target's states, of the pairs that a row lacks; every other step reads the head's own of the
-step before, which stay on the device. Refuses to know sequences and requests.
+step before, which stay on the device.
 
 Shape letters: ``R`` rows, ``T`` tokens, ``H`` hidden size, ``F`` values of a position's states, ``V`` vocabulary.
 """

@@ -2,7 +2,7 @@
 
 Owns the steps that are captured as CUDA graphs, one for each number of rows (and some for rows that append several
 tokens first), and what these read and write. A loop is a function of its shape and one row of numbers, which it takes
-in itself; what it drew it writes to the host's memory. Refuses to know sequences and requests.
+in itself; what it drew it writes to the host's memory.
 """
 
 from __future__ import annotations

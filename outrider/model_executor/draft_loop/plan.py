@@ -2,7 +2,7 @@
 
 Owns the layout: what the first step reads, and the state that each step leaves to the next. A plan may be laid out
 larger than it is: rows added have no queries and draw nothing. Where more is appended before the first draw than one
-token, that step reads tokens of its own; the others read one token of each row. Refuses to know models.
+token, that step reads tokens of its own; the others read one token of each row.
 
 Shape letters: ``R`` rows of the shape, ``B`` rows of the plan, ``T`` tokens of all of them before the first draw.
 """

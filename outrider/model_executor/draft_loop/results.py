@@ -1,6 +1,6 @@
 """Results of a draft loop, read on the host.
 
-Owns the meaning of the records. Refuses to know devices and layouts of launches.
+Owns the meaning of the records.
 
 Shape letters: ``B`` rows, ``K`` steps, ``R`` rows of the launch, ``S`` the most tokens of a support, ``T`` draft tokens
 of all rows.

@@ -1,7 +1,6 @@
 """Rotary position embeddings: cos and sin of every position, for each way of stretching them.
 
-Owns inverse frequencies, their scaling and, on a GPU, a table over all positions. Refuses to know queries, keys and
-layouts beyond the last dimension.
+Owns inverse frequencies, their scaling and, on a GPU, a table over all positions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoint of a model folder: its safetensors files, their headers and what ``config.json`` needs of them.
 
 Everything is compared before any memory is taken: headers with the lengths of the files, names and shapes with the
-sizes in ``config.json``. Refuses to know where a tensor goes.
+sizes in ``config.json``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Description of a service with a model, as ``describe()`` returns it.
 
-Owns the making of a ``ModelDescription`` from a folder and a runner. Refuses to know links and sessions.
+Owns the making of a ``ModelDescription`` from a folder and a runner.
 """
 
 from __future__ import annotations

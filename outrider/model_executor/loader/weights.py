@@ -2,7 +2,7 @@
 
 Owns the copying, tensor by tensor; what the files hold is the ``checkpoint``'s to say. Never holds a second copy of the
 model: files are mapped, each tensor goes to its place in a fused parameter, and a parameter is packed as soon as it is
-whole. Of a model that several ranks share only the rank's part is read. Refuses to know architectures.
+whole. Of a model that several ranks share only the rank's part is read.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ AUTOMATIC_COUNT = 1
 _LEAST_FOR_AUTOMATIC = 8
 """Three processes take three."""
 _MAY_BE_PAIRS = 15
-"""From so many cores besides the first on, every other one is taken first: two processors of a virtual machine may be
-one core without its being told, and what burns on one then slows the other.
+"""Number of cores besides the first from which on every other one is taken first: two processors of a virtual machine
+may be one core without its being told, and load on one then slows the other.
 """
 _SYSTEM = Path("/sys")
 _POD_VARIABLE = "KUBERNETES_SERVICE_HOST"

@@ -14,7 +14,7 @@ from outrider.v1 import chat_pb2 as pb
 
 _SLICE_CHARACTERS = 1 << 16
 _ENTRY_CHARACTERS = 256
-"""An entry costs as much as so many characters, however short it is."""
+"""Cost of an entry in characters, however short it is."""
 
 
 def chat_to_proto(chat: ChatPrompt) -> pb.Chat:

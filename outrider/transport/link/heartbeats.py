@@ -25,7 +25,7 @@ UNANNOUNCED_TIMEOUT_S = 60.0
 largest there may be, and a link whose message never ends would hold it for good.
 """
 MIN_INTERVALS = 3
-"""A timeout is at least so many of the peer's intervals: one late heartbeat is no silence."""
+"""Minimum timeout in intervals of the peer: one late heartbeat is no silence."""
 LOOKS = 12
 """How often a watch looks within one timeout."""
 

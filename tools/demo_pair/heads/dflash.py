@@ -1,7 +1,7 @@
 """A DFlash block drafter in plain torch, its parameters named as z-lab names them.
 
 Source: Chen et al., "DFlash: Block Diffusion for Flash Speculative Decoding", 2026 (arXiv 2602.06036). Owns shapes and
-forward. Refuses to know how it is stored. Embedding and last product are the target's, not trained.
+forward. Embedding and last product are the target's, not trained.
 
 A block is the token at its anchor and masks behind it. Its queries see the target's states of all positions before the
 anchor, and each other; mask k gives the distribution of token anchor + k. Many blocks of one text are computed at once.

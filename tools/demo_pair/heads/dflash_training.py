@@ -1,6 +1,6 @@
 """Training of a block drafter on its target's states and distributions, and drafting with it in the reference loop.
 
-Owns the loss over the tokens of random blocks. Refuses to know where rows come from and where weights go.
+Owns the loss over the tokens of random blocks.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """An EAGLE-3 head in plain torch, its parameters named as SafeAILab names them, and its training-time test.
 
 Source: Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test", 2025.
-Owns shapes and forward. Refuses to know how it is stored. The embedding is the target's, not trained; the last product
+Owns shapes and forward. The embedding is the target's, not trained; the last product
 begins as the target's.
 
 Pair p is token p + 1 beside the target's states of position p; it predicts token p + 2. Step j of the training-time

@@ -1,6 +1,6 @@
 """Training of an EAGLE-3 head on its target's states and distributions, and drafting with it in the reference loop.
 
-Owns the loss over the steps of the training-time test. Refuses to know where rows come from and where weights go.
+Owns the loss over the steps of the training-time test.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """The kinds of head that the tool trains for the shipped target.
 
-Owns which parts of this package belong to which kind. Refuses to know the command line.
+Owns which parts of this package belong to which kind.
 """
 
 from collections.abc import Callable, Mapping
