@@ -4,8 +4,9 @@
 
 Each phase is USERSxREQUESTS: a number of users, each with a number of requests one after the other. The phases follow
 each other without a pause; the arms, speculation (chosen lengths) and baseline (plain), take turns. One line for each
-phase: tokens/s until all of it have finished, first-token times, drafted tokens a step. --save writes a result for each phase.
-With --metrics, the coordinator's metrics at that URL say how often the mode changed between plain and drafted steps.
+phase: tokens/s until all of it have finished, first-token times, drafted tokens a step. --save writes a result for
+each phase. With --metrics, the coordinator's metrics at that URL say how often the mode changed between plain
+and drafted steps.
 """
 
 import asyncio

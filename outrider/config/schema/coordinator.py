@@ -142,7 +142,8 @@ class CoordinatorSettings(Section):
     max_stream_messages_per_s: NonNegative = Field(
         10_000,
         description="Maximum number of messages a second of all streams of this process; while its thread is busy,"
-        " fewer, but 2,500 at least. Tokens of several steps go in one then. First tokens and results do not count. 0: any.",
+        " fewer, but 2,500 at least. Tokens of several steps go in one then. First tokens and results do not"
+        " count. 0: any.",
     )
     num_awake_processors: NonNegative | None = Field(
         None,
