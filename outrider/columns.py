@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from outrider.packed_ids import MIN_PACKED_IDS, unpack_long
 from outrider.planes import PlaneReference
 from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
-from outrider.prefix_hash import CHAIN_BYTES, PrefixHash, chain_size
+from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, PrefixHash, chain_size
 from outrider.types import STATE_BYTES, HiddenStates, SparseEvidence, SparseScores, Support, TokenScores
 from outrider.values import step_value
 
@@ -30,8 +30,6 @@ name takes as long as to read a column."""
 MAX_ROW_TOKENS = 64
 """Committed tokens of a step. More are a prompt."""
 NUMBERS_IN_A_TIMING = len(ItemTiming.__slots__)
-FEWEST_PLAIN_ROWS = 4
-"""A service takes fewer items one by one where none of them is about draft tokens."""
 _NO_PROBS = np.zeros(0, dtype=np.float32)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
@@ -309,6 +307,22 @@ class ScoreColumns:
     def __len__(self) -> int:
         return len(self.sessions)
 
+    def without_drafts(self, places: NDArray[np.intp]) -> ScoreColumns:
+        """The commands at these places, untraced, without their draft tokens and supports."""
+        return ScoreColumns(
+            self.sessions[places],
+            self.generations[places],
+            self.num_kept_tokens[places],
+            _chains_at(self, places),
+            self.rests[places],
+            self.counts[places],
+            self.token_ids[ragged(self.counts, places)],
+            self.draft_lengths[places],
+            self.draft_token_ids[:0],
+            None if self.hidden_states_from is None else self.hidden_states_from[places],
+            self.plane,
+        )
+
     def items(self) -> Iterator[Score]:
         """The commands, one by one."""
         drafts, supports = _rows(self.draft_lengths, self.draft_token_ids), self.supports()
@@ -358,6 +372,30 @@ class ScoreAhead:
         """Names the proposals that it waits for, as ``AnswerColumns.channel_key`` does."""
         return _channel_key(self.columns.sessions, self.proposals)
 
+    def rows_for(self, key: bytes, counts: Column) -> Sequence[int] | None:
+        """Rows that wait for the proposals of one message, in its order; None unless each proposal is waited for here,
+        and has as many tokens as were asked for. ``key``: its ``AnswerColumns.channel_key``, ``counts`` [B] its tokens.
+        """
+        lengths = self.columns.draft_lengths
+        if key == self.channel_key:
+            return range(lengths.size) if np.array_equal(lengths, counts) else None
+        known = zip(_keys_of(self.channel_key), enumerate(lengths.tolist()), strict=True)
+        rows = dict(known)
+        found = [rows.get(each, (-1, 0)) for each in _keys_of(key)]
+        is_whole = [length for _, length in found] == counts.tolist() and len(set(found)) == len(found)
+        return [row for row, _ in found] if is_whole and (-1, 0) not in found else None
+
+    def selected(self, rows: Sequence[int]) -> ScoreAhead:
+        """Of these rows."""
+        places = np.array(rows, dtype=np.intp)
+        return ScoreAhead(self.columns.without_drafts(places), self.channel, self.proposals[places])
+
+    def without(self, rows: Sequence[int]) -> ScoreAhead | None:
+        """What still waits once the proposals of these rows are there; None if nothing does."""
+        if len(rows) == len(self.columns):
+            return None
+        return self.selected(sorted(set(range(len(self.columns))).difference(rows)))
+
     def with_proposals(self, draft_token_ids: Column, supports: tuple[Column, Column] | None) -> ScoreColumns:
         """What is to be scored, now that the proposals are there. ``supports``: counts and ids."""
         counts, ids = (None, None) if supports is None else supports
@@ -387,32 +425,11 @@ def token_scores(session: int, generation: int, base_length: int, token_ids: tup
     return Scores(session, generation, base_length, TokenScores(token_ids))
 
 
-def has_draft(item: Any) -> bool:  # noqa: ANN401 - any command or event
-    """Whether a command asks for draft tokens or brings some, or an answer brings some or judges some."""
-    if isinstance(item, Extend):
-        return item.draft_length > 0
-    if isinstance(item, Score):
-        return bool(item.draft_token_ids)
-    if isinstance(item, Proposal):
-        return bool(item.token_ids)
-    form = item.form if isinstance(item, Scores) else None
-    if isinstance(form, SparseScores):
-        return form.outside_token_ids.size > 1
-    return isinstance(form, TokenScores) and len(form.token_ids) > 1
-
-
-def are_enough(items: Sequence[Any]) -> bool:
-    """Whether items of one form are to be columns."""
-    return len(items) >= FEWEST_PLAIN_ROWS or any(map(has_draft, items))
-
-
 def is_batch(columns: CommandColumns) -> bool:
-    """True if a service may take commands in one step: not traced ones, prompts, or a few plain steps."""
+    """True if a service may take commands together: no traced ones, and no prompts."""
     if columns.trace_parents or (isinstance(columns, ExtendColumns) and columns.hidden_states):
         return False
-    if max(columns.counts.tolist(), default=0) > MAX_ROW_TOKENS:
-        return False
-    return len(columns) >= FEWEST_PLAIN_ROWS or any(columns.draft_lengths.tolist())
+    return max(columns.counts.tolist(), default=0) <= MAX_ROW_TOKENS
 
 
 def num_items(commands: Sequence[Any]) -> int:
@@ -450,6 +467,19 @@ def ragged(counts: Column, places: NDArray[np.intp]) -> NDArray[np.intp]:  # cou
 
 def _channel_key(sessions: Column, generations: Column) -> bytes:
     return sessions.astype(U8, copy=False).tobytes() + generations.astype(U8, copy=False).tobytes()
+
+
+def _keys_of(channel_key: bytes) -> list[tuple[int, int]]:
+    """Session and generation of each proposal that a ``channel_key`` names."""
+    sessions, generations = np.frombuffer(channel_key, dtype=U8).reshape(2, -1).tolist()
+    return list(zip(sessions, generations, strict=True))
+
+
+def _chains_at(columns: CommandColumns, places: NDArray[np.intp]) -> bytes:
+    has_chain = columns.num_kept_tokens >= BLOCK_TOKENS
+    rows = np.frombuffer(columns.chains, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
+    own: NDArray[np.uint8] = rows[(has_chain.cumsum() - 1)[places[has_chain[places]]]]
+    return own.tobytes()
 
 
 def _edges(counts: Column) -> list[int]:

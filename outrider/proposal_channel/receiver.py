@@ -1,6 +1,7 @@
 """The target's end of proposal channels: one for each draft that proposes to it.
 
-A ``ScoreAhead`` and the proposals that it waits for meet here, in either order. Nothing waits without a limit: what is
+Rows of a ``ScoreAhead`` and the proposals that they wait for meet here, in either order: some rows go on without the
+others. Nothing waits without a limit: what is
 given up is answered with ``SessionLost``, which means nothing to a session that was asked for something else since.
 """
 
@@ -11,7 +12,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -183,20 +184,20 @@ class _Channel:
         return is_sent
 
     def expect(self, ahead: ScoreAhead) -> None:
-        """Score this when its proposals are there, which may be now."""
-        key = ahead.channel_key
+        """Score rows of this when their proposals are there, which may be now."""
         oldest = None
         with self._lock:
-            early, is_closed = self._early.pop(key, None), self.is_closed
-            if early is None and not is_closed:
-                self._forget_superseded(ahead)
-                self._waiting[key] = ahead, time.monotonic() + self._patience_s
+            complete, rest = self._take_early(ahead)
+            is_closed = self.is_closed
+            if rest is not None and not is_closed:
+                self._forget_superseded(rest)
+                self._waiting[rest.channel_key] = rest, time.monotonic() + self._patience_s
                 if len(self._waiting) > MAX_WAITING:
                     oldest = self._waiting.pop(next(iter(self._waiting)))[0]
-        if early is not None:
-            self._complete(ahead, early[0])
-        elif is_closed:
-            _give_up(ahead, self._tell, "the proposal channel has ended")
+        for columns in complete:
+            self._submit(columns)
+        if rest is not None and is_closed:
+            _give_up(rest, self._tell, "the proposal channel has ended")
         if oldest is not None:
             _give_up(oldest, self._tell, f"more than {MAX_WAITING} messages wait for proposals")
 
@@ -224,32 +225,63 @@ class _Channel:
         for ahead, _ in waiting:
             _give_up(ahead, self._tell, f"the proposal channel has ended: {reason}")
 
+    def _take_early(self, ahead: ScoreAhead) -> tuple[list[ScoreColumns], ScoreAhead | None]:
+        """What is to be scored of proposals that came before, and what still waits. Proposals of other lengths than
+        were asked for are the coordinator's to send.
+        """
+        complete: list[ScoreColumns] = []
+        own, rest = ahead.channel_key, ahead
+        for key in [own] if own in self._early else list(self._early):
+            proposals = self._early[key][0]
+            rows = rest.rows_for(key, proposals.counts)
+            if rows is None and key != own:
+                continue
+            del self._early[key]
+            if rows is None:
+                return complete, None
+            complete.append(_complete(rest, rows, proposals))
+            if (left := rest.without(rows)) is None:
+                return complete, None
+            rest = left
+        return complete, rest
+
     def _take(self, proposals: DirectProposals) -> None:
         with self._lock:
-            found = self._waiting.pop(proposals.key, None)
-            if found is None:
+            complete = self._meet(proposals)
+            if complete is None:
                 self._early[proposals.key] = proposals, time.monotonic() + self._patience_s
                 if len(self._early) > MAX_WAITING:
                     del self._early[next(iter(self._early))]
-        if found is not None:
-            self._complete(found[0], proposals)
+        if complete is not None:
+            self._submit(complete)
 
-    def _complete(self, ahead: ScoreAhead, proposals: DirectProposals) -> None:
-        """Pass the whole command on; proposals of other lengths than were asked for are the coordinator's to send."""
-        if ahead.columns.draft_lengths.tolist() == proposals.counts.tolist():
-            self._submit(ahead.with_proposals(proposals.token_ids, proposals.supports))
+    def _meet(self, proposals: DirectProposals) -> ScoreColumns | None:
+        """What waits for these proposals, the rest of which waits on; None unless one ``ScoreAhead`` waits for all."""
+        own = proposals.key
+        for key in [own] if own in self._waiting else list(self._waiting):
+            ahead, until = self._waiting[key]
+            if (rows := ahead.rows_for(own, proposals.counts)) is not None:
+                del self._waiting[key]
+                if (rest := ahead.without(rows)) is not None:
+                    self._waiting[rest.channel_key] = rest, until
+                return _complete(ahead, rows, proposals)
+        self._waiting.pop(own, None)  # they are of other lengths: the coordinator sends them
+        return None
 
     def _give_up_late(self) -> None:
         now = time.monotonic()
-        late = []
         with self._lock:
-            while self._early and next(iter(self._early.values()))[1] < now:
-                del self._early[next(iter(self._early))]
-            while self._waiting and (first := next(iter(self._waiting.items())))[1][1] < now:
-                del self._waiting[first[0]]
-                late.append(first[1][0])
+            self._early = {key: each for key, each in self._early.items() if each[1] >= now}
+            late = [ahead for ahead, until in self._waiting.values() if until < now]
+            self._waiting = {key: each for key, each in self._waiting.items() if each[1] >= now}
         for ahead in late:
             _give_up(ahead, self._tell, f"no proposals came within {self._patience_s:g} s")
+
+
+def _complete(ahead: ScoreAhead, rows: Sequence[int], proposals: DirectProposals) -> ScoreColumns:
+    """What is to be scored. A step that was planned is known by its arrays: of all rows they stay what they are."""
+    own = ahead if proposals.key == ahead.channel_key else ahead.selected(rows)
+    return own.with_proposals(proposals.token_ids, proposals.supports)
 
 
 def _give_up(ahead: ScoreAhead, tell: _Tell, reason: str) -> None:

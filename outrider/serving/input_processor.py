@@ -98,9 +98,6 @@ class InputProcessor:
 
     def item(self, link_id: int, item: Item, arrived_ns: int) -> None:
         """Queue what a session asks for, instead of what it asked for before if that is not answered."""
-        if (answers := self._scheduler.take_plain_item(link_id, item, arrived_ns)) is not None:
-            self._outputs.put_plain(answers)
-            return
         self._touch((link_id, item.session))
         session = self._sessions.find(link_id, item.session, item.generation)
         if session is None:

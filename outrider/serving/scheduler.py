@@ -178,13 +178,6 @@ class Scheduler:
             self._delay.note_return((link_id, number), arrived_ns)
         return answers, is_taken
 
-    def take_plain_item(self, link_id: int, item: Any, arrived_ns: int) -> list[PlainAnswers] | None:  # noqa: ANN401
-        """``PlainSteps.take_item``."""
-        answers = self.plain.take_item(link_id, item, arrived_ns)
-        if answers is not None:
-            self._delay.note_return((link_id, item.session), arrived_ns)
-        return answers
-
     def grant(self, session: Session[Any], num_steps: int) -> None:
         """Let ``num_steps`` plain steps after a session's newest item be computed before they are asked for."""
         if not self.plain.grant(session, num_steps):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from outrider.columns import ScoreAhead, ScoreColumns
 from outrider.generation import GenerationResult
 from outrider.proposal_channel import receiver as receiving
 from outrider.proposal_channel.verdicts import Verdicts, verdicts_on
@@ -93,6 +94,28 @@ async def test_nothing_is_begun_where_the_coordinator_draws(monkeypatch: pytest.
         await introduced(stack)
         await alone(stack, {"temperature": 1.0, "acceptance_method": "rejection"})
         assert steps(stack, "used") == steps(stack, "unused") == 0
+
+
+async def test_a_guess_that_fails_holds_up_no_other_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proposals that were begun rightly are scored without those of the same step that were not."""
+    expected, num_partial = await expected_of(GREEDY), 0
+    complete = receiving._complete
+
+    def counted(ahead: ScoreAhead, rows: Sequence[int], proposals: Any) -> ScoreColumns:
+        nonlocal num_partial
+        num_partial += len(rows) < len(ahead.columns)
+        return complete(ahead, rows, proposals)
+
+    monkeypatch.setattr(receiving, "_complete", counted)
+    async with run_stack(TARGET, DRAFT, wire=True, draft_ahead="chain", **PATIENT) as stack:
+        await introduced(stack)
+
+        async def play() -> None:
+            check_same(await together(stack, GREEDY), expected)
+
+        await again_until(lambda: num_partial > 3, play)
+        assert num_partial > 3
+        await all_free(stack)
 
 
 Fault = Callable[[random.Random, Verdicts], Verdicts | None]

@@ -181,6 +181,50 @@ def test_fewer_tokens_than_were_asked_for_are_not_scored(ends: Ends) -> None:
     assert ends.scored.empty() and ends.from_target.empty()
 
 
+@pytest.mark.parametrize("supports", [False, True])
+@pytest.mark.parametrize("is_early", [False, True])
+def test_some_proposals_are_scored_without_the_others(ends: Ends, *, is_early: bool, supports: bool) -> None:
+    ends.open()
+    waited, sent = ahead([1, 2, 3], [3, 1, 2]), proposals([1, 2, 3], [3, 1, 2], supports=supports)
+    some, other = np.array([2, 0]), np.array([1])
+    if is_early:
+        ends.send(replace(sent.selected(some), channel=1))
+        eventually(lambda: waiting_at(ends, "_early"))
+    ends.tell_target(waited)
+    if not is_early:
+        ends.send(replace(sent.selected(some), channel=1))
+    check_whole(ends.scored.get(timeout=DEADLINE_S), sent.selected(some), waited.selected(some.tolist()))
+    assert waiting_at(ends, "_waiting") == 1
+    ends.send(replace(sent.selected(other), channel=1))
+    check_whole(ends.scored.get(timeout=DEADLINE_S), sent.selected(other), waited.selected(other.tolist()))
+    assert not waiting_at(ends, "_early") and not waiting_at(ends, "_waiting")
+
+
+def test_proposals_of_which_one_is_not_waited_for_are_not_scored(ends: Ends) -> None:
+    ends.open()
+    ends.tell_target(ahead([1, 2], [3, 3]))
+    ends.send(proposals([1, 9], [3, 3]))
+    eventually(lambda: waiting_at(ends, "_early"))
+    ends.send(proposals([1], [2]))  # other than was asked for
+    eventually(lambda: waiting_at(ends, "_early") == 2)
+    ends.send(proposals([1], [3]))
+    check_whole(ends.scored.get(timeout=DEADLINE_S), proposals([1], [3]), ahead([1], [3]))
+    assert ends.scored.empty() and waiting_at(ends, "_waiting") == 1
+
+
+def test_what_is_left_of_scores_is_given_up_alone() -> None:
+    ends = Ends(ProposalReceiver(patience_s=0.3))
+    try:
+        ends.open()
+        ends.tell_target(ahead([1, 2], [3, 3]))
+        ends.send(proposals([1], [3]))
+        lost = ends.from_target.get(timeout=DEADLINE_S)
+        assert isinstance(lost, SessionLost) and (lost.session, lost.generation) == (8, 3)
+        assert ends.from_target.empty() and not waiting_at(ends, "_waiting")
+    finally:
+        ends.close()
+
+
 def test_a_channel_that_ends_says_so_before_what_it_gives_up(ends: Ends) -> None:
     ends.open()
     ends.tell_target(ahead([1, 2], [3, 3]))

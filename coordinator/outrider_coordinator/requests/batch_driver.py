@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.columns import AnswerColumns, ExtendColumns, ScoreColumns
+from outrider.columns import AnswerColumns, ExtendColumns, ScoreAhead, ScoreColumns
 from outrider.ports import DraftEvent, EventBatch, TargetEvent
 from outrider_coordinator.requests.answer_columns import in_columns, selected
 from outrider_coordinator.requests.draft_waits import DraftWaits
@@ -62,8 +62,8 @@ class BatchDriver:
         self._waiting: dict[bytes, WaitingBatch] = {}
         """By the numbers of their sessions."""
         self._taken: list[TakenAnswers] = []
-        self._announced: dict[DraftReplica, tuple[bytes, int, int]] = {}
-        """Of each draft the key of the last ``ScoreAhead``, its channel and its plane."""
+        self._announced: dict[DraftReplica, tuple[ScoreAhead, TargetReplica, int]] = {}
+        """Of each draft the rest of the last ``ScoreAhead`` that waits, the target that has it, and its plane."""
         self.early = EarlyScores(partial(is_announced, table))
 
     def take_proposals(
@@ -79,8 +79,8 @@ class BatchDriver:
         return self._without_taken(batch, partial(self._take_scores, replica, arrived))
 
     def _take_proposals(self, replica: DraftReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
-        announced = self._announced.pop(replica, None)
-        return self._take(replica, answers, AwaitedProposals, partial(self._sent_on, arrived, announced))
+        target = self._target_that_scores(replica, answers)
+        return self._take(replica, answers, AwaitedProposals, partial(self._sent_on, arrived, target))
 
     def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
         return self._take(replica, answers, AwaitedScores, partial(self._asked_next, arrived))
@@ -103,29 +103,39 @@ class BatchDriver:
         for target, draft, group in self._groups(answers):
             if replica not in (target, draft):
                 continue
-            chosen = replace(selected(answers, group), channel=0)  # parts of a message are sent on
+            chosen = selected(answers, group)
             for places, found in find(self._table, self._rows(chosen), chosen):
                 own = selected(chosen, places)
                 batch = WaitingBatch(found, self._requests(own), target, draft)
                 if (one := take(batch, own, group[places])) is not None:
                     yield one
 
+    def _target_that_scores(self, draft: DraftReplica, answers: AnswerColumns[Any]) -> TargetReplica | None:
+        """The target that scores these proposals already: it was told to, and has all of them; None: no target does."""
+        if draft not in self._announced:
+            return None
+        ahead, target, plane = self._announced[draft]
+        if (rows := ahead.rows_for(answers.channel_key, answers.counts)) is None:
+            return None
+        del self._announced[draft]
+        if (rest := ahead.without(rows)) is not None:
+            self._announced[draft] = rest, target, plane
+        is_sent = 0 != answers.channel == ahead.channel == self._channel_between(target, draft)
+        return target if is_sent and plane == self._plane_between(target, draft) else None
+
     def _sent_on(
         self,
         arrived: float,
-        announced: tuple[bytes, int, int] | None,
+        scoring: TargetReplica | None,
         batch: WaitingBatch,
         answers: AnswerColumns[Any],
         places: Ints,
     ) -> TakenAnswers | None:
-        """Bring proposals to their target. ``announced``: key of the ``ScoreAhead`` that was sent, channel, plane."""
-        target, draft = batch.target, batch.draft
-        plane, channel = self._plane_between(target, draft), self._channel_between(target, draft)
-        key = b""
-        if announced is not None and answers.channel and announced[1:] == (answers.channel, plane) == (channel, plane):
-            key = announced[0]
+        """Bring proposals to their target. ``scoring``: the target that scores them already."""
+        target = batch.target
         awaited: Any = batch.awaited
-        taken = awaited.take(answers, self._policy, plane=plane, announced=key)
+        plane = self._plane_between(target, batch.draft)
+        taken = awaited.take(answers, self._policy, plane=plane, is_direct=target is scoring)
         if taken is None:
             return None
         if not taken.is_direct:
@@ -243,7 +253,7 @@ class BatchDriver:
         if channel and isinstance(found, AwaitedProposals) and batch.draft is not None:
             plane = self._plane_between(batch.target, batch.draft)
             if (announcement := found.announcement(channel, plane)) is not None:
-                self._announced[batch.draft] = announcement.channel_key, channel, plane
+                self._announced[batch.draft] = announcement, batch.target, plane
                 batch.target.connection.send_alone(announcement)
 
     def _may_announce(self, one: TakenAnswers, commands: ExtendColumns) -> bool:

@@ -83,18 +83,18 @@ class AwaitedProposals(Awaited):
         self._hands_over = self.hands_over_states()
 
     def take(
-        self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, plane: int = 0, announced: bytes = b""
+        self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, plane: int = 0, is_direct: bool = False
     ) -> TakenProposals | None:
         """Bring proposals, answers to all of these sessions, to their target; None if they cannot be taken together.
 
-        ``plane``: by which hidden states go; 0: inline. ``announced``: the key of the ``ScoreAhead`` that was sent.
+        ``plane``: by which hidden states go; 0: inline. ``is_direct``: the target has them, and a ``ScoreAhead``.
         """
         is_whole = answers.counts.tobytes() == self._asked.tobytes()
         if not self._are_sound(answers, is_whole=is_whole):
             return None
         if self.reads_states and not (plane and all(map(policy.is_to_draft, self.speculations))):
             return None
-        is_direct = bool(announced) and is_whole and self._announced is not None and answers.channel_key == announced
+        is_direct = is_direct and is_whole and self._announced is not None
         generations = self._announced if is_direct and self._announced is not None else self._generations_next
         commands = self._columns(generations, answers.counts, answers.token_ids, plane, answers.supports)
         return TakenProposals(commands, is_direct, partial(self._commit, answers, generations))

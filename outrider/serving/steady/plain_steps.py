@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.columns import ScoreColumns, chain_rows
-from outrider.ports import Score
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
@@ -394,21 +393,6 @@ class PlainSteps:
                 is_taken[rows[fits]] = True
                 answers += self._ask(step, places[fits], columns.generations[rows[fits]], arrived_ns)
         return answers, is_taken
-
-    def take_item(self, link_id: int, item: Score, arrived_ns: int) -> list[PlainAnswers] | None:
-        """Find what a single item asks for: the answer if it is computed; None where it asks for something else."""
-        key = link_id, item.session
-        if key not in self._members or item.trace_parent:
-            return None
-        for step in (*self._computed, *self._under_way()):
-            place = step.place_of(key)
-            if place is not None and not step.is_asked[place]:
-                session = step.sessions[place]
-                prepared = step.item(place, self._table.prefix_hash(session, int(step.bases[place]) - 1))
-                if item.generation < session.generation or not self._executor.matches(item, prepared):
-                    return None
-                return self._ask(step, np.array([place]), np.array([item.generation], dtype=np.uint64), arrived_ns)
-        return None
 
     def _asked_of(self, link_id: int, columns: ScoreColumns) -> Iterable[tuple[PlainStep, Rows, Rows]]:
         """Steps, their rows, and the rows of columns that may ask for them: of each session the oldest that was not

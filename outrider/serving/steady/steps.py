@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, are_enough, is_batch, one_by_one
+from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, is_batch, one_by_one
 from outrider.errors import OutriderError
 from outrider.ports import Extend, Score
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
@@ -109,8 +109,10 @@ class SteadySteps:
         items: Iterable[Any] | None = None
         if is_taken is not None and is_taken.any():
             items = [item for item, is_done in zip(columns.items(), is_taken.tolist(), strict=True) if not is_done]
-        found = self._waiting.get((link_id, columns.sessions.item(0))) if items is None else None
-        if found is not None and is_free and self.pending is None and self._scheduler.is_free:
+        # Every row of a step has drafts; a decode step goes one by one, or is known already.
+        may_be_step = items is None and is_free and self.pending is None and 0 not in columns.draft_lengths.tolist()
+        found = self._waiting.get((link_id, columns.sessions.item(0))) if may_be_step else None
+        if found is not None and self._scheduler.is_free:
             waiting, _ = found
             step = waiting.find(link_id, columns, arrived_ns)
             if step is not None and self._is_taken(step):
@@ -350,23 +352,20 @@ class SteadySteps:
 
     def put_down(self, answered: Iterable[AnyRequest]) -> None:
         """Put down the sessions of requests that were answered one by one."""
-        own: dict[int, list[tuple[Session[Any], int, Any]]] = {}
+        own: dict[int, list[tuple[Session[Any], int]]] = {}
         for request in answered:
             session, answer = request.session, request.answer
             if answer is None or isinstance(answer, CommonEvent) or not self._sessions.holds(session):
                 continue
             is_steady = session.link_id in self._links and self._scheduler.queue.first(session.key) is None
             if is_steady and self._executor.is_steady(session):
-                own.setdefault(session.link_id, []).append((session, answer.base_length, request.item))
+                own.setdefault(session.link_id, []).append((session, answer.base_length))
             elif session.sequence.length > answer.base_length:  # there are drafts
                 self._sessions.hash_ahead(session, answer.base_length)
         for entries in own.values():
-            sessions, bases = [session for session, _, _ in entries], [base for _, base, _ in entries]
-            if are_enough([item for _, _, item in entries]):
-                self._put_down(RunningSessions.of(sessions, self._executor.session_rows(sessions)), bases)
-            else:
-                for session, base in zip(sessions, bases, strict=True):
-                    self._sessions.hash_ahead(session, base)
+            sessions = [session for session, _ in entries]
+            rows = self._executor.session_rows(sessions)
+            self._put_down(RunningSessions.of(sessions, rows), [base for _, base in entries])
 
     def _put_down(self, own: RunningSessions, bases: Sequence[int]) -> None:
         waiting = WaitingSessions(self._sessions, own, bases)

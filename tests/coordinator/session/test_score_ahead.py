@@ -100,7 +100,7 @@ class Crowd:
         """All proposals come as they were asked for, here and to the target."""
         batch, ahead = self.ahead()
         _, columns = self.answers()
-        taken = batch.take(columns, self.policy, plane=self.plane, announced=ahead.channel_key)
+        taken = batch.take(columns, self.policy, plane=self.plane, is_direct=awaits(ahead, columns))
         assert taken.is_direct
         self.asked = list(taken.commands.items())
         self.commit(taken)
@@ -122,6 +122,11 @@ def crowd(num_sessions: int, *, temperature: float = 0.0, layers: tuple[int, ...
         found.loops.append(loop)
         found.asked.append(waiting)
     return found
+
+
+def awaits(ahead: Any, proposals: AnswerColumns[Any]) -> bool:
+    """True if the target scores these proposals as soon as they are there."""
+    return ahead.rows_for(proposals.channel_key, proposals.counts) is not None
 
 
 KINDS = [
@@ -154,7 +159,7 @@ def test_what_is_asked_ahead_is_what_follows_from_the_proposals(kind: dict[str, 
 
     _, columns = asked.answers()
     assert columns.channel_key == ahead.channel_key
-    taken = batch.take(columns, asked.policy, plane=asked.plane, announced=ahead.channel_key)
+    taken = batch.take(columns, asked.policy, plane=asked.plane, is_direct=awaits(ahead, columns))
     assert taken.is_direct
     supports = None if columns.supports is None else (columns.supports.counts, columns.supports.token_ids)
     direct = ahead.with_proposals(columns.token_ids, supports)
@@ -179,38 +184,48 @@ def fewer(asked: Crowd, events: list[Any]) -> AnswerColumns[Any]:
     return replace(columns_of(events, Proposal), channel=CHANNEL)
 
 
-@pytest.mark.parametrize("case", ["fewer tokens", "another key", "no key", "a part", "not reserved"])
+@pytest.mark.parametrize("case", ["fewer tokens", "another generation", "not sent", "not reserved"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_as_it_was_asked_ahead_is_asked_by_a_newer_generation(kind: dict[str, Any], case: str) -> None:
     asked = crowd(**kind)
-    key = b""
-    if case != "not reserved":
-        _, ahead = asked.ahead()
-        key = ahead.channel_key
+    is_direct = case == "not reserved"
+    ahead = None if is_direct else asked.ahead()[1]
     generations = asked.generations
     events, columns = asked.answers()
     if case == "fewer tokens":
         columns = fewer(asked, events)
-    elif case == "another key":
-        key = key[:-1] + b"x"
-    elif case == "no key":
-        key = b""
-    elif case == "not reserved":
-        key = columns.channel_key
-    which = np.array([0, 2]) if case == "a part" and len(asked.loops) > 1 else np.arange(len(asked.loops))
-    chosen = columns.selected(which) if case == "a part" else columns
-    rows = asked.table.indices(chosen.sessions.tolist())
-    ((_, batch),) = proposals_for(asked.table, rows, chosen)
-    taken: Any = batch.take(chosen, asked.policy, plane=asked.plane, announced=key)
-    if case == "a part" and len(asked.loops) == 1:
-        assert taken.is_direct
-        return
+        is_direct = awaits(ahead, columns)
+    elif case == "another generation":
+        is_direct = awaits(ahead, replace(columns, generations=columns.generations + 1))
+    rows = asked.table.indices(columns.sessions.tolist())
+    ((_, batch),) = proposals_for(asked.table, rows, columns)
+    taken: Any = batch.take(columns, asked.policy, plane=asked.plane, is_direct=is_direct)
     assert not taken.is_direct
-    for row, command in zip(which.tolist(), taken.commands.items(), strict=True):
+    for row, command in enumerate(taken.commands.items()):
         assert command.generation == generations[row]
         asked.loops[row].on_draft_event(events[row])
         sent = [one for one in commands_of(asked.loops[row]) if isinstance(one, Score)]
         assert repr(sent) == repr([replace(command, plane=0)])
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_some_of_the_proposals_are_direct_without_the_others(kind: dict[str, Any]) -> None:
+    asked = crowd(**kind)
+    _, ahead = asked.ahead()
+    _, columns = asked.answers()
+    for places in ([2, 0], [1]):
+        some = columns.selected(np.array(places))
+        waiting = ahead.rows_for(some.channel_key, some.counts)
+        assert waiting is not None
+        supports = None if some.supports is None else (some.supports.counts, some.supports.token_ids)
+        scored = ahead.selected(waiting).with_proposals(some.token_ids, supports)
+        ((_, batch),) = proposals_for(asked.table, asked.table.indices(some.sessions.tolist()), some)
+        taken: Any = batch.take(some, asked.policy, plane=asked.plane, is_direct=True)
+        assert taken.is_direct
+        assert repr(list(taken.commands.items())) == repr(list(replace(scored, channel=0).items()))
+        taken.commit()
+        ahead = ahead.without(waiting)
+    assert ahead is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -260,7 +275,7 @@ def test_a_session_that_was_asked_for_something_else_since_has_no_direct_proposa
     _, ahead = asked.ahead()
     asked.loops[0].commands.release()
     _, columns = asked.answers()
-    taken = asked.batch().take(columns, asked.policy, announced=ahead.channel_key)
+    taken = asked.batch().take(columns, asked.policy, is_direct=awaits(ahead, columns))
     assert not taken.is_direct and taken.commands.generations.item() > ahead.columns.generations.item()
 
 
@@ -273,7 +288,7 @@ def test_a_target_that_says_it_lost_what_was_asked_ahead_is_sent_the_proposals(k
     asked.loops[0].on_target_event(SessionLost(asked.loops[0].commands.session, generation, "not of the vocabulary"))
     _, columns = asked.answers()
     assert not before.is_of(columns)
-    taken = asked.batch().take(columns, asked.policy, plane=asked.plane, announced=ahead.channel_key)
+    taken = asked.batch().take(columns, asked.policy, plane=asked.plane, is_direct=awaits(ahead, columns))
     assert not taken.is_direct and taken.commands.generations.tolist()[0] > generation
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from outrider.item_columns import columns_of_commands
 from outrider.ports import Prepare, Scores
 from outrider.serving.output_processor import OutputProcessor
 from outrider.serving.steady import plain_steps
@@ -58,7 +59,8 @@ def test_answers_of_a_forward_in_arrays_tell_its_end_though_they_leave_apart(mon
         return [report.ended_ns for report in driver.reports]
 
     def ask(sessions: range, generation: int) -> None:
-        driver.send(*(score_item(n, generation, texts[n], num_kept_tokens=kept[n]) for n in sessions))
+        items = [score_item(n, generation, texts[n], num_kept_tokens=kept[n]) for n in sessions]
+        driver.send(*columns_of_commands(items))
 
     ends_of(range(NUM_SESSIONS))
     ends = []

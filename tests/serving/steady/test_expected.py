@@ -138,6 +138,22 @@ def test_a_step_that_comes_as_expected_is_launched_as_planned(temperature: float
     expecting.check_integrity()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_some_rows_are_scored_without_the_others(temperature: float) -> None:
+    expecting = Expecting(temperature)
+    caller, whole_items = expecting.caller, expecting.items
+    for rows in ([2, 0], [1, 3]):
+        expecting.items = [whole_items[row] for row in rows]
+        some: Any = caller.columns(expecting.items)
+        counts, ids = some.support_counts, some.support_token_ids
+        supports = None if counts is None or ids is None else (counts, ids)
+        caller.send(expecting.ahead.selected(rows).with_proposals(some.draft_token_ids, supports))
+        caller.run()
+        expecting.check_answered()
+    assert expecting.num_planned == 0
+    expecting.check_integrity()
+
+
 def test_a_session_that_ends_meanwhile_leaves_nothing_behind() -> None:
     expecting = Expecting()
     caller = expecting.caller
