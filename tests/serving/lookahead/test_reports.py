@@ -60,7 +60,7 @@ def test_answers_of_a_forward_in_arrays_tell_its_end_though_they_leave_apart(mon
 
     def ask(sessions: range, generation: int) -> None:
         items = [score_item(n, generation, texts[n], num_kept_tokens=kept[n]) for n in sessions]
-        driver.send(*columns_of_commands(items))
+        core.handle(driver.link_id, columns_of_commands(items))
 
     ends_of(range(NUM_SESSIONS))
     ends = []
