@@ -73,6 +73,7 @@ PROMPTS = [5, 7, 3, 6, 20]
 """Tokens of each request's prompt; the last comes when the others are running, and is prefilled beside them."""
 LATE = len(PROMPTS) - 1
 MAX_LENGTH = 60
+NUM_COLUMN_STEPS = 4
 SIZES: Any = {"page_size": 4, "num_pages": 200, "max_model_len": MAX_LENGTH + 16}
 MODELS: dict[str, dict[str, Any]] = {
     "target": {"architecture": "llama", "seed": 1},
@@ -243,7 +244,7 @@ def plain_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
     scorer = AsyncTargetExecutor(target)
     driver = Driver(lookahead_core(scorer, max_batched_tokens=40))
     num_used = target.sequences.pool.num_used
-    texts, ends = [[3 + i, 5, 7] for i in range(4)], [16, 9, 16, 16]
+    texts, ends = [[3 + i, 5, 7] for i in range(4)], [12, 9, 12, 12]
     driver.send(*(replace(opened(i), max_length=end) for i, end in enumerate(ends)))
     for number in range(max(ends)):
         running = [i for i, end in enumerate(ends) if len(texts[i]) < end]
@@ -275,7 +276,7 @@ def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
     scorer, choose = ColumnsExecutor(target), random.Random(kinds[0])
     driver, texts, kept = opened_together(lookahead_core(scorer, max_batched_tokens=60), kinds)
     answers: list[Answer] = []
-    for number in range(6):
+    for number in range(NUM_COLUMN_STEPS):
         drafts = [[choose.randrange(NUM_IDS) for _ in range(choose.randint(1, 3))] if number else [] for _ in kinds]
         supports = [support_of([{token_id, 9} for token_id in own]) if kinds[0] > 1 and own else None for own in drafts]
         items = [
@@ -290,7 +291,7 @@ def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
             kept[i] = len(text) + num_accepted
             text += [*drafts[i][:num_accepted], choose.randrange(NUM_IDS)]
         target.sequences.check_integrity()
-    assert scorer.num_columns == 5, scorer.num_columns  # all but the prompts
+    assert scorer.num_columns == NUM_COLUMN_STEPS - 1, scorer.num_columns  # all but the prompts
     driver.core.drop_link(driver.link_id)
     return answers
 
@@ -300,7 +301,7 @@ def column_drafts(draft: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
     proposer, choose = ColumnsProposer(draft), random.Random(kinds[0])
     driver, texts, kept = opened_together(build_model_core(proposer, max_batched_tokens=60), kinds)
     answers: list[Answer] = []
-    for number in range(6):
+    for number in range(NUM_COLUMN_STEPS):
         items = [
             extend_item(i, 2 + number, texts[i], 1 + (i + number) % 4, num_kept_tokens=kept[i])
             for i in range(len(kinds))
@@ -316,7 +317,7 @@ def column_drafts(draft: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
             text += [*drafts[:num_accepted], choose.randrange(NUM_IDS)]
         draft.sequences.check_integrity()
     # All but the prompts, which are answered together.
-    assert proposer.num_columns == (5 if draft.drafting is not None else 0), proposer.num_columns
+    assert proposer.num_columns == (NUM_COLUMN_STEPS - 1 if draft.drafting is not None else 0), proposer.num_columns
     driver.core.drop_link(driver.link_id)
     return answers
 
