@@ -8,7 +8,7 @@ costs time and never a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,14 +20,14 @@ from outrider.ports import Extend, Proposal
 from outrider.prefix_hash import PrefixHash
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.recording import ForwardRecord
-from outrider.serving.executor import Executor
+from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward
 from outrider.serving.request import AnyRequest, RequestQueue
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
 from outrider.serving.steady.step import SteadyStep
 
-_ASKED = ("sessions", "num_kept_tokens", "rests", "counts", "token_ids", "draft_lengths")
+_OF_TEXTS = ("sessions", "num_kept_tokens", "rests", "counts", "token_ids")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,12 +100,15 @@ def asks_for_same(item: Extend, begun: Extend) -> bool:
     )
 
 
-def ask_for_same(columns: ExtendColumns, begun: CommandColumns) -> bool:
-    """True if columns ask for all that was begun, and for nothing else, whatever their generations are."""
+def continue_same(columns: ExtendColumns, begun: CommandColumns) -> bool:
+    """True if columns continue the texts for which all of a step was begun, and no others, whatever their generations
+    are and however many draft tokens they ask for.
+    """
     return (
         columns.chains == begun.chains
-        and all(_is_same(getattr(columns, name), getattr(begun, name)) for name in _ASKED)
+        and all(_is_same(getattr(columns, name), getattr(begun, name)) for name in _OF_TEXTS)
         and bool((columns.generations > begun.generations).all())
+        and bool(columns.draft_lengths.all())
         and columns.states is None
         and not (columns.hidden_states or columns.trace_parents)
     )
@@ -113,6 +116,50 @@ def ask_for_same(columns: ExtendColumns, begun: CommandColumns) -> bool:
 
 def _is_same(one: Column, other: Column) -> bool:
     return one.tobytes() == other.astype(one.dtype, copy=False).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class ShortenedForward:
+    """A begun step whose command asks for fewer draft tokens of some sessions: those past them are left out."""
+
+    forward: InFlightForward[Any]
+    longest: Column  # [B]
+    truncate: Callable[[Sequence[int]], None]
+    """Cuts the sequences to so many tokens each."""
+
+    def is_done(self) -> bool:
+        """As the forward says."""
+        return self.forward.is_done()
+
+    def finish(self) -> ExecutorOutput[Any]:
+        """The proposals as far as they were asked for."""
+        output = self.forward.finish()
+        if output.columns is None:
+            rows = zip(output.results, self.longest.tolist(), strict=True)
+            return replace(output, results=[_shortened(result, longest) for result, longest in rows])
+        answers = first_tokens(output.columns, self.longest)
+        # A draft has no KV for the last of its own tokens.
+        held = (answers.base_lengths + answers.counts - U4.type(1)).tolist()
+
+        def settle() -> None:
+            if output.settle is not None:
+                output.settle()
+            self.truncate(held)
+
+        return replace(output, columns=answers, settle=settle)
+
+
+def _shortened(result: Any, longest: int) -> Any:  # noqa: ANN401 - an answer or an error
+    return replace(result, token_ids=result.token_ids[:longest]) if isinstance(result, Proposal) else result
+
+
+def first_tokens(proposals: AnswerColumns[Any], longest: Column) -> AnswerColumns[Any]:
+    """Proposals without evidence, each with so many tokens at most."""
+    counts = proposals.counts
+    starts = counts.cumsum(dtype=np.int64) - counts
+    is_kept = np.arange(proposals.token_ids.size) - starts.repeat(counts) < longest.repeat(counts)
+    told = np.minimum(counts, longest).astype(counts.dtype)
+    return replace(proposals, counts=told, token_ids=proposals.token_ids[is_kept])
 
 
 class Following(NamedTuple):

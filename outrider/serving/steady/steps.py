@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,15 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.begun import BegunSteps, Following, ask_for_same, columns_of, confirm, rows_after
+from outrider.serving.steady.begun import (
+    BegunSteps,
+    Following,
+    ShortenedForward,
+    columns_of,
+    confirm,
+    continue_same,
+    rows_after,
+)
 from outrider.serving.steady.expected import ExpectedStep
 from outrider.serving.steady.sessions import Bools, RunningSessions
 from outrider.serving.steady.step import SteadyStep, is_bare, joined
@@ -69,6 +78,8 @@ class SteadySteps:
         """Arrived, and not begun."""
         self._expected = ExpectedStep(executor)
         self._begun, self._stats = BegunSteps(stats), stats
+        self._wanted: dict[SessionKey, int] = {}
+        """Draft tokens that a session was asked for and did not get, since fewer had been begun."""
         self._running: Batch | None = None
         self._answered: _Answered | None = None
         self._waiting: dict[SessionKey, tuple[WaitingSessions, int]] = {}
@@ -152,6 +163,8 @@ class SteadySteps:
             return
         is_guess = verdicts.next_token_ids.item(0) == UNKNOWN
         rows = list(rows_after(self._sessions, self._executor, self._scheduler.queue, link_id, verdicts))
+        if not is_guess:
+            rows = [row._replace(draft_length=self._wanted.pop(row.session.key, row.draft_length)) for row in rows]
         if rows and not is_guess:
             self.pending = self._begun_step(link_id, rows, arrived_ns)
         if self.pending is not None:
@@ -169,19 +182,25 @@ class SteadySteps:
         return step is not None and not step.is_asked
 
     def adopt(self, link_id: int, commands: Sequence[Any], arrived_ns: int) -> bool:
-        """Have the begun step that is under way answer a message that asks for just that step."""
-        step = None if self._running is None else self._running.steady
-        if step is None or step.is_asked or step.link_id != link_id or len(commands) != 1:
+        """Have the begun step that is under way answer a message that continues the same texts. Where it asks for fewer
+        draft tokens it gets their first ones, and where it asks for more those that were begun.
+        """
+        batch = self._running
+        step = None if batch is None else batch.steady
+        if batch is None or step is None or step.is_asked or step.link_id != link_id or len(commands) != 1:
             return False
-        (columns,), begun = commands, step.columns
-        if not (
-            isinstance(columns, ExtendColumns) and isinstance(begun, ExtendColumns) and ask_for_same(columns, begun)
-        ):
+        columns = commands[0]
+        if not (isinstance(columns, ExtendColumns) and continue_same(columns, step.columns)):
             return False
         step.columns, step.arrived_ns, step.is_asked = columns, arrived_ns, True
         self._waiting[next(iter(step.keys))][0].take(step)
         self._note_asked(step)
         self._stats.num_lookahead_used += len(step)
+        lengths = zip(step.keys, columns.draft_lengths.tolist(), step.draft_lengths.tolist(), strict=True)
+        self._wanted.update({key: asked for key, asked, begun in lengths if asked > begun})
+        if (columns.draft_lengths < step.draft_lengths).any():
+            truncate = partial(self._sessions.truncate, step.sessions)
+            batch.forward = ShortenedForward(batch.forward, columns.draft_lengths, truncate)
         return True
 
     def _may_begin(self, session: Session[Any], item: Extend, *, is_guess: bool) -> bool:
@@ -237,6 +256,7 @@ class SteadySteps:
     def touch(self, key: SessionKey) -> None:
         """Something else than columns comes for a session, or it ends."""
         self._begun.forget(key)
+        self._wanted.pop(key, None)
         if (found := self._waiting.pop(key, None)) is not None:
             waiting, row = found
             waiting.forget(row)
@@ -254,6 +274,7 @@ class SteadySteps:
         if self._running is not None and self._running.steady is not None and self._running.steady.link_id == link_id:
             self.take_apart()
         self._begun.drop_link(link_id)
+        self._wanted = {key: length for key, length in self._wanted.items() if key[0] != link_id}
         self._links.discard(link_id)
         self._waiting = {key: found for key, found in self._waiting.items() if key[0] != link_id}
 
