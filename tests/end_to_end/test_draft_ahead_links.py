@@ -21,8 +21,17 @@ from outrider.proposal_channel import sender as sending
 from outrider.proposal_channel import verdicts as verdict_messages
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.tensor_plane.control import ControlConnection, connect
-from tests.end_to_end.test_direct_proposals import GREEDY, PATIENT, TARGET, check_same, introduced, num_direct, together
-from tests.end_to_end.test_draft_ahead import MODES, RULES, alone, check_played, expected_of, steps
+from tests.end_to_end.test_direct_proposals import (
+    COUPLED,
+    GREEDY,
+    PATIENT,
+    TARGET,
+    check_same,
+    introduced,
+    num_direct,
+    together,
+)
+from tests.end_to_end.test_draft_ahead import MODES, alone, check_played, expected_of, steps
 from tests.end_to_end.waiting import again_until, all_free, eventually
 from tests.support.stack import Stack, run_stack
 from tests.support.tcp_proxy import TcpProxy
@@ -45,15 +54,12 @@ async def behind_proxy(monkeypatch: pytest.MonkeyPatch, draft_ahead: str) -> Asy
             yield stack, proxy
 
 
-@RULES
 @MODES
-async def test_random_delays_change_no_token(
-    rule: dict[str, Any], draft_ahead: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, chance = await expected_of(rule), random.Random(7)
+async def test_random_delays_change_no_token(draft_ahead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, chance = await expected_of(COUPLED), random.Random(7)
     async with behind_proxy(monkeypatch, draft_ahead) as (stack, proxy):
         proxy.delay_s = lambda: chance.choice((0.0, 0.0, 0.001, 0.004, 0.015))
-        await check_played(stack, rule, expected)
+        await check_played(stack, COUPLED, expected)
 
 
 @MODES
@@ -98,15 +104,12 @@ class Reordering:
         return b"".join([verdict_messages.to_bytes(each) for each in leaving])
 
 
-@RULES
 @MODES
-async def test_verdicts_in_another_order_change_no_token(
-    rule: dict[str, Any], draft_ahead: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = await expected_of(rule)
+async def test_verdicts_in_another_order_change_no_token(draft_ahead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = await expected_of(GREEDY)
     monkeypatch.setattr(receiving, "to_bytes", Reordering(5))
     async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
-        await check_played(stack, rule, expected)
+        await check_played(stack, GREEDY, expected)
 
 
 Push = Callable[[random.Random, AnswerColumns[Any]], AnswerColumns[Any] | None]
@@ -150,8 +153,7 @@ async def test_proposals_that_go_wrong_on_their_way_change_no_token(
         await check_played(stack, GREEDY, expected)
 
 
-@RULES
-@MODES
+@pytest.mark.parametrize(("rule", "draft_ahead"), [(GREEDY, "verdict"), (COUPLED, "verdict"), (COUPLED, "chain")])
 async def test_choices_of_one_prompt_are_those_of_the_target_alone(rule: dict[str, Any], draft_ahead: str) -> None:
     asked: dict[str, Any] = {"prompt_token_ids": [72, 101, 108, 9], "max_tokens": 40, "ignore_eos": True, "seed": 3}
 

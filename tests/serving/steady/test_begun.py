@@ -23,6 +23,7 @@ from outrider.serving.steady.begun import asks_for_same
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
+from tests.serving.steady.test_twins import DrawnByForwards, drawn_by_forwards
 from tests.support.core_driver import Driver, extend_item, open_session
 from tests.support.tiny_models import cached_tiny_model
 
@@ -82,11 +83,30 @@ def slow_core() -> Core:
     return stand_in_core(Slow)
 
 
-def model_core(family: str = "llama") -> Core:
+class SlowProposer(ModelProposer):
+    """A draft model with loops whose begun steps run until something comes."""
+
+    def start_step(self, step: Any, batch: Any = ()) -> Any:
+        return Running(super().start_step(step, batch), step)
+
+
+def slow_model_core() -> Core:
+    core = model_core(kind=SlowProposer)
+    executor: Any = core._executor
+    runner, executor._can_loop, executor._max_rows = executor.runner, True, 8
+    runner.draft = functools.partial(drawn_by_forwards, runner)
+    runner.begin_draft = functools.partial(DrawnByForwards, runner)
+    return core
+
+
+RUNNING = pytest.mark.parametrize("new_core", [slow_core, slow_model_core], ids=["stand-in", "model"])
+
+
+def model_core(family: str = "llama", kind: type[ModelProposer] = ModelProposer) -> Core:
     runner = ModelRunner.load(
         cached_tiny_model(family, seed=1), dtype="float32", page_size=4, num_pages=NUM_PAGES, max_model_len=LENGTH
     )
-    return build_model_core(ModelProposer(runner))
+    return build_model_core(kind(runner))
 
 
 CORES = pytest.mark.parametrize(
@@ -298,8 +318,8 @@ def test_a_step_of_arrays_is_begun_as_one() -> None:
     assert executor.num_begun > 5
 
 
-def with_a_step_that_runs(*, begins: bool = True) -> Sessions:
-    sessions = Sessions(slow_core(), 1, sampling=GREEDY)
+def with_a_step_that_runs(new_core: Callable[[], Core] = slow_core, *, begins: bool = True) -> Sessions:
+    sessions = Sessions(new_core(), 1, sampling=GREEDY)
     sessions.ask(sessions.texts)
     for text in sessions.texts:
         sessions.judge(text)
@@ -310,8 +330,9 @@ def with_a_step_that_runs(*, begins: bool = True) -> Sessions:
     return sessions
 
 
-def test_a_step_is_adopted_while_it_runs() -> None:
-    sessions = with_a_step_that_runs()
+@RUNNING
+def test_a_step_is_adopted_while_it_runs(new_core: Callable[[], Core]) -> None:
+    sessions = with_a_step_that_runs(new_core)
     assert sessions.driver.core.pause_s > 0
     before = sessions.driver.num_steps
     sessions.ask(sessions.texts)
@@ -319,9 +340,12 @@ def test_a_step_is_adopted_while_it_runs() -> None:
     assert sessions.driver.num_steps == before + 1, "the step that answers is the one that was begun"
 
 
+@RUNNING
 @pytest.mark.parametrize("length", [1, 2, 4])
-def test_a_step_that_runs_is_adopted_whatever_number_of_tokens_is_asked_for(length: int) -> None:
-    sessions, expected = with_a_step_that_runs(), with_a_step_that_runs(begins=False)
+def test_a_step_that_runs_is_adopted_whatever_number_of_tokens_is_asked_for(
+    new_core: Callable[[], Core], length: int
+) -> None:
+    sessions, expected = with_a_step_that_runs(new_core), with_a_step_that_runs(new_core, begins=False)
     for each in (sessions, expected):
         each.length = length
         each.ask(each.texts)
