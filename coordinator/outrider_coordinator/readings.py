@@ -78,9 +78,7 @@ def speculation_readings(spec_stats: SpecDecodeStats) -> list[Reading]:
 def draft_length_readings(policy: DraftLengthPolicy) -> list[Reading]:
     """Readings of draft lengths and of the estimates that determine them."""
     controllers = policy.controllers
-    rates = {
-        mode.value: sum(found.expectation.rates[mode] for found in controllers if found.num_sessions) for mode in Mode
-    }
+    rates = {mode.value: sum(found.expectation.rates[mode] for found in controllers if found.sessions) for mode in Mode}
     return [
         Reading("outrider_draft_length", policy.mean_length),
         *each("outrider_expected_tokens_per_second", "mode", rates.items()),

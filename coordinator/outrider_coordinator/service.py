@@ -5,14 +5,13 @@ Connects requests with sessions. ``driver`` runs the sessions, ``services`` owns
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from outrider import __version__
 from outrider.config import CoordinatorSettings
@@ -41,11 +40,11 @@ from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.speculation.explanation import draft_length_reason
 from outrider_coordinator.stats.coordinator_stats import CoordinatorStats
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
+from outrider_coordinator.threads import Threads
 from outrider_coordinator.tracing import RequestTrace, RequestTraces
 
 CommandT = TypeVar("CommandT", bound=SessionItem)
 EventT = TypeVar("EventT", bound=SessionItem)
-ResultT = TypeVar("ResultT")
 
 TargetSource = Source[TargetCommand, TargetEvent]
 DraftSource = Source[DraftCommand, DraftEvent]
@@ -59,8 +58,6 @@ _REFUSALS: dict[type[OutriderError], str] = {
 
 LONG_TEXT_CHARACTERS = 20_000
 """Longer texts are tokenized in a thread, so that the event loop keeps serving other streams."""
-MOST_THREADS = 4
-"""Texts that are tokenized in threads at the same time."""
 LONG_OUTPUT_TOKENS = 500
 """Resumed requests with a longer output are detokenized in a thread too."""
 
@@ -299,29 +296,6 @@ def _has_long_text(request: GenerationRequest, rendered: str) -> bool:
     if request.sampling.grammar is not None:
         return True
     return len(request.prompt or rendered) + sum(map(len, request.bad_words)) > LONG_TEXT_CHARACTERS
-
-
-class Threads:
-    """Work in threads, of which each holds a request. Nothing waits in the executor's own queue, which keeps what was
-    cancelled; a thread whose caller is gone keeps its turn until it has ended. Belongs to one event loop.
-    """
-
-    def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(MOST_THREADS)
-
-    async def call(self, work: Callable[[], ResultT], *, in_thread: bool) -> ResultT:
-        """The result of the work, done at once or in a thread when one is free; its errors are raised."""
-        if not in_thread:
-            return work()
-        await self._turns.acquire()
-        working = asyncio.ensure_future(asyncio.to_thread(work))
-        working.add_done_callback(self._ended)
-        return await asyncio.shield(working)
-
-    def _ended(self, working: asyncio.Future[Any]) -> None:
-        self._turns.release()
-        if not working.cancelled():
-            working.exception()  # its caller may be gone
 
 
 def _source(found: Port[CommandT, EventT] | Source[CommandT, EventT]) -> Source[CommandT, EventT]:

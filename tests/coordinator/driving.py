@@ -21,9 +21,9 @@ from outrider_coordinator.session.actions import (
     ToDraft,
     ToTarget,
 )
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import StepCount
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from outrider_coordinator.service import MOST_THREADS, Threads
+from outrider_coordinator.threads import MOST_THREADS, Threads
 
 
 async def test_cancelled_work_is_not_handed_to_a_thread() -> None:

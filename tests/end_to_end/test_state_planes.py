@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from outrider.config.fields import DraftMethod
-from outrider_coordinator.session import hidden_states, service_state
+from outrider_coordinator.session import draft_side, hidden_states
 from outrider_draft.proposers.head_executor import HeadExecutor
 from outrider_target.executor import TargetExecutor
 from tests.draft_service.test_state_heads import medusa
@@ -79,7 +79,7 @@ def test_long_prompts_go_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     whole, _ = asyncio.run(play("eagle3", build_eagle3(tmp_path), plane, wire=False))
     ten_positions = 10 * 3 * 32 * 4
     monkeypatch.setattr(hidden_states, "MAX_FEED_BYTES", ten_positions)
-    monkeypatch.setattr(service_state, "MAX_FEED_BYTES", ten_positions)
+    monkeypatch.setattr(draft_side, "MAX_FEED_BYTES", ten_positions)
     parts, _ = asyncio.run(play("eagle3", tmp_path, plane, wire=True))
     assert parts == whole
 

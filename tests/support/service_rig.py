@@ -22,8 +22,8 @@ from outrider.serving.engine_core import EngineCore
 from outrider.tokenization import ModelText
 from outrider_coordinator.requests.input_processor import InputProcessor
 from outrider_coordinator.session.actions import Fail, StepEnded, ToDraft, ToTarget
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_draft.proposers.draft_model import ModelProposer

@@ -105,7 +105,7 @@ class JointVerdicts:
         )
 
     def _are_drawn(self, outside: FloatArray, drawn: IntArray) -> bool:
-        """Whether there is a token wherever one may be needed: behind a proposal, and where there is mass outside."""
+        """True if there is a token wherever one may be needed: behind a proposal, and where there is mass outside."""
         lacks = (drawn < 0) | (drawn >= self._score_limits)
         return not (lacks[self._lasts].any() or (outside[lacks] > 0).any())
 

@@ -85,7 +85,7 @@ class JudgeRules:
 
     @property
     def is_of_target_alone(self) -> bool:
-        """Whether no draft can change the output, whatever it proposes."""
+        """True if no draft can change the output, whatever it proposes."""
         return self.rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
 
     @property

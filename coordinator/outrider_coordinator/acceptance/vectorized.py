@@ -89,7 +89,7 @@ class Rows:
 
 
 def are_sound_columns(proposals: AnswerColumns[Any], limits: Indices) -> bool:  # limits [C]
-    """Whether ``check_proposal`` would accept the evidence of all proposals, which came as columns."""
+    """True if ``check_proposal`` would accept the evidence of all proposals, which came as columns."""
     supports = proposals.supports
     if supports is None or not supports.counts.size or int(supports.counts.min()) < 1:
         return False
@@ -109,7 +109,7 @@ def _are_sound_rows(rows: Rows, limits: Indices) -> bool:  # limits [C]
 
 
 def _are_distinct(rows: Rows) -> bool:
-    """Whether no id is twice in one support; ids are not negative."""
+    """True if no id is twice in one support; ids are not negative."""
     width = rows.counts.item(0)
     if (rows.counts == width).all():  # mostly: short rows of equal length are sorted in a fraction of the time
         keys = np.sort(rows.ids.reshape(-1, width), axis=1)
@@ -120,5 +120,5 @@ def _are_distinct(rows: Rows) -> bool:
 
 
 def are_near_1(sums: Doubles, tolerance: float) -> bool:
-    """Whether no sum differs from 1 by more; False for NaN."""
+    """True if no sum differs from 1 by more; False for NaN."""
     return bool((np.abs(sums - 1.0) <= tolerance).all())

@@ -203,7 +203,7 @@ class BatchDriver:
         return [request for request in map(self._find, answers.sessions.tolist()) if request is not None]
 
     def has_taken(self, events: Sequence[DraftEvent | TargetEvent]) -> bool:
-        """Whether an event is of a session of which something is still to be done."""
+        """True if an event is of a session of which something is still to be done."""
         if not (self._taken and events):
             return False
         taken = {request.session for one in self._taken for request in one.requests}
@@ -257,7 +257,7 @@ class BatchDriver:
                 batch.target.connection.send_alone(announcement)
 
     def _may_announce(self, one: TakenAnswers, commands: ExtendColumns) -> bool:
-        """Whether all that a draft computes now may go to the target directly."""
+        """True if all that a draft computes now may go to the target directly."""
         target, draft = one.batch.target, one.batch.draft
         if draft is None or one.batch.awaited.is_traced:
             return False

@@ -25,7 +25,7 @@ from outrider_coordinator.session.actions import Fail, Finish
 
 
 class Driver:
-    """Sessions of one coordinator on its services: a ``ServiceListener`` and ``session_driver.Lifecycle``."""
+    """Sessions of one coordinator on its services: a ``ServiceListener`` and ``action_carrier.Lifecycle``."""
 
     def __init__(
         self,

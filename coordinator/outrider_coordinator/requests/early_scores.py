@@ -19,12 +19,12 @@ class EarlyScores:
     """Those of one coordinator."""
 
     def __init__(self, is_early: Callable[[int, int], bool]) -> None:
-        """``is_early``: whether a session waits for the proposal that scores of this generation are of."""
+        """``is_early``: true if a session waits for the proposal that scores of this generation are of."""
         self._is_early = is_early
         self._held: list[tuple[TargetReplica, _Batch]] = []
 
     def are_held(self, replica: TargetReplica) -> bool:
-        """Whether there are any of a target."""
+        """True if there are any of a target."""
         return any(found is replica for found, _ in self._held)
 
     def hold(self, replica: TargetReplica, batch: _Batch) -> _Batch | None:

@@ -16,7 +16,7 @@ from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.partners import share_device
 from outrider_coordinator.routing.placement import Placement
 from outrider_coordinator.routing.services import DraftReplica, Services, TargetReplica
-from outrider_coordinator.session.service_state import DraftFacts
+from outrider_coordinator.session.draft_side import DraftFacts
 
 Deliver = Callable[[RequestState, Callable[[], None]], None]
 """Brings an event to a request's session."""

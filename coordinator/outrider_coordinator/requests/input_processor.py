@@ -43,7 +43,7 @@ class InputProcessor:
     """Prepares requests for one target."""
 
     dense = False
-    """Whether whole rows of probabilities travel: the reference that tests compare the sparse forms with."""
+    """True if whole rows of probabilities travel: the reference that tests compare the sparse forms with."""
 
     def __init__(
         self,

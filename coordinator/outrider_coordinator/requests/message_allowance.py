@@ -46,7 +46,7 @@ class MessageAllowance:
 
     @property
     def is_open(self) -> bool:
-        """Whether another message may leave."""
+        """True if another message may leave."""
         return not self._max_per_s or self._num_allowed >= 1.0
 
     def take(self) -> None:

@@ -77,12 +77,12 @@ class RequestState:
 
     @property
     def has_had_output(self) -> bool:
-        """Whether output was given to the user; not yet that of an interrupted call."""
+        """True if output was given to the user; not yet that of an interrupted call."""
         return self.output_collector.has_released
 
     @property
     def is_over(self) -> bool:
-        """Whether the request has ended."""
+        """True if the request has ended."""
         return self.loop.is_over
 
     def deltas(self) -> AsyncIterator[Delta]:

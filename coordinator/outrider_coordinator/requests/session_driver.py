@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from outrider.errors import IntegrityError, OutriderError
 from outrider.ports import (
-    DraftCommand,
     DraftEvent,
     EventBatch,
     ItemTiming,
     Proposal,
-    Score,
     Scores,
-    TargetCommand,
     TargetEvent,
 )
 from outrider.telemetry.logs import records_about
+from outrider_coordinator.requests.action_carrier import ActionCarrier, Lifecycle
 from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.message_allowance import MessageAllowance
@@ -33,7 +30,6 @@ from outrider_coordinator.requests.request_log import log_bug, log_trouble
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
-from outrider_coordinator.session import actions
 from outrider_coordinator.session.target_events import is_stale_loss
 from outrider_coordinator.stats.request_timings import RequestTimings
 
@@ -42,25 +38,6 @@ _TURNS_TO_SEND = 3
 """Turns of the event loop after which the commands of this turn are written: they are put together in the next one and
 taken by the stream in the one after.
 """
-
-
-class Lifecycle(Protocol):
-    """Actions that concern a whole request."""
-
-    def end(self, request: RequestState, ending: actions.Finish | actions.Fail) -> None:
-        """The session has ended."""
-
-    def park(self, request: RequestState, retry_after_ms: int) -> None:
-        """The target has no room for the session."""
-
-    def found_room(self, request: RequestState) -> None:
-        """The target has room for the session."""
-
-    def retry_draft(self, request: RequestState, retry_after_ms: int) -> None:
-        """The session cannot use its draft for a while."""
-
-    def answered(self) -> None:
-        """A message of a target was processed."""
 
 
 class SessionDriver:
@@ -79,11 +56,11 @@ class SessionDriver:
         """``plane_between``: the connection by which hidden states go; 0: inline. ``channel_between``: that by which
         proposals go directly; 0: there is none. ``max_messages_per_s``: to users; 0: any number.
         """
-        self._plane_between = plane_between
         self.draft_waits = DraftWaits(draft_timeout_s, running=request_manager.running, time_out=self._time_out_draft)
         self._find, self._running = request_manager.find, request_manager.running
         self._policy = request_manager.policy
         self._lifecycle = lifecycle
+        self._actions = ActionCarrier(lifecycle, self.draft_waits, plane_between)
         self._output = OutputScheduler(MessageAllowance(max_messages_per_s))
         self._scored: list[RequestState] = []
         """Requests with scores that came one by one since then: their targets have room for them."""
@@ -94,7 +71,7 @@ class SessionDriver:
             request_manager.policy,
             self.draft_waits,
             find=request_manager.find,
-            act_on=lambda request: self._act_on(request, _now()),
+            act_on=lambda request: self._actions.carry_out(request, _now()),
             fail=self._end_with,
             plane_between=plane_between,
             channel_between=channel_between,
@@ -225,7 +202,7 @@ class SessionDriver:
                 event()
             except Exception as error:
                 self._fail(request, error)
-            self._act_on(request, arrived)
+            self._actions.carry_out(request, arrived)
         request.flush()
 
     def _on_target_event(
@@ -235,7 +212,7 @@ class SessionDriver:
             request.loop.on_target_event(event, timing)
         except Exception as error:
             self._fail(request, error)
-        return self._act_on(request, arrived)
+        return self._actions.carry_out(request, arrived)
 
     def _on_draft_event(
         self, request: RequestState, event: DraftEvent, timing: ItemTiming | None, arrived: float
@@ -244,7 +221,7 @@ class SessionDriver:
             request.loop.on_draft_event(event, timing)
         except Exception as error:
             self._fail(request, error)
-        return self._act_on(request, arrived)
+        return self._actions.carry_out(request, arrived)
 
     def _fail(self, request: RequestState, error: Exception) -> None:
         if not isinstance(error, OutriderError):
@@ -255,58 +232,7 @@ class SessionDriver:
 
     def _end_with(self, request: RequestState, error: Exception) -> None:
         self._fail(request, error)
-        self._act_on(request, _now())
-
-    def _act_on(self, request: RequestState, arrived: float) -> float:
-        """Do what the session asks for since ``arrived`` was read; when it had been decided."""
-        handled = _now()
-        for action in request.loop.take_actions():
-            self._act(request, action, arrived, handled)
-        return handled
-
-    def _act(self, request: RequestState, action: actions.Action, arrived: float, handled: float) -> None:
-        if request.trace.notes is not None:
-            request.note_in_trace(action)
-        match action:
-            case actions.StepEnded():
-                request.note(action, arrived, handled)
-            case actions.ToTarget():
-                self._send_to_target(request, action.command)
-            case actions.ToDraft():
-                self._send_to_draft(request, action.command)
-            case actions.DraftWaitBegan():
-                self.draft_waits.begin(request, action.step)
-            case actions.DraftWaitEnded():
-                request.clear_draft_timer()
-                request.note(action, arrived, handled)
-            case _:
-                with records_about(request.log_fields):
-                    self._act_on_request(request, action)
-
-    def _send_to_target(self, request: RequestState, command: TargetCommand) -> None:
-        target = request.place.target
-        if target is None:
-            return
-        if isinstance(command, Score) and command.hidden_states_from is not None:
-            # How the states go to the draft of now.
-            command = replace(command, plane=self._plane_between(target, request.place.draft))
-        target.send(command)
-
-    @staticmethod
-    def _send_to_draft(request: RequestState, command: DraftCommand) -> None:
-        if request.place.draft is not None:
-            request.place.draft.send(command)
-
-    def _act_on_request(
-        self, request: RequestState, action: actions.RetryDraftAfter | actions.Park | actions.Finish | actions.Fail
-    ) -> None:
-        match action:
-            case actions.RetryDraftAfter():
-                self._lifecycle.retry_draft(request, action.retry_after_ms)
-            case actions.Park():
-                self._lifecycle.park(request, action.retry_after_ms)
-            case actions.Finish() | actions.Fail():
-                self._lifecycle.end(request, action)
+        self._actions.carry_out(request, _now())
 
     def _time_out_draft(self, request: RequestState, step: int) -> None:
         self.deliver(request, partial(request.loop.draft_timed_out, step))

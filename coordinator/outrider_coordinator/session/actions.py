@@ -49,7 +49,7 @@ class StepEnded:
     timing: ItemTiming | None
     """The target's own time for the scores, where it said so."""
     is_prefill: bool
-    """Whether the target took in the whole text: the first step, and one in which the session was rebuilt."""
+    """True if the target took in the whole text: the first step, and one in which the session was rebuilt."""
 
     num_forced_tokens: int = 0
     """Tokens that were proposed because the grammar forces them; then there are no draft tokens."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.columns import U4, U8, AnswerColumns
-from outrider_coordinator.session import steps
+from outrider_coordinator.session import state_feed
 from outrider_coordinator.session.table import (
     FLAGS,
     IS_SPARSE,
@@ -51,12 +51,12 @@ class Awaited:
         self.is_sparse, self.reads_states = bool(flags[0] & IS_SPARSE), bool(flags[0] & READS_STATES)
         self.is_traced = bool(flags[0] & IS_TRACED)
         self.is_uniform = len({flag & (IS_SPARSE | READS_STATES) for flag in flags}) == 1
-        """Whether all are judged in the same way, and all or none are handed hidden states."""
+        """True if all are judged in the same way, and all or none are handed hidden states."""
         self.limits = own[:, LIMIT]
         self.limit = min(self.limits.tolist())
 
     def is_of(self, answers: AnswerColumns[Any]) -> bool:
-        """Whether these are answers to what was asked of just these sessions, whose rows have not changed since."""
+        """True if these are answers to what was asked of just these sessions, whose rows have not changed since."""
         return (
             answers.generations.tobytes() == self._generations
             and answers.base_lengths.tobytes() == self.bases.tobytes()
@@ -64,8 +64,8 @@ class Awaited:
         )
 
     def hands_over_states(self) -> bool:
-        """Whether the target hands over the states of just what it scores, if the draft reads any."""
-        return not self.reads_states or all(map(steps.hands_over_states, self.sessions))
+        """True if the target hands over the states of just what it scores, if the draft reads any."""
+        return not self.reads_states or all(map(state_feed.hands_over_states, self.sessions))
 
     def hashes(self, kept: Sequence[int]) -> tuple[list[int], list[bytes]]:
         """Running hashes and chains of the first ``kept`` tokens of each session; the chain of none is empty."""

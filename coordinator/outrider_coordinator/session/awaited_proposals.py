@@ -100,7 +100,7 @@ class AwaitedProposals(Awaited):
         return TakenProposals(commands, is_direct, partial(self._commit, answers, generations))
 
     def _are_sound(self, answers: AnswerColumns[Any], *, is_whole: bool) -> bool:
-        """Whether all can be judged."""
+        """True if all can be judged."""
         counts, ids = answers.counts, answers.token_ids
         if not (self._hands_over and self.is_uniform) or answers.is_sparse != self.is_sparse or not ids.size:
             return False

@@ -21,7 +21,7 @@ from outrider.columns import I4, U4, U8, AnswerColumns, Column, ExtendColumns, S
 from outrider.prefix_hash import BLOCK_TOKENS, following
 from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts, PlacedEvidence, verdicts_on
-from outrider_coordinator.session import steps
+from outrider_coordinator.session import state_feed
 from outrider_coordinator.session.awaited import EVERY, NO_IDS, Awaited, Bools, Which
 from outrider_coordinator.session.state import DRAFTING, NOTHING_PROPOSED, SCORING, SessionState
 from outrider_coordinator.session.table import (
@@ -162,7 +162,7 @@ class AwaitedPlainScores(AwaitedScores):
         if self.table.may_end(listed):
             goes_on &= self._do_not_end([[token_id] for token_id in listed])
         if self._reads_any:
-            goes_on &= ~np.array([steps.is_to_follow(session) for session in self.sessions])
+            goes_on &= ~np.array([state_feed.is_to_follow(session) for session in self.sessions])
         which: Which = EVERY
         if not goes_on.all():
             which = np.flatnonzero(goes_on)
@@ -280,7 +280,7 @@ class AwaitedVerdicts(AwaitedScores):
         return self._asked_next(which, (accepted, next_ids, lengths), states, channel)
 
     def _may_be_judged(self, answers: AnswerColumns[Any]) -> bool:
-        """Whether these are scores of the proposals, of the right form."""
+        """True if these are scores of the proposals, of the right form."""
         if answers.counts.tobytes() != self._asked_counts or self.is_sparse != answers.is_sparse:
             return False
         if not (self._hands_over and self.is_uniform) or self.reads_states != (answers.states is not None):

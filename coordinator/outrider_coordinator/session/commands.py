@@ -5,9 +5,10 @@ from __future__ import annotations
 from outrider.ports import Extend, Open, Prepare, Release, Score
 from outrider.types import SparseEvidence, Support
 from outrider_coordinator.session.committed_tokens import CommittedTokens
+from outrider_coordinator.session.draft_side import Drafted, DraftSide
 from outrider_coordinator.session.engine_request import EngineRequest
-from outrider_coordinator.session.service_state import Drafted, DraftSide, TargetSide
 from outrider_coordinator.session.table import GENERATION, IS_TRACED, NUMBER, Flag, IntColumn, Row
+from outrider_coordinator.session.target_side import TargetSide
 
 
 class CommandBuilder:

@@ -6,7 +6,8 @@ from outrider.ports import DraftEvent, ItemTiming, Opened, Preempted, Proposal, 
 from outrider_coordinator.acceptance import EvidenceError, check_proposal
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.actions import RetryDraftAfter
-from outrider_coordinator.session.service_state import MAX_LOSSES_IN_A_ROW, Drafted, Readiness
+from outrider_coordinator.session.draft_side import Drafted
+from outrider_coordinator.session.readiness import MAX_LOSSES_IN_A_ROW, Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 

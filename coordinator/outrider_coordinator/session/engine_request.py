@@ -34,7 +34,7 @@ class EngineRequest:
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     request_id: str = ""
     skip_special_tokens: bool = True
-    """Whether the text is without special tokens."""
+    """True if the text is without special tokens."""
     cache_salt: str = ""
     prefix_hash_key: bytes = b""
     """Keys the session's prefix hashes, here and in the services; of one coordinator."""
@@ -47,7 +47,7 @@ class EngineRequest:
     matcher: Matcher | None = field(default=None, compare=False, repr=False)
     """Of the grammar, at the beginning of the output."""
     tells_progress: bool = False
-    """Whether each delta says how far the call is."""
+    """True if each delta says how far the call is."""
 
     @property
     def max_length(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.types import DenseEvidence, SparseEvidence
-from outrider_coordinator.session.service_state import NOTHING_DRAFTED, Drafted
+from outrider_coordinator.session.draft_side import NOTHING_DRAFTED, Drafted
 from outrider_coordinator.session.state import SessionState
 
 MAX_FORCED_TOKENS = 16

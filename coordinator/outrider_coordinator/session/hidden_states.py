@@ -36,7 +36,7 @@ class HiddenStateBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds as much as one ``Extend`` brings."""
+        """True if it holds as much as one ``Extend`` brings."""
         return sum(part.num_bytes for part in self._parts) >= MAX_FEED_BYTES
 
     def clear(self, start: int = 0) -> None:

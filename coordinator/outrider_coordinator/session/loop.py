@@ -14,12 +14,8 @@ from outrider.ports import DraftEvent, ItemTiming, Proposal, Scores, TargetEvent
 from outrider.types import FinishReason
 from outrider_coordinator.session import draft_events, steps, target_events
 from outrider_coordinator.session.actions import Action, Fail, Finish
-from outrider_coordinator.session.service_state import (
-    MAX_LOSSES_ALONE,
-    MAX_LOSSES_IN_A_ROW,
-    DraftFacts,
-    Readiness,
-)
+from outrider_coordinator.session.draft_side import DraftFacts
+from outrider_coordinator.session.readiness import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW, Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 

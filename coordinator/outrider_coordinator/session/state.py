@@ -16,17 +16,10 @@ from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence
 from outrider_coordinator.session.actions import Action, Finish
 from outrider_coordinator.session.commands import CommandBuilder
 from outrider_coordinator.session.committed_tokens import CommittedTokens
+from outrider_coordinator.session.draft_side import NOTHING_DRAFTED, Drafted, DraftFacts, DraftSide
 from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.output import Output
-from outrider_coordinator.session.service_state import (
-    MAX_LOSSES_IN_A_ROW,
-    NOTHING_DRAFTED,
-    Drafted,
-    DraftFacts,
-    DraftSide,
-    Readiness,
-    TargetSide,
-)
+from outrider_coordinator.session.readiness import MAX_LOSSES_IN_A_ROW, Readiness
 from outrider_coordinator.session.table import (
     FLAGS,
     IS_DENSE,
@@ -46,6 +39,7 @@ from outrider_coordinator.session.table import (
     Row,
     SessionTable,
 )
+from outrider_coordinator.session.target_side import TargetSide
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats, WithoutDraft
 
@@ -86,7 +80,7 @@ class SessionState:
     """The complete state of one session: a view of its row, and what no step of many sessions reads."""
 
     is_paused = Flag(PAUSED)
-    """Whether to begin no step, because the reader is behind."""
+    """True if to begin no step, because the reader is behind."""
     step = IntColumn(STEP)
     """The number of the step under way."""
 
@@ -193,27 +187,27 @@ class SessionState:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the target takes in the whole text in this step: the prompt, or what the session is rebuilt from."""
+        """True if the target takes in the whole text in this step: the prompt, or what the session is rebuilt from."""
         return self.target.held == 0 or self.no_draft_reason is WithoutDraft.PREFILL
 
     @property
     def lacks_only_prompt_logprobs(self) -> bool:
-        """Whether the output it goes on from had ended, and one pass over the text is still wanted."""
+        """True if the output it goes on from had ended, and one pass over the text is still wanted."""
         return self.resumed_finish is not None and self.engine_request.num_prompt_logprobs is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the session has finished or failed."""
+        """True if the session has finished or failed."""
         return self.status is SessionStatus.FINISHED
 
     @property
     def is_running(self) -> bool:
-        """Whether the session may be open on a service."""
+        """True if the session may be open on a service."""
         return self.status not in (SessionStatus.WAITING, SessionStatus.FINISHED)
 
     @property
     def lacks_draft(self) -> bool:
-        """Whether the session would draft if a draft were available or had room."""
+        """True if the session would draft if a draft were available or had room."""
         return self.draft.readiness is Readiness.AWAY
 
     @property
@@ -223,5 +217,5 @@ class SessionState:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether targets may break because of this session, after several consecutive losses."""
+        """True if targets may break because of this session, after several consecutive losses."""
         return self.target.losses > MAX_LOSSES_IN_A_ROW

@@ -18,10 +18,22 @@ from __future__ import annotations
 
 from outrider.ports import ItemTiming
 from outrider_coordinator.session.actions import DraftWaitBegan, DraftWaitEnded, Fail, Finish, Park, ToDraft, ToTarget
+from outrider_coordinator.session.draft_side import NOTHING_DRAFTED, Asked
+from outrider_coordinator.session.drafting import (
+    draft_length,
+    is_fed,
+    is_held_back,
+    is_soon_to_draft,
+    is_to_catch_up,
+    waits_for_prompt,
+    why_not_asked,
+    will_draft,
+)
 from outrider_coordinator.session.forced_tokens import forced_proposal
-from outrider_coordinator.session.service_state import NOTHING_DRAFTED, Asked, Readiness
+from outrider_coordinator.session.readiness import Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
-from outrider_coordinator.speculation import LONGEST_INLINE_FEED, LONGEST_PROMPT_AT_ONCE
+from outrider_coordinator.session.state_feed import is_to_follow, part_length, wants_states
+from outrider_coordinator.speculation import LONGEST_INLINE_FEED
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 LOOKAHEAD_STEPS = 64
@@ -51,13 +63,13 @@ def begin(session: SessionState) -> None:
     if session.target.held == 0:
         _begin_prefill(session)
         return
-    length = _draft_length(session)
+    length = draft_length(session)
     forced = forced_proposal(session)
     if len(forced.token_ids) > (1 if length else 0):
         session.proposal, session.no_draft_reason = forced, WithoutDraft.FORCED
         feed_states(session)
         score(session)
-    elif length and _is_fed(session):
+    elif length and is_fed(session):
         _begin_drafting(session, length)
     else:
         _begin_plain(session, length)
@@ -72,8 +84,8 @@ def _begin_prefill(session: SessionState) -> None:
     if session.draft.reads_states:
         _begin_prefill_with_states(session)
         return
-    is_late = _is_held_back(session) or _waits_for_prompt(session, session.tokens.length + 1)
-    if _will_draft(session) and session.draft.asked is None and not is_late:
+    is_late = is_held_back(session) or waits_for_prompt(session, session.tokens.length + 1)
+    if will_draft(session) and session.draft.asked is None and not is_late:
         ask_draft(session, 0)
     score(session)
 
@@ -102,22 +114,13 @@ def feed_states(session: SessionState) -> None:
         ask_draft(session, 0)
 
 
-def is_to_follow(session: SessionState) -> bool:
-    """Whether a draft that reads hidden states is to follow the text, for this step or for later ones. Where it is not,
-    as for requests without speculation and while decoding is plain, the session is served as if the draft read none.
-    """
-    if not (session.draft.reads_states and session.policy.is_to_draft(session.speculation)):
-        return False
-    return _room_for(session, 1, session.tokens.length, session.output.num_remaining - 1) > 0
-
-
 def _begin_plain(session: SessionState, wanted: int) -> None:
     """No proposal in this step; a draft that lacks text is brought it for the steps to come."""
     if session.draft.reads_states:
         feed_states(session)
         if session.target.held:  # otherwise it is a prefill
             session.no_draft_reason = WithoutDraft.CATCHING_UP if wanted else why_not_asked(session)
-    elif wanted or _is_to_catch_up(session):
+    elif wanted or is_to_catch_up(session):
         session.no_draft_reason = WithoutDraft.CATCHING_UP
         if session.draft.asked is None:
             ask_draft(session, 0)
@@ -131,7 +134,7 @@ def _begin_drafting(session: SessionState, length: int) -> None:
     session.actions.append(DraftWaitBegan(session.step))
     if session.draft.asked is None:  # otherwise its prefill is not done yet
         # A prompt counts as no step, for which other sessions on the device would wait.
-        is_alone = _is_held_back(session) or _waits_for_prompt(session, session.tokens.length)
+        is_alone = is_held_back(session) or waits_for_prompt(session, session.tokens.length)
         ask_draft(session, 0 if is_alone else length)
 
 
@@ -140,14 +143,14 @@ def bring_text(session: SessionState) -> None:
     the steps.
     """
     is_scoring, side = session.status is SessionStatus.SCORING, session.draft
-    if is_scoring and side.asked is None and not side.reads_states and _is_to_catch_up(session):
+    if is_scoring and side.asked is None and not side.reads_states and is_to_catch_up(session):
         ask_draft(session, 0)
 
 
 def ask_draft_or_score(session: SessionState) -> None:
     """The draft of a step that waits has been brought its text, or has lost it: ask it now, or go on without."""
-    length = _draft_length(session)
-    if length and _is_fed(session):
+    length = draft_length(session)
+    if length and is_fed(session):
         ask_draft(session, length)
     else:
         _begin_plain(session, length)
@@ -181,9 +184,9 @@ def score(session: SessionState, timing: ItemTiming | None = None) -> None:
     side, actions = session.target, session.actions
     if side.readiness is Readiness.AWAY:
         return
-    wants_states = _wants_states(session)
+    is_fed_states = wants_states(session)
     layers = session.draft.facts.hidden_state_layers
-    if wants_states and side.readiness is Readiness.OPEN and side.hidden_state_layers != layers:
+    if is_fed_states and side.readiness is Readiness.OPEN and side.hidden_state_layers != layers:
         side.forget(Readiness.CLOSED)  # it was opened for another draft
     if side.readiness is Readiness.CLOSED:
         session.spec_stats.num_target_rebuilds += side.is_lost
@@ -192,8 +195,8 @@ def score(session: SessionState, timing: ItemTiming | None = None) -> None:
         side.note_opened(opening.generation)
         side.hidden_state_layers = layers
         actions.append(ToTarget(opening))
-    first = session.draft.states.end if wants_states else None
-    part = None if first is None else _part_length(session, first)
+    first = session.draft.states.end if is_fed_states else None
+    part = None if first is None else part_length(session, first)
     command = session.commands.score(side, session.proposal, first, part)
     side.asked, side.part = command.generation, part
     side.is_held_back = False
@@ -210,12 +213,6 @@ def renew_lookahead(session: SessionState) -> None:
     if side.lookahead_credit < LEAST_LOOKAHEAD_STEPS and _goes_on_plain(session):
         side.lookahead_credit = LOOKAHEAD_STEPS
         session.actions.append(ToTarget(session.commands.prepare(LOOKAHEAD_STEPS)))
-
-
-def _part_length(session: SessionState, first: int) -> int | None:
-    """Where the part of a long text ends whose hidden states are asked for now; None: it is the last."""
-    most, length = session.draft.facts.states_at_a_time, session.tokens.length
-    return first + most if most and length - first > most and not session.proposal.token_ids else None
 
 
 def score_next_part(session: SessionState) -> None:
@@ -238,44 +235,15 @@ def go_on(session: SessionState) -> None:
         score_next_part(session)
 
 
-def _wants_states(session: SessionState) -> bool:
-    """Whether the target is to hand over states with this score. Not past the length of the draft, and not while it
-    does not take those that wait for it: they would grow with the text. Once it has, the target computes the rest anew.
-    """
-    side = session.draft
-    if not side.wants_states:
-        return False
-    if not session.policy.is_to_draft(session.speculation):
-        side.states.clear(side.states.start)  # once it is to draft, the target computes from there
-        return False
-    if session.target.held == 0 and _lacks_prompt_logprobs(session) and _part_length(session, side.states.end):
-        return False  # they are of the whole prompt: states come with the next step
-    if not side.room_after(session.tokens.length, 1):
-        side.states.clear()
-        return False
-    return side.asked is None or not side.states.is_full
-
-
-def hands_over_states(session: SessionState) -> bool:
-    """Whether the target hands over just the states of what it scores, since the draft has all before."""
-    draft, target = session.draft, session.target
-    is_same = target.hidden_state_layers == draft.facts.hidden_state_layers
-    return draft.wants_states and is_same and not draft.lacks_states(session.tokens.length)
-
-
-def _lacks_prompt_logprobs(session: SessionState) -> bool:
-    return session.engine_request.num_prompt_logprobs is not None and session.prompt_logprobs is None
-
-
 def _goes_on_plain(session: SessionState) -> bool:
-    """Whether the steps after this one are expected to have no proposal either."""
+    """True if the steps after this one are expected to have no proposal either."""
     if session.proposal.token_ids or session.resumed_finish is not None or session.output.num_remaining <= 1:
         return False
     if is_to_follow(session):
         return False  # steps that are computed ahead hand over no states
     reason, num_plain = session.no_draft_reason, session.target.num_plain_steps
     if reason is WithoutDraft.PREFILL:
-        return not _is_soon_to_draft(session)
+        return not is_soon_to_draft(session)
     if reason in _SOON_TO_DRAFT:
         return num_plain >= _PLAIN_STEPS_UNTIL_DRAFTS
     return reason not in _PASSING or num_plain >= _PLAIN_STEPS_IN_A_ROW
@@ -314,97 +282,3 @@ def _leave(session: SessionState) -> None:
     if session.target.readiness is Readiness.OPEN:
         session.actions.append(ToTarget(session.commands.release()))
         session.target.forget(Readiness.CLOSED)
-
-
-# Draft lengths.
-
-
-def _draft_length(session: SessionState) -> int:
-    """Tokens to ask for in this step: 0 when the draft is not to be asked at all."""
-    wanted = session.policy.length(session.speculation)
-    return _room_for(session, wanted, session.tokens.length, session.output.num_remaining - 1) if wanted else 0
-
-
-def _will_draft(session: SessionState) -> bool:
-    """Whether the step after a prefill, which brings one token, will ask the draft."""
-    will_draft = session.policy.will_draft(session.speculation, session.tokens.length)
-    return will_draft and _has_room_after_prefill(session)
-
-
-def _is_soon_to_draft(session: SessionState) -> bool:
-    """Whether steps soon after a prefill will ask the draft: once others' prompts are computed, and it has the text."""
-    return session.policy.is_to_draft(session.speculation) and _has_room_after_prefill(session)
-
-
-def _has_room_after_prefill(session: SessionState) -> bool:
-    """Whether a token can be drafted after the one that a prefill brings."""
-    return _room_for(session, 1, session.tokens.length + 1, session.output.num_remaining - 2) > 0
-
-
-def _room_for(session: SessionState, wanted: int, length: int, useful: int) -> int:
-    """Of the ``wanted`` tokens those that can be drafted after ``length`` committed ones, if so many are of use."""
-    side = session.draft
-    return side.room_after(length, min(wanted, useful)) if wanted and side.is_usable else 0
-
-
-def _is_fed(session: SessionState) -> bool:
-    """Whether to wait for a proposal. Where lengths are controlled, steps go on without one until the draft has the
-    text.
-    """
-    if session.draft.lacks_states(session.tokens.length):
-        return False
-    if not session.policy.is_controlled:
-        return True
-    length = session.tokens.length
-    is_short = session.draft.asked is None and length - session.draft.held <= LONGEST_INLINE_FEED
-    return is_short or _waits_for_prompt(session, length)
-
-
-def draft_lag(session: SessionState, length: int) -> int:
-    """Of the ``length`` tokens that are committed when a step ends those that its draft lacks, but for a prompt that
-    the next step waits for.
-    """
-    return 0 if _waits_for_prompt(session, length + 1) else session.draft.lag(length)
-
-
-def _waits_for_prompt(session: SessionState, length: int) -> bool:
-    """Whether the step after the prefill, with ``length`` committed tokens, waits until the draft has the prompt.
-
-    On one device both models' prompts take as long together as one after the other, and the target's comes first then.
-    Only for the sole session, since others would wait for its prompt too.
-    """
-    side, num_prompt_tokens = session.draft, len(session.engine_request.prompt_token_ids)
-    if side.held or side.asked is not None or side.reads_states or not side.facts.shares_device:
-        return False
-    if length != num_prompt_tokens + 1 or not session.policy.is_alone(session.speculation):
-        return False
-    has_room = _room_for(session, 1, length, session.engine_request.max_tokens - 2) > 0
-    return has_room and session.policy.will_draft(session.speculation, num_prompt_tokens)
-
-
-def _is_held_back(session: SessionState) -> bool:
-    """Whether the text that the draft lacks would take much of the time of a device that the target computes on too."""
-    side = session.draft
-    return side.facts.shares_device and session.tokens.length - side.held > LONGEST_PROMPT_AT_ONCE
-
-
-def _is_to_catch_up(session: SessionState) -> bool:
-    """Whether the draft lacks more text than a step can bring, and is to have it before any session drafts."""
-    if not session.policy.is_catching_up(session.speculation):
-        return False
-    length = session.tokens.length
-    has_room = _room_for(session, 1, length, session.output.num_remaining - 1) > 0
-    return has_room and length - session.draft.held > LONGEST_INLINE_FEED
-
-
-def why_not_asked(session: SessionState) -> WithoutDraft:
-    """Why ``_draft_length`` is 0."""
-    why = session.policy.no_draft_reason(session.speculation)
-    if why is not None:
-        return why
-    if session.output.num_remaining <= 1:
-        return WithoutDraft.LAST_TOKEN
-    side = session.draft
-    if not side.is_usable:
-        return WithoutDraft.LATE if side.is_late else side.why_away
-    return WithoutDraft.OUTGROWN

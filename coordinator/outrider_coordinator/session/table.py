@@ -149,7 +149,7 @@ class SessionTable:
         return [sessions[row] for row in rows]
 
     def may_end(self, token_ids: Iterable[int]) -> bool:
-        """Whether any of these tokens ends the generation of any session."""
+        """True if any of these tokens ends the generation of any session."""
         return not self._endings.keys().isdisjoint(token_ids)
 
     def _grow(self) -> None:

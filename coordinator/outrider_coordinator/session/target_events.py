@@ -17,10 +17,10 @@ from outrider.ports import (
 )
 from outrider.types import TokenLogprob
 from outrider_coordinator.acceptance import Verdict, judge_one
-from outrider_coordinator.session import steps
+from outrider_coordinator.session import drafting, steps
 from outrider_coordinator.session.actions import Fail, StepEnded
 from outrider_coordinator.session.logprobs import emitted_logprobs, prompt_logprobs
-from outrider_coordinator.session.service_state import MAX_LOSSES_IN_A_ROW, Readiness
+from outrider_coordinator.session.readiness import MAX_LOSSES_IN_A_ROW, Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
@@ -67,7 +67,7 @@ def _score_again(session: SessionState) -> None:
 
 
 def _is_of_others(session: SessionState, event: Scores) -> bool:
-    """Whether other draft tokens were scored than the draft has proposed here."""
+    """True if other draft tokens were scored than the draft has proposed here."""
     return bool(event.draft_token_ids) and event.draft_token_ids != session.proposal.token_ids
 
 
@@ -118,7 +118,7 @@ def _commit(
     reason, is_prefill = session.no_draft_reason, session.is_prefill
     session.target.note_answer(base + num_accepted)
     session.draft.settle(proposal, num_accepted)
-    num_proposed, lag = len(proposal.token_ids), steps.draft_lag(session, base + num_accepted)
+    num_proposed, lag = len(proposal.token_ids), drafting.draft_lag(session, base + num_accepted)
     # What the grammar forces says nothing of the draft.
     num_forced = num_proposed if reason is WithoutDraft.FORCED else 0
     num_drafted = num_proposed - num_forced
@@ -164,7 +164,7 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
 
 
 def is_stale_loss(session: SessionState, event: TargetEvent) -> bool:
-    """Whether the loss is of what was asked for before, or ahead of proposals; what is asked for next says it again, if
+    """True if the loss is of what was asked for before, or ahead of proposals; what is asked for next says it again, if
     it is so.
     """
     return isinstance(event, SessionLost) and event.generation != session.target.asked

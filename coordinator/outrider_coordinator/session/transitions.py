@@ -15,7 +15,7 @@ import numpy as np
 
 from outrider.columns import U4, AnswerColumns
 from outrider.types import HiddenStates, TokenLogprob
-from outrider_coordinator.session import steps
+from outrider_coordinator.session import drafting, steps
 from outrider_coordinator.session.awaited import Bools
 from outrider_coordinator.session.awaited_proposals import AwaitedProposals, await_proposals
 from outrider_coordinator.session.awaited_scores import (
@@ -122,19 +122,19 @@ def end_step(
     length = step.base_length + step.num_accepted
     if states is not None and session.draft.wants_states:
         session.draft.states.put(states, length)
-    lag = steps.draft_lag(session, length)
+    lag = drafting.draft_lag(session, length)
     session.policy.note_verdict(session.speculation, step.num_drafted, step.num_accepted, draft_lag=lag)
     if finish is not None:
         session.status = SessionStatus.SCORING  # no wait for a proposal has begun
         steps.end(session, finish)
     elif not is_drafting:
-        session.no_draft_reason = steps.why_not_asked(session)
+        session.no_draft_reason = drafting.why_not_asked(session)
         steps.renew_lookahead(session)
     return step
 
 
 def is_announced(table: SessionTable, number: int, generation: int) -> bool:
-    """Whether a session waits for the proposal that scores of this generation are of."""
+    """True if a session waits for the proposal that scores of this generation are of."""
     (row,) = table.indices((number,))
     values = table.values
     return row >= 0 and values.item(row, ANNOUNCED) == generation and values.item(row, STATUS) == DRAFTING

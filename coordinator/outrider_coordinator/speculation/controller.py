@@ -36,9 +36,9 @@ class DraftLengthController:
         self.costs = costs or StepCosts()
         self._acceptance, self._probe, self._switch = Acceptance(max_length), Probe(), ModeSwitch()
         self._rounds, self._catch_up = RoundLearner(self.costs), CatchUp()
-        self._sessions = Population()
+        self.sessions = Population()
         self.expectation = Expectation(self.costs, self._acceptance, self._rounds)
-        self._comparison = Comparison(self._sessions, self.expectation, self._acceptance, self._switch)
+        self._comparison = Comparison(self.sessions, self.expectation, self._acceptance, self._switch)
         self._rounds_since_choice = self._num_at_choice = 0
         self._busy_s = 0.0
         """Time of service."""
@@ -59,11 +59,6 @@ class DraftLengthController:
         return self.mode is Mode.SPECULATIVE
 
     @property
-    def may_draft(self) -> bool:
-        """True if any session's request allows drafts."""
-        return self._sessions.may_draft
-
-    @property
     def num_switches(self) -> int:
         """Number of changes of the mode."""
         return self._switch.num_switches
@@ -74,24 +69,9 @@ class DraftLengthController:
         return self._probe.num_probes
 
     @property
-    def has_prompts(self) -> bool:
-        """True if a session's prompt is being computed."""
-        return self._sessions.num_prompts > 0
-
-    @property
-    def num_sessions(self) -> int:
-        """Sessions that live on the target."""
-        return len(self._sessions)
-
-    @property
     def acceptance(self) -> float:
         """Accepted of judged tokens."""
         return self._acceptance.mean
-
-    @property
-    def mean_length(self) -> float:
-        """Mean draft length of the sessions' next steps."""
-        return self._sessions.mean_length
 
     @property
     def has_just_chosen(self) -> bool:
@@ -106,7 +86,7 @@ class DraftLengthController:
     @property
     def is_measured(self) -> bool:
         """True if speculation was measured with about as many sessions, rather than expected from the profile."""
-        return self.costs.knows_speculation(self.expectation.num_rows(len(self._sessions)))
+        return self.costs.knows_speculation(self.expectation.num_rows(len(self.sessions)))
 
     def length(self, session: ControlledSession) -> int:
         """Draft length of the session's next step; 0 while prompts are computed, which longer steps would hold up."""
@@ -134,43 +114,43 @@ class DraftLengthController:
         """True if a session with such a prompt that has just entered will draft soon after it, so that its draft
         computes the prompt too.
         """
-        is_beside = num_tokens <= LONGEST_PROMPT_AT_ONCE and self._sessions.num_prompts <= 1
+        is_beside = num_tokens <= LONGEST_PROMPT_AT_ONCE and self.sessions.num_prompts <= 1
         return self.is_speculating and is_beside
 
     @property
     def _is_bringing_text(self) -> bool:
-        return self._catch_up.is_active and not self.has_prompts and not self._is_choice_awaited
+        return self._catch_up.is_active and not self.sessions.has_prompts and not self._is_choice_awaited
 
     @property
     def _is_held_back(self) -> bool:
-        return self.has_prompts or self._is_choice_awaited or self._catch_up.is_active
+        return self.sessions.has_prompts or self._is_choice_awaited or self._catch_up.is_active
 
     # Events.
 
     def enter(self, session: ControlledSession) -> None:
         """A session comes to live on the target, which computes its prompt first."""
-        if session in self._sessions:
+        if session in self.sessions:
             return
-        is_first = session.limit > 0 and not self.may_draft
-        self._sessions.add(session)
+        is_first = session.limit > 0 and not self.sessions.may_draft
+        self.sessions.add(session)
         if is_first:
             self._begin_alone()
         session.enter(self.first_length)
 
     def leave(self, session: ControlledSession) -> None:
         """A session leaves the target."""
-        if session not in self._sessions:
+        if session not in self.sessions:
             return
-        self._sessions.remove(session)
+        self.sessions.remove(session)
         self._probe.leave(session)
         if session.began_s is not None and session.limit and session.num_rounds > 1:
             self.expectation.request_s.note(self._busy_s - session.began_s)
 
     def begin(self, now: float) -> None:
         """A message of the target has come; ``now`` is in seconds."""
-        if self.may_draft:
+        if self.sessions.may_draft:
             self._busy_s += min(now - self._rounds.current.now, _MAX_INTERVAL_S)
-            self.expectation.free_share.note(float(not self.has_prompts))
+            self.expectation.free_share.note(float(not self.sessions.has_prompts))
         self._rounds.current = Round(now)
 
     def note_verdicts(self, verdicts: Iterable[SessionVerdict]) -> None:
@@ -180,7 +160,7 @@ class DraftLengthController:
 
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
         """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks."""
-        if session not in self._sessions:
+        if session not in self.sessions:
             return
         began = session.note_verdict(self._rounds.current.now, num_drafted, num_accepted, draft_lag)
         self._rounds.current.note(began, num_drafted)
@@ -197,22 +177,22 @@ class DraftLengthController:
         session.has_begun, session.began_s = True, self._busy_s
         if session.limit:
             self.expectation.new_lag.note(max(session.draft_lag, 0))
-        self._sessions.num_prompts -= 1
+        self.sessions.num_prompts -= 1
         self._has_prompt_ended = True
-        if not self.has_prompts:
-            self._is_fresh = self._sessions.is_new
-            self._is_choice_awaited = self._is_fresh and self._sessions.lag > LONGEST_PROMPT_AT_ONCE
+        if not self.sessions.has_prompts:
+            self._is_fresh = self.sessions.is_new
+            self._is_choice_awaited = self._is_fresh and self.sessions.lag > LONGEST_PROMPT_AT_ONCE
             self._update_catch_up()
 
     def note_text_taken(self, session: ControlledSession, draft_lag: int) -> None:
         """The session's draft has taken in text, and lacks so many committed tokens now."""
-        if session in self._sessions and session.has_begun:
+        if session in self.sessions and session.has_begun:
             session.draft_lag = draft_lag
 
     def note_draft(self, num_rows: int, draft_length: int, seconds: float) -> None:
         """Proposals were drawn together: their number, the longest one's length, their time."""
         if not self._has_text_come:
-            self._rounds.note_draft(num_rows, draft_length, self._sessions.context, seconds)
+            self._rounds.note_draft(num_rows, draft_length, self.sessions.context, seconds)
 
     def note_draft_text(self, num_tokens: int, seconds: float) -> None:
         """A forward of the draft that only took in text, and its time."""
@@ -231,10 +211,10 @@ class DraftLengthController:
         if not self._rounds.current.num_rows:
             return
         self._rounds_since_choice += 1
-        context = self._sessions.context
+        context = self.sessions.context
         self._rounds.note_forward(rows, tokens, context, seconds, other_rows=other_rows, other_drafts=other_drafts)
         has_speculated = self._rounds.note_round(
-            len(self._sessions),
+            len(self.sessions),
             context,
             is_disturbed=self._is_disturbed,
             other_rows=other_rows,
@@ -248,20 +228,20 @@ class DraftLengthController:
 
     def _end_prompts(self) -> None:
         """Rounds beside prompts, and those that end with them, are not timed."""
-        if self.has_prompts or self._has_prompt_ended:
+        if self.sessions.has_prompts or self._has_prompt_ended:
             self._switch.pause(self._busy_s)
-            self._sessions.interrupt()
+            self.sessions.interrupt()
             self._rounds.interrupt()
         self._has_prompt_ended = False
 
     @property
     def _is_disturbed(self) -> bool:
         """True if prompts or drafts' text were computed during the round."""
-        return self.has_prompts or self._has_prompt_ended or self._has_text_come or self._catch_up.is_active
+        return self.sessions.has_prompts or self._has_prompt_ended or self._has_text_come or self._catch_up.is_active
 
     def _update_catch_up(self) -> None:
-        drafting = self._sessions if self.is_speculating else self._probe.sessions
-        self._catch_up.update(self._busy_s, drafting, is_wanted=not self.has_prompts)
+        drafting = self.sessions if self.is_speculating else self._probe.sessions
+        self._catch_up.update(self._busy_s, drafting, is_wanted=not self.sessions.has_prompts)
 
     def take_begun_catch_up(self) -> bool:
         """True if a catch-up has begun since this was asked last, and goes on."""
@@ -274,7 +254,7 @@ class DraftLengthController:
         if not self._is_due:
             return False
         is_fresh, self._is_fresh, self._is_choice_awaited = self._is_fresh, False, False
-        self._rounds_since_choice, self._num_at_choice = 0, len(self._sessions)
+        self._rounds_since_choice, self._num_at_choice = 0, len(self.sessions)
         choice = self._estimate()
         if choice is None:
             return self._take(Mode.PLAIN, None)
@@ -287,9 +267,9 @@ class DraftLengthController:
 
     @property
     def _is_due(self) -> bool:
-        if not self._sessions or self.has_prompts:
+        if not self.sessions or self.sessions.has_prompts:
             return False
-        has_changed = bucket_of(len(self._sessions)) != bucket_of(self._num_at_choice)
+        has_changed = bucket_of(len(self.sessions)) != bucket_of(self._num_at_choice)
         return self._is_fresh or has_changed or self._rounds_since_choice >= _ROUNDS_BETWEEN_CHOICES[self.mode]
 
     def _begin_alone(self) -> None:
@@ -300,7 +280,7 @@ class DraftLengthController:
             self._take(Mode.SPECULATIVE if is_faster else Mode.PLAIN, choice)
 
     def _estimate(self) -> Choice | None:
-        return self.expectation.estimate(tuple(self._sessions), self._sessions.context)
+        return self.expectation.estimate(tuple(self.sessions), self.sessions.context)
 
     def _take(self, mode: Mode, choice: Choice | None) -> bool:
         """Set the mode, and the lengths."""
@@ -311,12 +291,12 @@ class DraftLengthController:
             if mode is Mode.PLAIN:
                 self._acceptance.lighten()
         if mode is Mode.SPECULATIVE and choice is not None:
-            self._sessions.set_lengths(choice.lengths)
+            self.sessions.set_lengths(choice.lengths)
         elif not self._probe.sessions:
-            self._sessions.set_lengths(None)
+            self.sessions.set_lengths(None)
         return has_changed
 
     def _probe_if_due(self) -> None:
         if self._probe.is_due(self._busy_s):
             plain_s = self.expectation.plain_round_s
-            self._probe.begin(self._busy_s, tuple(self._sessions), plain_s, self._comparison.text_seconds(1.0))
+            self._probe.begin(self._busy_s, tuple(self.sessions), plain_s, self._comparison.text_seconds(1.0))

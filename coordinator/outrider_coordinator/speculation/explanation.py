@@ -22,16 +22,16 @@ def draft_length_reason(policy: DraftLengthPolicy, *, is_draft_up: bool) -> str:
         return "disabled by batch size: 1 turns drafts off for every request"
     if policy.is_off_by_load:
         return f"disabled by batch size: {policy.num_requests} requests run or wait"
-    running = [controller for controller in policy.controllers if controller.num_sessions]
-    asking = [controller for controller in running if controller.may_draft]
+    running = [controller for controller in policy.controllers if controller.sessions]
+    asking = [controller for controller in running if controller.sessions.may_draft]
     if not asking:
         return "no request asks for drafts" if running else ""
-    return reason_of(max(asking, key=lambda controller: controller.num_sessions))
+    return reason_of(max(asking, key=lambda controller: len(controller.sessions)))
 
 
 def reason_of(controller: DraftLengthController) -> str:
     """Expected tokens and milliseconds of a round of both modes, and which estimate decided."""
-    expected, count = controller.expectation, controller.num_sessions
+    expected, count = controller.expectation, len(controller.sessions)
     sessions = f"{count} session" + "s" * (count != 1)
     if not expected.rates[Mode.PLAIN] or not expected.rates[Mode.SPECULATIVE]:
         return f"drafting has not been considered yet with {sessions}"
@@ -60,8 +60,8 @@ def log_fields(target: object, controller: DraftLengthController) -> dict[str, o
     """Figures of the last choice for the log; times in milliseconds."""
     expected = controller.expectation
     found: dict[str, object] = {
-        "sessions": controller.num_sessions,
-        "draft_length": round(controller.mean_length, 2),
+        "sessions": len(controller.sessions),
+        "draft_length": round(controller.sessions.mean_length, 2),
         "acceptance": round(controller.acceptance, 3),
         "target": str(target),
         "speculation_is_measured": controller.is_measured,

@@ -173,7 +173,7 @@ class DraftLengthPolicy:
     def is_alone(self, session: ControlledSession) -> bool:
         """True if no other session lives on its target; with fixed lengths, on any target."""
         controller = self._controller_of.get(session)
-        return (len(self._fixed) if controller is None else controller.num_sessions) == 1
+        return (len(self._fixed) if controller is None else len(controller.sessions)) == 1
 
     def is_to_draft(self, session: ControlledSession) -> bool:
         """True if the session drafts, or will once its draft has the text: until then nothing is to follow for it."""
@@ -202,7 +202,7 @@ class DraftLengthPolicy:
             return WithoutDraft.NOT_WORTH
         if controller.length(session):
             return None
-        if controller.has_prompts:
+        if controller.sessions.has_prompts:
             return WithoutDraft.PROMPTS
         return WithoutDraft.CATCHING_UP if controller.is_catching_up(session) else WithoutDraft.NOT_WORTH
 
@@ -268,12 +268,10 @@ class DraftLengthPolicy:
             return 0.0
         if self._fixed:
             return sum(session.limit for session in self._fixed) / len(self._fixed)
-        running = [controller for controller in self._controllers.values() if controller.num_sessions]
+        running = [each.sessions for each in self._controllers.values() if each.sessions]
         if not running:
             return self._first_length
-        return sum(each.mean_length * each.num_sessions for each in running) / sum(
-            each.num_sessions for each in running
-        )
+        return sum(each.mean_length * len(each) for each in running) / sum(map(len, running))
 
     @property
     def _first_length(self) -> float:
@@ -286,7 +284,7 @@ class DraftLengthPolicy:
 
     def _add(self, target: object) -> DraftLengthController:
         if len(self._controllers) >= _MAX_IDLE_CONTROLLERS:
-            self._controllers = {key: kept for key, kept in self._controllers.items() if kept.num_sessions}
+            self._controllers = {key: kept for key, kept in self._controllers.items() if kept.sessions}
         self._controllers[target] = controller = DraftLengthController(MAX_DRAFT_LENGTH)
         return controller
 

@@ -35,6 +35,11 @@ class Population:
         self.num_prompts -= not session.has_begun
 
     @property
+    def has_prompts(self) -> bool:
+        """True if a session's prompt is being computed."""
+        return self.num_prompts > 0
+
+    @property
     def may_draft(self) -> bool:
         """True if any session's request allows drafts."""
         return any(session.limit for session in self._sessions)

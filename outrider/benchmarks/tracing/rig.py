@@ -44,9 +44,9 @@ from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.session.actions import DraftWaitEnded, Fail, Finish, StepEnded, ToDraft, ToTarget
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.tracing import RequestTraces
 from outrider_draft.texts import PlainSequence, PlainSequences

@@ -13,7 +13,7 @@ from outrider.errors import CapacityError, PairMismatchError, UnavailableError
 from outrider.ports import Score, TargetCommand
 from outrider.stalls import Stall
 from outrider.types import AcceptanceMethod
-from outrider_coordinator.session.service_state import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW
+from outrider_coordinator.session.readiness import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW
 from tests.coordinator.routing.fleet import (
     ROWS,
     VOCAB_SIZE,

@@ -11,8 +11,8 @@ from outrider.ports import Score
 from outrider.types import AcceptanceMethod, Grammar, GrammarKind, SparseEvidence
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.actions import ToDraft, ToTarget
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.forced_tokens import MAX_FORCED_TOKENS, forced_proposal
-from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.session.state import SessionState
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft

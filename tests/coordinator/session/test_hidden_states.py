@@ -11,10 +11,10 @@ import pytest
 
 from outrider.ports import DraftEvent, Open, Prepare, Proposal, Score, Scores, SessionLost, TargetEvent
 from outrider.types import HiddenStates
-from outrider_coordinator.session import hidden_states, service_state
+from outrider_coordinator.session import draft_side, hidden_states
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.hidden_states import HiddenStateBuffer
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.speculation import ControlledSession, DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from tests.coordinator.driving import Driven
@@ -229,7 +229,7 @@ class LongPrompt(ReadingDraft):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         monkeypatch.setattr(hidden_states, "MAX_FEED_BYTES", 8)
-        monkeypatch.setattr(service_state, "MAX_FEED_BYTES", 8)
+        monkeypatch.setattr(draft_side, "MAX_FEED_BYTES", 8)
         self.setting.bench.facts = DraftFacts(hidden_state_layers=(1,), hidden_state_bytes=1)
         self.setting.bench.change_draft_events = self._holding_nothing
         self.plan = plan_of(prompt=[index % 7 for index in range(90)], temperature=0.0, max_tokens=20)

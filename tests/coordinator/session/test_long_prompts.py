@@ -8,8 +8,8 @@ import pytest
 
 from outrider.ports import Extend
 from outrider.types import AcceptanceMethod
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.speculation import (
     LONGEST_INLINE_FEED,
     LONGEST_PROMPT_AT_ONCE,

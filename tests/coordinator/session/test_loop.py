@@ -25,8 +25,8 @@ from outrider.types import (
     SamplingParams,
 )
 from outrider_coordinator.session.actions import Fail, Finish
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import generate

@@ -23,9 +23,10 @@ from outrider.types import (
     TokenScores,
 )
 from outrider_coordinator.session.actions import Fail, Finish
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.service_state import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW, DraftFacts
+from outrider_coordinator.session.readiness import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW
 from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from tests.coordinator.driving import Driven

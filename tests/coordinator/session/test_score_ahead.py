@@ -15,8 +15,8 @@ import pytest
 from outrider.columns import AnswerColumns, token_scores
 from outrider.ports import Extend, Proposal, Score, Scores, SessionLost
 from outrider_coordinator.session.awaited_proposals import announce
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.session.table import GENERATION, SessionTable
 from outrider_coordinator.session.transitions import awaited, end_wait, is_announced, proposals_for, scores_for

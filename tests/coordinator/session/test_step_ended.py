@@ -10,8 +10,8 @@ from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
 from outrider.types import TokenScores
 from outrider_coordinator.acceptance import NextToken
 from outrider_coordinator.session.actions import DraftWaitBegan, DraftWaitEnded, StepEnded, ToDraft, ToTarget
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft

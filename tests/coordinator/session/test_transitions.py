@@ -28,8 +28,8 @@ from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
 from outrider_coordinator.session.awaited_proposals import AwaitedProposals
 from outrider_coordinator.session.awaited_scores import AwaitedVerdicts
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.session.table import DRAFT_HELD, LENGTH, REASON, REMAINING, TARGET_HELD, SessionTable
 from outrider_coordinator.session.transitions import (
     JudgedStep,

@@ -9,9 +9,9 @@ import pytest
 
 from outrider.ports import Proposal
 from outrider.types import AcceptanceMethod
+from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from tests.coordinator.driving import Driven

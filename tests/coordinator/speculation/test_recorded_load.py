@@ -56,7 +56,7 @@ def test_a_recorded_run_is_judged_as_it_was() -> None:
     assert replay.modes.count(Mode.SPECULATIVE) > 0.8 * len(replay.modes)
     assert replay.controller.expectation.rates[Mode.SPECULATIVE] > replay.controller.expectation.rates[Mode.PLAIN]
     assert 0.5 < replay.controller.acceptance < 0.95
-    assert (replay.controller.num_sessions, replay.controller.has_prompts) == (0, False)
+    assert (len(replay.controller.sessions), replay.controller.sessions.has_prompts) == (0, False)
 
 
 def test_a_recorded_run_gives_the_same_choices_again() -> None:

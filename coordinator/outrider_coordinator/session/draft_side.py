@@ -1,21 +1,19 @@
-"""State of a session on its two services: what each holds, and what it was asked.
+"""State of a session on its draft: what it holds, and what it was asked.
 
 The bonus-token hole, late replies and rebuilds follow from this state. Decides nothing.
 """
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from outrider.types import Evidence
 from outrider.values import step_value
 from outrider_coordinator.session.hidden_states import MAX_FEED_BYTES, HiddenStateBuffer
+from outrider_coordinator.session.readiness import Readiness, readiness_of, set_readiness
 from outrider_coordinator.session.table import (
-    ANNOUNCED,
     ANY_LENGTH,
     CAPACITY,
-    CREDIT,
     DRAFT_ASKED,
     DRAFT_BASE,
     DRAFT_HELD,
@@ -23,49 +21,13 @@ from outrider_coordinator.session.table import (
     DRAFT_LOSSES,
     DRAFT_OPENED,
     DRAFT_READINESS,
-    FLAGS,
-    HAS_PART,
     IS_LATE,
-    NUM_PLAIN,
     READS_STATES,
-    TARGET_ASKED,
-    TARGET_HELD,
-    TARGET_LOSSES,
-    TARGET_READINESS,
     Flag,
     IntColumn,
     Row,
 )
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
-
-MAX_LOSSES_IN_A_ROW = 5
-"""How often a session may be lost without an answer between; past it a draft is left alone, and targets get the session
-while no other such one is with them."""
-MAX_LOSSES_ALONE = 15
-"""How often after that targets may break over a session, before it fails. Kills from outside hit one that is alone,
-too: 50 kills 4 to 9 s apart broke a session with a long prompt six times more."""
-
-
-class Readiness(enum.Enum):
-    """Whether a session may use a service."""
-
-    CLOSED = "closed"
-    """Not open on the service; may be opened."""
-    OPEN = "open"
-    AWAY = "away"
-    """The service cannot be reached, or has no room for this session now."""
-    GONE = "gone"
-    """Of no more use to this session."""
-
-
-_READINESS = (Readiness.OPEN, Readiness.CLOSED, Readiness.AWAY, Readiness.GONE)
-"""By what ``FLAGS`` hold of a side: its higher bit is set where the side may not be used."""
-_READINESS_BITS = {readiness: bits for bits, readiness in enumerate(_READINESS)}
-
-
-def _set_readiness(row: Row, shift: int, readiness: Readiness) -> None:
-    values = row.values
-    values[FLAGS] = values.item(FLAGS) & ~(3 << shift) | _READINESS_BITS[readiness] << shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +41,7 @@ class DraftFacts:
     hidden_state_layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states it reads; mostly none."""
     shares_device: bool = False
-    """Whether it computes on the target's device, so that each takes the other's time."""
+    """True if it computes on the target's device, so that each takes the other's time."""
     hidden_state_bytes: int = 0
     """Of the hidden states of one position; 0: not known."""
     longest_prefill: int = 0
@@ -126,7 +88,7 @@ class DraftSide:
     is_late = Flag(IS_LATE)
     """What was asked came too late for its step: it is waited for, and nothing more is asked meanwhile."""
     reads_states = Flag(READS_STATES)
-    """Whether it reads hidden states of the target."""
+    """True if it reads hidden states of the target."""
 
     def __init__(self, row: Row, readiness: Readiness, facts: DraftFacts) -> None:
         self.row = row
@@ -136,18 +98,18 @@ class DraftSide:
         self.is_lost = False
         """It held the session and lost it: to open it is to rebuild it."""
         self.has_answered = False
-        """Whether it has answered since it was opened; one that reads hidden states thereby says how much it holds."""
+        """True if it has answered since it was opened; one that reads hidden states thereby says how much it holds."""
         self.states = HiddenStateBuffer()
         """Hidden states that it has to be brought."""
 
     @property
     def readiness(self) -> Readiness:
-        """Whether the session may use it."""
-        return _READINESS[self.row.values.item(FLAGS) >> DRAFT_READINESS & 3]
+        """True if the session may use it."""
+        return readiness_of(self.row, DRAFT_READINESS)
 
     @readiness.setter
     def readiness(self, readiness: Readiness) -> None:
-        _set_readiness(self.row, DRAFT_READINESS, readiness)
+        set_readiness(self.row, DRAFT_READINESS, readiness)
 
     @property
     def facts(self) -> DraftFacts:
@@ -174,16 +136,16 @@ class DraftSide:
 
     @property
     def wants_states(self) -> bool:
-        """Whether the target is to hand over states from where ``states`` ends."""
+        """True if the target is to hand over states from where ``states`` ends."""
         return self.reads_states and self.has_answered and self.readiness is Readiness.OPEN
 
     def lacks_states(self, length: int) -> bool:
-        """Whether it cannot propose after ``length`` committed tokens, for want of states."""
+        """True if it cannot propose after ``length`` committed tokens, for want of states."""
         return self.reads_states and not (self.has_answered and self.states.end == length - 1)
 
     @property
     def is_usable(self) -> bool:
-        """Whether a step may request a proposal."""
+        """True if a step may request a proposal."""
         return self.readiness in (Readiness.OPEN, Readiness.CLOSED) and not self.is_late
 
     def room_after(self, length: int, wanted: int) -> int:
@@ -234,84 +196,3 @@ class DraftSide:
         self.held, self.asked, self.is_late = 0, None, False
         self.has_answered = False
         self.states.clear()
-
-
-class TargetSide:
-    """State on the target; what steps read and write is in the session's row."""
-
-    held = IntColumn(TARGET_HELD)
-    """Committed tokens the target is known to hold."""
-    losses = IntColumn(TARGET_LOSSES)
-    """In a row."""
-    announced = IntColumn(ANNOUNCED)
-    """Generation of the ``Score`` that it was told of, to be scored once its proposal comes directly; 0: none."""
-    lookahead_credit = IntColumn(CREDIT)
-    """Plain steps that it may compute before they are asked for: what is left of a ``Prepare``."""
-    num_plain_steps = IntColumn(NUM_PLAIN)
-    """Steps in a row that were asked for without drafts."""
-
-    def __init__(self, row: Row) -> None:
-        self.row = row
-        self.readiness = Readiness.CLOSED
-        self.opened = -1
-        """The generation of the latest ``Open``."""
-        self.part = None
-        self.is_held_back = False
-        """The next part of such a text waits until the draft has taken the states of those before."""
-        self.is_lost = False
-        """It held the session and lost it: to open it is to rebuild it."""
-        self.hidden_state_layers: tuple[int, ...] = ()
-        """With which it was opened."""
-
-    @property
-    def readiness(self) -> Readiness:
-        """Whether the session may use it."""
-        return _READINESS[self.row.values.item(FLAGS) >> TARGET_READINESS & 3]
-
-    @readiness.setter
-    def readiness(self, readiness: Readiness) -> None:
-        _set_readiness(self.row, TARGET_READINESS, readiness)
-
-    @property
-    def asked(self) -> int | None:
-        """The generation of the ``Score`` that has not been answered."""
-        return self.row.values.item(TARGET_ASKED) or None
-
-    @asked.setter
-    def asked(self, generation: int | None) -> None:
-        self.row.values[TARGET_ASKED] = generation or 0
-
-    @property
-    def part(self) -> int | None:
-        """Tokens that it builds on, where a long text's hidden states go part by part and this is not the last."""
-        return self._part
-
-    @part.setter
-    def part(self, part: int | None) -> None:
-        self._part = part
-        values = self.row.values
-        values[FLAGS] = values.item(FLAGS) & ~HAS_PART | (HAS_PART if part is not None else 0)
-
-    def note_score(self, *, is_plain: bool) -> None:
-        """A step is requested; one with drafts ends the credit."""
-        self.num_plain_steps = self.num_plain_steps + 1 if is_plain else 0
-        self.lookahead_credit = max(0, self.lookahead_credit - 1) if is_plain else 0
-
-    def note_opened(self, generation: int) -> None:
-        """An ``Open`` of that generation is sent."""
-        self.readiness, self.opened, self.is_lost = Readiness.OPEN, generation, False
-
-    def note_answer(self, held: int) -> None:
-        """The target answered and holds this number of committed tokens."""
-        self.held, self.asked, self.losses, self.part = held, None, 0, None
-
-    def lose(self, readiness: Readiness) -> None:
-        """The target lost the session."""
-        self.is_lost = self.is_lost or self.held > 0
-        self.forget(readiness)
-
-    def forget(self, readiness: Readiness) -> None:
-        """The target holds nothing of this session any more, and owes no answer."""
-        self.readiness = readiness
-        self.held, self.asked, self.part, self.is_held_back = 0, None, None, False
-        self.lookahead_credit = self.num_plain_steps = 0

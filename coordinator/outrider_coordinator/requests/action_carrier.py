@@ -1,0 +1,98 @@
+"""Action carrier: carries out what sessions ask for, by their services and their requests' lifecycles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from outrider.ports import DraftCommand, Score, TargetCommand
+from outrider.telemetry.logs import records_about
+from outrider_coordinator.requests.draft_waits import DraftWaits
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.routing.services import DraftReplica, TargetReplica
+from outrider_coordinator.session import actions
+from outrider_coordinator.stats.request_timings import RequestTimings
+
+
+class Lifecycle(Protocol):
+    """Actions that concern a whole request."""
+
+    def end(self, request: RequestState, ending: actions.Finish | actions.Fail) -> None:
+        """The session has ended."""
+
+    def park(self, request: RequestState, retry_after_ms: int) -> None:
+        """The target has no room for the session."""
+
+    def found_room(self, request: RequestState) -> None:
+        """The target has room for the session."""
+
+    def retry_draft(self, request: RequestState, retry_after_ms: int) -> None:
+        """The session cannot use its draft for a while."""
+
+    def answered(self) -> None:
+        """A message of a target was processed."""
+
+
+class ActionCarrier:
+    """Actions of one coordinator's sessions."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        draft_waits: DraftWaits,
+        plane_between: Callable[[TargetReplica, DraftReplica | None], int],
+    ) -> None:
+        """``plane_between``: the connection by which hidden states go; 0: inline."""
+        self._lifecycle, self._draft_waits, self._plane_between = lifecycle, draft_waits, plane_between
+
+    def carry_out(self, request: RequestState, arrived: float) -> float:
+        """Do what the session asks for since ``arrived`` was read; when it had been decided."""
+        handled = RequestTimings.now()
+        for action in request.loop.take_actions():
+            self._act(request, action, arrived, handled)
+        return handled
+
+    def _act(self, request: RequestState, action: actions.Action, arrived: float, handled: float) -> None:
+        if request.trace.notes is not None:
+            request.note_in_trace(action)
+        match action:
+            case actions.StepEnded():
+                request.note(action, arrived, handled)
+            case actions.ToTarget():
+                self._send_to_target(request, action.command)
+            case actions.ToDraft():
+                self._send_to_draft(request, action.command)
+            case actions.DraftWaitBegan():
+                self._draft_waits.begin(request, action.step)
+            case actions.DraftWaitEnded():
+                request.clear_draft_timer()
+                request.note(action, arrived, handled)
+            case _:
+                with records_about(request.log_fields):
+                    self._act_on_request(request, action)
+
+    def _send_to_target(self, request: RequestState, command: TargetCommand) -> None:
+        target = request.place.target
+        if target is None:
+            return
+        if isinstance(command, Score) and command.hidden_states_from is not None:
+            # How the states go to the draft of now.
+            command = replace(command, plane=self._plane_between(target, request.place.draft))
+        target.send(command)
+
+    @staticmethod
+    def _send_to_draft(request: RequestState, command: DraftCommand) -> None:
+        if request.place.draft is not None:
+            request.place.draft.send(command)
+
+    def _act_on_request(
+        self, request: RequestState, action: actions.RetryDraftAfter | actions.Park | actions.Finish | actions.Fail
+    ) -> None:
+        match action:
+            case actions.RetryDraftAfter():
+                self._lifecycle.retry_draft(request, action.retry_after_ms)
+            case actions.Park():
+                self._lifecycle.park(request, action.retry_after_ms)
+            case actions.Finish() | actions.Fail():
+                self._lifecycle.end(request, action)

@@ -1,0 +1,42 @@
+"""Readiness of a service for a session, as the session's row holds it, and how often a session may be lost."""
+
+from __future__ import annotations
+
+import enum
+
+from outrider_coordinator.session.table import FLAGS, Row
+
+MAX_LOSSES_IN_A_ROW = 5
+"""How often a session may be lost without an answer between; past it a draft is left alone, and targets get the session
+while no other such one is with them."""
+MAX_LOSSES_ALONE = 15
+"""How often after that targets may break over a session, before it fails. Kills from outside hit one that is alone,
+too: 50 kills 4 to 9 s apart broke a session with a long prompt six times more."""
+
+
+class Readiness(enum.Enum):
+    """True if a session may use a service."""
+
+    CLOSED = "closed"
+    """Not open on the service; may be opened."""
+    OPEN = "open"
+    AWAY = "away"
+    """The service cannot be reached, or has no room for this session now."""
+    GONE = "gone"
+    """Of no more use to this session."""
+
+
+_READINESS = (Readiness.OPEN, Readiness.CLOSED, Readiness.AWAY, Readiness.GONE)
+"""By what ``FLAGS`` hold of a side: its higher bit is set where the side may not be used."""
+_READINESS_BITS = {readiness: bits for bits, readiness in enumerate(_READINESS)}
+
+
+def readiness_of(row: Row, shift: int) -> Readiness:
+    """Readiness in the bits of ``FLAGS`` from ``shift`` on."""
+    return _READINESS[row.values.item(FLAGS) >> shift & 3]
+
+
+def set_readiness(row: Row, shift: int, readiness: Readiness) -> None:
+    """Set these bits."""
+    values = row.values
+    values[FLAGS] = values.item(FLAGS) & ~(3 << shift) | _READINESS_BITS[readiness] << shift

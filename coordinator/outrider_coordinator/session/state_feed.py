@@ -1,0 +1,50 @@
+"""State feed: which hidden states the target is asked for on behalf of a draft that reads them."""
+
+from __future__ import annotations
+
+from outrider_coordinator.session.drafting import room_for
+from outrider_coordinator.session.state import SessionState
+
+
+def is_to_follow(session: SessionState) -> bool:
+    """True if a draft that reads hidden states is to follow the text, for this step or for later ones. Where it is not,
+    as for requests without speculation and while decoding is plain, the session is served as if the draft read none.
+    """
+    if not (session.draft.reads_states and session.policy.is_to_draft(session.speculation)):
+        return False
+    return room_for(session, 1, session.tokens.length, session.output.num_remaining - 1) > 0
+
+
+def wants_states(session: SessionState) -> bool:
+    """True if the target is to hand over states with this score. Not past the length of the draft, and not while it
+    does not take those that wait for it: they would grow with the text. Once it has, the target computes the rest anew.
+    """
+    side = session.draft
+    if not side.wants_states:
+        return False
+    if not session.policy.is_to_draft(session.speculation):
+        side.states.clear(side.states.start)  # once it is to draft, the target computes from there
+        return False
+    if session.target.held == 0 and _lacks_prompt_logprobs(session) and part_length(session, side.states.end):
+        return False  # they are of the whole prompt: states come with the next step
+    if not side.room_after(session.tokens.length, 1):
+        side.states.clear()
+        return False
+    return side.asked is None or not side.states.is_full
+
+
+def hands_over_states(session: SessionState) -> bool:
+    """True if the target hands over just the states of what it scores, since the draft has all before."""
+    draft, target = session.draft, session.target
+    is_same = target.hidden_state_layers == draft.facts.hidden_state_layers
+    return draft.wants_states and is_same and not draft.lacks_states(session.tokens.length)
+
+
+def part_length(session: SessionState, first: int) -> int | None:
+    """Where the part of a long text ends whose hidden states are asked for now; None: it is the last."""
+    most, length = session.draft.facts.states_at_a_time, session.tokens.length
+    return first + most if most and length - first > most and not session.proposal.token_ids else None
+
+
+def _lacks_prompt_logprobs(session: SessionState) -> bool:
+    return session.engine_request.num_prompt_logprobs is not None and session.prompt_logprobs is None

@@ -1,0 +1,99 @@
+"""State of a session on its target: what it holds, and what it was asked. Decides nothing."""
+
+from __future__ import annotations
+
+from outrider_coordinator.session.readiness import Readiness, readiness_of, set_readiness
+from outrider_coordinator.session.table import (
+    ANNOUNCED,
+    CREDIT,
+    FLAGS,
+    HAS_PART,
+    NUM_PLAIN,
+    TARGET_ASKED,
+    TARGET_HELD,
+    TARGET_LOSSES,
+    TARGET_READINESS,
+    IntColumn,
+    Row,
+)
+
+
+class TargetSide:
+    """State on the target; what steps read and write is in the session's row."""
+
+    held = IntColumn(TARGET_HELD)
+    """Committed tokens the target is known to hold."""
+    losses = IntColumn(TARGET_LOSSES)
+    """In a row."""
+    announced = IntColumn(ANNOUNCED)
+    """Generation of the ``Score`` that it was told of, to be scored once its proposal comes directly; 0: none."""
+    lookahead_credit = IntColumn(CREDIT)
+    """Plain steps that it may compute before they are asked for: what is left of a ``Prepare``."""
+    num_plain_steps = IntColumn(NUM_PLAIN)
+    """Steps in a row that were asked for without drafts."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.readiness = Readiness.CLOSED
+        self.opened = -1
+        """The generation of the latest ``Open``."""
+        self.part = None
+        self.is_held_back = False
+        """The next part of such a text waits until the draft has taken the states of those before."""
+        self.is_lost = False
+        """It held the session and lost it: to open it is to rebuild it."""
+        self.hidden_state_layers: tuple[int, ...] = ()
+        """With which it was opened."""
+
+    @property
+    def readiness(self) -> Readiness:
+        """True if the session may use it."""
+        return readiness_of(self.row, TARGET_READINESS)
+
+    @readiness.setter
+    def readiness(self, readiness: Readiness) -> None:
+        set_readiness(self.row, TARGET_READINESS, readiness)
+
+    @property
+    def asked(self) -> int | None:
+        """The generation of the ``Score`` that has not been answered."""
+        return self.row.values.item(TARGET_ASKED) or None
+
+    @asked.setter
+    def asked(self, generation: int | None) -> None:
+        self.row.values[TARGET_ASKED] = generation or 0
+
+    @property
+    def part(self) -> int | None:
+        """Tokens that it builds on, where a long text's hidden states go part by part and this is not the last."""
+        return self._part
+
+    @part.setter
+    def part(self, part: int | None) -> None:
+        self._part = part
+        values = self.row.values
+        values[FLAGS] = values.item(FLAGS) & ~HAS_PART | (HAS_PART if part is not None else 0)
+
+    def note_score(self, *, is_plain: bool) -> None:
+        """A step is requested; one with drafts ends the credit."""
+        self.num_plain_steps = self.num_plain_steps + 1 if is_plain else 0
+        self.lookahead_credit = max(0, self.lookahead_credit - 1) if is_plain else 0
+
+    def note_opened(self, generation: int) -> None:
+        """An ``Open`` of that generation is sent."""
+        self.readiness, self.opened, self.is_lost = Readiness.OPEN, generation, False
+
+    def note_answer(self, held: int) -> None:
+        """The target answered and holds this number of committed tokens."""
+        self.held, self.asked, self.losses, self.part = held, None, 0, None
+
+    def lose(self, readiness: Readiness) -> None:
+        """The target lost the session."""
+        self.is_lost = self.is_lost or self.held > 0
+        self.forget(readiness)
+
+    def forget(self, readiness: Readiness) -> None:
+        """The target holds nothing of this session any more, and owes no answer."""
+        self.readiness = readiness
+        self.held, self.asked, self.part, self.is_held_back = 0, None, None, False
+        self.lookahead_credit = self.num_plain_steps = 0
