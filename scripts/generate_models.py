@@ -74,8 +74,8 @@ Experts are read a tensor for each expert, as published, or stacked, as transfor
 Adapters (LoRA) are not served: merge them. Models with images, and weights of 4 bits other than gpt-oss's, are not
 served.
 
-Keys and values of layers with a sliding window are kept for the whole text unless every layer has one: such layers save
-time, not yet memory. A head on file that differs from the embedding is used, also where `tie_word_embeddings` is true.
+Layers with a sliding window keep the keys and values that it sees, also beside layers that keep all. A head on file
+that differs from the embedding is used, also where `tie_word_embeddings` is true.
 """
 
 

@@ -73,14 +73,15 @@ def _engine() -> Any:  # noqa: ANN401 - a module
 def _table(found: ModelEstimate, num_ranks: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     each = "" if num_ranks == 1 else f" on each of {num_ranks} GPUs"
-    kv_gib = found.kv_bytes_per_token * found.max_model_len / _GIB
+    kv_gib = found.longest_bytes / _GIB
+    kept = "" if found.window is None else f", of which some layers keep {found.window:,} tokens"
     for name, value in {
         "loads": "yes",
         "path": found.path,
         **({"served": "text; images and sound are refused"} if found.is_text_part else {}),
         "weights": found.weights,
         "weight memory": f"{found.weight_bytes / _GIB:.2f} GiB{each}",
-        "KV cache": f"{found.kv_bytes_per_token:,} bytes a token, {kv_gib:.2f} GiB for the longest sequence",
+        "KV cache": f"{found.kv_bytes_per_token:,} bytes a token, {kv_gib:.2f} GiB for the longest sequence{kept}",
         **({"recurrent layers": f"{found.state_bytes / _MIB:.1f} MiB a sequence"} if found.state_bytes else {}),
         "longest sequence": f"{found.max_model_len:,} tokens",
     }.items():

@@ -17,6 +17,7 @@ from outrider.kv_cache.page_tables import JoinedPages
 from outrider.kv_cache.prefix_cache import PrefixCache
 from outrider.kv_cache.sequence import KVSequence, PageTable, page_table_of
 from outrider.kv_cache.state_slots import StateRows, StateSlots
+from outrider.kv_cache.window_pages import WindowPages
 
 __all__ = [
     "AttentionReach",
@@ -34,5 +35,6 @@ __all__ = [
     "StateGroup",
     "StateRows",
     "StateSlots",
+    "WindowPages",
     "page_table_of",
 ]

@@ -2,7 +2,8 @@
 
 Layers get keys and values, slots and attention plan by group number and never see a page table. Only this module and
 ``KVCacheManager`` know the pages of a group. All groups of a model share one page table: a page holds the same number
-of tokens of every layer. Where every group has a window, pages that no layer attends to any more are given back.
+of tokens of every layer. Where every group has a window, pages that no layer attends to any more are given back; where
+some have, their parts of pages are window pages, with a pool of their own (``WindowPages``).
 Recurrent layers form a group of their own, whose states have a slot for each sequence.
 """
 
@@ -138,6 +139,19 @@ class KVCacheLayout:
         if len(windows) < len(self.windows) or not windows:
             return None
         return AttentionReach(max(windows), max(self.sinks))
+
+    @property
+    def window_reach(self) -> AttentionReach | None:
+        """Tokens that the groups with a window attend to; None unless there are such groups and others."""
+        windows = [window for window in self.windows if window is not None]
+        return AttentionReach(max(windows)) if windows and len(windows) < len(self.windows) else None
+
+    def window_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of one token's keys and values in the groups with a window, where there are others too."""
+        if self.window_reach is None:
+            return 0
+        windowed = [group for group in self.groups if group.spec.window is not None]
+        return sum(len(group.layers) * group.spec.bytes_per_token(itemsize) for group in windowed)
 
     def bytes_per_token(self, itemsize: int) -> int:
         """Bytes of one token's keys and values in all layers."""

@@ -3,7 +3,8 @@
 A sequence takes pages as it grows and gives them back as it is cut. A full page may be shared by any number of
 sequences and is never written again: a sequence that writes into a page that is shared, or can be found through the
 prefix cache, gets a copy of its own first. A page can be found once all tokens in it are committed. Pages that no layer
-attends to any more are given back: their places in the page table are holes.
+attends to any more are given back: their places in the page table are holes. Where only some layers have a window,
+their part of a page is a window page (``WindowPages``), which goes back alone.
 
 Nothing here waits for a device. A page that was given back may still be written by a forward that was started before;
 its next owner's forward runs after that one, and a page that can be found is written by neither.
@@ -21,6 +22,7 @@ from outrider.kv_cache.page_tables import Ints, JoinedPages, PageTables, slots_i
 from outrider.kv_cache.prefix_cache import PrefixCache
 from outrider.kv_cache.sequence import KVSequence, PageTable
 from outrider.kv_cache.state_slots import SequenceState, StateRows, StateSlots
+from outrider.kv_cache.window_pages import WindowPages
 from outrider.prefix_hash import PrefixHash
 
 PageCopy = tuple[int, int]
@@ -37,13 +39,18 @@ class KVCacheManager:
         prefix_caching: bool = True,
         reach: AttentionReach | None = None,
         states: StateSlots | None = None,
+        window: WindowPages | None = None,
     ) -> None:
-        """``reach``: tokens that the model's layers attend to; None: all. ``states``: slots of recurrent layers."""
-        self.pool, self.reach, self.states = pool, reach, states
+        """``reach``: tokens that the model's layers attend to; None: all. ``states``: slots of recurrent layers.
+        ``window``: pages of the layers with a window, where others see everything.
+        """
+        self.pool, self.reach, self.states, self.window = pool, reach, states, window
         self.prefix_cache = PrefixCache(pool) if prefix_caching else None
         """None when prefix caching is off."""
         self._sequences: set[KVSequence] = set()
-        self._tables = PageTables(pool)
+        self._tables = PageTables(pool, window)
+        if window is not None:
+            pool.on_evict = self._forget_page
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -82,6 +89,12 @@ class KVCacheManager:
             num_found = len(pages)
             pages = pages[: self.states.adopt(sequence.state, keys[:num_found])]
             cache.num_hit_tokens -= (num_found - len(pages)) * size
+        if self.window is not None:
+            num_found = len(pages)
+            count, sequence.window_start = self.window.adoptable(pages)
+            pages = pages[:count]
+            cache.num_hit_tokens -= (num_found - count) * size
+            self.window.share(pages[sequence.window_start :])
         self.pool.share(pages)
         sequence.page_table.extend(pages)
         sequence.page_keys = keys[: len(pages)]
@@ -98,6 +111,8 @@ class KVCacheManager:
             self._register(self.prefix_cache, sequence, length // size)
         if self.reach is not None:
             self._tables.give_back(sequence, *self.reach.unseen_pages(length, size))
+        if self.window is not None:
+            self._tables.leave_window(sequence, self.window.unseen_stop(length))
         if sequence.state is not None:
             sequence.state.num_committed = length
 
@@ -108,19 +123,33 @@ class KVCacheManager:
         sequence.prefix_hash(sequence.length)
 
     def pages_needed(self, sequence: KVSequence, count: int) -> int:
-        """Number of free pages that extending by ``count`` tokens takes."""
-        return self._tables.pages_needed(sequence, count)
+        """What of ``num_free`` extending by ``count`` tokens takes."""
+        needed = self._tables.pages_needed(sequence, count)
+        return needed if self.window is None else self.window.num_needed(needed)
+
+    @property
+    def num_free(self) -> int:
+        """Number of free pages; with window pages, of these."""
+        return self.pool.num_free if self.window is None else self.window.num_free
+
+    @property
+    def num_pages_free(self) -> int:
+        """``num_free`` as a number of ``pool``'s pages."""
+        return self.pool.num_free if self.window is None else self.window.num_free_of_pages
 
     def surely_fit(self, num_sequences: int, count: int) -> bool:
         """True if there are free pages for so many sequences to grow by ``count`` tokens each, wherever they end."""
         most = -(-count // self.pool.page_size) + 1  # and a copy of a shared page
-        return num_sequences * most <= self.pool.num_free
+        has_room = num_sequences * most <= self.pool.num_free
+        return has_room and (self.window is None or self.window.surely_fit(num_sequences, most))
 
     def extend(self, sequence: KVSequence, token_ids: Sequence[int]) -> Sequence[int]:
         """Append tokens and return the slot of each. ``OutOfPagesError``, without a change, if there are too
         few pages.
         """
         self.require_room(sequence, len(token_ids))
+        if self.window is not None:
+            return self._extend_in_parts(self.window, sequence, token_ids)
         slots = self.extend_checked(sequence, token_ids)
         if sequence.state is not None:
             sequence.state.length = sequence.length  # what no forward computes counts as computed
@@ -175,8 +204,8 @@ class KVCacheManager:
         self._require_open(sequence)
         if not 0 <= length <= sequence.length:
             raise InvalidRequestError("length", f"cannot keep {length} tokens of {sequence.length}")
-        if sequence.holes and self._attends_to_holes(sequence, length):
-            raise InvalidRequestError("length", f"pages of the last tokens before {length} were given back")
+        if length:
+            self._require_held(sequence, length)
         if self.states is not None and sequence.state is not None:
             self.states.truncate(sequence.state, length)
         sequence.forget_tokens(length)
@@ -217,6 +246,10 @@ class KVCacheManager:
         The sequences hold their former tokens, and pages that do not fit these, until ``replace_tails`` has said what
         the tokens are: a forward may be started meanwhile.
         """
+        if self.window is not None:
+            for sequence, length in zip(sequences, map(int, lengths), strict=True):
+                self._require_held(sequence, length)
+                self._leave_window(sequence, self.window.unseen_stop(length))
         return self._tables.make_room(sequences, lengths, counts)
 
     def give_back_room(self, sequences: Iterable[KVSequence]) -> None:
@@ -298,6 +331,9 @@ class KVCacheManager:
         if self.states is not None and sequence.state is not None and fork.state is not None:
             self.states.fork(sequence.state, fork.state)
         self.pool.share(sequence.held_pages())
+        if self.window is not None:
+            self.window.share(sequence.page_table[sequence.window_start :])
+        fork.window_start = sequence.window_start
         fork.page_table, fork.token_ids = sequence.page_table[:], list(sequence.token_ids)
         fork.holes = sequence.holes
         fork.root_key, fork.page_keys = sequence.root_key, list(sequence.page_keys)
@@ -326,8 +362,11 @@ class KVCacheManager:
         return sequence.prefix_rests(start)
 
     def num_pages(self, sequence: KVSequence) -> int:
-        """Number of pages that the sequence holds, shared ones included."""
-        return len(sequence.page_table) - len(sequence.holes)
+        """Number of pages that the sequence holds, shared ones included; what of ``num_free`` they are, at most."""
+        num_held = len(sequence.page_table) - len(sequence.holes)
+        if self.window is None:
+            return num_held
+        return max(len(sequence.page_table) - sequence.window_start, self.window.num_needed(num_held))
 
     def pages_of(self, sequence: KVSequence) -> PageTable:
         """A copy of the sequence's page table."""
@@ -338,8 +377,11 @@ class KVCacheManager:
         return [(source, destination) for destination, source in self._tables.pending_copies.items()]
 
     def confirm_copies(self) -> None:
-        """Record that the pending copies were made."""
+        """Record that the pending copies were made, those of window pages and their places among them."""
         self._tables.pending_copies.clear()
+        if self.window is not None:
+            self.window.pending_copies.clear()
+            self.window.pending_maps.clear()
 
     def check_integrity(self) -> None:
         """Raise ``IntegrityError``, naming the violation, unless pages, keys and lengths are consistent."""
@@ -348,6 +390,8 @@ class KVCacheManager:
             self.prefix_cache.check_integrity()
         if self.states is not None:
             self.states.check_integrity(_states_of(self._sequences))
+        if self.window is not None:
+            self.window.check_integrity([one.page_table[one.window_start :] for one in self._sequences])
         for sequence in self._sequences:
             check_sequence(sequence, self.pool, self.prefix_cache)
         for destination in self._tables.pending_copies:
@@ -357,8 +401,36 @@ class KVCacheManager:
     def _register(self, cache: PrefixCache, sequence: KVSequence, full: int) -> None:
         self._hash_pages(cache, sequence, full)
         for index in range(sequence.num_registered_pages, full):
-            cache.register(sequence.page_table[index], sequence.page_keys[index])
+            page, key = sequence.page_table[index], sequence.page_keys[index]
+            if self.window is not None and cache.holds(key) and self.window.of(cache.page_of(key)) < 0:
+                cache.forget(key)  # a page with its window page is of more use
+            if cache.register(page, key) and self.window is not None:
+                self.window.make_findable(page)
         sequence.num_registered_pages = full
+
+    def _extend_in_parts(self, window: WindowPages, sequence: KVSequence, token_ids: Sequence[int]) -> Sequence[int]:
+        """``extend`` by as many tokens at a time as a forward has; what was appended stays where pages run out."""
+        slots: list[int] = []
+        for start in range(0, len(token_ids), window.forward_tokens):
+            self._tables.leave_window(sequence, window.unseen_stop(sequence.length))
+            slots += self.extend_checked(sequence, token_ids[start : start + window.forward_tokens])
+        return slots
+
+    def _leave_window(self, sequence: KVSequence, stop: int) -> None:
+        """Give back window pages while a long prompt is computed; what is computed can be found before it is committed:
+        the tokens of these pages are too far from the last to be replaced.
+        """
+        if sequence.window_start < stop:
+            if self.prefix_cache is not None and sequence.num_registered_pages < stop:
+                self._register(self.prefix_cache, sequence, stop)
+            self._tables.leave_window(sequence, stop)
+
+    def _forget_page(self, page: int) -> None:
+        """A page that can be found is taken for other content."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.note_evicted(page)
+        if self.window is not None:
+            self.window.forget(page)
 
     def _hash_pages(self, cache: PrefixCache, sequence: KVSequence, full: int) -> None:
         """Have the keys of the first ``full`` pages, all of them full."""
@@ -382,14 +454,24 @@ class KVCacheManager:
 
     def _own_last_page(self, sequence: KVSequence, count: int) -> None:
         """Before a write into a partial page that is shared or can be found."""
-        self.pool.require(self.pages_needed(sequence, count))
+        needed = self._tables.pages_needed(sequence, count)
+        self.pool.require(needed)
+        if self.window is not None:
+            self.window.pool.require(needed)
         self._tables.own(sequence, len(sequence.page_table) - 1)
 
+    def _require_held(self, sequence: KVSequence, length: int) -> None:
+        """Raise if the last of ``length`` tokens, or a token after them, attends to a page that was given back."""
+        if (sequence.holes or sequence.window_start) and self._attends_to_holes(sequence, length):
+            raise InvalidRequestError("length", f"pages of the last tokens before {length} were given back")
+
     def _attends_to_holes(self, sequence: KVSequence, length: int) -> bool:
-        """True if the last of ``length`` tokens, or a token after them, attends to a page that was given back."""
-        if self.reach is None or length <= sequence.holes.start * self.pool.page_size:
+        size = self.pool.page_size
+        if self.window is not None:
+            return sequence.window_start * size > max(0, length - self.window.reach.window)
+        if self.reach is None or length <= sequence.holes.start * size:
             return False
-        return sequence.holes.stop * self.pool.page_size > length - self.reach.window
+        return sequence.holes.stop * size > length - self.reach.window
 
     def _require_open(self, sequence: KVSequence) -> None:
         if sequence not in self._sequences:

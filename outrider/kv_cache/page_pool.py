@@ -66,6 +66,14 @@ class PagePool:
         """True if a page has one reference and is not in the prefix cache."""
         return self._is_writable[page] > 0
 
+    def is_findable(self, page: int) -> bool:
+        """True if a page is in the prefix cache."""
+        return bool(self._is_findable[page])
+
+    def is_blank(self, page: int) -> bool:
+        """True if a page is free and its content is of no use."""
+        return self._states[page] == _BLANK
+
     def require(self, count: int) -> None:
         """Raise ``OutOfPagesError`` unless ``count`` pages are free. Changes nothing."""
         if count > self.num_free:
@@ -128,6 +136,16 @@ class PagePool:
             raise IntegrityError(f"page {page} has no holder")
         self._is_findable[page] = True
         self._is_writable[page] = False
+
+    def forget(self, page: int) -> None:
+        """Undo ``make_findable``."""
+        if not self._is_findable[page]:
+            return
+        self._is_findable[page] = False
+        self._is_writable[page] = self._references[page] == 1
+        if not self._references[page]:
+            del self._evictable[page]
+            self._free(page)
 
     def check_integrity(self, page_tables: Iterable[Sequence[int]]) -> None:
         """Raise ``IntegrityError`` unless reference counts and queues agree with these page tables, which must

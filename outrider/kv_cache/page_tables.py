@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from outrider.kv_cache.page_pool import PagePool
 from outrider.kv_cache.sequence import KVSequence, PageTable, page_table_of
+from outrider.kv_cache.window_pages import WindowPages
 
 LONG_ROW = 256
 """So many tokens are laid out as arrays: of fewer, a list is made sooner."""
@@ -53,8 +54,8 @@ class JoinedPages:
 class PageTables:
     """Changes the page tables of sequences over one pool."""
 
-    def __init__(self, pool: PagePool) -> None:
-        self.pool = pool
+    def __init__(self, pool: PagePool, window: WindowPages | None = None) -> None:
+        self.pool, self.window = pool, window
         self.pending_copies: dict[int, int] = {}
         """Destination -> source, both physical pages. All sources are read before any destination is written."""
 
@@ -68,40 +69,55 @@ class PageTables:
         page = table[index]
         # A source that itself awaits a copy holds nothing yet: copy from where its content will come.
         source = self.pending_copies.get(page, page)
-        self._release(table[index : index + 1])
+        window = self.window
+        window_source = None if window is None else window.source_of(page)
+        self._release(sequence, index, index + 1)
         after, room = (table[index - 1], 0) if index else (None, self.pool.pages_for(sequence.max_length))
         (table[index],) = self.pool.allocate(1, after=after, room=room)
         if table[index] != source:  # the pool may give the same page back when it has no other
             self.pending_copies[table[index]] = source
+        if window is not None and window_source is not None:
+            window.give_copy(table[index], window_source)
 
     def take(self, sequence: KVSequence, num_pages: int) -> None:
         """Take pages until there are ``num_pages``."""
         table = sequence.page_table
-        if len(table) == num_pages - 1 and table and (page := self.pool.allocate_next(table[-1])) is not None:
+        first = len(table)
+        if self.window is not None:
+            self.window.pool.require(num_pages - first)
+        if first == num_pages - 1 and table and (page := self.pool.allocate_next(table[-1])) is not None:
             table.append(page)  # as nearly always
-            return
-        after = table[-1] if table else None
-        room = 0 if table else self.pool.pages_for(sequence.max_length)
-        table.extend(self.pool.allocate(num_pages - len(table), after=after, room=room))
+        else:
+            after = table[-1] if table else None
+            room = 0 if table else self.pool.pages_for(sequence.max_length)
+            table.extend(self.pool.allocate(num_pages - first, after=after, room=room))
+        if self.window is not None:
+            self.window.give(table[first:], after=table[first - 1] if first else None)
 
     def drop(self, sequence: KVSequence, num_kept: int) -> None:
         """Give back the pages after the first ``num_kept``."""
         table = sequence.page_table
         if len(table) <= num_kept:
             return
-        dropped = sequence.held_pages(num_kept)
+        self._release(sequence, num_kept, len(table))
         del table[num_kept:]
         if num_kept < sequence.holes.stop:
             sequence.holes = range(0)
-        self._release(dropped)
+        sequence.window_start = min(sequence.window_start, num_kept)
 
     def give_back(self, sequence: KVSequence, first: int, stop: int) -> None:
         """Give back the pages of the indices ``first`` to ``stop`` that are held yet; mostly there are none."""
         start = max(first, sequence.holes.stop)
         if start < stop:
-            self._release(sequence.page_table[start:stop])
+            self._release(sequence, start, stop)
             sequence.page_table[start:stop] = page_table_of([0] * (stop - start))
             sequence.holes = range(first, stop)
+
+    def leave_window(self, sequence: KVSequence, stop: int) -> None:
+        """Give back the window pages before the index ``stop`` that are held yet."""
+        if self.window is not None and sequence.window_start < stop:
+            self.window.release(sequence.page_table[sequence.window_start : stop])
+            sequence.window_start = stop
 
     def make_room(
         self, sequences: Sequence[KVSequence], lengths: Sequence[int] | Ints, counts: Sequence[int] | Ints
@@ -115,7 +131,8 @@ class PageTables:
         lengths, counts = _listed(lengths), _listed(counts)
         size, is_writable = self.pool.page_size, self.pool.is_writable
         tables = [sequence.page_table for sequence in sequences]
-        if len(tables) * (max(counts) // size + 2) > self.pool.num_free:
+        most = len(tables) * (max(counts) // size + 2)
+        if most > self.pool.num_free or (self.window is not None and most > self.window.pool.num_free):
             self._require_room(tables, lengths, counts)
         for sequence, table, start, count in zip(sequences, tables, lengths, counts, strict=True):
             if start + count > len(table) * size:
@@ -126,7 +143,10 @@ class PageTables:
 
     def _require_room(self, tables: Sequence[PageTable], lengths: Sequence[int], counts: Sequence[int]) -> None:
         """Raise ``OutOfPagesError`` unless there are pages for what ``make_room`` takes and copies."""
-        self.pool.require(sum(map(self._num_missing, tables, lengths, counts)))
+        num_missing = sum(map(self._num_missing, tables, lengths, counts))
+        self.pool.require(num_missing)
+        if self.window is not None:
+            self.window.pool.require(num_missing)
 
     def _num_missing(self, table: PageTable, start: int, count: int) -> int:
         """Number of free pages that ``count`` tokens after the first ``start`` take, copies included: the copy of a
@@ -136,8 +156,11 @@ class PageTables:
         is_shared = start // size < len(table) and self.pool.references(table[start // size]) > 1
         return max(0, -(-(start + count) // size) - len(table)) + is_shared
 
-    def _release(self, pages: PageTable) -> None:
-        for page in self.pool.release(pages):
+    def _release(self, sequence: KVSequence, start: int, stop: int) -> None:
+        """Give up the pages of these indices that the sequence holds."""
+        if self.window is not None:
+            self.window.release(sequence.page_table[max(start, sequence.window_start) : stop])
+        for page in self.pool.release(sequence.held_pages(start, stop)):
             self.pending_copies.pop(page, None)
 
 

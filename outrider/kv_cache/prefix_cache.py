@@ -27,7 +27,7 @@ class PrefixCache:
         self._pool = pool
         self._pages: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        pool.on_evict = self._forget
+        pool.on_evict = self.note_evicted
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -71,6 +71,16 @@ class PrefixCache:
         self.num_hit_tokens += len(pages) * self._pool.page_size
         return pages
 
+    def page_of(self, key: bytes) -> int:
+        """The page with this key, which there is."""
+        return self._pages[key]
+
+    def forget(self, key: bytes) -> None:
+        """Drop a key: its page cannot be found any more."""
+        page = self._pages.pop(key)
+        del self._keys[page]
+        self._pool.forget(page)
+
     def holds(self, key: bytes) -> bool:
         """True if a page has this key."""
         return key in self._pages
@@ -96,7 +106,8 @@ class PrefixCache:
         if self._pool.num_evictable > len(self._keys):
             raise IntegrityError(f"{self._pool.num_evictable} pages are findable, and {len(self._keys)} have a key")
 
-    def _forget(self, page: int) -> None:
+    def note_evicted(self, page: int) -> None:
+        """A page is taken for other content."""
         del self._pages[self._keys.pop(page)]
         self.num_evicted_pages += 1
 

@@ -34,6 +34,7 @@ class KVSequence:
         "root_key",
         "state",
         "token_ids",
+        "window_start",
     )
 
     def __init__(
@@ -47,6 +48,8 @@ class KVSequence:
         nothing, and no kernel reads them.
         """
         self.holes = range(0)
+        self.window_start = 0
+        """Index of the first page whose window page is held; those of all later ones are. Of ``WindowPages``."""
         self.token_ids: list[int] = []
         """The tokens whose KV is held, or is computed by a forward that has been started."""
         self.is_open = True
@@ -71,10 +74,13 @@ class KVSequence:
         """Number of tokens whose KV is computed, or is being computed by a forward that has started."""
         return len(self.token_ids)
 
-    def held_pages(self, start: int = 0) -> PageTable:
-        """Pages from index ``start`` on that the sequence holds, in order."""
+    def held_pages(self, start: int = 0, stop: int | None = None) -> PageTable:
+        """Pages from index ``start`` to ``stop`` that the sequence holds, in order."""
         table, holes = self.page_table, self.holes
-        return table[start : max(start, holes.start)] + table[max(start, holes.stop) :] if holes else table[start:]
+        if not holes:
+            return table[start:stop]
+        end = len(table) if stop is None else stop
+        return table[start : min(end, max(start, holes.start))] + table[max(start, holes.stop) : end]
 
     def prefix_hash(self, length: int) -> PrefixHash:
         """Prefix hash of the first ``length`` tokens. Each token is hashed once in its life."""

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from outrider.errors import ConfigError
+from outrider.kv_cache.groups import AttentionReach
+from outrider.kv_cache.window_pages import num_window_pages
 
 DEFAULT_MAX_SEQUENCES = 256
 """As ``max_running_requests`` is by default."""
+DEFAULT_FORWARD_TOKENS = 4096
+"""As ``max_batched_tokens`` is on GPUs by default."""
 _LEAST_SNAPSHOTS, _SEQUENCES_A_SNAPSHOT = 4, 8
 """Slots for snapshots of states: one for so many sequences, and some at least."""
 
@@ -33,6 +37,60 @@ class KVCacheRequest:
     """Of one sequence's states in recurrent layers; 0: there are none."""
     num_state_slots: int | None = None
     """Taken as it is; None: as many as ``max_sequences`` and their snapshots need, within half of the memory."""
+    window: WindowRequest | None = None
+    """Of models of which some layers have a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRequest:
+    """What layers with a window need, where others see everything."""
+
+    reach: AttentionReach
+    bytes_per_token: int
+    """Of these layers, part of those of all layers."""
+    forward_tokens: int
+    """Of the longest forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """Numbers of pages, window pages (0: the pages are those of all layers) and slots for states."""
+
+    num_pages: int
+    num_window_pages: int = 0
+    num_state_slots: int = 0
+
+
+def count_cache(request: KVCacheRequest, available_bytes: Callable[[], int]) -> CacheSize:
+    """Size of the cache; ``ConfigError`` as ``count_pages``."""
+    if request.window is None:
+        num_slots, num_pages = count_slots_and_pages(request, available_bytes)
+        return CacheSize(num_pages, 0, num_slots)
+    if request.num_pages is None:
+        given = available_bytes() if request.kv_cache_bytes is None else request.kv_cache_bytes
+        if (divided := _divide(request, request.window, given)) is not None:
+            return divided
+        return CacheSize(count_pages(request, lambda: given))
+    num_pages, window = count_pages(request, available_bytes), request.window
+    least, each = (num_window_pages(window.reach, count, request.page_size) for count in (window.forward_tokens, 1))
+    count = max(least, min(least + each * (request.max_sequences - 1), num_pages // 2))
+    return CacheSize(num_pages, count if count < num_pages else 0)
+
+
+def _divide(request: KVCacheRequest, window: WindowRequest, given: int) -> CacheSize | None:
+    """Pages and window pages: of these as many as ``max_sequences`` hold, within half of the memory or what sequences
+    of ``max_model_len`` need. None where there is no room for one of those, or where it is no longer than a window.
+    """
+    size, needed = request.page_size, -(-request.max_model_len // request.page_size)
+    page_bytes, window_bytes = size * (request.bytes_per_token - window.bytes_per_token), size * window.bytes_per_token
+    least, each = (num_window_pages(window.reach, count, size) for count in (window.forward_tokens, 1))
+    if each >= needed:
+        return None
+    of_longest = given // (needed * page_bytes + each * window_bytes) * each
+    within = max(least, given // 2 // window_bytes, of_longest)
+    count = min(least + each * (request.max_sequences - 1), within)
+    num_pages = min((given - count * window_bytes) // page_bytes, needed * request.max_sequences)
+    return CacheSize(num_pages, count) if num_pages >= max(needed, count + 1) else None
 
 
 def count_slots_and_pages(request: KVCacheRequest, available_bytes: Callable[[], int]) -> tuple[int, int]:

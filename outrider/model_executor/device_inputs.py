@@ -11,14 +11,14 @@ import itertools
 import operator
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from outrider.kernels.paged_attention import DevicePlan, PagedRows, RowSpan, plan_attention
-from outrider.kv_cache import PageTable
+from outrider.kv_cache import PageTable, page_table_of
 from outrider.kv_cache.state_slots import NUM_COLUMNS
 from outrider.model_executor.input_batch import ForwardBatch
 from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, StateInputs
@@ -70,6 +70,8 @@ class BatchFrame:
     batch_invariant: bool = False
     has_states: bool = False
     """True if there are recurrent layers: each row's slot and checkpoints come before the pages."""
+    window_map: torch.Tensor | None = None
+    """Window page of each page, of groups with a window where others have none; None: all have the same pages."""
 
     def num_of_states(self, num_rows: int) -> int:
         """Numbers between the fixed ones of a shape and the pages."""
@@ -81,11 +83,24 @@ class BatchFrame:
         return itertools.zip_longest(self.windows, self.sinks, fillvalue=0)
 
     def attention_inputs(self, slots: torch.Tensor, rows: PagedRows) -> tuple[AttentionInputs, ...]:
-        """Attention inputs of each KV cache group; all share slots and page tables."""
+        """Attention inputs of each KV cache group; all share slots and page tables, which are mapped in a forward."""
         return tuple(
-            AttentionInputs(slots, DevicePlan(rows, self.page_size, window, sinks, self.batch_invariant))
+            AttentionInputs(
+                slots,
+                DevicePlan(rows, self.page_size, window, sinks, self.batch_invariant),
+                None if window is None else self.window_map,
+            )
             for window, sinks in self.reaches
         )
+
+    def mapped(self, batch: ForwardBatch) -> ForwardBatch:
+        """A batch on a CPU with the slots and page tables of groups that have window pages."""
+        if self.window_map is None:
+            return batch
+        pages_of, size = self.window_map.numpy(), self.page_size
+        slots = [int(pages_of[slot // size]) * size + slot % size for slot in batch.slots]
+        tables = [page_table_of(pages_of[np.frombuffer(table, dtype=np.int32)].tolist()) for table in batch.page_tables]
+        return replace(batch, slots=slots, page_tables=tables)
 
 
 def pack(batch: ForwardBatch, shape: BatchShape) -> IntArray:
@@ -192,15 +207,18 @@ def _sizes(shape: BatchShape) -> list[int]:
 
 def inputs_on_cpu(batch: ForwardBatch, frame: BatchFrame, dtype: torch.dtype) -> DeviceBatch:
     """A batch for PyTorch's own operations, which plan attention row by row."""
-    slots, device = torch.tensor(batch.slots), torch.device("cpu")
-    plans = [
-        plan_attention(batch, page_size=frame.page_size, window=window, num_sinks=sinks, device=device, dtype=dtype)
-        for window, sinks in frame.reaches
-    ]
+    device, windowed = torch.device("cpu"), frame.mapped(batch)
+    groups = []
+    for window, sinks in frame.reaches:
+        own = batch if window is None else windowed
+        plan = plan_attention(
+            own, page_size=frame.page_size, window=window, num_sinks=sinks, device=device, dtype=dtype
+        )
+        groups.append(AttentionInputs(torch.tensor(own.slots), plan))
     return DeviceBatch(
         token_ids=torch.tensor(batch.token_ids),
         positions=torch.tensor(batch.positions),
-        groups=tuple(AttentionInputs(slots, plan) for plan in plans),
+        groups=tuple(groups),
         logit_indices=torch.tensor(batch.logit_indices, dtype=torch.int64),
         states=_states_on_cpu(batch) if frame.has_states else None,
     )

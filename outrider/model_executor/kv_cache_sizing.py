@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from outrider.errors import ConfigError, ModelError
-from outrider.kv_cache.sizing import KVCacheRequest, count_slots_and_pages
+from outrider.kv_cache.sizing import CacheSize, KVCacheRequest, count_cache
 from outrider.model_executor.models import ModelConfig
 from outrider.model_executor.models.weights import weight_bytes
 
@@ -39,22 +39,26 @@ def graph_bytes(limit: int | None, device: torch.device) -> int | None:
 
 def choose_num_pages(request: KVCacheRequest, device: torch.device) -> int:
     """The number of pages of a model without recurrent layers."""
-    return choose_cache_size(request, device)[1]
+    return choose_cache_size(request, device).num_pages
 
 
-def choose_cache_size(request: KVCacheRequest, device: torch.device, *, kept_bytes: int = 0) -> tuple[int, int]:
-    """Numbers of slots for states and of pages; ``ConfigError`` when a budget does not even hold one sequence of
-    ``max_model_len``. Of a device's memory ``kept_bytes`` are left free, for what is allocated later.
+def choose_cache_size(request: KVCacheRequest, device: torch.device, *, kept_bytes: int = 0) -> CacheSize:
+    """Size of the cache; ``ConfigError`` when a budget does not even hold one sequence of ``max_model_len``. Of a
+    device's memory ``kept_bytes`` are left free, for what is allocated later.
     """
-    num_slots, num_pages = count_slots_and_pages(request, partial(_default_bytes, request, device, kept_bytes))
-    num_bytes = num_pages * request.page_size * request.bytes_per_token
+    found = count_cache(request, partial(_default_bytes, request, device, kept_bytes))
+    window_bytes = 0 if request.window is None or not found.num_window_pages else request.window.bytes_per_token
+    num_bytes = found.num_pages * request.page_size * (request.bytes_per_token - window_bytes)
     _log.info(
-        "KV cache: %d pages of %d tokens, %.1f MiB on %s", num_pages, request.page_size, num_bytes / 2**20, device
+        "KV cache: %d pages of %d tokens, %.1f MiB on %s", found.num_pages, request.page_size, num_bytes / 2**20, device
     )
-    if num_slots:
-        num_bytes = num_slots * request.slot_bytes
-        _log.info("States of recurrent layers: %d slots, %.1f MiB on %s", num_slots, num_bytes / 2**20, device)
-    return num_slots, num_pages
+    if window_bytes:
+        num_bytes = found.num_window_pages * request.page_size * window_bytes
+        _log.info("Layers with a window: %d pages, %.1f MiB", found.num_window_pages, num_bytes / 2**20)
+    if found.num_state_slots:
+        num_bytes = found.num_state_slots * request.slot_bytes
+        _log.info("States of recurrent layers: %d slots, %.1f MiB", found.num_state_slots, num_bytes / 2**20)
+    return found
 
 
 @contextlib.contextmanager

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from outrider.kernels.device_stream import to_device
 from outrider.kernels.gated_delta import DeltaSlots
 from outrider.kernels.kv_store import copy_pages
 from outrider.kv_cache import KVCacheLayout, PageCopy
@@ -25,15 +28,19 @@ class KVCacheTensors:
         device: torch.device,
         num_state_slots: int = 0,
         state_dtype: torch.dtype | None = None,
+        page_size: int = 1,
+        num_window_pages: int = 0,
     ) -> None:
-        """``state_dtype`` of inputs in recurrent layers; None: ``dtype``."""
+        """``state_dtype`` of inputs in recurrent layers; None: ``dtype``. With ``num_window_pages`` layers with a
+        window have so many pages of ``page_size``, and ``window_map`` says which belongs to a page of the others.
+        """
         self.layout = layout
         self.dtype = dtype
         self.device = device
         self.groups = [  # [L, S, 2, H_kv, D] for each group
             torch.empty(
                 len(group.layers),
-                num_slots,
+                num_window_pages * page_size if num_window_pages and group.spec.window is not None else num_slots,
                 2,
                 group.spec.num_kv_heads,
                 group.spec.head_dim,
@@ -42,6 +49,10 @@ class KVCacheTensors:
             )
             for group in layout.groups
         ]
+        self.window_map: torch.Tensor | None = None  # [num_slots / page_size] int32
+        """Window page of each page that has one. None: all layers have the same pages."""
+        if num_window_pages:
+            self.window_map = torch.zeros(num_slots // page_size, dtype=torch.int32, device=device)
         self.num_state_slots = num_state_slots
         """Of recurrent layers."""
         self.states: DeltaSlots | None = None
@@ -66,9 +77,24 @@ class KVCacheTensors:
         return self._layers[number]
 
     def copy_pages(self, copies: Sequence[PageCopy], *, page_size: int) -> None:
-        """Copy pages in all layers; every source is read before any destination is written."""
-        for group in self.groups:
-            copy_pages(group, copies, page_size=page_size)
+        """Copy pages in all layers but those with window pages; every source is read before any destination is
+        written.
+        """
+        for group, tensor in zip(self.layout.groups, self.groups, strict=True):
+            if self.window_map is None or group.spec.window is None:
+                copy_pages(tensor, copies, page_size=page_size)
+
+    def copy_window_pages(self, copies: Sequence[PageCopy], *, page_size: int) -> None:
+        """Copy window pages in all layers that have them; every source is read before any destination is written."""
+        for group, tensor in zip(self.layout.groups, self.groups, strict=True):
+            if group.spec.window is not None:
+                copy_pages(tensor, copies, page_size=page_size)
+
+    def map_window_pages(self, pairs: NDArray[np.int32]) -> None:
+        """Say which window pages belong to pages: one [page, window page] after the other."""
+        if self.window_map is not None:
+            pages, own = to_device(pairs, self.device).view(-1, 2).unbind(1)
+            self.window_map.index_copy_(0, pages.long(), own)
 
     def copy_states(self, copies: Sequence[SlotCopy]) -> None:
         """Copy slots in all recurrent layers; every source is read before any destination is written."""

@@ -19,7 +19,7 @@ from typing import Unpack
 import torch
 
 from outrider.errors import ConfigError
-from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool, StateRows, StateSlots
+from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool, StateRows, StateSlots, WindowPages
 from outrider.kv_cache.state_slots import DEFAULT_SNAPSHOT_INTERVAL
 from outrider.model_executor.cuda_graphs import CaptureProgress
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
@@ -39,6 +39,7 @@ from outrider.model_executor.worker_commands import (
     copy_command,
     forward_command,
     state_copy_command,
+    window_commands,
 )
 from outrider.sampling.sampler import Sampler
 
@@ -85,7 +86,12 @@ class ModelRunner:
                 worker.kv_cache.num_state_slots, layout.states.spec, page_size=worker.page_size,
                 prefix_caching=prefix_caching, snapshot_interval=snapshot_interval,
             )  # fmt: skip
-        self.sequences = KVCacheManager(pool, prefix_caching=prefix_caching, reach=layout.reach, states=states)
+        window = None
+        if (reach := layout.window_reach) is not None and worker.num_window_pages:
+            window = WindowPages(worker.num_window_pages, pool, reach, forward_tokens=worker.forward_tokens)
+        self.sequences = KVCacheManager(
+            pool, prefix_caching=prefix_caching, reach=layout.reach, states=states, window=window
+        )
         self.sampler = Sampler(drafting or DraftingRules())
         self.num_forwards = 0
         """Forwards since loading, without the warm-up."""
@@ -231,10 +237,13 @@ class ModelRunner:
         return logits, states[: len(plan.layout.token_ids)]
 
     def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
-        if copies:
-            command = copy_command(copies)
+        commands = [copy_command(copies)] if copies else []
+        if self.sequences.window is not None:
+            commands += window_commands(self.sequences.window)
+        for command in commands:
             self._broadcast(command)
             self.worker.run(command)
+        if commands:
             self.sequences.confirm_copies()
 
     def _copy_states(self, states: StateRows | None) -> None:
@@ -291,7 +300,7 @@ class ModelRunner:
         """Allocate, compile, tune and capture before the first request; changes no visible state."""
         self.capture(progress)
         count = self.num_forwards
-        longest = min(self.max_model_len, self.sequences.pool.num_free * self.page_size)
+        longest = min(self.max_model_len, self.sequences.num_free * self.page_size)
         lengths = _GPU_WARM_UP_TOKENS if self.worker.is_on_gpu else _WARM_UP_TOKENS
         sequence = self.sequences.open(min(longest, max(lengths)))
         for num_tokens in lengths:

@@ -63,10 +63,13 @@ class Worker:
         self.model, self.config = model, model.config
         self.page_size, self.num_pages, self.max_model_len = loaded.page_size, loaded.num_pages, loaded.max_model_len
         """No sequence may hold more tokens than ``max_model_len``."""
+        self.num_window_pages, self.forward_tokens = loaded.num_window_pages, graphs.forward_tokens
+        """Of layers with a window, 0: their pages are those of all; and tokens of the largest forward."""
         layout = model.kv_cache_layout
         self.kv_cache = KVCacheTensors(
             layout, loaded.num_pages * loaded.page_size, dtype=loaded.kv_cache_dtype, device=model.device,
-            num_state_slots=loaded.num_state_slots, state_dtype=model.dtype,
+            num_state_slots=loaded.num_state_slots, state_dtype=model.dtype, page_size=loaded.page_size,
+            num_window_pages=loaded.num_window_pages,
         )  # fmt: skip
         self.is_on_gpu = has_kernels(model.device)
         """True if kernels run: on a GPU, or in Triton's interpreter for tests."""
@@ -82,7 +85,7 @@ class Worker:
         """The setting's name may have none."""
         self._frame = BatchFrame(
             self.page_size, layout.windows, counters, layout.sinks, batch_invariant=model.batch_invariant,
-            has_states=layout.states is not None,
+            has_states=layout.states is not None, window_map=self.kv_cache.window_map,
         )  # fmt: skip
         pages_per_row = -(-self.max_model_len // self.page_size)
         self._graphs = ForwardGraphs(
@@ -107,8 +110,9 @@ class Worker:
     ) -> Worker:
         """Load a model folder, or with ``ranks`` this rank's part of it; errors are those of ``load_model``."""
         loaded = load_model(
-            Path(folder), max_sequences=graphs.max_sequences, graph_memory_bytes=graphs.memory_bytes, **options
-        )
+            Path(folder), max_sequences=graphs.max_sequences, graph_memory_bytes=graphs.memory_bytes,
+            forward_tokens=graphs.forward_tokens, **options,
+        )  # fmt: skip
         with torch.inference_mode(), explaining_out_of_memory(loaded.model.device):
             return cls(
                 loaded,
@@ -143,6 +147,10 @@ class Worker:
             self.forward(command)
         elif command.operation == Operation.COPY_PAGES:
             self.kv_cache.copy_pages(copies_of(command), page_size=self.page_size)
+        elif command.operation == Operation.COPY_WINDOW_PAGES:
+            self.kv_cache.copy_window_pages(copies_of(command), page_size=self.page_size)
+        elif command.operation == Operation.MAP_WINDOW_PAGES:
+            self.kv_cache.map_window_pages(command.numbers)
         elif command.operation == Operation.COPY_STATES:
             self.kv_cache.copy_states(copies_of(command))
         elif command.operation == Operation.DRAFT and self.draft_loop is not None:

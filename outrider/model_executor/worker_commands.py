@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.kv_cache import PageCopy, page_table_of
+from outrider.kv_cache import PageCopy, WindowPages, page_table_of
 from outrider.kv_cache.state_slots import NUM_COLUMNS, SlotCopy
 from outrider.model_executor.device_inputs import BatchShape, IntArray
 from outrider.model_executor.input_batch import ForwardBatch
@@ -40,6 +40,10 @@ class Operation(enum.IntEnum):
     """A ``FORWARD`` of one token a row, of which each gets logits, and which only the device of rank 0 knows."""
     COPY_STATES = 6
     """Numbers: source and destination of one slot of recurrent layers after the other."""
+    MAP_WINDOW_PAGES = 7
+    """Numbers: page and window page of one after the other."""
+    COPY_WINDOW_PAGES = 8
+    """Numbers: source and destination of one window page after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,16 @@ def copy_command(copies: Sequence[PageCopy]) -> WorkerCommand:
     return WorkerCommand(Operation.COPY_PAGES, (), np.array(copies, dtype=np.int32).ravel())
 
 
+def window_commands(window: WindowPages) -> Iterator[WorkerCommand]:
+    """What is due of window pages before a forward; mostly nothing."""
+    for operation, pairs in (
+        (Operation.COPY_WINDOW_PAGES, [(source, destination) for destination, source in window.pending_copies.items()]),
+        (Operation.MAP_WINDOW_PAGES, list(window.pending_maps.items())),
+    ):
+        if pairs:
+            yield WorkerCommand(operation, (), np.array(pairs, dtype=np.int32).ravel())
+
+
 def state_copy_command(copies: Sequence[SlotCopy]) -> WorkerCommand:
     """Slots of recurrent layers copied, every source read before any destination is written."""
     return WorkerCommand(Operation.COPY_STATES, (), np.array(copies, dtype=np.int32).ravel())
@@ -94,7 +108,7 @@ def layers_of(command: WorkerCommand) -> tuple[int, ...]:
 
 
 def copies_of(command: WorkerCommand) -> list[tuple[int, int]]:
-    """The (source, destination) pairs of a copy of pages or slots."""
+    """The (source, destination) pairs of a copy of pages, window pages or slots."""
     return [(int(source), int(destination)) for source, destination in command.numbers.reshape(-1, 2).tolist()]
 
 

@@ -73,7 +73,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._num_steps_without_forward = 0
         self._answered: list[AnyRequest] = []
         """In the newest step: something is left to be done once their answers have left."""
-        self._outputs = OutputProcessor(stats, clock, lambda: executor.num_pages_free)
+        self._outputs = OutputProcessor(stats, clock, lambda: executor.num_pages_unused)
         self._scheduler = Scheduler(
             sessions,
             executor,
@@ -363,7 +363,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     @property
     def num_pages_free(self) -> int:
         """Number of free KV pages; thread-safe."""
-        return self._executor.num_pages_free
+        return self._executor.num_pages_unused
 
     @property
     def next_check_s(self) -> float | None:

@@ -189,8 +189,13 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
 
     @property
     def num_pages_free(self) -> int:
-        """Number of free KV pages."""
+        """Number of free KV pages, as ``num_pages_needed`` counts them."""
         return 0
+
+    @property
+    def num_pages_unused(self) -> int:
+        """Number of free KV pages out of all, for reports: it differs for models with window pages."""
+        return self.num_pages_free
 
     def num_pages_needed(self, job: JobT, num_tokens: int) -> int:
         """Number of free KV pages that a forward over this number of tokens of a job takes, tokens written in advance

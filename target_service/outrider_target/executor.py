@@ -44,7 +44,12 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
     @property
     def num_pages_free(self) -> int:
         """KV pages that are free."""
-        return self._runner.sequences.pool.num_free
+        return self._runner.sequences.num_free
+
+    @property
+    def num_pages_unused(self) -> int:
+        """Of all KV pages."""
+        return self._runner.sequences.num_pages_free
 
     def num_pages_needed(self, job: ScoreJob, num_tokens: int) -> int:
         """Free KV pages for so many of the job's tokens."""
@@ -224,7 +229,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
     def _has_room_after(self, forward: ScoringForward) -> bool:
         """Whether every session of a forward may take one more token; none is preempted for what was not asked for."""
         manager = self._runner.sequences
-        return sum(manager.pages_needed(job.sequence, 1) for job in forward.jobs) <= manager.pool.num_free
+        return sum(manager.pages_needed(job.sequence, 1) for job in forward.jobs) <= manager.num_free
 
     def resolve(
         self, queued: QueuedForward[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores

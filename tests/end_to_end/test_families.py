@@ -90,6 +90,29 @@ async def test_coupled_tokens_do_not_depend_on_the_draft(name: str, quantization
     assert [tokens(one) for one in results] == [alone, alone]
 
 
+@pytest.mark.parametrize("name", ["gemma3", "gemma4_text"])
+async def test_texts_that_leave_the_window_are_those_of_transformers(name: str) -> None:
+    """Window pages are given back in chunks, found again, and too few for all sessions: some are preempted."""
+    folder = folder_of(name)
+    texts = [(prompts(1, 7)[0] * 40)[: 110 + 9 * number] for number in range(4)]
+    async with stack_of(folder, folder, num_pages=150) as stack:
+        window = stack.target.runner.sequences.window
+        assert window is not None
+        for _ in range(2):
+            calls = [
+                stack.generate(
+                    prompt_token_ids=text, max_tokens=50, temperature=0, ignore_eos=True, num_speculative_tokens=length
+                )
+                for length, text in zip((1, 3, 5, 8), texts, strict=True)
+            ]
+            for text, result in zip(texts, await asyncio.gather(*calls), strict=True):
+                expected = reference(folder, text, 50, padding=range(NUM_TOKEN_IDS, NUM_ROWS))
+                assert list(result.token_ids) == expected
+        assert value(stack.target, "outrider_sessions_preempted_total") > 0
+        await all_free(stack)
+        assert window.pool.num_used == 0
+
+
 @pytest.mark.parametrize("name", ["gemma3", "olmoe", "phi4-mini", "gemma4_text"])
 async def test_a_draft_that_is_stopped_changes_no_token(name: str) -> None:
     folder, other = folder_of(name), cached_tiny_model("llama", seed=9)

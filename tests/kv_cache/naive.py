@@ -37,6 +37,8 @@ class NaiveCache:
         self.manager = manager
         self.size = manager.pool.page_size
         self.slots: dict[int, Text] = {}
+        self.window_slots: dict[int, Text] = {}
+        """Of window pages."""
         self.sequences: list[NaiveSequence] = []
         self.findable: dict[Text, int] = {}
         self.num_evicted = 0
@@ -53,15 +55,34 @@ class NaiveCache:
         length = 0
         while length + self.size < len(tokens) and (salt, *tokens[: length + self.size]) in self.findable:
             length += self.size
+        while length and not self._has_window(salt, tokens, length):
+            length -= self.size
         return length
+
+    def _has_window(self, salt: str, tokens: list[int], length: int) -> bool:
+        """True if the window pages are there of all positions that a token after ``length`` attends to."""
+        window = self.manager.window
+        if window is None:
+            return True
+        seen = range(max(0, length - window.reach.window + 1), length)
+        ends = {(position // self.size + 1) * self.size for position in seen}
+        return all(window.of(self.findable[(salt, *tokens[:end])]) >= 0 for end in ends)
 
     def commit(self, sequence: NaiveSequence, length: int, pages: list[int]) -> None:
         """``pages`` are the sequence's page table before."""
-        for index in range(sequence.num_registered, length // self.size):
-            self.findable.setdefault(sequence.text((index + 1) * self.size), pages[index])
-            sequence.num_registered = index + 1
+        self.register(sequence, length, pages)
         sequence.committed = max(sequence.committed, length)
         self.check_holes(sequence)
+
+    def register(self, sequence: NaiveSequence, length: int, pages: list[int]) -> None:
+        """The full pages of the first ``length`` tokens can be found; of two pages one that has its window page."""
+        window = self.manager.window
+        for index in range(sequence.num_registered, length // self.size):
+            text = sequence.text((index + 1) * self.size)
+            if window is not None and text in self.findable and window.of(self.findable[text]) < 0:
+                del self.findable[text]
+            self.findable.setdefault(text, pages[index])
+            sequence.num_registered = index + 1
 
     def check_holes(self, sequence: NaiveSequence) -> None:
         """Just the pages that no token may attend to any more were given back."""
@@ -76,6 +97,8 @@ class NaiveCache:
 
     def can_cut(self, sequence: NaiveSequence, length: int) -> bool:
         """True if all that the last of ``length`` tokens and later ones attend to is held."""
+        if (window := self.manager.window) is not None:
+            return max(0, length - window.reach.window) >= sequence.real.window_start * self.size
         reach = self.manager.reach
         if reach is None:
             return True
@@ -93,6 +116,12 @@ class NaiveCache:
         page = slot // self.size
         assert page not in self.findable.values(), f"page {page} can be found and is written to"
         self.slots[slot] = text
+        if (window := self.manager.window) is not None:
+            own = window.of(page)
+            assert own >= 0
+            assert not window.pool.is_findable(own)
+            assert window.pool.references(own) == 1
+            self.window_slots[own * self.size + slot % self.size] = text
 
     def note_taken(self, before: set[int]) -> None:
         """Pages that were free before and have another owner now are found no more."""
@@ -100,6 +129,16 @@ class NaiveCache:
             if page in before:
                 del self.findable[text]
                 self.num_evicted += 1
+
+    def check_window(self, sequence: NaiveSequence) -> None:
+        """All that the next token's window sees, and every window page that is held, is the sequence's text."""
+        if (window := self.manager.window) is None:
+            return
+        real, length = sequence.real, len(sequence.tokens)
+        assert real.window_start * self.size <= max(0, length - window.reach.window + 1)
+        for position in range(real.window_start * self.size, length):
+            own = window.of(real.page_table[position // self.size])
+            assert self.window_slots[own * self.size + position % self.size] == sequence.text(position + 1)
 
     def check(self) -> None:
         """All slots of all sequences hold their texts; free and findable pages are as many as there should be."""
@@ -112,6 +151,7 @@ class NaiveCache:
                     continue
                 slot = real.page_table[position // self.size] * self.size + position % self.size
                 assert self.slots[slot] == sequence.text(position + 1), f"slot {slot} at {position}"
+            self.check_window(sequence)
         pool, cache = self.manager.pool, self.manager.prefix_cache
         assert pool.num_used == len(self.references())
         assert cache is not None

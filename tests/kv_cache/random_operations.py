@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from outrider.errors import InvalidRequestError, OutOfPagesError
-from outrider.kv_cache import AttentionReach, KVCacheManager, PagePool
+from outrider.kv_cache import AttentionReach, KVCacheManager, PagePool, WindowPages
+from outrider.kv_cache.page_tables import PageTables
 from tests.kv_cache.naive import NaiveCache, NaiveSequence
 
 PAGE_SIZE = 4
@@ -22,14 +23,25 @@ NUM_PAGES = 48
 MOST_SEQUENCES = 10
 LONGEST = 64
 REACH = AttentionReach(window=9, num_sinks=3, num_rewind_tokens=5)
+WINDOW = AttentionReach(window=9, num_rewind_tokens=5)
+NUM_WINDOW_PAGES = 30
 
 
 class RandomOperations:
     """Operations of one seed; ``AssertionError`` or ``IntegrityError`` where cache and model part."""
 
-    def __init__(self, seed: int, *, checks_every: int = 40, reach: AttentionReach | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        checks_every: int = 40,
+        reach: AttentionReach | None = None,
+        window: AttentionReach | None = None,
+    ) -> None:
         self.random = random.Random(seed)
-        self.manager = KVCacheManager(PagePool(NUM_PAGES, PAGE_SIZE), reach=reach)
+        pool = PagePool(NUM_PAGES, PAGE_SIZE)
+        own = None if window is None else WindowPages(NUM_WINDOW_PAGES, pool, window, forward_tokens=LONGEST)
+        self.manager = KVCacheManager(pool, reach=reach, window=own)
         self.model = NaiveCache(self.manager)
         self.counts: dict[str, int] = {}
         """Number of operations, by kind."""
@@ -47,6 +59,7 @@ class RandomOperations:
             self._release()
         self.model.check()
         assert self.manager.pool.num_used == 0
+        assert self.manager.window is None or self.manager.window.pool.num_used == 0
 
     def _open(self) -> None:
         if len(self.model.sequences) == MOST_SEQUENCES:
@@ -123,6 +136,7 @@ class RandomOperations:
         lengths = np.array([length for _, length, _ in own])
         counts = np.array([len(tokens) for *_, tokens in own])
         held, before = set(self.model.references()), [list(real.page_table) for real in reals]
+        self._register_early(own)
         places = [(table, length // PAGE_SIZE) for table, (_, length, _) in zip(before, own, strict=True)]
         firsts = [table[place] for table, place in places if place < len(table)]
         num_shared, num_free = sum(not pool.is_writable(page) for page in firsts), pool.num_free
@@ -131,7 +145,7 @@ class RandomOperations:
         try:
             joined = self.manager.make_room(reals, lengths, counts)
         except OutOfPagesError:
-            assert needed > num_free
+            assert needed > num_free or self._lacks_window_pages(needed)
             assert [list(real.page_table) for real in reals] == before
             assert pool.num_free == num_free
             self._count("out of pages together")
@@ -149,14 +163,27 @@ class RandomOperations:
         self.model.note_taken(taken & set((flat // PAGE_SIZE).tolist()))
         return [part.tolist() for part in np.split(flat, np.cumsum(counts)[:-1])]
 
+    def _register_early(self, own: list[tuple[NaiveSequence, int, list[int]]]) -> None:
+        """What leaves the window before a forward can be found from then on."""
+        if (window := self.manager.window) is None:
+            return
+        for sequence, length, _ in own:
+            if sequence.real.window_start < (stop := window.unseen_stop(length)):
+                self._count("left window")
+                self.model.register(sequence, stop * PAGE_SIZE, list(sequence.real.page_table))
+
+    def _lacks_window_pages(self, needed: int) -> bool:
+        self._count("out of window pages")
+        return self.manager.window is not None and needed > self.manager.window.pool.num_free
+
     def _take_slots(self, sequence: NaiveSequence, tokens: list[int]) -> Sequence[int]:
         manager, model = self.manager, self.model
-        needed, num_free = manager.pages_needed(sequence.real, len(tokens)), manager.pool.num_free
+        needed, num_free = PageTables(manager.pool).pages_needed(sequence.real, len(tokens)), manager.pool.num_free
         held, before = set(model.references()), list(sequence.real.held_pages())
         try:
             slots = manager.extend(sequence.real, tokens)
         except OutOfPagesError:
-            assert needed > num_free
+            assert needed > num_free or self._lacks_window_pages(needed)
             assert list(sequence.real.held_pages()) == before
             self._count("out of pages")
             return []
@@ -178,6 +205,16 @@ class RandomOperations:
         }
         for (destination, offset), content in read.items():
             self.model.slots[destination * PAGE_SIZE + offset] = content
+        if (window := self.manager.window) is not None:
+            self.model.window_slots |= {
+                destination * PAGE_SIZE + offset: content
+                for (destination, offset), content in {
+                    (destination, offset): self.model.window_slots[source * PAGE_SIZE + offset]
+                    for destination, source in window.pending_copies.items()
+                    for offset in range(PAGE_SIZE)
+                    if source * PAGE_SIZE + offset in self.model.window_slots
+                }.items()
+            }
         self.manager.confirm_copies()
 
     def _commit(self) -> None:
@@ -189,13 +226,13 @@ class RandomOperations:
                 self.manager.hash_ahead(sequence.real)
             self.manager.commit(sequence.real, length)
             self.model.commit(sequence, length, pages)
-            self._count("given back", len(sequence.real.holes) > 0)
+            self._count("given back", len(sequence.real.holes) > 0 or sequence.real.window_start > 0)
 
     def _cut(self) -> None:
         if self.model.sequences:
             sequence = self.random.choice(self.model.sequences)
             length = max(0, len(sequence.tokens) - self.random.choice((0, 1, 2, 3, 7, 30)))
-            if not self.model.can_cut(sequence, length):
+            if length and not self.model.can_cut(sequence, length):
                 with pytest.raises(InvalidRequestError, match="were given back"):
                     self.manager.truncate(sequence.real, length)
                 self._count("kept")

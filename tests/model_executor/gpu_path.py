@@ -75,9 +75,11 @@ LATE = len(PROMPTS) - 1
 MAX_LENGTH = 60
 NUM_COLUMN_STEPS = 4
 SIZES: Any = {"page_size": 4, "num_pages": 200, "max_model_len": MAX_LENGTH + 16}
+SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+"""All layers but the first have a window, and window pages."""
 MODELS: dict[str, dict[str, Any]] = {
-    "target": {"architecture": "llama", "seed": 1},
-    "draft": {"architecture": "mistral", "seed": 2, "sliding_window": 12, "num_hidden_layers": 1},
+    "target": {"architecture": "qwen2", "seed": 1, **SLIDING},
+    "draft": {"architecture": "qwen2", "seed": 2, "num_hidden_layers": 2, **SLIDING},
 }
 GROUPED: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 
@@ -96,6 +98,11 @@ def load(architecture: str, device: str, dtype: str, **model: Any) -> ModelRunne
 
 def prepared(runner: ModelRunner) -> ModelRunner:
     runner.capture()
+    assert runner.sequences.window is not None
+    longest = runner.sequences.open(runner.max_model_len)
+    runner.sequences.extend(longest, [0] * runner.max_model_len)
+    runner.sequences.commit(longest, runner.max_model_len)  # from here on window pages have other numbers than pages
+    assert runner.sequences.window.pool.num_used < runner.sequences.pool.num_used
     with torch.inference_mode():
         runner.kv_cache.fill_(float("nan"))  # a stale read would show
     return runner

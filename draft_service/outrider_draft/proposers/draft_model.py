@@ -158,7 +158,12 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
     @property
     def num_pages_free(self) -> int:
         """KV pages that are free."""
-        return self.runner.sequences.pool.num_free
+        return self.runner.sequences.num_free
+
+    @property
+    def num_pages_unused(self) -> int:
+        """Of all KV pages."""
+        return self.runner.sequences.num_pages_free
 
     def num_pages_needed(self, job: ProposalJob, num_tokens: int) -> int:
         """Free KV pages for the job's tokens and, where one launch draws all, for those that it draws."""

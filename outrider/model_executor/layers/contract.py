@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -114,6 +114,22 @@ class AttentionInputs:
 
     slots: torch.Tensor  # [T] where each token's keys and values go; -1: nowhere
     plan: AttentionPlan | DevicePlan
+    window_map: torch.Tensor | None = None
+    """Slots and plan are of the pages of other layers, which it maps to those of these; None: they are their own."""
+
+    def mapped(self) -> AttentionInputs:
+        """With slots and pages of their own, made on the device. Kernels that read slots and pages before they wait for
+        their predecessor must not come at once.
+        """
+        plan, pages_of = self.plan, self.window_map
+        if pages_of is None or not isinstance(plan, DevicePlan):
+            return self
+        slots, size = self.slots, plan.page_size
+        # Behind the last row's pages there may be numbers of any kind.
+        pages = pages_of.index_select(0, plan.rows.pages.clamp(0, len(pages_of) - 1))
+        page = pages_of.index_select(0, slots.clamp(min=0) // size)
+        own = torch.where(slots < 0, slots, page * size + slots % size)
+        return AttentionInputs(own, replace(plan, rows=replace(plan.rows, pages=pages)))
 
 
 @dataclass(frozen=True, slots=True)

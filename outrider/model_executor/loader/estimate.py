@@ -9,13 +9,20 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.kernels.fp8_linear import FP8
+from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.layers.quantization import ONLINE
 from outrider.model_executor.loader.fallback import check_fallback
-from outrider.model_executor.loader.model import KVCacheDtype, ModelImplementation, QuantizationName, choose_length
+from outrider.model_executor.loader.model import (
+    KVCacheDtype,
+    ModelImplementation,
+    QuantizationName,
+    choose_length,
+    window_request,
+)
 from outrider.model_executor.models import FALLBACK_SPEED, ModelConfig, read_model_config
 from outrider.model_executor.models.families import family_of
-from outrider.model_executor.models.weights import state_bytes, weight_bytes
+from outrider.model_executor.models.weights import cache_layout, weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,10 @@ class ModelEstimate:
     """Of each rank on a GPU; norms and biases, which each holds whole, are counted as shared."""
     kv_bytes_per_token: int
     """Of all ranks."""
+    longest_bytes: int
+    """Of all ranks, of keys and values of a sequence of ``max_model_len``."""
+    window: int | None = None
+    """Tokens that some layers keep, where others keep all."""
     state_bytes: int = 0
     """Of all ranks, of one sequence in recurrent layers."""
 
@@ -80,12 +91,22 @@ def estimate_model(
     if not isinstance(chosen, torch.dtype):
         raise ConfigError("dtype", f"{dtype!r} is not auto, float32, bfloat16 or float16")
     length = choose_length(config, max_model_len)
+    layout: KVCacheLayout | None
+    cached = FP8 if kv_cache_dtype == "fp8" else chosen
     if config.is_fallback:
         from outrider.model_executor.models.fallback import estimate_sizes  # imports all of transformers
 
         sizes = estimate_sizes(folder, config, chosen)
-        return ModelEstimate(config, chosen, length, sizes.weight_bytes, sizes.kv_bytes_per_token)
-    cached = FP8 if kv_cache_dtype == "fp8" else chosen
-    num_bytes = weight_bytes(config, chosen, is_widened=False) // tensor_parallel_size
-    states = 0 if config.recurrent is None else state_bytes(config, chosen)
-    return ModelEstimate(config, chosen, length, num_bytes, config.kv_bytes_per_token(cached), states)
+        num_bytes, layout = sizes.weight_bytes, sizes.layout
+    else:
+        num_bytes = weight_bytes(config, chosen, is_widened=False) // tensor_parallel_size
+        layout = cache_layout(config, chosen)
+    if layout is None:
+        each = config.kv_bytes_per_token(cached)
+        return ModelEstimate(config, chosen, length, num_bytes, each, each * length)
+    each, windowed, kept = layout.bytes_per_token(cached.itemsize), 0, None
+    if (request := window_request(layout, cached, length, 1)) is not None:
+        windowed, kept = request.bytes_per_token, request.reach.window + request.reach.num_rewind_tokens
+    longest = (each - windowed) * length + windowed * (kept or 0)
+    states = 0 if layout.states is None else layout.states.bytes_per_slot(chosen.itemsize)
+    return ModelEstimate(config, chosen, length, num_bytes, each, longest, kept, states)

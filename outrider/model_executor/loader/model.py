@@ -16,7 +16,14 @@ import torch
 from outrider.errors import ConfigError, ModelError
 from outrider.kernels.fp8_linear import FP8
 from outrider.kernels.invariance import obstacle
-from outrider.kv_cache.sizing import DEFAULT_MAX_SEQUENCES, KVCacheRequest
+from outrider.kv_cache import KVCacheLayout
+from outrider.kv_cache.sizing import (
+    DEFAULT_FORWARD_TOKENS,
+    DEFAULT_MAX_SEQUENCES,
+    CacheSize,
+    KVCacheRequest,
+    WindowRequest,
+)
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
 from outrider.model_executor.kv_cache_sizing import (
     check_weights_fit,
@@ -109,6 +116,8 @@ class LoadedModel:
     kv_cache_dtype: torch.dtype
     num_state_slots: int = 0
     """Sequences and snapshots whose states in recurrent layers there is room for."""
+    num_window_pages: int = 0
+    """Pages of layers with a window, where others see everything; 0: pages are those of all layers."""
 
 
 def load_model(
@@ -122,6 +131,7 @@ def load_model(
     gpu_memory_utilization: float | None = None,
     max_model_len: int | None = None,
     max_sequences: int = DEFAULT_MAX_SEQUENCES,
+    forward_tokens: int = DEFAULT_FORWARD_TOKENS,
     load_format: LoadFormat = "safetensors",
     graph_memory_bytes: int | None = None,
     progress: Progress | None = None,
@@ -135,8 +145,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a folder in the Hugging Face layout, with the options of ``LoadOptions``.
 
-    ``graph_memory_bytes`` is the limit of CUDA graphs, which the cache leaves free. ``ModelError`` when the folder
-    cannot be served, ``ConfigError`` when a setting does not fit it.
+    ``graph_memory_bytes`` is the limit of CUDA graphs, which the cache leaves free, and ``forward_tokens`` are those of
+    the largest forward. ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = replace(read_model_config(folder, model_impl), attention_window=attention_window)
     config = _checked(config, folder, load_format, quantization, kv_cache_dtype=kv_cache_dtype, ranks=ranks)
@@ -168,9 +178,22 @@ def load_model(
             max_sequences,
             slot_bytes=0 if layout.states is None else layout.states.bytes_per_slot(chosen_dtype.itemsize),
             num_state_slots=num_state_slots,
+            window=window_request(layout, cached_dtype, length, forward_tokens),
         )
-        slots, pages = _choose_size(request, chosen_device, graph_memory_bytes, ranks)
-        return LoadedModel(decoder, page_size, pages, length, cached_dtype, slots)
+        size = _choose_size(request, chosen_device, graph_memory_bytes, ranks)
+        return LoadedModel(
+            decoder, page_size, size.num_pages, length, cached_dtype, size.num_state_slots, size.num_window_pages
+        )
+
+
+def window_request(
+    layout: KVCacheLayout, dtype: torch.dtype, max_model_len: int, forward_tokens: int
+) -> WindowRequest | None:
+    """What layers with a window need of the cache, where others see everything and sequences outgrow the window."""
+    reach = layout.window_reach
+    if reach is None or max_model_len <= reach.window + reach.num_rewind_tokens:
+        return None
+    return WindowRequest(reach, layout.window_bytes_per_token(dtype.itemsize), min(forward_tokens, max_model_len))
 
 
 def _checked(
@@ -216,11 +239,13 @@ def _fill(
 
 def _choose_size(
     request: KVCacheRequest, device: torch.device, graph_memory_bytes: int | None, ranks: Ranks | None
-) -> tuple[int, int]:
-    """Numbers of slots for states and of pages, the same on every rank."""
+) -> CacheSize:
+    """Size of the cache, the same on every rank."""
     kept_bytes = graph_bytes(graph_memory_bytes, device) or 0
-    slots, pages = choose_cache_size(request, device, kept_bytes=kept_bytes)
-    return (slots, pages) if ranks is None else (ranks.least(slots), ranks.least(pages))
+    size = choose_cache_size(request, device, kept_bytes=kept_bytes)
+    if ranks is None:
+        return size
+    return CacheSize(*map(ranks.least, (size.num_pages, size.num_window_pages, size.num_state_slots)))
 
 
 def _cached_dtype(setting: KVCacheDtype, dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -244,7 +244,7 @@ class Decoder:
         return logits[:, : self.config.vocab_size].contiguous()
 
     def _prepared(self, inputs: AttentionInputs) -> AttentionInputs:
-        part = self.part
+        part, inputs = self.part, inputs.mapped()
         plan = prepare_plan(
             inputs.plan,
             num_tokens=len(inputs.slots),

@@ -130,7 +130,8 @@ class TransformersDecoder(Decoder):
         self, batch: DeviceBatch, kv_cache: KVCacheTensors, layers: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Decoder.layer_states``."""
-        inputs = [batch.groups[group] for group in self._groups]
+        groups = [inputs.mapped() for inputs in batch.groups]
+        inputs = [groups[group] for group in self._groups]
         self._module.current.attention = Paged(kv_cache, inputs, self._module.places)
         with self._states.collected(layers) as states:
             output = self._module.decoder(
@@ -183,7 +184,8 @@ class FallbackSizes:
 
     num_parameters: int
     weight_bytes: int
-    kv_bytes_per_token: int
+    layout: KVCacheLayout | None
+    """None: it is known only with the weights."""
 
 
 def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype) -> FallbackSizes:
@@ -196,14 +198,13 @@ def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype) -> Fal
         own._experts_implementation = "batched_mm"  # whose shapes depend on no numbers
         model = auto_class.from_config(own, attn_implementation=register(), trust_remote_code=False)
         linears = [] if config.quantization is None else list(covered_linears(model, config.quantization))
-        kv_bytes = config.kv_bytes_per_token(dtype)
+        layout = None
         try:
-            specs = _Module(model, config.num_layers).specs
-            kv_bytes = KVCacheLayout.of(specs).bytes_per_token(dtype.itemsize)
+            layout = KVCacheLayout.of(_Module(model, config.num_layers).specs)
         except (NotImplementedError, RuntimeError) as error:
             if "meta" not in str(error):  # else of an operation that needs numbers
                 raise
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     num_quantized = sum(linear.weight.numel() for _, linear in linears)
     weight_bytes = num_parameters * dtype.itemsize - num_quantized * (dtype.itemsize - 1)
-    return FallbackSizes(num_parameters, weight_bytes, kv_bytes)
+    return FallbackSizes(num_parameters, weight_bytes, layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.layers.contract import WeightTarget
 from outrider.model_executor.layers.mxfp4 import MXFP4_NUMBERS
 from outrider.model_executor.models.config import ModelConfig
@@ -37,10 +38,9 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, is_widened: bool) -
     )
 
 
-def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes that a sequence takes in all recurrent layers, however many tokens it has."""
-    states = Decoder(config, dtype=dtype, device=_NO_MEMORY).kv_cache_layout.states
-    return 0 if states is None else states.bytes_per_slot(dtype.itemsize)
+def cache_layout(config: ModelConfig, dtype: torch.dtype) -> KVCacheLayout:
+    """What a whole model keeps of its tokens."""
+    return Decoder(config, dtype=dtype, device=_NO_MEMORY).kv_cache_layout
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
