@@ -92,7 +92,7 @@ async def test_coupled_tokens_do_not_depend_on_the_draft(name: str, quantization
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4_text"])
 async def test_texts_that_leave_the_window_are_those_of_transformers(name: str) -> None:
-    """Window pages are given back in chunks, found again, and too few for all sessions: some are preempted."""
+    """Window pages are given back between chunks, found again, and too few for all sessions at once."""
     folder = folder_of(name)
     texts = [(prompts(1, 7)[0] * 40)[: 110 + 9 * number] for number in range(4)]
     async with stack_of(folder, folder, num_pages=150) as stack:
@@ -108,7 +108,6 @@ async def test_texts_that_leave_the_window_are_those_of_transformers(name: str) 
             for text, result in zip(texts, await asyncio.gather(*calls), strict=True):
                 expected = reference(folder, text, 50, padding=range(NUM_TOKEN_IDS, NUM_ROWS))
                 assert list(result.token_ids) == expected
-        assert value(stack.target, "outrider_sessions_preempted_total") > 0
         await all_free(stack)
         assert window.pool.num_used == 0
 
