@@ -29,12 +29,13 @@ Heads are drafts that read hidden states: EAGLE, EAGLE-3, DFlash, Medusa and MLP
 """
 
 FALLBACK_HEAD = f"""
-Decoders of other families run through transformers' code with paged attention (`--model-impl transformers`; auto where
-no family fits), if every layer attends through its attention interface. Such models run on one device, and eagerly
-unless `--cuda-graph-memory-mb` is set: expect {FALLBACK_SPEED} of native speed. `--quantization fp8` makes FP8 of their
-linear layers. Heads find the states of all layers. Frequencies that depend on the longest sequence are refused. Code
-from a model's folder is never run. Logits were compared with transformers in float32, or the model is refused, by
-`outrider check` too:
+Decoders of other families run through transformers' code with paged attention (`--model-impl transformers`; auto
+where no family fits), if every layer attends through its attention interface. Such models run eagerly unless
+`--cuda-graph-memory-mb` is set: expect {FALLBACK_SPEED} of native speed. `--tensor-parallel-size` shares their linear
+layers by transformers' plan; models with experts, or without a plan, are refused then. On one device `--quantization
+fp8` makes FP8 of their linear layers. Heads find the states of all layers. Frequencies that depend on the longest
+sequence are refused. Code from a model's folder is never run. Logits were compared with transformers in float32, or
+the model is refused, by `outrider check` too:
 
 | `model_type` | models | |
 |---|---|---|

@@ -98,14 +98,21 @@ def load(architecture: str, device: str, dtype: str, **model: Any) -> ModelRunne
 
 def prepared(runner: ModelRunner) -> ModelRunner:
     runner.capture()
-    assert runner.sequences.window is not None
-    longest = runner.sequences.open(runner.max_model_len)
-    runner.sequences.extend(longest, [0] * runner.max_model_len)
-    runner.sequences.commit(longest, runner.max_model_len)  # from here on window pages have other numbers than pages
-    assert runner.sequences.window.pool.num_used < runner.sequences.pool.num_used
+    if runner.sequences.window is not None:
+        give_window_pages_other_numbers(runner)
     with torch.inference_mode():
         runner.kv_cache.fill_(float("nan"))  # a stale read would show
     return runner
+
+
+def give_window_pages_other_numbers(runner: ModelRunner) -> None:
+    """A sequence holds pages, of which some have no window page any more."""
+    manager, longest = runner.sequences, runner.max_model_len
+    sequence = manager.open(longest)
+    manager.extend(sequence, [0] * longest)
+    manager.commit(sequence, longest)
+    assert manager.window is not None
+    assert manager.window.pool.num_used < manager.pool.num_used
 
 
 def shared_settings(role: str, device: str) -> TargetSettings | DraftSettings:
@@ -119,10 +126,12 @@ def shared_settings(role: str, device: str) -> TargetSettings | DraftSettings:
 
 
 def open_model(role: str, device: str, shared: str) -> ModelRunner:
-    if role != shared:
-        return load(device=device, dtype="float32", **MODELS[role])
-    runner = prepared(open_runner(shared_settings(role, device)))
-    assert runner.tensor_parallel_size == 2
+    if role == shared:
+        runner = prepared(open_runner(shared_settings(role, device)))
+        assert runner.tensor_parallel_size == 2
+    else:
+        runner = load(device=device, dtype="float32", **MODELS[role])
+    assert runner.sequences.window is not None
     return runner
 
 

@@ -169,10 +169,29 @@ def test_code_of_a_folder_is_not_run(tmp_path: Path) -> None:
         ModelRunner.load(tmp_path)
 
 
-def test_ranks_are_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="must be 1 for SmolLM3ForCausalLM, which runs through") as caught:
-        estimate_model(build("smollm3"), tensor_parallel_size=2)
+def test_ranks_share_the_linear_layers_of_its_plan() -> None:
+    whole, part = (estimate_model(build("smollm3"), tensor_parallel_size=size) for size in (1, 2))
+    layers = 2 * (4 * 32 * 32 - 2 * 16 * 32 + 3 * 32 * 48) * 4  # queries, keys, values, output, MLP in float32
+    assert whole.weight_bytes - part.weight_bytes == layers // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "reason"),
+    [
+        ("gpt2", 2, "transformers has no plan of how to share it"),
+        ("qwen2_moe", 2, "its layers.0.mlp.experts would be shared as moe_tp_experts"),
+        ("smollm3", 4, "it does not divide its 2 key and value heads"),
+    ],
+)
+def test_ranks_are_refused_before_anything_is_loaded(name: str, size: int, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        estimate_model(build(name), tensor_parallel_size=size)
     assert caught.value.field == "tensor_parallel_size"
+
+
+def test_ranks_do_not_share_layers_that_become_fp8() -> None:
+    with pytest.raises(ConfigError, match="must be none"):
+        estimate_model(build("smollm3"), tensor_parallel_size=2, quantization="fp8")
 
 
 def test_the_estimate_counts_its_parameters() -> None:

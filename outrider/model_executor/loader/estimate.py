@@ -82,10 +82,10 @@ def estimate_model(
     ``ModelError`` when a model of this configuration cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = read_model_config(folder, model_impl)
-    if config.is_fallback:
-        check_fallback(config, load_format="safetensors", kv_cache_dtype=kv_cache_dtype, num_ranks=tensor_parallel_size)
     if quantization == "fp8" and config.quantization is None:
         config = replace(config, quantization=ONLINE)
+    if config.is_fallback:
+        check_fallback(config, load_format="safetensors", kv_cache_dtype=kv_cache_dtype, num_ranks=tensor_parallel_size)
     Shard(0, tensor_parallel_size).check(config)
     chosen = config.dtype if dtype == "auto" else getattr(torch, dtype, None)
     if not isinstance(chosen, torch.dtype):
@@ -96,7 +96,7 @@ def estimate_model(
     if config.is_fallback:
         from outrider.model_executor.models.fallback import estimate_sizes  # imports all of transformers
 
-        sizes = estimate_sizes(folder, config, chosen)
+        sizes = estimate_sizes(folder, config, chosen, tensor_parallel_size)
         num_bytes, layout = sizes.weight_bytes, sizes.layout
     else:
         num_bytes = weight_bytes(config, chosen, is_widened=False) // tensor_parallel_size

@@ -10,6 +10,7 @@ import torch
 
 from outrider.errors import ConfigError, ModelError
 from outrider.limits.bounded_files import MAX_INDEX_BYTES
+from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
 from outrider.model_executor.kv_cache_sizing import check_bytes_fit
 from outrider.model_executor.loader.checkpoint import INDEX_NAME, read_tensors
 from outrider.model_executor.loader.weights import Progress
@@ -24,8 +25,8 @@ def check_fallback(config: ModelConfig, *, load_format: str, kv_cache_dtype: str
     name = config.architecture
     if kv_cache_dtype != "auto":
         raise ConfigError("kv_cache_dtype", f"must be auto for {name}, which runs through transformers")
-    if num_ranks > 1:
-        raise ConfigError("tensor_parallel_size", f"must be 1 for {name}, which runs through transformers")
+    if num_ranks > 1 and config.quantization is not None:
+        raise ConfigError("quantization", f"must be none for {name} on several GPUs, which runs through transformers")
     if load_format != "safetensors":
         raise ConfigError("load_format", f"must be safetensors for {name}, which runs through transformers")
     if config.attention_window is not None:
@@ -33,14 +34,20 @@ def check_fallback(config: ModelConfig, *, load_format: str, kv_cache_dtype: str
 
 
 def load_fallback(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    progress: Progress | None = None,
+    communicator: Communicator = SINGLE_RANK,
 ) -> Decoder:
     """Load a folder; ``ModelError`` where transformers cannot run it with our attention, or its files lack tensors."""
     # They import all of transformers.
     from outrider.model_executor.models.fallback import TransformersDecoder, estimate_sizes
     from outrider.model_executor.models.fallback_progress import reporting_progress
 
-    sizes = estimate_sizes(folder, config, dtype)
+    sizes = estimate_sizes(folder, config, dtype, communicator.shard.size)
     index = folder / INDEX_NAME
     if is_there(index) and "metadata" not in read_object(index, MAX_INDEX_BYTES, may_be_elsewhere=True):
         raise ModelError(f"{index} has no metadata, without which transformers does not read it: add an empty object")
@@ -54,4 +61,4 @@ def load_fallback(
         "%s: %s runs through transformers: expect %s of native speed", folder, config.architecture, FALLBACK_SPEED
     )
     with reporting_progress(progress, sizes.weight_bytes):
-        return TransformersDecoder(folder, config, dtype=dtype, device=device)
+        return TransformersDecoder(folder, config, dtype=dtype, device=device, communicator=communicator)

@@ -160,7 +160,9 @@ def load_model(
         num_ranks = communicator.shard.size
         keeps_order = is_batch_invariant(batch_invariant, config, chosen_dtype, chosen_device, num_ranks=num_ranks)
         if config.is_fallback:
-            decoder = load_fallback(folder, config, chosen_dtype, chosen_device, progress)
+            decoder = load_fallback(
+                folder, config, chosen_dtype, chosen_device, progress=progress, communicator=communicator
+            )
         else:
             check_weights_fit(config, chosen_dtype, chosen_device, num_ranks)
             decoder = Decoder(

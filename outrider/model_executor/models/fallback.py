@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.errors import ModelError
+from outrider.errors import ConfigError, ModelError
 from outrider.kv_cache import KVCacheLayout, KVCacheSpec
-from outrider.model_executor.distributed.communicator import SINGLE_RANK
+from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator, SingleRank
+from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.model_executor.models.config import ModelConfig
@@ -29,6 +30,7 @@ from outrider.model_executor.models.decoder import Decoder
 from outrider.model_executor.models.fallback_attention import HOLDER, NAME, Current, Paged, Probe, register
 from outrider.model_executor.models.fallback_config import has_other_parts, transformers_config
 from outrider.model_executor.models.fallback_linear import covered_linears, replace_linears
+from outrider.model_executor.models.fallback_sharding import share_linears
 from outrider.model_executor.models.fallback_states import LayerStates
 from outrider.model_executor.models.json_files import one_line, read_object
 
@@ -111,15 +113,23 @@ class _Module:
 
 
 class TransformersDecoder(Decoder):
-    """A whole model on one device. Weights are read by transformers; draft loops are not available, and CUDA graphs
-    only where they are asked for.
+    """A whole model, or a rank's part of its linear layers. Weights are read by transformers; draft loops are not
+    available, and CUDA graphs only where they are asked for.
     """
 
-    def __init__(self, folder: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        communicator: Communicator = SINGLE_RANK,
+    ) -> None:
         """Load the folder; ``ModelError`` where its attention cannot be replaced by ours."""
-        self.config = self.part = config
+        self.config, self.part = config, communicator.shard.part_of(config)
         self.dtype, self.device, self.batch_invariant = dtype, device, False
-        self.communicator, self.shard = SINGLE_RANK, SINGLE_RANK.shard
+        self.communicator, self.shard = communicator, communicator.shard
         with _explained(folder):
             self._module = _Module(self._loaded(folder), config.num_layers)
             self._states = LayerStates(self._module.model, config.num_layers)
@@ -163,6 +173,8 @@ class TransformersDecoder(Decoder):
             )  # fmt: skip
         model, found = loaded
         _check_found(self.config.architecture, found)
+        if self.shard.size > 1:
+            share_linears(model, self.communicator, self.config.num_kv_heads)
         if self.config.quantization is not None:
             replace_linears(model, self.config.quantization, self.dtype, self.device)
         return model.eval().to(self.device)
@@ -173,6 +185,8 @@ def _explained(folder: Path) -> Iterator[None]:
     """Turn whatever transformers' modules raise into a ``ModelError`` that names the folder."""
     try:
         yield
+    except ConfigError:
+        raise
     except Exception as error:
         reason = _NO_INTERFACE if error.args == (NAME,) else one_line(error)
         raise ModelError(f"{folder} cannot be run through transformers: {reason}") from error
@@ -183,20 +197,31 @@ class FallbackSizes:
     """Memory of a model that transformers computes."""
 
     num_parameters: int
+    """Of the whole model."""
     weight_bytes: int
     layout: KVCacheLayout | None
     """None: it is known only with the weights."""
 
 
-def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype) -> FallbackSizes:
-    """Memory by the configuration alone; ``ModelError`` where transformers cannot make the model, or where its
-    attention cannot be replaced by ours.
+class _FirstRank(SingleRank):
+    """The first of several ranks, whose sums nobody reads."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.shard = Shard(0, num_ranks)
+
+
+def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype, num_ranks: int = 1) -> FallbackSizes:
+    """Memory of a rank by the configuration alone; ``ModelError`` where transformers cannot make the model, or where
+    its attention cannot be replaced by ours, ``ConfigError`` where ranks cannot share it.
     """
     auto_class: Any = AutoModelForCausalLM
     with _explained(folder), torch.device("meta"):
         own = transformers_config(read_object(folder / "config.json"))
         own._experts_implementation = "batched_mm"  # whose shapes depend on no numbers
         model = auto_class.from_config(own, attn_implementation=register(), trust_remote_code=False)
+        num_stored = sum(parameter.numel() for parameter in model.parameters())
+        if num_ranks > 1:
+            share_linears(model, _FirstRank(num_ranks), config.num_kv_heads)
         linears = [] if config.quantization is None else list(covered_linears(model, config.quantization))
         layout = None
         try:
@@ -207,4 +232,4 @@ def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype) -> Fal
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     num_quantized = sum(linear.weight.numel() for _, linear in linears)
     weight_bytes = num_parameters * dtype.itemsize - num_quantized * (dtype.itemsize - 1)
-    return FallbackSizes(num_parameters, weight_bytes, layout)
+    return FallbackSizes(num_stored, weight_bytes, layout)

@@ -42,6 +42,7 @@ from outrider.types import LAST_HIDDEN_STATE
 from tests.model_executor.parity import build, random_ids
 from tests.model_executor.test_parity import MODELS, SCALED_ROPES
 from tests.support import mxfp4_models
+from tests.support.fallback_models import build_fallback
 from tests.support.fp8_models import FORMATS, quantize_folder
 
 TOLERANCE = 2e-5
@@ -54,6 +55,7 @@ FP8_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"intermediate_size": 64}),
     "qwen3-moe": ("qwen3_moe", {"moe_intermediate_size": 64, "num_experts": 3, "num_experts_per_tok": 2}),
 }
+THROUGH_TRANSFORMERS = ("smollm3", "starcoder2", "cohere2", "gemma4_text", "gpt_neox", "phi")
 MADE: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "llama": ("llama", {"vocab_size": 271}),
@@ -240,6 +242,17 @@ def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
                 yield bias.tensor
 
 
+def check_through_transformers(folder: Path, rank: int) -> None:
+    """Linear layers shared by transformers' plan: logits and states are those of the whole model."""
+    settings: dict[str, Any] = {"dtype": "float32", "page_size": 4, "num_pages": 60}
+    alone, shared = (ModelRunner.load(folder, **settings, ranks=ranks) for ranks in (None, BothRun(rank)))
+    torch.testing.assert_close(logits_of(shared), logits_of(alone), atol=1e-4, rtol=0)
+    expected = states_of(alone)
+    torch.testing.assert_close(states_of(shared), expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
+    whole, part = (runner.worker.model.kv_cache_layout.bytes_per_token(4) for runner in (alone, shared))
+    assert part * SIZE == whole
+
+
 def main(store: str, rank: int, synthetic: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
@@ -259,6 +272,8 @@ def main(store: str, rank: int, synthetic: str) -> None:
             check_fp8(build(architecture, **config), form, rank)
     check_logits(build("qwen3"), rank, kv_cache_dtype="fp8")
     check_mxfp4(build(MXFP4_MODEL[0], **MXFP4_MODEL[1]), rank)
+    for name in THROUGH_TRANSFORMERS:
+        check_through_transformers(build_fallback(name), rank)
     for architecture, config in MADE.values():
         check_made(build(architecture, **config), rank, "dummy")
     check_made(Path(synthetic), rank, "synthetic")
