@@ -118,9 +118,7 @@ class AttentionInputs:
     """Slots and plan are of the pages of other layers, which it maps to those of these; None: they are their own."""
 
     def mapped(self) -> AttentionInputs:
-        """With slots and pages of their own, made on the device. Kernels that read slots and pages before they wait for
-        their predecessor must not come at once.
-        """
+        """With slots and pages of their own, made on the device."""
         plan, pages_of = self.plan, self.window_map
         if pages_of is None or not isinstance(plan, DevicePlan):
             return self
@@ -129,6 +127,7 @@ class AttentionInputs:
         pages = pages_of.index_select(0, plan.rows.pages.clamp(0, len(pages_of) - 1))
         page = pages_of.index_select(0, slots.clamp(min=0) // size)
         own = torch.where(slots < 0, slots, page * size + slots % size)
+        torch.zeros_like(own[:1])  # an ordinary launch: kernels behind it read slots and pages before they wait
         return AttentionInputs(own, replace(plan, rows=replace(plan.rows, pages=pages)))
 
 
