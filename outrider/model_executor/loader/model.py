@@ -145,8 +145,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a folder in the Hugging Face layout, with the options of ``LoadOptions``.
 
-    ``graph_memory_bytes`` is the limit of CUDA graphs, which the cache leaves free, and ``forward_tokens`` are those of
-    the largest forward. ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
+    ``graph_memory_bytes`` is the limit of CUDA graphs, which the cache leaves free; ``forward_tokens`` are those of the
+    largest forward. ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = replace(read_model_config(folder, model_impl), attention_window=attention_window)
     config = _checked(config, folder, load_format, quantization, kv_cache_dtype=kv_cache_dtype, ranks=ranks)
