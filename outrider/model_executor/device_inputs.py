@@ -177,7 +177,7 @@ def unpack(
     states = None
     if num_of_states:
         columns = buffer[shape.num_fixed : shape.num_fixed + num_of_states].view(NUM_COLUMNS, -1)
-        states = StateInputs(query_starts, context_lengths, slots, *columns)
+        states = StateInputs(shape.max_queries, query_starts, context_lengths, slots, *columns)
     paged = PagedRows(
         query_starts=query_starts,
         context_lengths=context_lengths,
@@ -226,7 +226,8 @@ def inputs_on_cpu(batch: ForwardBatch, frame: BatchFrame, dtype: torch.dtype) ->
 
 def _states_on_cpu(batch: ForwardBatch) -> StateInputs:
     columns = (batch.query_starts, batch.context_lengths, batch.slots, *batch.states)
-    return StateInputs(*(torch.tensor(column, dtype=torch.int32) for column in columns))
+    most = BatchShape.of(batch).max_queries
+    return StateInputs(most, *(torch.tensor(column, dtype=torch.int32) for column in columns))
 
 
 def logit_indices_in(buffer: torch.Tensor, shape: BatchShape, num_logits: int) -> torch.Tensor:

@@ -27,6 +27,7 @@ from outrider.kernels.experts.routing import _route_kernel, _tile_kernel
 from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _qkv_rope_kernel
 from outrider.kernels.fp8_linear.kernel import _fp8_kernel
 from outrider.kernels.fp8_linear.rounding import _round_kernel
+from outrider.kernels.gated_delta.chunks import _chunk_kernel, _follow_kernel
 from outrider.kernels.gated_delta.kernel import _delta_kernel, _gated_norm_kernel, _log_kernel
 from outrider.kernels.linear.ordered import _ordered_kernel
 from outrider.kernels.linear.skinny import _skinny_kernel
@@ -141,7 +142,15 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     },
     _delta_kernel: {
         **{"NUM_HEADS": 32, "NUM_KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "LOG": 64, "TAPS": 4},
-        **{"TAPS_BLOCK": 4, "KEYS": 128, "VALUES": 32},
+        **{"TAPS_BLOCK": 4, "KEYS": 128, "VALUES": 32, "IN_CHUNKS": True},
+    },
+    _chunk_kernel: {
+        **{"NUM_HEADS": 48, "NUM_KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "LOG": 64, "TAPS": 4, "KEYS": 128},
+        **{"VALUES": 128, "LEVELS": 6, "ROWS": 256, "PRECISION": "tf32"},
+    },
+    _follow_kernel: {
+        **{"NUM_HEADS": 48, "NUM_KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "LOG": 64, "KEYS": 128},
+        **{"VALUES": 32, "LEVELS": 6, "PRECISION": "tf32"},
     },
     _log_kernel: {"LOG": 64, "BLOCK": 1024},
     _gated_norm_kernel: {"NUM_HEADS": 32, "VALUE_DIM": 128, "VALUES": 128},
@@ -180,7 +189,7 @@ INTEGERS = {
 REALS = {
     "sums", "partials", "stats", "groups", "parts", "left_sum", "right_sum", "out_sum",
     "x_scales", "weight_scales", "scales", "scale", "shares", "weights",
-    "states", "taps", "decay",
+    "states", "taps", "decay", "queries", "keys", "systems",
 }  # fmt: skip
 FLOATS = ("eps", "scale", "floor")
 TILES = {

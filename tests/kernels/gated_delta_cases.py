@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from outrider.kernels.gated_delta import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights, gated_norm, reference
 from outrider.kernels.gated_delta.kernel import gated_delta
@@ -90,6 +91,106 @@ def test_a_state_has_the_same_bits_however_its_tokens_come() -> None:
     for start, output in found.items():
         assert torch.equal(output, expected[start : start + len(output)])
     assert torch.equal(parts.slots.states[0], whole.slots.states[0])
+
+
+def one_by_one(
+    inputs: torch.Tensor, weights: DeltaWeights, shape: DeltaShape
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Outputs [T, H, V] of a text's inputs, and the states [H, K, V] after 0 to T tokens: the rule as published, in
+    float64.
+    """
+    heads, keys, group = shape.num_heads, shape.num_key_heads, shape.num_heads // shape.num_key_heads
+    channels, rates, decays = torch.split(inputs.double(), [shape.num_channels, heads, heads], 1)
+    padded = torch.cat((channels.new_zeros(shape.num_taps - 1, shape.num_channels), channels))
+    mixed = F.silu((padded.unfold(0, shape.num_taps, 1) * weights.taps.double()).sum(-1))  # [T, C]
+    queries, key_parts, values = torch.split(
+        mixed, [keys * shape.key_dim, keys * shape.key_dim, heads * shape.value_dim], 1
+    )  # fmt: skip
+    q, k = (part.view(-1, keys, shape.key_dim).repeat_interleave(group, 1) for part in (queries, key_parts))
+    q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
+    v = values.view(-1, heads, shape.value_dim)
+    b, g = rates.sigmoid(), weights.decay.double() * F.softplus(decays + weights.bias.double())
+    states, outputs = [v.new_zeros(heads, shape.key_dim, shape.value_dim)], []
+    for t in range(len(inputs)):
+        state = states[-1] * g[t].exp()[:, None, None]
+        error = b[t][:, None] * (v[t] - torch.einsum("hkv,hk->hv", state, k[t]))
+        states.append(state + k[t][:, :, None] * error[:, None])
+        outputs.append(torch.einsum("hkv,hk->hv", states[-1], q[t]) * shape.key_dim**-0.5)
+    return torch.stack(outputs), states
+
+
+class Texts:
+    """Texts whose tokens come forward by forward, through the kernels; expected are those of the whole text."""
+
+    def __init__(self, shape: DeltaShape, dtype: torch.dtype, lengths: list[int]) -> None:
+        self.rig = Rig(shape, dtype)
+        self.inputs = [self.rig.random(length, shape.num_inputs).to(dtype) for length in lengths]
+        self.expected = [one_by_one(inputs, self.rig.weights, shape) for inputs in self.inputs]
+        self.ends = [0] * len(lengths)
+
+    def check(self, *rows: tuple[int, int, int, int], num_idle: int = 0, in_chunks: bool = True) -> torch.Tensor:
+        """Tokens ``start`` to ``stop`` - 1 of each text, after which the checkpoint is at ``end``; returns outputs."""
+        counts = [stop - start for _, start, stop, _ in rows]
+        query_starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
+        query_starts += [query_starts[-1]] * num_idle
+        columns = [
+            query_starts, [stop for _, _, stop, _ in rows], [0] * query_starts[-1], [text for text, *_ in rows],
+            [self.ends[text] for text, *_ in rows], [end for *_, end in rows],
+        ]  # fmt: skip
+        columns = [
+            columns[0],
+            columns[1] + [0] * num_idle,
+            columns[2],
+            *(part + [-1] * num_idle for part in columns[3:]),
+        ]
+        batch = DeltaRows(
+            *(torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in columns), in_chunks=in_chunks
+        )
+        inputs = torch.cat([self.inputs[text][start:stop] for text, start, stop, _ in rows])
+        found = gated_delta(inputs, self.rig.slots, batch, self.rig.weights, self.rig.shape)
+        tolerance = 1e-5 if inputs.dtype == torch.float32 or INTERPRETED else 2e-3  # tf32
+        for (text, start, stop, end), part in zip(rows, torch.split(found, counts), strict=True):
+            outputs, states = self.expected[text]
+            assert distance(part, outputs[start:stop]) < tolerance
+            assert distance(self.rig.slots.states[text], states[end]) < tolerance
+            self.ends[text] = end
+        return found
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[1], *SHAPES[2:]])
+def test_prompts_in_chunks_are_those_token_by_token(shape: DeltaShape, dtype: torch.dtype) -> None:
+    """Lengths that are no multiple of a chunk, several prompts beside rows of few tokens and rows that idle, states
+    that replayed tokens come before, checkpoints at any place of a chunk.
+    """
+    texts = Texts(shape, dtype, [150, 95, 30, 128])
+    texts.check((0, 0, 17, 13))
+    texts.check((1, 0, 95, 94), (2, 0, 5, 1), (0, 15, 81, 70), (3, 0, 64, 64), num_idle=2)
+    texts.check((2, 5, 9, 4), (0, 72, 150, 136), (3, 64, 128, 128))
+    texts.check((2, 6, 30, 14), num_idle=1)
+
+
+def test_the_form_of_a_row_depends_on_its_own_tokens() -> None:
+    alone, beside = (Texts(SHAPES[0], torch.float32, [40, 20]) for _ in range(2))
+    expected = alone.check((1, 0, 12, 8)), alone.check((0, 0, 40, 36), in_chunks=False)
+    found = beside.check((0, 0, 40, 36), (1, 0, 12, 8))
+    assert torch.equal(found[40:], expected[0])
+    assert not torch.equal(found[:40], expected[1])
+    assert torch.equal(alone.rig.slots.states[1], beside.rig.slots.states[1])
+
+
+def test_equal_keys_and_slow_decay_keep_their_digits() -> None:
+    """The inverse of a chunk's system has small numbers where powers of the system have large ones."""
+    texts = Texts(SHAPES[0], torch.float32, [90])
+    texts.rig.weights.decay.mul_(1e-3)
+    texts.inputs[0][:, : SHAPES[0].num_channels] = texts.inputs[0][:1, : SHAPES[0].num_channels]
+    texts.inputs[0][:, SHAPES[0].num_channels :] = 4.0
+    texts.expected = [one_by_one(texts.inputs[0], texts.rig.weights, SHAPES[0])]
+    texts.check((0, 0, 90, 80))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,6 +6,9 @@
 A program follows the tokens of one row and one head, one by one, over a block of the head's values: replayed tokens and
 new ones alike, with one order of sums. So a state has the same bits however its tokens were divided among forwards.
 Nothing depends on how many rows, tokens of a row or replayed tokens there are, so one launch fits every batch.
+
+Rows of more tokens than the log holds, which are prompts, are computed by ``chunks`` where ``DeltaRows.in_chunks`` says
+so; only the tokens that they replay are followed here. The form depends on a row's own tokens, not on other rows.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from outrider.kernels.gated_delta.chunks import follow_chunks
+from outrider.kernels.gated_delta.convolution import INDICES, convolved, decay_of, input_at, rate_of
 from outrider.kernels.gated_delta.layout import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights
 from outrider.kernels.launching import launch_options
 
@@ -24,31 +29,7 @@ _COLUMNS = 1024
 """Inputs that a program copies to the log."""
 
 
-@triton.jit
-def _input(inputs_ptr, log_ptr, position, kept, first, column, inside, size, LOG: tl.constexpr):
-    """Inputs of the tokens at ``position`` [P, 1] in ``column`` [N], float32: of the row's own from ``kept`` on, of
-    those before from the log.
-    """
-    is_own, is_logged = position >= kept, (position >= 0) & (position < kept)
-    own = tl.load(inputs_ptr + (first + position - kept) * size + column, mask=inside & is_own, other=0.0)
-    logged = tl.load(log_ptr + (position % LOG) * size + column, mask=inside & is_logged, other=0.0)
-    return tl.where(is_own, own, logged).to(tl.float32)
-
-
-@triton.jit
-def _convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, column, inside, size, LOG: tl.constexpr,
-               TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):  # fmt: skip
-    """Silu of the causal convolution at one position in ``column`` [N]."""
-    tap = tl.arange(0, TAPS_BLOCK)[:, None]
-    both = inside[None, :] & (tap < TAPS)
-    before = position - (TAPS - 1) + tap
-    values = _input(inputs_ptr, log_ptr, before, kept, first, column[None, :], both, size, LOG)
-    weights = tl.load(taps_ptr + column[None, :] * TAPS + tap, mask=both, other=0.0)
-    x = tl.sum(values * weights, 0)
-    return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=INDICES)
 def _delta_kernel(
     inputs_ptr,  # [T, N]
     states_ptr,  # [S, H, K, V] float32
@@ -72,6 +53,7 @@ def _delta_kernel(
     TAPS_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
+    IN_CHUNKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
@@ -102,21 +84,21 @@ def _delta_kernel(
     state = tl.load(states_ptr + places, mask=in_state & (start > 0), other=0.0)
     slope, bias = tl.load(decay_ptr + head), tl.load(bias_ptr + head)
     gate = tl.arange(0, 2)
-    for position in range(start, length):
-        q = _convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, queries, is_key, size, LOG, TAPS,
+    is_long = IN_CHUNKS & (count > LOG)
+    last = tl.where(is_long, kept, length)
+    for position in range(start, last):
+        q = convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, queries, is_key, size, LOG, TAPS,
                        TAPS_BLOCK)  # fmt: skip
-        k = _convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, keys, is_key, size, LOG, TAPS,
+        k = convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, keys, is_key, size, LOG, TAPS,
                        TAPS_BLOCK)  # fmt: skip
-        v = _convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, values, is_value, size, LOG, TAPS,
+        v = convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, values, is_value, size, LOG, TAPS,
                        TAPS_BLOCK)  # fmt: skip
         q = q / tl.sqrt(tl.sum(q * q) + 1e-6) / (KEY_DIM**0.5)
         k = k / tl.sqrt(tl.sum(k * k) + 1e-6)
         at = position + tl.zeros_like(gate)
-        both = _input(inputs_ptr, log_ptr, at, kept, first, gates + gate * NUM_HEADS + head, gate < 2, size, LOG)
-        rate = 1.0 / (1.0 + tl.exp(-tl.sum(tl.where(gate == 0, both, 0.0))))
-        wide = tl.sum(tl.where(gate == 1, both, 0.0)) + bias
-        soft = tl.where(wide > 20.0, wide, tl.log(1.0 + tl.exp(tl.minimum(wide, 20.0))))
-        state = state * tl.exp(slope * soft)
+        both = input_at(inputs_ptr, log_ptr, at, kept, first, gates + gate * NUM_HEADS + head, gate < 2, size, LOG)
+        rate = rate_of(tl.sum(tl.where(gate == 0, both, 0.0)))
+        state = state * tl.exp(decay_of(tl.sum(tl.where(gate == 1, both, 0.0)), slope, bias))
         error = v - tl.sum(state * k[:, None], 0)
         state = state + k[:, None] * (rate * error)[None, :]
         if position + 1 == end:
@@ -125,9 +107,11 @@ def _delta_kernel(
             token = first + position - kept
             found = tl.sum(state * q[:, None], 0)
             tl.store(out_ptr + (token * NUM_HEADS + head) * VALUE_DIM + value, found, mask=is_value)
+    if is_long:
+        tl.store(states_ptr + places, state, mask=in_state)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=INDICES)
 def _log_kernel(
     inputs_ptr,  # [T, N]
     logs_ptr,  # [S, R, N]
@@ -208,8 +192,10 @@ def gated_delta(
         weights.taps, weights.decay, weights.bias, NUM_HEADS=shape.num_heads, NUM_KEY_HEADS=shape.num_key_heads,
         KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, LOG=log_length, TAPS=shape.num_taps,
         TAPS_BLOCK=triton.next_power_of_2(shape.num_taps), KEYS=triton.next_power_of_2(shape.key_dim), VALUES=values,
-        num_warps=4, **launch_options(inputs),
+        IN_CHUNKS=rows.in_chunks, num_warps=4, **launch_options(inputs),
     )  # fmt: skip
+    if rows.in_chunks:
+        follow_chunks(inputs, slots, rows, weights, shape, out)
     _log_kernel[triton.cdiv(num_inputs, _COLUMNS), num_rows](
         inputs, logs, rows.query_starts, rows.context_lengths, rows.token_slots, rows.slots, num_inputs, LOG=log_length,
         BLOCK=_COLUMNS,

@@ -6,7 +6,7 @@ Shape letters: ``T`` tokens, ``B`` rows, ``S`` slots, ``R`` tokens of a log, ``H
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -52,6 +52,10 @@ class DeltaRows:
     slots: torch.Tensor  # [B] -1: the row is none
     starts: torch.Tensor  # [B]
     ends: torch.Tensor  # [B]
+    in_chunks: bool = field(default=False, kw_only=True)
+    """True if kernels compute rows of more tokens than the log holds in chunks, faster than one token after the other
+    but with other roundings for each division into forwards.
+    """
 
 
 class DeltaSlots(NamedTuple):

@@ -153,11 +153,11 @@ def unpack_draft(
         ids, own_positions, own_slots = (
             part[: shape.num_rows * catch_up] for part in (first_ids, first_positions, first_slots)
         )
-        states = StateInputs(first_starts, contexts, own_slots, *of_states) if num_of_states else None
+        states = StateInputs(catch_up, first_starts, contexts, own_slots, *of_states) if num_of_states else None
         return DeviceBatch(ids, own_positions, groups(own_slots, first_starts, catch_up), logit_indices, states)
 
     firsts = {catch_up: first(catch_up) for catch_up in catch_ups}
-    states = StateInputs(starts, contexts, slots, *of_states) if num_of_states else None
+    states = StateInputs(1, starts, contexts, slots, *of_states) if num_of_states else None
     single = DeviceBatch(token_ids, positions, groups(slots, starts, 1), starts[:-1], states)
     table = parameters.view(shape.num_rows, NUM_COLUMNS)
     return DeviceLoop(firsts, single, LoopState(step, positions, slots, contexts, table, page_starts, pages))

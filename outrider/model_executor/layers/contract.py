@@ -135,6 +135,8 @@ class AttentionInputs:
 class StateInputs:
     """Inputs of a forward for recurrent layers."""
 
+    max_queries: int
+    """Most tokens of a row in this forward."""
     query_starts: torch.Tensor  # [B + 1]
     context_lengths: torch.Tensor  # [B] tokens of the sequence, those of this forward included
     token_slots: torch.Tensor  # [T] where each token's keys and values go; -1: the row has drawn all that it draws

@@ -36,6 +36,7 @@ class GatedDeltaNet:
         self._shape = shape = DeltaShape(
             len(own) * self._group, len(own), recurrent.key_dim, recurrent.value_dim, recurrent.num_taps
         )
+        self._batch_invariant = context.batch_invariant
         self._is_interleaved, self._eps = recurrent.is_interleaved, config.rms_norm_eps
         self.kv_cache_spec = RecurrentSpec(
             shape.num_heads, shape.key_dim, shape.value_dim, shape.num_inputs, shape.num_taps
@@ -64,8 +65,9 @@ class GatedDeltaNet:
         hidden, x = source.normed()
         own, gate = self._split(self.mixed(x), self.gates(x))
         rows = DeltaRows(
-            inputs.query_starts, inputs.context_lengths, inputs.token_slots, inputs.slots, inputs.starts, inputs.ends
-        )
+            inputs.query_starts, inputs.context_lengths, inputs.token_slots, inputs.slots, inputs.starts, inputs.ends,
+            in_chunks=not self._batch_invariant and inputs.max_queries > self.kv_cache_spec.log_length,
+        )  # fmt: skip
         outputs = gated_delta(own, cache, rows, self._weights, self._shape)
         normed = gated_norm(outputs, gate, self._norm, self._eps, rows)
         return hidden, self.output.to_residual(normed.view(len(x), -1))

@@ -1,0 +1,66 @@
+# Triton compiles the annotations of a kernel along with it, so kernels have none.
+# ruff: noqa: ANN001, ANN201, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
+"""Inputs of a row's tokens in a Triton program, and their causal convolution."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INDICES = ["query_starts_ptr", "lengths_ptr", "token_slots_ptr", "slots_ptr", "starts_ptr", "ends_ptr"]
+"""Arguments that are read number by number from wherever they lie: no kernel of its own for each alignment."""
+
+
+@triton.jit
+def input_at(inputs_ptr, log_ptr, position, kept, first, column, inside, size, LOG: tl.constexpr):
+    """Inputs of the tokens at ``position`` [P, 1] in ``column`` [N], float32: of the row's own from ``kept`` on, of
+    those before from the log.
+    """
+    is_own, is_logged = position >= kept, (position >= 0) & (position < kept)
+    own = tl.load(inputs_ptr + (first + position - kept) * size + column, mask=inside & is_own, other=0.0)
+    logged = tl.load(log_ptr + (position % LOG) * size + column, mask=inside & is_logged, other=0.0)
+    return tl.where(is_own, own, logged).to(tl.float32)
+
+
+@triton.jit
+def silu(x):
+    """Sigmoid linear unit."""
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def rate_of(x):
+    """Rate b of the delta rule, from its input."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def decay_of(x, slope, bias):
+    """Decay g of the delta rule, from its input: ``slope`` times softplus."""
+    wide = x + bias
+    return slope * tl.where(wide > 20.0, wide, tl.log(1.0 + tl.exp(tl.minimum(wide, 20.0))))
+
+
+@triton.jit
+def convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, column, inside, size, LOG: tl.constexpr,
+              TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):  # fmt: skip
+    """Silu of the causal convolution at one position in ``column`` [N]."""
+    tap = tl.arange(0, TAPS_BLOCK)[:, None]
+    both = inside[None, :] & (tap < TAPS)
+    before = position - (TAPS - 1) + tap
+    values = input_at(inputs_ptr, log_ptr, before, kept, first, column[None, :], both, size, LOG)
+    weights = tl.load(taps_ptr + column[None, :] * TAPS + tap, mask=both, other=0.0)
+    return silu(tl.sum(values * weights, 0))
+
+
+@triton.jit
+def convolved_chunk(inputs_ptr, log_ptr, taps_ptr, position, kept, first, column, inside, size, LOG: tl.constexpr,
+                    TAPS: tl.constexpr):  # fmt: skip
+    """Silu of the causal convolution at ``position`` [P, 1] in ``column`` [1, N] where ``inside`` [P, N], else 0."""
+    total = tl.zeros(inside.shape, tl.float32)
+    for tap in tl.static_range(TAPS):
+        before = position - (TAPS - 1) + tap
+        weights = tl.load(taps_ptr + column * TAPS + tap + 0 * position, mask=inside, other=0.0)
+        total += weights * input_at(inputs_ptr, log_ptr, before, kept, first, column, inside, size, LOG)
+    return silu(total)
