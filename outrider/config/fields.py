@@ -23,7 +23,9 @@ _VLLM_ACCEPTANCE = {
 }
 
 _VLLM_DTYPES = {"half": "float16", "float": "float32"}
-_VLLM_METHODS = {"ngram_gpu": "ngram", "[ngram]": "ngram", "mimo_mtp": "mtp"}
+MTP_METHODS = ("mtp", "mimo_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
+"""Names of method mtp, ours first."""
+_VLLM_METHODS = {"ngram_gpu": "ngram", "[ngram]": "ngram", **dict.fromkeys(MTP_METHODS, "mtp")}
 _ON_HIDDEN_STATES = {"dspark", "extract_hidden_states"}
 
 
@@ -155,8 +157,9 @@ def _known_method(value: Any) -> Any:  # noqa: ANN401
         return _VLLM_METHODS[value]
     if value in _ON_HIDDEN_STATES or value.endswith("mtp"):
         raise ValueError(
-            "should be draft_model, dflash, eagle, eagle3, mtp (of MiMo targets), medusa, mlp_speculator, ngram,"
-            " suffix, module:Class or none; MTP layers of other models and DSpark are not supported"
+            "should be draft_model, dflash, eagle, eagle3, mtp (of MiMo, Qwen3.5 and Qwen3-Next targets), medusa,"
+            " mlp_speculator, ngram, suffix, module:Class or none; MTP layers of other models and DSpark are not"
+            " supported"
         )
     return value
 

@@ -66,8 +66,8 @@ def infer_method(config: Mapping[str, Any], name: str) -> DraftMethod:
     kinds = {str(config.get(key)) for key in ("model_type", "speculators_model_type")}
     if any(kind.endswith("mtp") for kind in kinds):
         raise ModelError(
-            f"draft model: {name} holds MTP layers ({config['model_type']}); of these those inside a MiMo target's"
-            " folder are supported, by method mtp without a draft model"
+            f"draft model: {name} holds MTP layers ({config['model_type']}); of these those inside the folder of a"
+            " MiMo, Qwen3.5 or Qwen3-Next target are supported, by method mtp without a draft model"
         )
     found = [_ARCHITECTURES.get(architecture), *map(_TYPES.get, kinds), *(_KEYS[key] for key in _KEYS if key in config)]
     if config.get("num_hidden_layers") == 1:

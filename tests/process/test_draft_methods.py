@@ -44,7 +44,9 @@ def test_the_method_is_what_the_folder_holds(config: dict[str, Any], name: str, 
 
 
 def test_a_folder_of_unsupported_layers_is_refused_with_what_is_supported() -> None:
-    with pytest.raises(ModelError, match=r"holds MTP layers .deepseek_mtp.; .* those inside a MiMo target's"):
+    with pytest.raises(
+        ModelError, match=r"holds MTP layers .deepseek_mtp.; .* those inside the folder of a MiMo, Qwen3.5"
+    ):
         infer_method({"model_type": "deepseek_mtp"}, "/models/mtp")
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from outrider.config.fields import (
+    MTP_METHODS,
     BatchInvariant,
     ClassPath,
     DraftMethod,
@@ -105,7 +106,7 @@ class DraftSettings(ModelServiceSettings):
             return data
         if is_class_path(data.get("method")):
             return {**data, "method": DraftMethod.CUSTOM_CLASS, "proposer": data["method"]}
-        if data.get("method") in ("mtp", "mimo_mtp") and data.get("model") is not None:
+        if data.get("method") in MTP_METHODS and data.get("model") is not None:
             # vLLM's model of an MTP layer is the target, which holds it.
             return {**data, "model": None, "target_model": data.get("target_model") or data["model"]}
         if data.get("method") is not None:

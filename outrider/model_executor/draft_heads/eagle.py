@@ -26,6 +26,7 @@ from outrider.model_executor.layers.contract import DeviceBatch, Weights
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features
 from outrider.model_executor.loader.checkpoint import read_tensors
+from outrider.model_executor.models.config import LayerNorms
 from outrider.model_executor.models.config_reader import read_model_config
 from outrider.model_executor.models.json_files import read_object
 
@@ -47,7 +48,10 @@ def read_eagle_config(folder: Path, target_folder: Path) -> PairHeadConfig:
             f"{path}: hidden_size is {layer.hidden_size}, and an EAGLE head for {target_folder} has the target's,"
             f" {target.hidden_size}"
         )
-    layer = replace(layer, qkv_bias=layer.qkv_bias or bool(raw.get("qkv_bias")))
+    layer = replace(
+        layer, qkv_bias=layer.qkv_bias or bool(raw.get("qkv_bias")), quantization=None,
+        variant=replace(layer.variant, norms=LayerNorms(before_attention=None)),
+    )  # fmt: skip
     # Published configurations leave out whether there is a bias, or say otherwise than the tensors.
     names = read_tensors(folder)
     return PairHeadConfig(
@@ -83,5 +87,5 @@ class EagleHead(PairHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run pairs of tokens and ``states`` [T, H]; the next states, twice."""
         stream = self._fc(torch.cat([self._embedding.look_up(batch.token_ids), states], dim=-1))
-        hidden, delta = self._run_layer(PlainInput(stream, None, self._feed_forward_norm, SINGLE_RANK), batch, kv_cache)
-        return PlainInput(hidden, delta, self._feed_forward_norm, SINGLE_RANK).normed()
+        hidden, delta = self._run_layer(stream, batch, kv_cache)
+        return PlainInput(hidden, delta, None, SINGLE_RANK).normed()

@@ -5,6 +5,7 @@ How published checkpoints name a head's tensors is the head's to say (``DraftHea
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,9 +18,13 @@ from outrider.model_executor.loader.checkpoint import (
     HEAD_NAME,
     StoredTensor,
     check_tensor,
+    read_family_tensors,
     read_tensors,
 )
+from outrider.model_executor.loader.stacked_experts import unstack_experts
 from outrider.model_executor.loader.weights import Progress, copy_tensors
+from outrider.model_executor.models.config_reader import read_model_config
+from outrider.model_executor.models.families import is_native
 
 _OF_TARGET = {
     "embed_tokens.weight": (EMBEDDING_NAME, HEAD_NAME),
@@ -47,7 +52,11 @@ def load_head(head: DraftHead, folder: Path, target_folder: Path, progress: Prog
 
 def find_tensors(head: DraftHead, folder: Path, target_folder: Path) -> list[Found]:
     """The tensors to read, and where each goes; ``ModelError`` names what is missing, of another shape or too much."""
-    named = {head.canonical(name): tensor for name, tensor in read_tensors(folder).items()}
+    own = ((head.canonical(name), tensor) for name, tensor in read_tensors(folder).items())
+    named = {name: tensor for name, tensor in own if name is not None}
+    if (experts := head.config.layer.experts) is not None:
+        named = {name: replace(tensor, name=name) for name, tensor in named.items()}
+        unstack_experts(named, experts)
     wanted = dict(head.weights())
     found: list[Found] = []
     for name, target in wanted.items():
@@ -59,7 +68,7 @@ def find_tensors(head: DraftHead, folder: Path, target_folder: Path) -> list[Fou
             raise ModelError(f"{folder}: tensor {name} is missing; {head.kind} has {', '.join(sorted(wanted))}")
         check_tensor(tensor, target)
         found.append((tensor, target))
-    unknown = [name for name in named if name is not None and name not in wanted]
+    unknown = [name for name in named if name not in wanted]
     if unknown:
         raise ModelError(f"{folder}: tensor {unknown[0][:100]} is not part of {head.kind} as config.json has it")
     return found
@@ -75,5 +84,8 @@ def _check_borrowed(folder: Path, name: str, tensor: StoredTensor | None, target
 
 
 def _of_target(name: str, target_folder: Path) -> StoredTensor | None:
-    stored = read_tensors(target_folder)
+    config = read_model_config(target_folder)
+    stored = (
+        read_family_tensors(target_folder, config) if is_native(config.architecture) else read_tensors(target_folder)
+    )
     return next((stored[other] for other in _OF_TARGET[name] if other in stored), None)

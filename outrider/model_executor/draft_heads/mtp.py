@@ -1,16 +1,19 @@
-"""MTP: a layer for multi-token prediction that lies inside the target's own checkpoint, as MiMo-7B has it.
+"""MTP: a layer for multi-token prediction that lies inside the target's own checkpoint, as MiMo-7B, Qwen3.5 and
+Qwen3-Next have it.
 
-Source: Xiaomi, "MiMo: Unlocking the Reasoning Potential of Language Model", 2025 (arXiv 2505.07608), after DeepSeek-AI,
-"DeepSeek-V3 Technical Report", 2024, section 2.2. Names and order are those of vLLM's
-``vllm/model_executor/models/mimo_mtp.py``: embedding and state, each normalised, go through ``input_proj`` (the state
-first) into a Qwen2 layer; its output, normalised by ``final_layernorm``, is the next state, from which the target's
-head gives logits. The pair of position 0 has zeros for its embedding. As in vLLM the first layer drafts every token.
+Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.2; Xiaomi, "MiMo: Unlocking the Reasoning Potential
+of Language Model", 2025 (arXiv 2505.07608). Names and order are those of vLLM's
+``vllm/model_executor/models/mimo_mtp.py`` and ``qwen3_next_mtp.py``: embedding and the target's normalised state, each
+normalised, go through a product into a decoder layer of the target's, with attention also where the target has
+recurrent layers, and with experts where it has any; its output, normalised, is the next state, from which the target's
+head gives logits. ``MtpForm`` has what families do differently. As in vLLM the first layer drafts every token.
 
 Shape letters: ``T`` tokens, ``H`` hidden size.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,63 +23,92 @@ from outrider.errors import ModelError
 from outrider.model_executor.distributed.communicator import SINGLE_RANK
 from outrider.model_executor.draft_heads.pair_head import PairHead, PairHeadConfig
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
-from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights, whole
+from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features
+from outrider.model_executor.loader.checkpoint import read_tensors
+from outrider.model_executor.models.config import ModelConfig, MtpForm
 from outrider.model_executor.models.config_reader import read_model_config
-from outrider.model_executor.models.families import family_of
-from outrider.model_executor.models.json_files import read_object
+from outrider.model_executor.models.families import FAMILIES, family_of
 
-_FIRST_LAYER = "model.mtp_layers.0."
+_LAYER = re.compile(r"(layers\.)?\d+\.")
 
 
 def read_mtp_config(target_folder: Path) -> PairHeadConfig:
     """Configuration of a target's MTP layer from its folder; ``ModelError`` where it has none."""
-    path, target = target_folder / "config.json", read_model_config(target_folder)
-    count = read_object(path).get("num_nextn_predict_layers")
-    if not family_of(target.architecture).has_mtp or type(count) is not int or count < 1:
+    target = read_model_config(target_folder)
+    known = FAMILIES.get(target.architecture)
+    form = None if known is None else known.mtp
+    if form is None or not any(name.startswith(form.prefix) for name in read_tensors(target_folder)):
+        where = "" if form is None else f" without tensors {form.prefix}*"
         raise ModelError(
-            f"{path}: a {target.architecture} with num_nextn_predict_layers {count!r} has no MTP layer; expected is a"
-            " MiMoForCausalLM with num_nextn_predict_layers of at least 1"
+            f"{target_folder}: a {target.architecture}{where} has no MTP layer; such layers are in checkpoints of MiMo,"
+            " Qwen3.5 and Qwen3-Next"
         )
-    return PairHeadConfig(replace(target, num_layers=1, sliding_windows=(None,), tied_embeddings=False))
+    return PairHeadConfig(_layer_of(target, form))
+
+
+def _layer_of(target: ModelConfig, form: MtpForm) -> ModelConfig:
+    """Decoder layer of a target's MTP layer: one with attention, and with experts if the target has any."""
+    experts, quantization = target.experts, target.quantization
+    return replace(
+        target,
+        num_layers=1,
+        sliding_windows=(None,),
+        tied_embeddings=False,
+        recurrent=None,
+        experts=experts and replace(experts, layers=(True,)),
+        quantization=quantization
+        and replace(quantization, aliases=((r"^model\.layers\.0\.", form.prefix + form.own_layer),)),
+    )
 
 
 class MtpHead(PairHead):
-    """The first MTP layer of a MiMo checkpoint."""
+    """The first MTP layer of a checkpoint."""
 
     kind = "an MTP layer"
 
     def __init__(self, config: PairHeadConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype=dtype, device=device)
-        size = config.layer.hidden_size
-        self._token_norm, self._state_norm, self._attention_norm, self._final_norm = (
-            self._make_norm() for _ in range(4)
-        )
-        self._input_proj = Linear(self._context, Features.all(2 * size), (Features.all(size, "input_proj"),))
+        layer = config.layer
+        if (form := family_of(layer.architecture).mtp) is None:
+            raise ModelError(f"{layer.architecture} has no MTP layers")
+        self._form = form
+        self._token_norm, self._state_norm, self._final_norm = (self._make_norm() for _ in range(3))
+        self._projection = Linear(
+            self._context, Features.all(2 * layer.hidden_size), (Features.all(layer.hidden_size, form.projection),),
+            module=form.prefix,
+        )  # fmt: skip
 
     def canonical(self, name: str) -> str | None:
-        """Names without ``model.mtp_layers.0.``; all else in the folder is the target's."""
-        return name.removeprefix(_FIRST_LAYER) if name.startswith(_FIRST_LAYER) else None
+        """Names without the prefixes; all else in the folder is the target's."""
+        prefix, own = self._form.prefix, self._form.own_layer
+        if not name.startswith(prefix):
+            return None
+        rest = name.removeprefix(prefix)
+        return None if _LAYER.match(rest) and not rest.startswith(own) else rest.removeprefix(own)
 
     def weights(self) -> Weights:
         """All tensors, ``embed_tokens.weight`` and ``lm_head.weight`` included."""
         yield from super().weights()
-        yield from self._input_proj.weights()
+        yield from self._projection.weights()
+        form = self._form
         for name, norm in (
-            ("token_layernorm", self._token_norm),
-            ("hidden_layernorm", self._state_norm),
-            ("input_layernorm", self._attention_norm),
-            ("final_layernorm", self._final_norm),
+            (form.token_norm, self._token_norm),
+            (form.state_norm, self._state_norm),
+            (form.final_norm, self._final_norm),
         ):
-            yield f"{name}.weight", whole(norm.weight)
+            yield f"{name}.weight", norm.target()
 
     def __call__(
         self, batch: DeviceBatch, states: torch.Tensor, kv_cache: KVCacheTensors
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run pairs of tokens and ``states`` [T, H]; the next states, twice."""
-        embeds = self._embedding.look_up(batch.token_ids) * (batch.positions != 0).unsqueeze(-1)
-        stream = self._input_proj(torch.cat([self._state_norm(states), self._token_norm(embeds)], dim=-1))
-        hidden, delta = self._run_layer(Residual(stream, None, self._attention_norm, SINGLE_RANK), batch, kv_cache)
+        embeds = self._embedding.look_up(batch.token_ids)
+        if self._form.hides_first_token:
+            embeds = embeds * (batch.positions != 0).unsqueeze(-1)
+        sides = self._token_norm(embeds), self._state_norm(states)
+        stream = self._projection(torch.cat(sides[::-1] if self._form.has_state_first else sides, dim=-1))
+        hidden, delta = self._run_layer(stream, batch, kv_cache)
         following = Residual(hidden, delta, self._final_norm, SINGLE_RANK).normed()[1]
         return following, following

@@ -16,17 +16,16 @@ from outrider.kernels.few_tokens import NormedInput
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.communicator import SINGLE_RANK
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
-from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.context import LayerContext
-from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights, whole
+from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights
 from outrider.model_executor.layers.embedding import VocabRows
-from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features
-from outrider.model_executor.layers.linear_methods import UnquantizedLinear
+from outrider.model_executor.layers.linear_methods import UnquantizedLinear, linear_method_of
 from outrider.model_executor.layers.norm import RmsNorm
 from outrider.model_executor.layers.rope import RotaryEmbedding
 from outrider.model_executor.models.config import ModelConfig
+from outrider.model_executor.models.decoder import DecoderLayer
 from outrider.types import LAST_HIDDEN_STATE
 
 
@@ -59,17 +58,17 @@ class PairHead(ABC):
     def __init__(self, config: PairHeadConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         layer = config.layer
-        self._context = LayerContext(layer, layer, dtype, device, SINGLE_RANK, UnquantizedLinear)
+        make_method = linear_method_of(layer.quantization)
+        self._context = LayerContext(layer, layer, dtype, device, SINGLE_RANK, make_method)
         hidden = Features.all(layer.hidden_size)
         self._embedding = VocabRows(self._context)
-        self._attention = Attention(self._context, 0)
-        self._feed_forward_norm = self._make_norm()
-        self._feed_forward = GatedMlp(self._context, 0)
-        self._head = Linear(self._context, hidden, (Features.all(layer.vocab_size, "lm_head"),))
+        self._layer = DecoderLayer(self._context, 0)
+        output = (Features.all(layer.vocab_size, "lm_head"),)
+        self._head = Linear(self._context, hidden, output, make_method=UnquantizedLinear)
         self._rotary = RotaryEmbedding(
             layer.rope, head_dim=layer.head_dim, max_position=layer.max_position, device=device
         )
-        self.kv_cache_layout = KVCacheLayout.of([self._attention.kv_cache_spec])
+        self.kv_cache_layout = KVCacheLayout.of([self._layer.attention.kv_cache_spec])
 
     @abstractmethod
     def canonical(self, name: str) -> str | None:
@@ -85,9 +84,7 @@ class PairHead(ABC):
         """The tensors that all such heads have."""
         yield from self._embedding.weights()
         yield from self._head.weights()
-        yield "post_attention_layernorm.weight", whole(self._feed_forward_norm.weight)
-        yield from ((f"self_attn.{name}", target) for name, target in self._attention.weights())
-        yield from self._feed_forward.weights()
+        yield from self._layer.weights()
 
     def finish_loading(self) -> None:
         """All tensors are there."""
@@ -106,16 +103,18 @@ class PairHead(ABC):
         return self._head(normed)[:, : self.config.layer.vocab_size]
 
     def _run_layer(
-        self, source: Residual, batch: DeviceBatch, kv_cache: KVCacheTensors
+        self, stream: torch.Tensor, batch: DeviceBatch, kv_cache: KVCacheTensors
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream [T, H] after attention, and what the feed-forward block adds to it."""
         cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
-        hidden, delta = self._attention(source, kv_cache.layer(0), cos_sin, batch.groups[0])
-        return self._feed_forward(Residual(hidden, delta, self._feed_forward_norm, SINGLE_RANK))
+        return self._layer(stream, None, kv_cache.layer(0), cos_sin, batch.groups[0])
 
     def _make_norm(self) -> RmsNorm:
         layer = self.config.layer
-        return RmsNorm(layer.hidden_size, layer.rms_norm_eps, dtype=self.dtype, device=self.device)
+        return RmsNorm(
+            layer.hidden_size, layer.rms_norm_eps, dtype=self.dtype, device=self.device,
+            offset=layer.variant.norm_offset,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,27 @@ class RecurrentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MtpForm:
+    """Layers for multi-token prediction (MTP) that a family's checkpoints may hold beside the model: names of their
+    tensors, and the differences between families.
+    """
+
+    prefix: str
+    """Of the names of all of their tensors; with ``own_layer`` those of the first decoder layer."""
+    projection: str
+    """Product that joins embedding and state."""
+    token_norm: str
+    state_norm: str
+    final_norm: str
+    own_layer: str = ""
+    """Prefix of the first decoder layer's names after ``prefix``."""
+    has_state_first: bool = False
+    """True if the product reads the state before the embedding."""
+    hides_first_token: bool = False
+    """True if the embedding of the pair at position 0 is zeros."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One decoder, whatever its architecture is called."""
 

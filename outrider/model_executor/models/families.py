@@ -20,6 +20,7 @@ from outrider.model_executor.models.config import (
     ExpertNames,
     ExpertsConfig,
     LayerNorms,
+    MtpForm,
     RecurrentConfig,
     SwigluClamp,
     Variant,
@@ -59,11 +60,8 @@ class ModelFamily:
     """The second block of a layer, by its number."""
     reads_as: str | None = None
     """The ``model_type`` by whose defaults transformers completes config.json, where it does not know the family."""
-    has_mtp: bool = False
-    """Whether checkpoints may hold layers for multi-token prediction, ``model.mtp_layers``, which the model itself does
-    not run."""
-    unused: str | None = None
-    """Prefix of the names of tensors that checkpoints may hold and nothing is done with."""
+    mtp: MtpForm | None = None
+    """Layers for multi-token prediction that checkpoints may hold, which the model itself does not run."""
     has_partial_rotary: bool = False
     """Whether a share of each head's features may be rotated alone."""
     rotates_pairs: bool = False
@@ -292,6 +290,11 @@ def _by_architecture(families: Iterable[ModelFamily]) -> Mapping[str, ModelFamil
     return {family.architecture: family for family in families}
 
 
+_QWEN_MTP = MtpForm("mtp.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", own_layer="layers.0.")
+_MIMO_MTP = MtpForm(
+    "model.mtp_layers.", "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm", own_layer="0.",
+    has_state_first=True, hides_first_token=True,
+)  # fmt: skip
 _FUSED_QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 _FUSED_RECURRENT = {"in_proj_qkv": ("in_proj_q", "in_proj_k", "in_proj_v")}
 _FUSED_GATE = {"gate_up_proj": ("gate_proj", "up_proj")}
@@ -305,7 +308,7 @@ def _hybrid(architecture: str, model_type: str, text_types: tuple[str, ...] = ()
         _qwen3_5,
         feed_forward=sparse_mlp,
         has_partial_rotary=True,
-        unused="mtp.",
+        mtp=_QWEN_MTP,
         fused=_FUSED_RECURRENT,
         is_text_part=bool(text_types),
         text_types=text_types,
@@ -322,7 +325,7 @@ FAMILIES = _by_architecture(
         ModelFamily("OlmoeForCausalLM", "olmoe", _olmoe, feed_forward=sparse_mlp),
         ModelFamily("MixtralForCausalLM", "mixtral", _mixtral, feed_forward=sparse_mlp),
         ModelFamily("GptOssForCausalLM", "gpt_oss", _gpt_oss, feed_forward=sparse_mlp),
-        ModelFamily("MiMoForCausalLM", "mimo", _qwen2, reads_as="qwen2", has_mtp=True),
+        ModelFamily("MiMoForCausalLM", "mimo", _qwen2, reads_as="qwen2", mtp=_MIMO_MTP),
         ModelFamily("Gemma2ForCausalLM", "gemma2", _gemma2),
         ModelFamily("Gemma3ForCausalLM", "gemma3_text", _gemma3, has_layer_ropes=True),
         ModelFamily(
@@ -345,7 +348,7 @@ FAMILIES = _by_architecture(
             _qwen3_next,
             feed_forward=sparse_mlp,
             has_partial_rotary=True,
-            unused="mtp.",
+            mtp=_QWEN_MTP,
         ),
         ModelFamily("GraniteForCausalLM", "granite", _granite),
         ModelFamily(

@@ -46,8 +46,12 @@ class FormatSupport:
 
 _HEADS = "all"
 _NONE = "none yet"
+_MTP = "its own MTP layers"
 _LOGITS = "transformers, float32: logits within 1e-4, in every shape of forward"
-_HYBRID = "transformers, float32: logits within 1e-4, in every shape of forward, after any number of accepted drafts"
+_HYBRID = (
+    "transformers, float32: logits within 1e-4, in every shape of forward, after any number of accepted drafts; MTP"
+    " with a layer of transformers"
+)
 
 FAMILIES = (
     FamilySupport("LlamaForCausalLM", "Llama 2, 3, 3.1, 3.2 and 3.3", _HEADS, _LOGITS),
@@ -58,13 +62,13 @@ FAMILIES = (
     FamilySupport(
         "Qwen3_5ForConditionalGeneration",
         "Qwen3.5 to 3.8, dense, text: layers with attention and Gated DeltaNet",
-        _NONE,
+        _MTP,
         _HYBRID,
     ),
-    FamilySupport("Qwen3_5ForCausalLM", "the same without images", _NONE, _HYBRID),
-    FamilySupport("Qwen3_5MoeForConditionalGeneration", "Qwen3.5 to 3.8 with experts, text", _NONE, _HYBRID),
-    FamilySupport("Qwen3_5MoeForCausalLM", "the same without images", _NONE, _HYBRID),
-    FamilySupport("Qwen3NextForCausalLM", "Qwen3-Next 80B-A3B and Coder", _NONE, _HYBRID),
+    FamilySupport("Qwen3_5ForCausalLM", "the same without images", _MTP, _HYBRID),
+    FamilySupport("Qwen3_5MoeForConditionalGeneration", "Qwen3.5 to 3.8 with experts, text", _MTP, _HYBRID),
+    FamilySupport("Qwen3_5MoeForCausalLM", "the same without images", _MTP, _HYBRID),
+    FamilySupport("Qwen3NextForCausalLM", "Qwen3-Next 80B-A3B and Coder", _MTP, _HYBRID),
     FamilySupport("OlmoeForCausalLM", "OLMoE 1B-7B", _NONE, _LOGITS),
     FamilySupport("MixtralForCausalLM", "Mixtral 8x7B and 8x22B", _HEADS, _LOGITS),
     FamilySupport("GptOssForCausalLM", "gpt-oss 20B and 120B", _NONE, _LOGITS),
@@ -83,9 +87,7 @@ FAMILIES = (
     FamilySupport("Olmo2ForCausalLM", "OLMo 2", _NONE, _LOGITS),
     FamilySupport("Olmo3ForCausalLM", "OLMo 3", _NONE, _LOGITS),
     FamilySupport("Phi3ForCausalLM", "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini and reasoning", _NONE, _LOGITS),
-    FamilySupport(
-        "MiMoForCausalLM", "MiMo 7B", "its own MTP layers", "Qwen2's layers; MTP with a reference of its own"
-    ),
+    FamilySupport("MiMoForCausalLM", "MiMo 7B", _MTP, "Qwen2's layers; MTP with a reference of its own"),
 )
 
 _INTERFACE = "its attention does not go through transformers' attention interface"

@@ -46,8 +46,6 @@ def cache_layout(config: ModelConfig, dtype: torch.dtype) -> KVCacheLayout:
 def is_ignored(name: str, config: ModelConfig) -> bool:
     """Whether a checkpoint may have this tensor though nothing is done with it."""
     family = family_of(config.architecture)
-    if name.startswith("model.mtp_layers."):
-        return family.has_mtp
     if is_of_other_part(name, family):
         return True
     if name.endswith(_KV_SCALES):
