@@ -68,3 +68,12 @@ def to_device(numbers: Sequence[int] | IntArray, device: torch.device) -> torch.
     host = torch.empty(len(numbers), dtype=torch.int32, pin_memory=device.type == "cuda")
     host.numpy()[:] = numbers
     return host.to(device, non_blocking=True)
+
+
+def to_host(found: torch.Tensor) -> torch.Tensor:
+    """Copy that is whole when the device reaches a later mark; the tensor itself on a CPU. Reading a tensor of the
+    device instead would wait for all work that is queued on it.
+    """
+    if found.device.type == "cpu":
+        return found
+    return torch.empty(found.shape, dtype=found.dtype, pin_memory=True).copy_(found, non_blocking=True)

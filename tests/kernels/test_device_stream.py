@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import torch
 
-from outrider.kernels.device_stream import mark_reached, wait_for
+from outrider.kernels.device_stream import mark_reached, to_host, wait_for
 
 
 class _Event:
@@ -41,3 +41,8 @@ def test_it_spins_only_where_there_are_several_processors(
 
 def test_a_cpu_has_done_what_it_was_given() -> None:
     mark_reached(torch.device("cpu"))()
+
+
+def test_what_is_read_on_the_host_of_a_cpu_is_the_tensor_itself() -> None:
+    found = torch.arange(3)
+    assert to_host(found) is found

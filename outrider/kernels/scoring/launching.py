@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import triton
 
-from outrider.kernels.device_stream import mark_reached
+from outrider.kernels.device_stream import mark_reached, to_host
 from outrider.kernels.launching import launch_options, num_processors
 from outrider.kernels.scoring.cutting import _cut_kernel
 from outrider.kernels.scoring.device_functions import RUN_SIZE
@@ -83,10 +83,7 @@ def launch(logits: torch.Tensor, rows: Rows, *, wide: bool = False) -> TritonLau
     """Copy the rows' description, start the kernels, start the copy of what they find."""
     described = to_device(rows, logits.device)
     found = launch_kernels(logits, described, rows, wide=wide)
-    if not logits.is_cuda:
-        return TritonLaunch(found, len(rows), mark_reached(logits.device), ())
-    on_host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-    on_host.copy_(found, non_blocking=True)
+    on_host = to_host(found)
     return TritonLaunch(on_host, len(rows), mark_reached(logits.device), (logits, described, found))
 
 

@@ -50,6 +50,8 @@ def _refused(words: NDArray[np.int32], workspace: Workspace) -> Tensor:  # [N, W
     """Expanded on the device: a sixteenth of the bytes travel."""
     device = workspace.logits.device
     packed = to_device(words.reshape(-1), device).view(words.shape)
-    bits = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
-    allowed = (packed.unsqueeze(-1) >> bits) & 1  # [N, W, 32]
-    return allowed.flatten(1)[:, : workspace.vocab_size] == 0
+    bits = torch.ones((), dtype=torch.int32, device=device) << torch.arange(
+        _WORD_BITS, dtype=torch.int32, device=device
+    )
+    allowed = packed.unsqueeze(-1) & bits  # [N, W, 32]
+    return (allowed == 0).flatten(1)[:, : workspace.vocab_size]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import IntegrityError, OutriderError
-from outrider.kernels.device_stream import to_device
+from outrider.kernels.device_stream import to_device, to_host
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.scoring import Findings, Found, Launch, launch
 from outrider.sampling.checks import row_error
@@ -45,7 +45,8 @@ class _Part:
     layout: Layout
     launch: Launch
     finite: Tensor | None
-    """[R] whether the model's own logits are finite, if the kernels read adjusted ones."""
+    """[R] on the host, whether the model's own logits are finite, if the kernels read adjusted ones; valid once the
+    launch has ended."""
 
 
 class Scoring:
@@ -158,8 +159,8 @@ class Scoring:
         described = [row for i in self._adjusted for row in self._requests[i].rows()]
         requests = [self._requests[i] for i in self._adjusted]
         layout = lay_out(requests, _starts_of(requests), range(len(requests)), raw.shape[-1], places=self._adjusted)
-        adjusted = adjust_logits(raw, described)
-        return _Part(layout, launch(adjusted, layout.rows), torch.isfinite(raw).all(-1))
+        finite = to_host(torch.isfinite(raw).all(-1))  # before the mark that the launch sets
+        return _Part(layout, launch(adjust_logits(raw, described), layout.rows), finite)
 
     def _rows_of(self, chosen: Sequence[int]) -> Tensor:  # [r, V] float32
         spans = [self._logits[self._starts[i] : self._starts[i + 1]] for i in chosen]
