@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Settings, tiers and the budget of all tests."""
 
 from __future__ import annotations
 

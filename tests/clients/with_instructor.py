@@ -21,7 +21,7 @@ class Size(BaseModel):
 
 
 class Anything(BaseModel):
-    """What JSON_OBJECT, which mode JSON asks for, may be."""
+    """Any JSON object, as mode JSON asks for."""
 
     model_config = ConfigDict(extra="allow")
 

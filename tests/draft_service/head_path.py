@@ -57,7 +57,7 @@ def requests() -> list[dict[str, Any]]:
 
 
 def play(device: str, method: str, head: Path) -> dict[str, Any]:
-    """What was drafted, what of it was drawn from, and what the target said."""
+    """Drafts, the distributions that they were drawn from, and the target's answers."""
     target = cached_tiny_model("llama", seed=1)
     argv = ["--method", method, "--model", str(head), "--target-model", str(target)]
     sizes = ["--device", device, "--page-size", "4", "--num-pages", "200", "--max-model-len", str(LENGTH)]

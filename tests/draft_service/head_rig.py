@@ -60,7 +60,7 @@ class StatesReference(Reference, Protocol):
 def check_states(
     found: ServedProposer, reference: StatesReference, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What each token of a head that drafts token by token is drawn from is the reference's."""
+    """Distributions of each token of a head that drafts token by token are the reference's."""
     assert isinstance(found.executor, HeadExecutor)
     runner, seen = found.executor.runner, []
     logits, propose = runner.head.logits, runner.sampler.propose

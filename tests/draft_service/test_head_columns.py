@@ -1,4 +1,4 @@
-"""What a head does while its draft loop runs: a loop without kernels stands in for the device's."""
+"""Work of a head while its draft loop runs: a loop without kernels stands in for the device's."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def test_rejection_keeps_the_targets_distribution(tmp_path: Path, method: str, r
 
 
 class InTheLoop:
-    """What heads draft after a text, from the state that transformers computes of it anew."""
+    """Drafts of heads after a text, from the state that transformers computes of it anew."""
 
     def __init__(self, method: str, folder: Path, target: Path) -> None:
         self.model: Any = load_reference(target)

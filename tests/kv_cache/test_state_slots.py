@@ -26,7 +26,7 @@ class Slot:
 
 
 class Device:
-    """What forwards do with slots."""
+    """Slots as forwards use them."""
 
     def __init__(self) -> None:
         self.slots = [Slot() for _ in range(NUM_SLOTS)]

@@ -157,8 +157,8 @@ class GraphUse:
 
 
 def play(draft: ModelRunner, target: ModelRunner) -> tuple[list[Answer], int]:
-    """What both answer, round by round, and the steps the draft took; how many drafts are kept is thrown, so that much
-    is rolled back.
+    """Answers of both, round by round, and the steps of the draft; random numbers of drafts are kept, so much is rolled
+    back.
     """
     proposer = ModelProposer(draft)
     drafting = Driver(build_model_core(proposer, max_batched_tokens=40))
@@ -288,7 +288,7 @@ def opened_together(core: Any, kinds: Sequence[int]) -> tuple[Driver, list[list[
 
 
 def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
-    """What a target answers to steps with drafts that come as columns, from sessions whose scores are of one form."""
+    """Answers of a target to steps with drafts that come as columns, from sessions whose scores are of one form."""
     scorer, choose = ColumnsExecutor(target), random.Random(kinds[0])
     driver, texts, kept = opened_together(lookahead_core(scorer, max_batched_tokens=60), kinds)
     answers: list[Answer] = []
@@ -313,7 +313,7 @@ def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
 
 
 def column_drafts(draft: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
-    """What a draft answers to steps that come as columns, from sessions whose evidence is of one form."""
+    """Answers of a draft to steps that come as columns, from sessions whose evidence is of one form."""
     proposer, choose = ColumnsProposer(draft), random.Random(kinds[0])
     driver, texts, kept = opened_together(build_model_core(proposer, max_batched_tokens=60), kinds)
     answers: list[Answer] = []
@@ -364,7 +364,7 @@ def support_of(rows: Sequence[set[int]]) -> Support:
 
 
 def poison_empty() -> None:
-    """What is not written is not to be read: memory that is asked for is full of what would show."""
+    """Memory that is allocated is filled with values that would show if they were read before they are written."""
     plain_empty = torch.empty
 
     def poisoned(*size: Any, **options: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a model folder's JSON files become."""
+"""Configuration of a model from the JSON files of its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What device "auto" stands for, asked of torch by a service that is started alone."""
+"""Device "auto", as torch resolves it for a service that is started alone."""
 
 from __future__ import annotations
 

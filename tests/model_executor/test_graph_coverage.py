@@ -1,4 +1,4 @@
-"""What is said to have a CUDA graph has one, what is said to have none has none, whatever the settings."""
+"""Coverage of CUDA graphs: shapes that are said to have one have one, and others have none, for any settings."""
 
 from __future__ import annotations
 

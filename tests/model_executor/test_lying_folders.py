@@ -58,7 +58,7 @@ def read(folder: Path) -> None:
 
 
 def refusal(folder: Path) -> str | None:
-    """What is said of a folder; None when it is taken. Any error but these two is a failure of the test."""
+    """Error text for a folder; None when it is taken. Any error but these two is a failure of the test."""
     try:
         read(folder)
     except (ModelError, ConfigError) as error:

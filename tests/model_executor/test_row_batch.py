@@ -38,7 +38,7 @@ def columns_of(
 
 
 def batch_of(table: KVCacheManager, columns: RowBatch) -> ForwardBatch:
-    """What the rows are, told from what their sequences hold afterwards."""
+    """Batch of the rows, made from what their sequences hold afterwards."""
     starts, tails = columns.lengths.tolist(), columns.tails()
     spans = [(start, start + len(tail)) for start, tail in zip(starts, tails, strict=True)]
     places = [(row, place) for row, span in zip(columns.sequences, spans, strict=True) for place in range(*span)]

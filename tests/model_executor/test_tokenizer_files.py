@@ -1,4 +1,4 @@
-"""What tokenizer files say."""
+"""Tokenizer files: special tokens, templates and settings."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class ScriptedLink(Generic[CommandT, EventT]):
 
 @dataclass(frozen=True)
 class _Shape:
-    """What every toy service has."""
+    """Base of the toy services."""
 
     vocab_size: int
     num_token_ids: int | None = None

@@ -1,4 +1,4 @@
-"""What a target answers: its form, its values, and that K+1 positions at once are K+1 positions one by one."""
+"""Answers of a target: form, values, and equality of K+1 positions at once with K+1 positions one by one."""
 
 from __future__ import annotations
 

@@ -407,7 +407,7 @@ def reader_capacity(reader: PlaneReader) -> int:
 
 
 def test_who_knows_the_port_alone_does_not_take_the_readers_place() -> None:
-    """What brings both together is told to the reader over the connection that only it could open."""
+    """The secret of a meeting goes to the reader over the connection that only it could open."""
     writer = ProcessGroupWriter(
         PlaneKind.GLOO, 1 << 20, CPU, host="127.0.0.1", limits=LIMITS, announce=lambda message: None
     )

@@ -82,7 +82,7 @@ async def until(ask: Callable[[], object], expected: str) -> None:
 
 
 def health_of(port: int, name: str) -> str:
-    """What health says, asked by a plain client; empty when nothing answers."""
+    """Health as a plain client reads it; empty when nothing answers."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

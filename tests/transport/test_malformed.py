@@ -1,4 +1,4 @@
-"""What is no message, or breaks a link's contract, is the caller's fault: INVALID_ARGUMENT, and no traceback."""
+"""Bytes that are no message, or break a link's contract, are the caller's fault: INVALID_ARGUMENT, no traceback."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def service(role: str) -> Any:
 
 
 async def status_of(address: str, method: str, shape: str, content: bytes) -> grpc.StatusCode:
-    """What a call of this shape ends with; a stream is left open, as a link's is."""
+    """Status with which a call of this shape ends; a stream is left open, as a link's is."""
     async with grpc.aio.insecure_channel(address) as channel:
         multi: Any = getattr(channel, shape)(method)
         try:

@@ -1,4 +1,4 @@
-"""What every server of ours has: a port of its own, health, reflection, statuses, a polite end."""
+"""Servers: a port of their own, health, reflection, statuses, a graceful end."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ SIDES: list[tuple[Any, Any, Any]] = [
 
 
 def random_command(chance: random.Random, session: int, *, is_draft: bool) -> list[Any]:
-    """What may be said of one session in one message, steady mostly."""
+    """Random commands for one session in one message, mostly of decode steps."""
     kept = chance.choice([0, 1, 255, 256, 257, 5000])
     kind = chance.random()
     if kind < 0.1:

@@ -164,7 +164,7 @@ prepares = st.builds(ports.Prepare, u64, u64, st.integers(0, 1 << 16))
 
 @st.composite
 def heads(draw: st.DrawFn) -> dict[str, Any]:
-    """What commands of a step have in common."""
+    """Fields that commands of a step share."""
     kept = draw(st.sampled_from([0, 1, 255, 256, 1 << 30]) | u32)
     chain = draw(st.binary(min_size=chain_size(kept), max_size=chain_size(kept)))
     return {

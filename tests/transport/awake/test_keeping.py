@@ -80,7 +80,7 @@ async def test_it_burns_time_only_while_there_is_work_and_with_the_lowest_priori
 
 
 def _is_asleep(child: int) -> bool:
-    """Whether it waits to be told: in a read, that is."""
+    """True if it waits in a read."""
     return Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "S"
 
 

@@ -27,14 +27,14 @@ async def ask(address: str, tls: Tls | bool | None) -> str:
 
 
 async def trouble(address: str, tls: Tls | bool | None) -> str:
-    """What a user is told."""
+    """Error text of a user."""
     with pytest.raises(TlsError) as caught:
         await ask(address, tls)
     return str(caught.value)
 
 
 async def trouble_of_link(address: str, tls: Tls | None) -> str:
-    """What a coordinator is told."""
+    """Error text of a coordinator."""
     remote = RemoteTarget(address, ClientSecurity(tls=tls))
     with pytest.raises(UnavailableError) as caught:
         await remote.describe()
