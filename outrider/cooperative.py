@@ -19,7 +19,7 @@ Work = Generator[None, None, ResultT]
 SLICE_ENTRIES = 8_192
 """Entries of a list between two pauses: some tenths of a millisecond, whatever is done with them."""
 SLICE_S = 0.001
-"""How long work goes on before other tasks run."""
+"""Time of work before other tasks run."""
 
 
 def run(work: Work[ResultT]) -> ResultT:

@@ -127,7 +127,5 @@ class IntegrityError(OutriderError):
 
 
 def install_command(extras: str) -> str:
-    """How to install optional dependencies, for messages: no package index has Outrider, so its name alone would not
-    do.
-    """
+    """Command that installs optional dependencies, for messages. Its name alone would not do: no index has Outrider."""
     return f'pip install -e ".[{extras}]" in a clone of Outrider, or pip install "WHEEL[{extras}]" with its wheel'

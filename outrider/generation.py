@@ -54,7 +54,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
-    """How many of the likeliest tokens besides the emitted one; None computes nothing."""
+    """Number of the likeliest tokens besides the emitted one; None computes nothing."""
     prompt_logprobs: int | None = None
     num_speculative_tokens: int | None = None
     """Draft length of this request; 0 turns speculation off, None is the coordinator's."""
@@ -85,7 +85,7 @@ class Started:
     model: str
     """The target's name."""
     num_emitted_tokens: int
-    """How many tokens the call goes on from."""
+    """Number of tokens that the call goes on from."""
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     """Sampling parameters that the request left to the server, and the values in use."""
 
@@ -280,7 +280,7 @@ class ModelInfo:
     draft_placement: ModelPlacement = NOWHERE
     """Likewise of the draft."""
     tensor_planes: tuple[str, ...] = ()
-    """How hidden states reach the drafts that read them: a line for each target and draft, with the reasons against
+    """Transport of hidden states to drafts that read them: a line for each target and draft, with the reasons against
     other planes. Empty where none are read."""
     draft_length_reason: str = ""
     """Why running requests draft or do not; empty while none runs, with fixed lengths, or where there is no draft."""

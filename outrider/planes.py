@@ -13,7 +13,7 @@ ID_BYTES = 16
 
 
 class PlaneKind(enum.StrEnum):
-    """How the bytes of a tensor travel, best first where nothing was measured."""
+    """Kinds of transport for the bytes of a tensor, best first where nothing was measured."""
 
     CUDA_IPC = "cuda_ipc"
     """The writer's device memory, mapped by the reader: one card, or cards that reach each other."""
@@ -61,7 +61,7 @@ class PlaneOffer:
 
 @dataclass(frozen=True, slots=True)
 class PlaneReport:
-    """Which plane two services use, and why not another."""
+    """Plane that two services use, and the reasons against others."""
 
     kind: PlaneKind
     round_trip_ms: float = 0.0

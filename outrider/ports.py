@@ -243,7 +243,7 @@ class Scores:
     logprobs: tuple[CandidateLogprobs, ...] = ()  # [K+1] when wanted (with DenseScores: its own rows instead)
     prompt_logprobs: tuple[CandidateLogprobs, ...] = ()  # of the prompt tokens brought, the session's first left out
     hidden_states: HiddenStates | None = None
-    """Where they were asked for: of the positions that were not sent as ``HiddenStateChunk`` before, up to the last
+    """Hidden states, if asked for, of the positions that were not sent as ``HiddenStateChunk`` before, up to the last
     draft token's."""
     draft_token_ids: tuple[int, ...] = ()
     """The draft tokens that were scored, if they came by a proposal channel."""
@@ -332,7 +332,7 @@ class ForwardReport:
 
 @step_value(frozen=True, slots=True)
 class ItemTiming:
-    """Where one item's time went, by the service's own clock.
+    """Stages of one item's time, by the service's own clock.
 
     Each stage lies between readings of the clock of its own, where one ends and the next begins; so they add up.
     """
@@ -404,7 +404,7 @@ class Link(Protocol[CommandT_contra, EventT_co]):
 
     @property
     def stall(self) -> Stall:
-        """How long the service has made no progress with its work, as far as this end has heard."""
+        """Time for which the service has made no progress, as far as this end was notified."""
         ...
 
     def send(self, commands: Sequence[CommandT_contra]) -> None:

@@ -1,4 +1,4 @@
-"""How TLS is spoken, as plain values: paths and names. Reads no file; ``outrider.transport.security`` does."""
+"""TLS settings of a connection: paths and names, as plain values. Files are read by ``outrider.transport.security``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How a client speaks TLS. Without ``ca_file`` the public authorities that come with gRPC are trusted."""
+    """TLS settings of a client. Without ``ca_file`` the public authorities that come with gRPC are trusted."""
 
     ca_file: str | None = None
     """Certificates (PEM) of the authorities that vouch for the server."""

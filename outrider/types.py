@@ -66,7 +66,7 @@ class JudgingRule(enum.StrEnum):
 
 
 class LogprobsMode(enum.StrEnum):
-    """Which distribution logprobs speak of: the model's own, or the one that was drawn from."""
+    """Distribution of the logprobs: the model's own, or the one that was drawn from."""
 
     RAW = "raw"
     PROCESSED = "processed"
@@ -115,7 +115,7 @@ class SamplingParams:
     top_p: float = 1.0
     """Nucleus mass in (0, 1]; 1 is off."""
     top_k: int = 0
-    """How many of the likeliest tokens are kept; 0 and -1 keep all."""
+    """Number of the likeliest tokens that are kept; 0 and -1 keep all."""
     min_p: float = 0.0
     """Tokens below this share of the largest probability are dropped, in [0, 1]; 0 is off."""
     repetition_penalty: float = 1.0
@@ -307,7 +307,7 @@ class HiddenStates:
     payload: bytes
     """``num_rows * width`` values; empty where there are references."""
     references: tuple[PlaneReference, ...] = ()
-    """Where the rows are, in order; each has whole rows."""
+    """References to the rows, in order; each has whole rows."""
     tensor: Any = field(default=None, compare=False, repr=False)
     """[N, F] on the reader's device, once it has fetched the references. Never travels."""
 
@@ -322,7 +322,7 @@ class HiddenStates:
         return self.start + self.num_rows
 
     def between(self, start: int, end: int) -> HiddenStates:
-        """Those of the positions from ``start`` to ``end`` - 1, which must be among them."""
+        """States of the positions from ``start`` to ``end`` - 1, which must be among them."""
         if (start, end) == (self.start, self.end):
             return self
         row_bytes = self.num_bytes // self.num_rows if self.num_rows else 0
@@ -421,6 +421,6 @@ class ModelDescription:
     """Names the network of its host: a draft and a target where it is the same may have a proposal channel. Empty: it
     has none."""
     heartbeat_interval_ms: int = 0
-    """How often it sends a heartbeat on each link; 0: never, as in process, where no link falls silent."""
+    """Interval of its heartbeats on each link; 0: none, as in process, where no link falls silent."""
     step_costs: tuple[StepCost, ...] = field(default=(), repr=False)
     """Step times that the service measured when it started; empty: not measured."""

@@ -40,5 +40,5 @@ def check_same_ids(names: str, of_target: Mapping[int, str], of_draft: Mapping[i
 
 
 def names_of(target: str, draft: str) -> str:
-    """How a message about both begins."""
+    """Beginning of a message about both."""
     return f"the tokenizers of the draft {draft} and the target {target} differ"

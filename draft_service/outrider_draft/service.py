@@ -138,7 +138,7 @@ def build_core(
 
 
 def _open_planes(settings: DraftSettings) -> DraftPlanes:
-    """Where the proposer's tensors are; torch is loaded by then."""
+    """Planes of the device where the proposer's tensors are; torch is loaded by then."""
     import torch
 
     from outrider.model_executor.device_setup import resolve_device

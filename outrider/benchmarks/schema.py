@@ -56,7 +56,7 @@ class Environment:
     """Of the models, in words; "cpu" alone is not enough: see `cpu`."""
     cpu: str
     num_cpus: int
-    """Those that this process may use."""
+    """CPUs that this process may use."""
     platform: str
     versions: dict[str, str]
     """Of Python, Outrider and what it computes and speaks with."""

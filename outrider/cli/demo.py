@@ -51,7 +51,7 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """How much is shown."""
+    """Amount of output."""
 
     draft_length: int
     max_tokens: int

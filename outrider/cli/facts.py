@@ -17,7 +17,7 @@ def device_text(device: str, size: int, name: str = "") -> str:
 
 
 def placement_text(placement: ModelPlacement) -> str:
-    """Where one replica of a model runs, as what, and with how much room; empty for a draft without a model."""
+    """Placement of one replica of a model, with its role and cache; empty for a draft without a model."""
     if not placement.device:
         return ""
     where = device_text(placement.device, placement.tensor_parallel_size, placement.device_name)
@@ -33,9 +33,7 @@ def model_text(name: str, placement: ModelPlacement) -> str:
 
 
 def draft_length_text(num_speculative_tokens: int, mode: str, *, disable_by_batch_size: int = 0) -> str:
-    """How many tokens a step drafts. ``disable_by_batch_size``: requests with which nothing is drafted; 0: any number
-    may be.
-    """
+    """Draft tokens of a step. ``disable_by_batch_size``: requests with which nothing is drafted; 0: no such number."""
     if disable_by_batch_size == 1:
         return "none, since disable_by_batch_size 1 turns them off for every request"
     limit = f", with fewer than {disable_by_batch_size} requests" if disable_by_batch_size else ""

@@ -63,7 +63,7 @@ class LengthFlags:
 
 @dataclass(frozen=True, slots=True)
 class SamplingFlags:
-    """How tokens are drawn."""
+    """Sampling of tokens."""
 
     temperature: Annotated[
         float | None, _sampling("0 is greedy. Default: the model's, else 1.", "--temperature", "-t")

@@ -104,7 +104,7 @@ class ModelFlags:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationFlags:
-    """How tokens are drafted."""
+    """Drafting of tokens."""
 
     draft_model: Annotated[
         str | None,

@@ -71,7 +71,7 @@ _HEADS = (*_READ_TARGET, DraftMethod.MEDUSA, DraftMethod.MLP_SPECULATOR)
 
 
 class DraftSampleMethod(enum.StrEnum):
-    """How a draft chooses its tokens for requests with a temperature; the names are vLLM's."""
+    """Sampling of draft tokens for requests with a temperature; the names are vLLM's."""
 
     PROBABILISTIC = "probabilistic"
     """Sampled from the draft's distribution."""
@@ -80,7 +80,7 @@ class DraftSampleMethod(enum.StrEnum):
 
 
 class RejectionSampleMethod(enum.StrEnum):
-    """How rejection judges the draft tokens of a step; ``standard`` is vLLM's name."""
+    """Method by which rejection judges the draft tokens of a step; ``standard`` is vLLM's name."""
 
     STANDARD = "standard"
     """One after the other, up to the first that is rejected."""
@@ -98,7 +98,7 @@ class GenerationConfig(enum.StrEnum):
 
 
 class TensorPlane(enum.StrEnum):
-    """How a target's hidden states reach a draft."""
+    """Transport of a target's hidden states to a draft."""
 
     AUTO = "auto"
     """The fastest plane that both can use, by measured time."""

@@ -33,7 +33,7 @@ class SettingSource:
     name: str
     values: dict[Place, Any]
     origins: dict[Place, str] = field(default_factory=dict)
-    """Where a single value has a better name for its origin than the source's."""
+    """Origins of single values that have a better name than the source's."""
     names: dict[Place, str] = field(default_factory=dict)
     """Names of settings in errors: the flag, the variable, or the file and the key."""
 

@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast speculation is."""
+        """Ratio of the speeds with and without speculation."""
         return self.speed / self.plain_speed
 
     @property

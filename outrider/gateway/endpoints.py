@@ -61,7 +61,7 @@ class Limits:
 
     max_body_bytes: int = 8 << 20
     resume_timeout_s: float = 0.0
-    """How long an interrupted generation may wait for a coordinator; 0: an interruption is an error."""
+    """Longest wait of an interrupted generation for a coordinator; 0: an interruption is an error."""
     max_open_request_bytes: int = DEFAULT_MAX_BYTES
     """Of requests whose prompts are being made, and of the prompts while they are answered."""
 

@@ -105,7 +105,7 @@ def _truncate(model: ServedModel, request: GenerationFields, token_ids: Sequence
 
 
 def _most_kept(model: ServedModel, request: GenerationFields) -> int | None:
-    """How many tokens of a prompt are kept; None: all of them."""
+    """Number of a prompt's tokens that are kept; None: all of them."""
     most = request.truncate_prompt_tokens
     if most == 0:
         raise InvalidRequestError("truncate_prompt_tokens", "must be above 0, or -1 for what the model holds")

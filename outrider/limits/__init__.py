@@ -42,7 +42,7 @@ DETOKENIZED_TOKENS = Bound(1 << 17, "ids")
 LOGIT_BIAS = Bound(1024, "entries")
 STOP_TOKEN_IDS = Bound(1024, "ids")
 ALLOWED_TOKEN_IDS = Bound(1 << 20, "ids")
-"""Where the vocabulary is not known: above that of any model. Where it is known, it is the bound."""
+"""Bound where the vocabulary is not known: above that of any model. A known vocabulary is the bound itself."""
 STOP_TEXTS = Bound(64, "texts")
 STOP_TEXT = Bound(4096, "characters in one text")
 BAD_WORDS = Bound(1024, "entries")

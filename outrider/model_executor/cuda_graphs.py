@@ -130,7 +130,7 @@ class ForwardGraphs:
 
     @property
     def shapes(self) -> tuple[BatchShape, ...]:
-        """Those that were captured."""
+        """Shapes that were captured."""
         return tuple(self._captured)
 
     @property

@@ -122,7 +122,7 @@ def pack(batch: ForwardBatch, shape: BatchShape) -> IntArray:
 
 
 def starts_of(page_tables: Iterable[Sequence[int]]) -> list[int]:
-    """Where each row's pages begin when they lie one row after the other, and where the last row's end."""
+    """Offsets of each row's pages when rows lie one after the other, and the end of the last row's."""
     return list(itertools.accumulate(map(len, page_tables), initial=0))
 
 

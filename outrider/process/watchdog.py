@@ -29,9 +29,9 @@ LOCKED_FACTOR = 6.0
 less goes on when it is continued.
 """
 GRACE_S = 2.0
-"""How long peers have to hear of a hang by heartbeats and health, before the process ends."""
+"""Time in which peers are notified of a hang by heartbeats and health, before the process ends."""
 _REPORT_TIMEOUT_S = 1.0
-"""How long the report may take: a hung thread may hold what the report needs, such as the lock of the log."""
+"""Longest time of the report: a hung thread may hold what the report needs, such as the lock of the log."""
 _STDERR = 2
 
 Look = Callable[[], Stall]

@@ -39,7 +39,7 @@ MAX_CHANNELS = 64
 MAX_WAITING = 64
 """Of one channel: scores that wait for proposals, and proposals for which no scores wait yet."""
 PATIENCE_S = 5.0
-"""How long scores wait for proposals: far longer than a coordinator does."""
+"""Longest wait of scores for proposals: far longer than a coordinator's."""
 _TICK_S = 0.5
 _LOOPBACK = "127.0.0.1"
 

@@ -73,7 +73,7 @@ class ProposalSender:
             self._end(key)
 
     def readings(self) -> list[Reading]:
-        """How many messages went by a channel."""
+        """Numbers of messages that went by a channel."""
         return [Reading("outrider_direct_proposals_total", self._num_sent)]
 
     def close(self) -> None:

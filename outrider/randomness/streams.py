@@ -32,13 +32,13 @@ class Stream(enum.IntEnum):
     """Purpose of a random number."""
 
     PROPOSAL = 1
-    """Which token the draft draws."""
+    """Token that the draft draws."""
     ACCEPTANCE = 2
     """True if a draft token is kept."""
     RESIDUAL = 3
-    """Which token takes the place of a rejected one."""
+    """Token that takes the place of a rejected one."""
     OUTSIDE = 4
-    """Which token the target draws outside the support; with an empty support, the bonus."""
+    """Token that the target draws outside the support; with an empty support, the bonus."""
     COUPLED = 5
     """The noise that draft and target share."""
     OUTSIDE_GROUP = 6

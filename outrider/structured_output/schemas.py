@@ -29,7 +29,7 @@ _FORMATS = frozenset(
         *("relative-json-pointer", "regex"),
     )
 )
-"""Those of JSON Schema."""
+"""Formats of JSON Schema."""
 _DEPENDENCIES = ("dependencies", "dependentRequired")
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 _MOST_DEEP = 128

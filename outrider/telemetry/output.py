@@ -23,9 +23,9 @@ MAX_PENDING_BYTES = 1 << 20
 """Text that waits to be written; what comes beyond it is dropped."""
 
 _RETRY_S = 1.0
-"""How often an output that failed is tried again when there is nothing new to write."""
+"""Interval of attempts at an output that failed, when there is nothing new to write."""
 _FAREWELL_S = 1.0
-"""How long the end of the process waits for what is pending."""
+"""Longest wait of the process's end for pending output."""
 _CHUNK_BYTES = 64 << 10
 
 
@@ -134,7 +134,7 @@ class DroppingStream(io.TextIOBase):
             self._changed.notify_all()
 
     def _write_all(self, content: bytes) -> int:
-        """How many bytes could be written; waits while the reader is slow."""
+        """Number of bytes that could be written; waits while the reader is slow."""
         written = 0
         while written < len(content):
             try:

@@ -30,7 +30,7 @@ Message = dict[str, Any]
 """With its "type"."""
 
 HANDSHAKE_S = 5.0
-"""How long either end waits for the other's part of the handshake."""
+"""Longest wait of either end for the other's part of the handshake."""
 _SEND_S = 2.0
 _PAUSE_S = 0.5
 """After a connection that could not be taken in, for want of descriptors, say."""

@@ -28,7 +28,7 @@ from outrider.tensor_plane.opening import OPENING_ERRORS, open_reader
 _log = logging.getLogger(__name__)
 
 _BEATS = 50
-"""How often that thread looks, in the time after which a peer is gone."""
+"""Number of checks by that thread within the time after which a peer is lost."""
 
 
 class PlaneReader:

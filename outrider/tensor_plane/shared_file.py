@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FOLDER = Path("/dev/shm")
-"""Where Linux keeps POSIX shared memory."""
+"""Folder of POSIX shared memory on Linux."""
 TOKEN_BYTES = 32
 TABLE_OFFSET = 64
 HEADER_BYTES = 4096

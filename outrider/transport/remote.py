@@ -40,12 +40,12 @@ from outrider.v1.tensor_pb2 import PlaneAnswer
 
 CONNECT_TIMEOUT_S = 5.0
 FIRST_ATTEMPT_S = 1.0
-"""How long the first attempts to connect may take; it doubles with each failure up to the timeout. Where packets were
+"""Longest time of the first attempts to connect; it doubles with each failure up to the timeout. Where packets were
 lost for a while only a new attempt gets through."""
 MAX_BACKOFF_MS = 120
 """Between two attempts to connect: a service that is back is taken up at once, and a refused attempt costs little."""
 LOADING_WAIT_S = 2.0
-"""How long a service that loads may say nothing before it is asked again."""
+"""Longest silence of a service that loads, before it is asked again."""
 
 
 class _RemotePort:

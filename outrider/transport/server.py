@@ -103,7 +103,7 @@ class Server:
 
     @property
     def health_port(self) -> int:
-        """Where health is told over HTTP; 0 for nowhere."""
+        """Port of health over HTTP; 0: none."""
         return self._http_health.port
 
     async def drain(self, *, delay_s: float, grace_s: float) -> None:

@@ -61,7 +61,7 @@ _NEAREST: dict[grpc.StatusCode, type[OutriderError]] = {
 _LONGEST_RETRY_MS = 60_000
 """A longer delay of a server counts as this."""
 _NOT_HTTP2 = ("http1.x server", "Expected SETTINGS frame as the first frame")
-"""How gRPC tells of a server whose first bytes are none of HTTP/2."""
+"""Texts of gRPC for a server whose first bytes are none of HTTP/2."""
 
 
 def to_status(error: OutriderError) -> status_pb2.Status:

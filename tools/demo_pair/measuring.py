@@ -226,7 +226,7 @@ def _score(target: Llama, ids: Tensor, lengths: Tensor, draft_length: int, tempe
 def _judge(
     proposed: Tensor, draft_probs: Tensor, target_probs: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """How many of each proposal are kept, and the token that follows them.  # [B, K] -> [B], [B]"""
+    """Number of kept tokens of each proposal, and the token that follows them.  # [B, K] -> [B], [B]"""
     batch, length = proposed.shape
     at = proposed[..., None]
     ratio = (target_probs[:, :length].gather(-1, at) / draft_probs.gather(-1, at)).squeeze(-1)

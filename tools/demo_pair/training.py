@@ -25,7 +25,7 @@ OVERLAP_TEMPERATURES = (0.7, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How long and how hard to train."""
+    """Length and learning rate of the training."""
 
     steps: int
     rows: int = 16

@@ -31,7 +31,7 @@ def measure_part(session: Session, part: Part, limit_s: float) -> None:
 
 
 def _services_of(row: AnyRow) -> Services | None:
-    """Those that must run; None of a row that measures without any."""
+    """Services that must run; None of a row that measures without any."""
     needs_services = isinstance(row, Row) or (isinstance(row, CommandRow) and row.reads("{address}"))
     return row.services if needs_services else None
 

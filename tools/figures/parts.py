@@ -221,8 +221,9 @@ PARTS = (
 
 
 def find_parts(names: list[str], *, most_cards: int) -> list[Part]:
-    """Those of these names, without any all that so many cards allow; a row's name is its part with that row alone.
+    """Parts of these names; without names, all that the number of cards allows.
 
+    A row's name is its part with that row alone.
     ``KeyError`` of a name that is neither a part's nor a row's.
     """
     known = {row.name: replace(part, rows=(row,)) for part in PARTS for row in part.rows}

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(slots=True)
 class Session:
-    """Where and how this run measures."""
+    """Session of measuring: folder, devices and sizes."""
 
     out: Path
     name: str

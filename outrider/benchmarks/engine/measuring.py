@@ -80,7 +80,7 @@ def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = GATE_T
 
 
 def check_draft_loop(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> float:
-    """How far below the likeliest token the loop's tokens lie at most, over the largest logit: 0 is greedy decoding.
+    """Largest distance of the loop's tokens below the likeliest one, over the largest logit: 0 is greedy decoding.
 
     `EngineGateError` when it is past the dtype's tolerance.
     """

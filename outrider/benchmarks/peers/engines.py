@@ -91,9 +91,9 @@ ENGINES: dict[str, Callable[[Pair], Generate]] = {
 NEEDS = {name: name.partition("-")[0] for name in ENGINES}
 """The package that each needs."""
 SPECULATIVE = {"transformers-assisted": "transformers", "vllm-speculative": "vllm"}
-"""Those that need a draft, and the engine that each is without it."""
+"""Engines that need a draft, and the engine that each is without it."""
 ONE_USER = frozenset({"transformers-assisted"})
-"""Those that take one prompt at a time."""
+"""Engines that take one prompt at a time."""
 
 
 def num_gpus(engine: str, pair: Pair) -> int | None:

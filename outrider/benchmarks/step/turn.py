@@ -57,7 +57,7 @@ DELIVER = "deliver"
 """All other work: texts, streams, statistics, the event loop."""
 STAGES = (*BETWEEN_FORWARDS, DELIVER)
 _FORWARD_S, _FORWARD_A_SESSION_S = 1e-3, 1e-4
-"""How long a stand-in computes: what need not be done between forwards is done meanwhile."""
+"""Time that a stand-in computes: what need not be done between forwards is done meanwhile."""
 _PROMPT = (11, 7, 5, 3)
 
 

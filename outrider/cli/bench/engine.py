@@ -88,7 +88,7 @@ class CaseFlags:
 
 @dataclass(frozen=True, slots=True)
 class RunnerFlags:
-    """How the model is loaded and run."""
+    """Loading and running of the model."""
 
     page_size: Annotated[int, typer.Option(min=1, help="Tokens in a KV page.")] = 16
     num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None

@@ -79,7 +79,7 @@ class PairFlags:
 
     @property
     def devices(self) -> dict[str, str]:
-        """Where and how the models are loaded."""
+        """Devices and formats of the models."""
         return {
             "device": self.device,
             "draft_device": self.draft_device or self.device,

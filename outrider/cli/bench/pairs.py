@@ -1,4 +1,4 @@
-"""Which pair a benchmark of the whole system runs against, and how it is started.
+"""Pair of models that a benchmark of the whole system runs against, and its start.
 
 Owns the way from a command's flags to a stack of three processes, or to what runs at an address.
 """

@@ -140,7 +140,7 @@ class ArmFlags:
 
 @dataclass(frozen=True, slots=True)
 class ResultFlags:
-    """Where the result goes."""
+    """Destination of the result."""
 
     gpus: Annotated[
         int | None,

@@ -96,7 +96,7 @@ class _Candidate:
     settings: Settings
     where: str
     shortage: str = ""
-    """Which model lacks room for its weights, with the bytes; empty if both have it."""
+    """Model that lacks room for its weights, with the bytes; empty if both have it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class GatewayPlan:
     settings: GatewaySettings | None = None
     """Resources that the processes share."""
     url: str = ""
-    """Where clients of OpenAI's API connect; empty without a gateway."""
+    """URL for clients of OpenAI's API; empty without a gateway."""
     note: str = ""
     """Why there is none, where that was not asked for."""
 

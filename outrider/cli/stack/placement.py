@@ -28,7 +28,7 @@ class Placed:
 
     settings: Settings
     note: str = ""
-    """Where the models run, in a line for people; empty where the settings said so themselves."""
+    """Placement of the models, in a line for people; empty where the settings said so themselves."""
 
 
 def place(settings: Settings, gpus: Gpus, *, gpu_memory_utilization: float | None = None) -> Placed:

@@ -38,7 +38,7 @@ class ServiceSpec:
     stop_within_s: float
     """After SIGTERM; past it the process is killed."""
     health_url: str = ""
-    """Where it is asked over HTTP whether it serves, since its address speaks TLS; empty: at its address."""
+    """URL of its health, where its address speaks TLS; empty: at its address."""
     inherited: tuple[int, ...] = ()
     """Open files that it gets under the numbers they have here."""
     typed_flags: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class ServiceSpec:
 
     @property
     def probe(self) -> str:
-        """Where it is asked whether it serves."""
+        """URL or address of its health."""
         return self.health_url or self.address
 
 
@@ -69,17 +69,17 @@ class StackPlan:
     link: ClientSecurity = OPEN_CLIENT
     """Requirements of the model services on coordinators."""
     note: str = ""
-    """Where the models were placed, in a line for people; empty where the settings said so."""
+    """Placement of the models, in a line for people; empty where the settings said so."""
     gateways: tuple[ServiceSpec, ...] = ()
     """Started when the coordinator serves."""
     http_url: str = ""
-    """Where clients of OpenAI's API connect; empty without a gateway."""
+    """URL for clients of OpenAI's API; empty without a gateway."""
     own_addresses: tuple[str, ...] = ()
     """Of each coordinator alone, where several share an address."""
 
     @property
     def address(self) -> str:
-        """Where users connect."""
+        """Address for users."""
         return self.coordinators[0].address
 
 
@@ -299,5 +299,5 @@ def inheriting(plan: StackPlan, descriptors: tuple[int, ...]) -> StackPlan:
 
 
 def address_of(host: str, port: int) -> str:
-    """How a process on this host reaches a server that listens there."""
+    """Address at which a process on this host reaches a server that listens there."""
     return join_address(reachable_host(host), port)

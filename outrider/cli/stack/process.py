@@ -25,7 +25,7 @@ _CHUNK_BYTES = 64 << 10
 _LINE_LIMIT_BYTES = 1 << 20
 """A longer line is cut into pieces."""
 _LAST_OUTPUT_TIMEOUT_S = 1.0
-"""How long the pipe is read after the process's end: a process that it started may hold the other end."""
+"""Time for reading the pipe after the process's end: a process that it started may hold the other end."""
 
 
 class ChildProcess:

@@ -18,7 +18,7 @@ from outrider.errors import ConfigError
 ModelT = TypeVar("ModelT", TargetSettings, DraftSettings)
 _LOOPBACK = "127.0.0.1"
 _METRICS_PORTS_BETWEEN = 2
-"""Those of the target and the draft, which follow the first coordinator's."""
+"""Metrics ports of the target and the draft, which follow the first coordinator's."""
 
 
 def coordinator_processes(

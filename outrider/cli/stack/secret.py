@@ -19,7 +19,7 @@ class LinkSecret:
     """File with the token, which appears in no command line or variable."""
 
     path: str
-    """Where the stack's processes read it."""
+    """File where the stack's processes read it."""
     descriptors: tuple[int, ...] = ()
     """Open files that they have to inherit for that."""
 

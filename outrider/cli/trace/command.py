@@ -52,7 +52,7 @@ class TracedRequestFlags:
 
 @dataclass(frozen=True, slots=True)
 class DrawingFlags:
-    """Where the trace is drawn besides the terminal."""
+    """Files into which the trace is drawn, besides the terminal."""
 
     html: Annotated[Path | None, typer.Option(help="Write the waterfall to one HTML file.")] = None
     chrome: Annotated[Path | None, typer.Option(help="Write a Chrome trace (JSON), which Perfetto opens.")] = None

@@ -1,4 +1,4 @@
-"""Where a request's time went, stage by stage: what both drawings of a trace say in figures."""
+"""Stages of a request's time: the figures of both drawings of a trace."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Node:
             yield from child.walk()
 
     def named(self, name: str) -> list[Node]:
-        """Those directly below it with this name."""
+        """Children with this name."""
         return [child for child in self.children if child.span.name == name]
 
     def shift(self, by_ns: int) -> None:

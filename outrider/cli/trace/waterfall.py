@@ -25,7 +25,7 @@ COLOURS = {
     names.ACCEPT: "green",
 }
 _GLYPHS = {"blue": "▒", "yellow": "█", "cyan": "+", "red": "·", "green": "|"}
-"""Where there are no colours: the steps' stages; everything else is one block after another."""
+"""Glyphs without colours: the steps' stages; everything else is one block after another."""
 _LEGEND = (names.DRAFT, names.SCORE, names.MASK, names.WIRE, names.ACCEPT)
 _NARROWEST, _WIDEST = 20, 100
 _BESIDE_BARS = 44

@@ -75,7 +75,7 @@ class GenerationFields(BaseModel):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     """Most tokens of a prompt that are kept; -1 is what the model holds beside the output."""
     truncation_side: Literal["left", "right"] | None = None
-    """Where tokens are dropped; left keeps the end."""
+    """Side on which tokens are dropped; left keeps the end."""
     allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None

@@ -25,7 +25,7 @@ _LETTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """How the outputs of one request become messages."""
+    """Form in which the outputs of one request become messages."""
 
     format: OutputFormat
     tools: tuple[Json, ...] = ()

@@ -44,7 +44,7 @@ _NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1
 """Multicast between GPUs gains nothing for sums this small, and not every host bears it."""
 _END_WITHIN_S = 10.0
 _FAILURE_GRACE_S = 2.0
-"""How long a service whose rank is lost may take to say so to its users before its process ends regardless."""
+"""Time in which a service whose rank is lost may tell its users before its process ends regardless."""
 _EXIT_STATUS_TIMEOUT_S = 0.5
 _SPIN_S = 0.005
 _STDERR = 2

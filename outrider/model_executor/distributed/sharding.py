@@ -1,4 +1,4 @@
-"""Which part of a model each rank holds.
+"""Sharding: the part of a model that each rank holds.
 
 Owns the arithmetic, and says of a model that cannot be cut so many ways why not. Queries, keys, values, gate and up are
 cut by their output, what follows them by its input, embedding and head by the vocabulary. With more ranks than key and

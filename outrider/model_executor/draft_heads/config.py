@@ -102,7 +102,7 @@ def for_target(path: Path, layer: ModelConfig, target: ModelConfig) -> ModelConf
 
 
 def _layers(path: Path, raw: dict[str, Any], target: ModelConfig) -> tuple[int, ...]:
-    """Those that the file names, else the ones that EAGLE-3 was published with: an early, a middle and a late one."""
+    """Layers that the file names, else the ones that EAGLE-3 was published with: an early, a middle and a late one."""
     found = _own(raw, "eagle_aux_hidden_state_layer_ids")
     if found is None:
         found = [2, target.num_layers // 2, target.num_layers - 3]

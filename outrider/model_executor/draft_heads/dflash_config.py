@@ -120,7 +120,7 @@ def _of_speculators(path: Path, raw: _Fields) -> tuple[_Fields, _Fields]:
 
 
 def _layers(path: Path, own: _Fields, layer: ModelConfig, target: ModelConfig) -> tuple[int, ...]:
-    """Those that the file names, else as many as the drafter has layers, evenly from the second to the third last.
+    """Layers that the file names, else as many as the drafter has layers, evenly from the second to the third last.
     What comes out of the last layer is normalised.
     """
     count = target.num_layers

@@ -110,7 +110,7 @@ class DraftHeadRunner:
 
     @property
     def device(self) -> torch.device:
-        """Where the head computes."""
+        """Device of the head."""
         return self.head.device
 
     def forward(self, rows: Sequence[ForwardRow], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,7 +164,7 @@ class DraftHeadRunner:
         return ColumnsInFlight(loop, loop_of(command), columns, self.sequences, keeps_drafts=False)
 
     def _put_states(self, states: StateRows, begin: int, end: int) -> None:
-        """Those of pairs ``begin`` to ``end`` - 1, to where the next loop's first step reads them."""
+        """States of pairs ``begin`` to ``end`` - 1, put where the next loop's first step reads them."""
         assert self._loop_model is not None  # noqa: S101 - made with the loop
         with torch.inference_mode():
             states.copy_to(self._loop_model.states[: end - begin], begin)

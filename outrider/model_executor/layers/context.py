@@ -27,7 +27,7 @@ class LayerContext:
     device: torch.device
     communicator: Communicator
     linear_method: Callable[[LinearSpec], LinearMethod]
-    """How linear layers keep their weights."""
+    """Factory of the form in which linear layers keep their weights."""
     batch_invariant: bool = False
     """True if a token's results must not depend on what is computed with it."""
 

@@ -113,7 +113,7 @@ class Linear:
 
 
 def _writer(parameter: Parameter, rows: slice, own: range, block: int) -> Callable[[torch.Tensor], object] | None:
-    """How content is written to ``rows`` of the parameter; None: it is copied."""
+    """Function that writes content to ``rows`` of the parameter; None: it is copied."""
     if parameter.write is not None:
         return partial(parameter.write, rows)
     if block == parameter.rows:

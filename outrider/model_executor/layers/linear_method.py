@@ -76,7 +76,7 @@ class LinearSpec:
     outputs: tuple[Features, ...]
     """They lie one after the other."""
     out_features: int
-    """Those of all outputs, and what rounds them up."""
+    """Features of all outputs, and of what rounds them up."""
     has_bias: bool
     dtype: torch.dtype
     device: torch.device

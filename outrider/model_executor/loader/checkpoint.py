@@ -80,7 +80,7 @@ class StoredTensor:
     is_transposed: bool = False
     """True if the file has its rows along the last axis."""
     rows: slice | None = None
-    """Those that it is of the file's tensor; None: all."""
+    """Rows of the file's tensor; None: all."""
 
     def split(self, start: int, size: int, name: str) -> StoredTensor:
         """Some rows as a tensor of their own."""
@@ -272,7 +272,7 @@ def _header_length(file: Path, prefix: bytes, size: int) -> int:
 
 
 def _check_entry(file: Path, name: str, entry: _Entry, *, start: int) -> int:
-    """Where the tensor's bytes end; ``ModelError`` unless they begin at ``start`` and are those of its shape."""
+    """End of the tensor's bytes; ``ModelError`` unless they begin at ``start`` and are those of its shape."""
     begin, end = entry.data_offsets
     if begin != start or end < begin:
         raise ModelError(

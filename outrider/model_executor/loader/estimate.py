@@ -27,7 +27,7 @@ from outrider.model_executor.models.weights import cache_layout, weight_bytes
 
 @dataclass(frozen=True, slots=True)
 class ModelEstimate:
-    """How a model would be loaded."""
+    """Estimate of how a model would be loaded."""
 
     config: ModelConfig
     dtype: torch.dtype

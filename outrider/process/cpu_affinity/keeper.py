@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 SETTING = "num_awake_processors"
 _END_S = 1.0
 _LOOK_S = 0.05
-"""How often it is looked whether there is work; a quarter of how long a processor stays awake without being told."""
+"""Interval of the checks for work; a quarter of the time that a processor stays awake without a byte."""
 
 
 @contextlib.asynccontextmanager

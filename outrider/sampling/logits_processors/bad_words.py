@@ -60,7 +60,7 @@ def _begins_with(tokens: Tokens, beginning: Tokens) -> bool:
 
 
 def _num_common(one: Tokens, other: Tokens) -> int:
-    """How many leading tokens are the same."""
+    """Number of leading tokens that are the same."""
     if _begins_with(other, one):  # nearly always, where any are
         return len(one)
     return next(i for i, (mine, its) in enumerate(zip((*one, -1), (*other, -2), strict=False)) if mine != its)

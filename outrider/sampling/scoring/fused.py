@@ -114,7 +114,7 @@ class Scoring:
         return tokens
 
     def _drawn_places(self) -> slice | list[int]:
-        """Where among the words of all parts each session's token is, if all have one row."""
+        """Places of each session's token among the words of all parts, if all have one row."""
         count, columns = len(self._requests), [drawn_column(metadata) for metadata in self._metadata]
         if len(self._parts) == 1 and len(set(columns)) == 1:
             return slice(columns[0] * count, (columns[0] + 1) * count)
@@ -147,7 +147,7 @@ class Scoring:
                 self._outcomes[i] = ScoreOutcome(None, error=error)
 
     def _missing(self, others: Sequence[int] = ()) -> list[int]:
-        """Those without an outcome who are not among the ``others``."""
+        """Sessions without an outcome that are not among the ``others``."""
         known = {*self._outcomes, *others}
         return [i for i in range(len(self._requests)) if i not in known]
 
@@ -192,7 +192,7 @@ class Scoring:
 
 
 def _starts_of(requests: Sequence[ScoreRequest]) -> list[int]:
-    """Where each request's rows begin when they lie one after the other, and where the last one's end."""
+    """Offsets of each request's rows when they lie one after the other, and the end of the last one's."""
     return list(itertools.accumulate((request.num_positions for request in requests), initial=0))
 
 

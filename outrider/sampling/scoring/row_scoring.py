@@ -157,7 +157,7 @@ class RowScoring:
         return findings if are_sound(findings, rows.bound) else None
 
     def _token_places(self) -> slice | Words:
-        """Where among the words that the kernels find each row's token is."""
+        """Places of each row's token among the words that the kernels find."""
         rows, count = self._scored.rows, len(self._logits)
         if rows is None:
             raise ValueError("kernels have no rows of these sessions")

@@ -51,7 +51,7 @@ class SessionRows:
         return len(self.words)
 
     def selected(self, places: NDArray[np.intp]) -> SessionRows:
-        """Those at these places."""
+        """Rows at these places."""
         found = self.found[places]
         column = _common(found.tolist()) if self.column is None else self.column
         return SessionRows(self.words[places], self.draft_flags[places], found, column, self.bound)
@@ -108,7 +108,7 @@ def are_sound(findings: Findings, bound: float) -> bool:
 
 
 def drawn_column(metadata: SamplingMetadata) -> Found:
-    """Where the kernels leave the token that follows a text."""
+    """Column in which the kernels leave the token that follows a text."""
     if metadata.rule is JudgingRule.GREEDY:
         return Found.ARGMAX
     return Found.GUMBEL_ARGMAX if metadata.rule is JudgingRule.COUPLED else Found.OUTSIDE

@@ -16,7 +16,7 @@ from outrider.readings import Reading
 _log = logging.getLogger(__name__)
 
 SCRAPE_TIMEOUT_S = 5.0
-"""How long a scrape waits for the event loop."""
+"""Longest wait of a scrape for the event loop."""
 
 Read = Callable[[], Iterable[Reading]]
 

@@ -27,7 +27,7 @@ largest there may be, and a link whose message never ends would hold it for good
 MIN_INTERVALS = 3
 """Minimum timeout in intervals of the peer: one late heartbeat is no silence."""
 LOOKS = 12
-"""How often a watch looks within one timeout."""
+"""Number of checks of a watch within one timeout."""
 
 CAPABILITY = ("outrider-heartbeats", "1")
 """In the metadata of the call that opens a link: the caller sends heartbeats on it."""
@@ -54,7 +54,7 @@ class SilenceDetector:
         """``now`` is a reading of any monotonic clock, in seconds, as in all methods."""
         self.timeout_s = timeout_s
         self.period_s = timeout_s / LOOKS
-        """How often to look."""
+        """Interval of the checks."""
         self._silent_s = 0.0
         self._looked_at = now
 

@@ -28,7 +28,7 @@ from outrider.types import ModelDescription
 _log = logging.getLogger(__name__)
 
 LAST_WRITE_S = 1.0
-"""How long the end of a stream waits for a heartbeat that is being written: to a peer that is gone it takes longer."""
+"""Longest wait of a stream's end for a heartbeat that is being written: to a peer that is gone it takes longer."""
 
 
 def with_planes(description: ModelDescription) -> ModelDescription:

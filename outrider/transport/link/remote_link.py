@@ -34,7 +34,7 @@ CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
 
 CLOSE_TIMEOUT_S = 1.0
-"""How long ``close`` waits for the service to say that the link's sessions are released."""
+"""Longest wait of ``close`` for the service to release the link's sessions."""
 
 
 class RemoteLink(Generic[CommandT, EventT]):
@@ -131,7 +131,7 @@ class RemoteLink(Generic[CommandT, EventT]):
 
     @property
     def tensor_plane(self) -> str:
-        """How large tensors come over this link: "shared_memory" or "inline"."""
+        """Transport of large tensors on this link: "shared_memory" or "inline"."""
         return "inline" if self._reader is None else "shared_memory"
 
     def _read_events(self, message: Any) -> EventBatch[EventT]:  # noqa: ANN401

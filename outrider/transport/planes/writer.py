@@ -40,7 +40,7 @@ class SharedWriter:
     """Arrays into memory that the other end reads, once it has shown that it does."""
 
     def __init__(self, *, folder: Path = shared_file.FOLDER, max_bytes: int = shared_file.MAX_BYTES) -> None:
-        """Where no file can be made, ``name`` is empty and every array travels inline."""
+        """Shared memory of the writer; where no file can be made, ``name`` is empty and every array travels inline."""
         self.name = ""
         """Of the file, as long as the other end has not answered."""
         self.is_confirmed = False

@@ -24,7 +24,7 @@ NO_TOKEN = "this service asks for a bearer token"
 _HEADER = "authorization"
 _SCHEME = "bearer "
 OWN_METHODS = "/outrider."
-"""How the methods begin that need a token; those of health and reflection do not."""
+"""Prefix of the methods that need a token; those of health and reflection do not."""
 
 
 def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:

@@ -42,7 +42,7 @@ BLOCK_SHAPE = BlockShape(
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where keys are, and what each query sees of them."""
+    """Places of keys, and the keys that each query sees."""
 
     queries: tuple[Tensor, Tensor]
     """cos and sin [B, 1, Q, D] of the queries."""

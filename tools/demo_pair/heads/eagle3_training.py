@@ -27,7 +27,7 @@ _STEPS_AHEAD = 20
 
 @dataclass(frozen=True, slots=True)
 class HeadRecipe:
-    """How long and how hard to train."""
+    """Length and learning rate of the training."""
 
     steps: int
     rows: int = 64

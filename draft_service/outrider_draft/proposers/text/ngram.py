@@ -64,7 +64,7 @@ def look_up(text: NDArray[np.int32], *, min_n: int, max_n: int, count: int) -> N
 
 
 def _earliest(text: NDArray[np.int32], n: int) -> int | None:
-    """Where the last n tokens first stand, if that is not at the end."""
+    """First place of the last n tokens, if that is not at the end."""
     num_starts = len(text) - n
     hits = np.ones(num_starts, dtype=bool)
     for offset in range(n):

@@ -64,7 +64,7 @@ class SuffixAutomaton:
         return self._length[self._link[state]] + 1
 
     def count(self, state: int) -> int:
-        """How often the strings of a state stand in the sequences."""
+        """Number of occurrences of a state's strings in the sequences."""
         return self._count[state]
 
     def likeliest(self, state: int) -> tuple[int, int] | None:

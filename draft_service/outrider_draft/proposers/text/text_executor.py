@@ -146,7 +146,7 @@ def _check_arrays(evidence: object) -> None:
 
 
 def _drawable(token_ids: Sequence[int], num_token_ids: int) -> tuple[int, ...]:
-    """Those before the first that may not be drawn."""
+    """Tokens before the first that may not be drawn."""
     ids = tuple(operator.index(token_id) for token_id in token_ids)
     known = next((i for i, token_id in enumerate(ids) if not 0 <= token_id < num_token_ids), len(ids))
     return ids[:known]
