@@ -149,6 +149,8 @@ class Timing:
     prefill: StageTimes = StageTimes()
     """The part of ``draft``, ``target``, ``accept`` and ``wire`` up to the first token. The draft's own prefill may
     come later, in the steps that decode."""
+    num_drafts_ahead: int = 0
+    """Proposals that the draft had begun before the coordinator asked for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ def statistics(result: GenerationResult) -> list[tuple[str, str]]:
         ("target passes", f"{stats.num_steps}"),
         ("acceptance rate", _share(acceptance_rate(stats))),
         ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}" if stats.num_draft_tokens else "no data"),
+        *([("drafted ahead", f"{timing.num_drafts_ahead} proposals")] if timing.num_drafts_ahead else []),
         *([("forced by the grammar", _forced(stats))] if stats.num_forced_tokens else []),
         ("in draft", _by_phase(timing.draft, timing.prefill.draft)),
         ("in target", _by_phase(timing.target, timing.prefill.target)),

@@ -117,7 +117,7 @@ class StageTimes(_message.Message):
     def __init__(self, draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., wire_s: _Optional[float] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("queue_s", "first_token_s", "total_s", "draft_s", "target_s", "accept_s", "wire_s", "paused_s", "prefill")
+    __slots__ = ("queue_s", "first_token_s", "total_s", "draft_s", "target_s", "accept_s", "wire_s", "paused_s", "prefill", "num_drafts_ahead")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class Timing(_message.Message):
     WIRE_S_FIELD_NUMBER: _ClassVar[int]
     PAUSED_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     first_token_s: float
     total_s: float
@@ -136,7 +137,8 @@ class Timing(_message.Message):
     wire_s: float
     paused_s: float
     prefill: StageTimes
-    def __init__(self, queue_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., prefill: _Optional[_Union[StageTimes, _Mapping]] = ...) -> None: ...
+    num_drafts_ahead: int
+    def __init__(self, queue_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., prefill: _Optional[_Union[StageTimes, _Mapping]] = ..., num_drafts_ahead: _Optional[int] = ...) -> None: ...
 
 class GenerationResult(_message.Message):
     __slots__ = ("text", "token_ids", "finish_reason", "matched_stop_token_id", "matched_stop_text", "logprobs", "prompt_logprobs", "usage", "speculation", "seed", "request_id", "timing", "has_logprobs", "has_prompt_logprobs", "trace_id")

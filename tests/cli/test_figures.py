@@ -69,6 +69,13 @@ def test_tokens_that_a_grammar_forces_are_told_apart_from_drafts() -> None:
     assert rows["forced by the grammar"] == "9 tokens proposed, 8 accepted"
 
 
+def test_proposals_that_were_begun_ahead_are_told() -> None:
+    found = result((0, 1))
+    assert "drafted ahead" not in dict(statistics(found))
+    rows = dict(statistics(replace(found, timing=replace(found.timing, num_drafts_ahead=1))))
+    assert rows["drafted ahead"].startswith("1 proposals")
+
+
 def test_speed_counts_tokens_after_the_first() -> None:
     assert tokens_per_second(result((), num_tokens=21, total=2.5)) == pytest.approx(10.0)
     assert tokens_per_second(result((), num_tokens=1)) is None

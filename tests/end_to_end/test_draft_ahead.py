@@ -85,8 +85,25 @@ async def test_tokens_are_those_of_the_target_alone(draft: Any, draft_ahead: str
 async def test_the_setting_turns_it_off() -> None:
     async with run_stack(TARGET, TARGET, wire=True, draft_ahead="in_turn", **PATIENT) as stack:
         await introduced(stack)
-        await alone(stack, GREEDY)
+        results = await alone(stack, GREEDY)
         assert steps(stack, "used") == steps(stack, "unused") == 0
+        assert not any(result.timing.num_drafts_ahead for result in results)
+
+
+async def test_a_result_tells_how_many_proposals_were_begun_ahead() -> None:
+    async with run_stack(TARGET, TARGET, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        results: list[GenerationResult] = []
+
+        async def play() -> None:
+            results.extend(await alone(stack, GREEDY))
+
+        def num_told() -> int:
+            return sum(result.timing.num_drafts_ahead for result in results)
+
+        await again_until(lambda: num_told() > 3, play)
+        # Some are asked for between their verdict and their forward.
+        assert 3 < num_told() <= steps(stack, "used")
 
 
 async def test_nothing_is_begun_where_the_coordinator_draws(monkeypatch: pytest.MonkeyPatch) -> None:

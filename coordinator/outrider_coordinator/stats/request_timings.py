@@ -32,6 +32,7 @@ class RequestTimings:
         self._pause_began: float | None = None
         self._draft = self._target = self._accept = self._wire = 0.0
         self._prefill = StageTimes()
+        self._num_drafts_ahead = 0
 
     now = staticmethod(time.perf_counter)
     """A reading of the clock."""
@@ -94,6 +95,7 @@ class RequestTimings:
         """The wait for a proposal ended when ``arrived`` was read; what followed from it was done by ``handled``."""
         stages = self._stages(is_prefill=is_prefill)
         busy, between = self._split_wait(arrived, handled, timing)
+        self._num_drafts_ahead += timing is not None and _is_ahead(timing)
         self._draft += busy
         stages.draft.observe(busy)
         stages.wire.observe(between)
@@ -137,4 +139,10 @@ class RequestTimings:
             wire=self._wire,
             paused=self._pause_time(now),
             prefill=self._prefill,
+            num_drafts_ahead=self._num_drafts_ahead,
         )
+
+
+def _is_ahead(timing: ItemTiming) -> bool:
+    """Whether an answer was begun before its command came: then none of its time is spent in the queue."""
+    return not timing.queue_ns and timing.total_ns > 0

@@ -115,17 +115,19 @@ def _speculation_from_proto(message: pb.SpeculationStats) -> SpeculationStats:
     )
 
 
-_OWN_TIMES = tuple(name for name in Timing.__slots__ if name != "prefill")
+_OWN_TIMES = tuple(name for name in Timing.__slots__ if name not in ("prefill", "num_drafts_ahead"))
 
 
 def _timing_to_proto(timing: Timing) -> pb.Timing:
     prefill = pb.StageTimes(**{f"{name}_s": getattr(timing.prefill, name) for name in StageTimes.__slots__})
-    return pb.Timing(prefill=prefill, **{f"{name}_s": getattr(timing, name) for name in _OWN_TIMES})
+    times = {f"{name}_s": getattr(timing, name) for name in _OWN_TIMES}
+    return pb.Timing(prefill=prefill, num_drafts_ahead=timing.num_drafts_ahead, **times)
 
 
 def _timing_from_proto(message: pb.Timing) -> Timing:
     prefill = StageTimes(**{name: getattr(message.prefill, f"{name}_s") for name in StageTimes.__slots__})
-    return Timing(prefill=prefill, **{name: getattr(message, f"{name}_s") for name in _OWN_TIMES})
+    times = {name: getattr(message, f"{name}_s") for name in _OWN_TIMES}
+    return Timing(prefill=prefill, num_drafts_ahead=message.num_drafts_ahead, **times)
 
 
 def delta_to_proto(delta: Delta) -> pb.StreamGenerateResponse:
