@@ -64,6 +64,8 @@ class BegunSteps:
         """Begun steps that are what some commands ask for, each with the rows of these and its own places. No command
         can claim its session's answer again.
         """
+        if not self._found:
+            return []  # before any item is made
         found: dict[int, tuple[BegunStep, list[int], list[int]]] = {}
         for row, item in enumerate(columns.items()):
             begun, place = self._found.pop((link_id, item.session), (None, 0))

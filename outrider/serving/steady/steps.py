@@ -144,9 +144,12 @@ class SteadySteps:
         self._outputs.put_plain(answers)
         return is_taken
 
-    def _claim_begun(self, link_id: int, columns: ExtendColumns, arrived_ns: int) -> Bools:
+    def _claim_begun(self, link_id: int, columns: ExtendColumns, arrived_ns: int) -> Bools | None:
+        claims = self._begun.claim(link_id, columns)
+        if not claims:
+            return None
         is_taken: Bools = np.zeros(len(columns), dtype=np.bool_)
-        for begun, rows, places in self._begun.claim(link_id, columns):
+        for begun, rows, places in claims:
             is_taken[rows] = True
             own, generations = begun.step.own.selected(np.array(places)), columns.generations[rows].tolist()
             for session, generation in zip(own.sessions, generations, strict=True):
