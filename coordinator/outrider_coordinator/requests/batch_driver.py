@@ -28,7 +28,7 @@ from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session.awaited_proposals import AwaitedProposals, TakenProposals, announce
 from outrider_coordinator.session.awaited_scores import AwaitedScores
 from outrider_coordinator.session.table import Ints, SessionTable
-from outrider_coordinator.session.transitions import awaited, is_announced, proposals_for, scores_for
+from outrider_coordinator.session.transitions import are_announced, awaited, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
@@ -64,7 +64,7 @@ class BatchDriver:
         self._taken: list[TakenAnswers] = []
         self._announced: dict[DraftReplica, tuple[ScoreAhead, TargetReplica, int]] = {}
         """Of each draft the rest of the last ``ScoreAhead`` that waits, the target that has it, and its plane."""
-        self.early = EarlyScores(partial(is_announced, table))
+        self.early = EarlyScores(partial(are_announced, table))
 
     def take_proposals(
         self, replica: DraftReplica, batch: EventBatch[DraftEvent], arrived: float

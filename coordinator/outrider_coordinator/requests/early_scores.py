@@ -8,19 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from outrider.columns import AnswerColumns
+import numpy as np
+
+from outrider.columns import U8, AnswerColumns, Column
 from outrider.ports import EventBatch, ForwardReport, ItemTiming, Scores, TargetEvent
 from outrider_coordinator.routing.services import TargetReplica
+from outrider_coordinator.session.awaited import Bools
 
 _Batch: TypeAlias = EventBatch[TargetEvent]
+_Columns: TypeAlias = AnswerColumns[TargetEvent]
 
 
 class EarlyScores:
     """Those of one coordinator."""
 
-    def __init__(self, is_early: Callable[[int, int], bool]) -> None:
-        """``is_early``: true if a session waits for the proposal that scores of this generation are of."""
-        self._is_early = is_early
+    def __init__(self, are_early: Callable[[Column, Column], Bools]) -> None:
+        """``are_early``: sessions and generations [B] to whether each waits for the proposal that the scores are of."""
+        self._are_early = are_early
         self._held: list[tuple[TargetReplica, _Batch]] = []
 
     def are_held(self, replica: TargetReplica) -> bool:
@@ -29,21 +33,38 @@ class EarlyScores:
 
     def hold(self, replica: TargetReplica, batch: _Batch) -> _Batch | None:
         """What is left of a message without early scores; None if nothing is."""
-        if not (any(columns.draft_token_ids is not None for columns in batch.columns) or batch.events):
-            return batch
-        columns = [each for each in batch.columns if self._is_early(each.sessions.item(0), each.generations.item(0))]
-        are_early = [
-            isinstance(each, Scores) and self._is_early(each.session, each.generation) for each in batch.events
-        ]
+        parts = [self._parts(columns) for columns in batch.columns]
+        columns = [early for early, _ in parts if early is not None]
+        are_early = self._early_events(batch.events)
         if not columns and not any(are_early):
             return batch
         timed = list(zip(are_early, batch.events, batch.timings or [None] * len(are_early), strict=True))
         events = [(event, timing) for is_early, event, timing in timed if is_early]
         rest = [(event, timing) for is_early, event, timing in timed if not is_early]
         self._held.append((replica, _batch_of(events, batch.report, columns)))
-        held = set(map(id, columns))
-        left = [each for each in batch.columns if id(each) not in held]
+        left = [others for _, others in parts if others is not None]
         return _batch_of(rest, _end_of(batch.report), left) if rest or left else None
+
+    def _parts(self, columns: _Columns) -> tuple[_Columns | None, _Columns | None]:
+        """Early scores, and the others; those of different proposals may come in the same columns."""
+        if columns.draft_token_ids is None:
+            return None, columns
+        are_early = self._are_early(columns.sessions, columns.generations)
+        if are_early.all():
+            return columns, None
+        if not are_early.any():
+            return None, columns
+        return columns.selected(np.flatnonzero(are_early)), columns.selected(np.flatnonzero(~are_early))
+
+    def _early_events(self, events: Sequence[TargetEvent]) -> list[bool]:
+        scores = {place: event for place, event in enumerate(events) if isinstance(event, Scores)}
+        found = [False] * len(events)
+        if scores:
+            sessions = np.array([event.session for event in scores.values()], dtype=U8)
+            generations = np.array([event.generation for event in scores.values()], dtype=U8)
+            for place, is_early in zip(scores, self._are_early(sessions, generations).tolist(), strict=True):
+                found[place] = is_early
+        return found
 
     def take(self) -> list[tuple[TargetReplica, _Batch]]:
         """All of them, since proposals have come; they may have to be held again."""
@@ -59,7 +80,7 @@ def _end_of(report: ForwardReport | None) -> ForwardReport | None:
 def _batch_of(
     timed: Sequence[tuple[TargetEvent, ItemTiming | None]],
     report: ForwardReport | None,
-    columns: Sequence[AnswerColumns[TargetEvent]],
+    columns: Sequence[_Columns],
 ) -> _Batch:
     timings = tuple(timing for _, timing in timed if timing is not None)
     return EventBatch(tuple(event for event, _ in timed), report, timings, tuple(columns))

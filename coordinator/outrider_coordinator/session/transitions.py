@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from outrider.columns import U4, AnswerColumns
+from outrider.columns import U4, AnswerColumns, Column
 from outrider.types import HiddenStates, TokenLogprob
 from outrider_coordinator.session import drafting, steps
 from outrider_coordinator.session.awaited import Bools
@@ -133,11 +133,14 @@ def end_step(
     return step
 
 
-def is_announced(table: SessionTable, number: int, generation: int) -> bool:
-    """True if a session waits for the proposal that scores of this generation are of."""
-    (row,) = table.indices((number,))
-    values = table.values
-    return row >= 0 and values.item(row, ANNOUNCED) == generation and values.item(row, STATUS) == DRAFTING
+def are_announced(table: SessionTable, sessions: Column, generations: Column) -> Bools:
+    """True where a session waits for the proposal that scores of this generation are of."""
+    index = np.array(table.indices(sessions.tolist()), dtype=np.int64)
+    own = table.values.take(index, axis=0, mode="clip")
+    found: Bools = own[:, ANNOUNCED] == generations.astype(np.int64)
+    found &= own[:, STATUS] == DRAFTING
+    found &= index >= 0
+    return found
 
 
 def _answered(

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, token_scores
+from outrider.columns import AnswerColumns, Column, token_scores
 from outrider.ports import EventBatch, ForwardReport, ItemTiming, Preempted, Scores
 from outrider.types import TokenScores
 from outrider_coordinator.requests.early_scores import EarlyScores
@@ -42,7 +43,11 @@ def timing(number: int) -> ItemTiming:
 
 @pytest.fixture
 def early() -> EarlyScores:
-    return EarlyScores(lambda session, generation: (session, generation) in EARLY)
+    def are_early(sessions: Column, generations: Column) -> NDArray[np.bool_]:
+        pairs = zip(sessions.tolist(), generations.tolist(), strict=True)
+        return np.array([pair in EARLY for pair in pairs])
+
+    return EarlyScores(are_early)
 
 
 def test_a_message_is_split(early: EarlyScores) -> None:
@@ -60,6 +65,14 @@ def test_a_message_is_split(early: EarlyScores) -> None:
     assert [id(each) for each in batch.columns] == [id(held)]
     assert batch.report == REPORT
     assert rest.report == ForwardReport(0, 0, 0, 0, 0, 0, 7, 8), "a forward's times and sizes are told once"
+
+
+def test_columns_are_split(early: EarlyScores) -> None:
+    rest = early.hold(A, EventBatch((), REPORT, (), (columns(9, 1, 8, 3), columns(2, is_direct=False))))
+    assert rest is not None
+    assert [each.sessions.tolist() for each in rest.columns] == [[9, 8], [2]]
+    ((_, batch),) = early.take()
+    assert [each.sessions.tolist() for each in batch.columns] == [[1, 3]]
 
 
 def test_a_message_without_times_is_split(early: EarlyScores) -> None:
@@ -81,7 +94,7 @@ def test_nothing_is_left_of_a_message_of_early_scores_alone(early: EarlyScores, 
     [
         EventBatch[Any](()),
         EventBatch[Any]((Preempted(1, 10, 4), scores(1, generation=11), scores(9)), REPORT),
-        EventBatch[Any]((), REPORT, (), (columns(9, 1), columns(1, generation=9))),
+        EventBatch[Any]((), REPORT, (), (columns(9, 8), columns(1, generation=9))),
         EventBatch[Any]((), REPORT, (), (columns(8, is_direct=False),)),
     ],
 )

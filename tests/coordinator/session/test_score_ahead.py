@@ -19,7 +19,7 @@ from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.session.table import GENERATION, SessionTable
-from outrider_coordinator.session.transitions import awaited, end_wait, is_announced, proposals_for, scores_for
+from outrider_coordinator.session.transitions import are_announced, awaited, end_wait, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 from tests.coordinator.session.test_transitions import (
@@ -122,6 +122,11 @@ def crowd(num_sessions: int, *, temperature: float = 0.0, layers: tuple[int, ...
         found.loops.append(loop)
         found.asked.append(waiting)
     return found
+
+
+def is_announced(table: SessionTable, session: int, generation: int) -> bool:
+    (found,) = are_announced(table, np.array([session], dtype="<u8"), np.array([generation], dtype="<u8")).tolist()
+    return bool(found)
 
 
 def awaits(ahead: Any, proposals: AnswerColumns[Any]) -> bool:
