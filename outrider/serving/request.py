@@ -319,7 +319,7 @@ class Batch:
             return Counter({self.steady.link_id: sum(self.steady.draft_lengths.tolist())})
         drafts = Counter[int]()
         for request in self._live:
-            drafts[request.session.link_id] += _num_drafts(request.item)
+            drafts[request.session.link_id] += num_drafts(request.item)
         return drafts
 
     @property
@@ -353,7 +353,7 @@ class FinishedBatch:
     ended_ns: int
 
 
-def _num_drafts(item: Item) -> int:
+def num_drafts(item: Item) -> int:
     """Draft tokens of an item: scored by a target, or asked of a draft."""
     if isinstance(item, Extend):
         return item.draft_length

@@ -22,7 +22,15 @@ from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
 from outrider.serving.output_processor import Messages, OutputProcessor
-from outrider.serving.request import AnyRequest, Batch, Request, RequestStatus, RunningJob, ScheduledTokens
+from outrider.serving.request import (
+    AnyRequest,
+    Batch,
+    Request,
+    RequestStatus,
+    RunningJob,
+    ScheduledTokens,
+    num_drafts,
+)
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
@@ -96,7 +104,7 @@ class SteadySteps:
         if not self._is_enabled:
             return one_by_one(commands), None, ()
         self._links.add(link_id)
-        parts = one_by_one(commands, stays=is_batch)
+        parts = one_by_one(commands, stays=partial(self._may_be_taken, link_id))
         columns = [command for command in parts if isinstance(command, CommandColumns)]
         if not columns:
             return parts, None, ()
@@ -112,6 +120,11 @@ class SteadySteps:
         step = joined(columns, ())
         return (one_by_one(commands), None, ()) if step is None else (before, step, after)
 
+    def _may_be_taken(self, link_id: int, columns: CommandColumns) -> bool:
+        """Whether columns may be a step, or ask for what was computed before; cheap to tell of a decode step."""
+        is_known = (link_id, columns.sessions.item(0)) in self._waiting or self._scheduler.plain.has_members
+        return is_batch(columns) and (is_known or any(columns.draft_lengths.tolist()))
+
     def take(self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_free: bool) -> None:
         """Take columns as a step to be begun next, or item by item. ``is_free``: no forward is in flight."""
         is_taken = self._claim(link_id, columns, arrived_ns)
@@ -120,10 +133,8 @@ class SteadySteps:
         items: Iterable[Any] | None = None
         if is_taken is not None and is_taken.any():
             items = [item for item, is_done in zip(columns.items(), is_taken.tolist(), strict=True) if not is_done]
-        # Every row of a step has drafts; a decode step goes one by one, or is known already.
-        may_be_step = items is None and is_free and self.pending is None and 0 not in columns.draft_lengths.tolist()
-        found = self._waiting.get((link_id, columns.sessions.item(0))) if may_be_step else None
-        if found is not None and self._scheduler.is_free:
+        found = self._waiting.get((link_id, columns.sessions.item(0))) if items is None else None
+        if found is not None and is_free and self.pending is None and self._scheduler.is_free:
             waiting, _ = found
             step = waiting.find(link_id, columns, arrived_ns)
             if step is not None and self._is_taken(step):
@@ -375,21 +386,27 @@ class SteadySteps:
             self._put_down(answered.step.own, answered.bases)
 
     def put_down(self, answered: Iterable[AnyRequest]) -> None:
-        """Put down the sessions of requests that were answered one by one."""
+        """Put down the sessions of requests that were answered one by one; those of ``PlainSteps`` have no need of it
+        until there are drafts.
+        """
         own: dict[int, list[tuple[Session[Any], int]]] = {}
+        drafting = set[int]()
         for request in answered:
             session, answer = request.session, request.answer
             if answer is None or isinstance(answer, CommonEvent) or not self._sessions.holds(session):
                 continue
-            is_steady = session.link_id in self._links and self._scheduler.queue.first(session.key) is None
-            if is_steady and self._executor.is_steady(session):
-                own.setdefault(session.link_id, []).append((session, answer.base_length))
+            link_id = session.link_id
+            is_alone = link_id in self._links and self._scheduler.queue.first(session.key) is None
+            if is_alone and self._executor.is_steady(session):
+                own.setdefault(link_id, []).append((session, answer.base_length))
+                if num_drafts(request.item) or not self._executor.may_be_plain(session):
+                    drafting.add(link_id)
             elif session.sequence.length > answer.base_length:  # there are drafts
                 self._sessions.hash_ahead(session, answer.base_length)
-        for entries in own.values():
-            sessions = [session for session, _ in entries]
+        for link_id in drafting:
+            sessions = [session for session, _ in own[link_id]]
             rows = self._executor.session_rows(sessions)
-            self._put_down(RunningSessions.of(sessions, rows), [base for _, base in entries])
+            self._put_down(RunningSessions.of(sessions, rows), [base for _, base in own[link_id]])
 
     def _put_down(self, own: RunningSessions, bases: Sequence[int]) -> None:
         waiting = WaitingSessions(self._sessions, own, bases)
