@@ -27,7 +27,6 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import SequenceT, Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.steps import SteadySteps
 from outrider.serving.timer_slack import POLL_INTERVAL_S
 from outrider.serving.token_budget import TokenBudget
@@ -146,17 +145,18 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._oldest = self._oldest or batch
         if batch.steady is not None:
             self._steady.start(batch, batch.steady)
-        elif batch.plain is not None:
-            if not self._start_plain(batch, batch.plain):
-                return False
         elif batch.after is None:
             batch.run(batch.scheduled, batch.started_ns)
-            batch.forward = self._executor.start([(request.job, tokens) for request, tokens in batch.scheduled])
+            jobs = [(request.job, tokens) for request, tokens in batch.scheduled]
+            step = batch.plain
+            batch.forward = self._executor.start(jobs) if step is None else self._executor.start_step(step, jobs)
         else:
-            queued = self._executor.queue_next(batch.after.forward)
+            queued = self._executor.queue(batch.after.forward, batch.plain)
             if queued is None:
                 return False
             batch.queued, batch.forward = queued, queued.forward
+        if batch.plain is not None:
+            self._scheduler.plain.note_start(batch, batch.plain)
         if not self._in_flight:
             self._scheduler.note_begin(batch, batch.started_ns)
         self._in_flight.append(batch)
@@ -164,20 +164,6 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             self._scheduler.learn()
             for request in batch.prefills:
                 self._executor.look_ahead(request.job)
-        return True
-
-    def _start_plain(self, batch: Batch, step: PlainStep) -> bool:
-        """Start a plain step with the requests beside it, or queue it; False where the executor cannot queue it."""
-        if batch.after is None:
-            batch.run(batch.scheduled, batch.started_ns)
-            jobs = [(request.job, tokens) for request, tokens in batch.scheduled]
-            batch.forward = self._executor.start_step(step, jobs)
-        else:
-            forward = self._executor.queue_plain(batch.after.forward, step)
-            if forward is None:
-                return False
-            batch.forward = forward
-        self._scheduler.plain.note_start(batch, step)
         return True
 
     def _process_outputs(self, finished: FinishedBatch | None) -> list[tuple[int, EventBatch[Any]]]:

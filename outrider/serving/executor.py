@@ -172,8 +172,9 @@ class QueuedForward(Generic[JobT, EventT_co]):
     """A forward over the tokens that the previous one draws, queued before that one has ended."""
 
     forward: InFlightForward[EventT_co]
-    jobs: Sequence[JobT]
-    places: Sequence[int]
+    jobs: Sequence[JobT] = ()
+    """None of a step."""
+    places: Sequence[int] = ()
     """Of each job's session, among the jobs of the forward before."""
 
 
@@ -292,10 +293,6 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """Whether the decode steps of a session that was answered may be in an array."""
         return False
 
-    def queue_plain(self, forward: InFlightForward[EventT], step: PlainStep) -> InFlightForward[EventT] | None:
-        """Queue a step over the tokens that ``forward`` draws; None if that is not possible."""
-        return None
-
     def amend_plain(self, sessions: Sequence[Session[SequenceT]], token_ids: Sequence[int]) -> None:
         """The tokens of a queued step are known; sequences hold something else in their places."""
         raise NotImplementedError
@@ -310,8 +307,12 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """The plain step that follows an answer; None if the answer does not determine it, or is the session's last."""
         return None
 
-    def queue_next(self, forward: InFlightForward[EventT]) -> QueuedForward[JobT, EventT] | None:
-        """Queue one more plain step of each session behind a forward in flight; None if that is not possible."""
+    def queue(
+        self, forward: InFlightForward[EventT], step: PlainStep | None = None
+    ) -> QueuedForward[JobT, EventT] | None:
+        """Queue a forward behind one in flight, over the tokens that this one draws: ``step``, or one more decode step
+        of each of its jobs. None if that is not possible.
+        """
         return None
 
     def resolve(

@@ -188,16 +188,6 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         state, opened = session.executor_state, session.open
         return isinstance(state, SessionSampling) and opened.num_prompt_logprobs is None and may_be_rows(state.metadata)
 
-    def queue_plain(self, forward: InFlightForward[Scores], step: PlainStep) -> ScoringForward | None:
-        """A forward over the tokens that ``forward`` draws; one page for each session is free."""
-        if not (isinstance(forward, ScoringForward) and self._runner.takes_drawn):
-            return None
-        if len(step) > self.num_pages_free or (drawn := forward.drawn()) is None:
-            return None
-        if len(step) < len(drawn):
-            drawn = drawn[to_device(step.places, drawn.device)]
-        return ScoringForward(self._runner, step=step, drawn=drawn)
-
     def amend_plain(self, sessions: Sequence[TargetSession], token_ids: Sequence[int]) -> None:
         """What the tokens of a queued step turn out to be. Their KV is where the forward has put it."""
         self._runner.sequences.amend_last([session.sequence for session in sessions], token_ids)
@@ -218,13 +208,24 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         prefix_hash = self._runner.sequences.prefix_hash(session.sequence, base)
         return Score(answer.session, answer.generation, base, prefix_hash, (token_id,))
 
-    def queue_next(self, forward: InFlightForward[Scores]) -> QueuedForward[ScoreJob, Scores] | None:
-        """The forward over the tokens that ``forward`` will have drawn, started before it has ended."""
-        if not isinstance(forward, ScoringForward) or not self._has_room_after(forward):
+    def queue(
+        self, forward: InFlightForward[Scores], step: PlainStep | None = None
+    ) -> QueuedForward[ScoreJob, Scores] | None:
+        """A forward over the tokens that ``forward`` will have drawn, started before it has ended."""
+        if not isinstance(forward, ScoringForward) or not self._runner.takes_drawn:
             return None
-        if (queued := forward.queue_next()) is None:
+        if step is not None:
+            return self._queue_step(forward, step)
+        queued = forward.queue_next() if self._has_room_after(forward) else None
+        return None if queued is None else QueuedForward(queued, queued.jobs, queued.places)
+
+    def _queue_step(self, forward: ScoringForward, step: PlainStep) -> QueuedForward[ScoreJob, Scores] | None:
+        """None unless one page for each session is free, and the device knows the tokens."""
+        if len(step) > self.num_pages_free or (drawn := forward.drawn()) is None:
             return None
-        return QueuedForward(queued, queued.jobs, queued.places)
+        if len(step) < len(drawn):
+            drawn = drawn[to_device(step.places, drawn.device)]
+        return QueuedForward(ScoringForward(self._runner, step=step, drawn=drawn))
 
     def _has_room_after(self, forward: ScoringForward) -> bool:
         """Whether every session of a forward may take one more token; none is preempted for what was not asked for."""

@@ -106,7 +106,7 @@ class ScoringForward:
         device cannot tell what they are, or no session goes on. No sequence may have been cut since this was started.
         """
         jobs = self._jobs
-        if self._step is not None or jobs is None or not (self._runner.takes_drawn and jobs.are_decode_steps):
+        if self._step is not None or jobs is None or not jobs.are_decode_steps:
             return None
         places = [i for i, job in enumerate(self.jobs) if not job.is_last_step]
         jobs.begin_masks(self._runner.sampler)

@@ -14,6 +14,7 @@ from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session import Limits, Session
 from outrider.serving.session_table import SessionTable
+from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.token_budget import TokenBudget
 from outrider.types import JudgingRule, SamplingParams, TokenScores
 from outrider_draft.texts import PlainSequence, PlainSequences
@@ -99,7 +100,9 @@ class _Executor(Executor[PlainSequence, Score, _Job, Scores]):
         self.num_prepared += 1
         return Score(answer.session, answer.generation, base, kept, form.token_ids)
 
-    def queue_next(self, forward: InFlightForward[Scores]) -> QueuedForward[_Job, Scores] | None:
+    def queue(
+        self, forward: InFlightForward[Scores], step: PlainStep | None = None
+    ) -> QueuedForward[_Job, Scores] | None:
         """Over the tokens that are right, or over others."""
         if not self.follows or not isinstance(forward, _Forward):
             return None

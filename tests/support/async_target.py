@@ -9,6 +9,7 @@ from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import InFlightForward, QueuedForward
 from outrider.serving.session import Limits
 from outrider.serving.session_table import SessionTable
+from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.token_budget import TokenBudget
 from outrider_target.executor import TargetExecutor
 from outrider_target.jobs import ScoreJob
@@ -24,9 +25,12 @@ class AsyncTargetExecutor(TargetExecutor):
     def is_asynchronous(self) -> bool:
         return True
 
-    def queue_next(self, forward: InFlightForward[Scores]) -> QueuedForward[ScoreJob, Scores] | None:
-        queued = super().queue_next(forward)
-        self.num_queued += len(queued.jobs) if queued is not None else 0
+    def queue(
+        self, forward: InFlightForward[Scores], step: PlainStep | None = None
+    ) -> QueuedForward[ScoreJob, Scores] | None:
+        queued = super().queue(forward, step)
+        if queued is not None:
+            self.num_queued += len(queued.jobs if step is None else step)
         return queued
 
 

@@ -25,7 +25,7 @@ from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring.fused import Scoring
 from outrider.sampling.scoring.row_scoring import NextTokens, RowScoring
 from outrider.sampling.scoring.score import score
-from outrider.serving.executor import InFlightForward, QueuedForward
+from outrider.serving.executor import QueuedForward
 from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.step import SteadyStep
 from outrider.structured_output import MaskThreads
@@ -145,11 +145,6 @@ class CountingExecutor(AsyncTargetExecutor):
     def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
         self.num_plain += len(step) if isinstance(step, PlainStep) else 0
         return super().start_step(step, batch)
-
-    def queue_plain(self, forward: InFlightForward[Scores], step: PlainStep) -> ScoringForward | None:
-        queued = super().queue_plain(forward, step)
-        self.num_queued += len(step) if queued is not None else 0
-        return queued
 
     def resolve(
         self, queued: QueuedForward[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores
