@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from outrider.benchmarks.step.stand_in import StandInExecutor, follow, new_session_table, propose
-from outrider.columns import U4, U8
+from outrider.columns import U4, U8, AnswerColumns
+from outrider.errors import InvalidRequestError
 from outrider.item_columns import command_columns
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Proposal, Release, SessionLost
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.serving.engine_core import EngineCore
+from outrider.serving.executor import ExecutorOutput
 from outrider.serving.steady import begun
-from outrider.serving.steady.begun import asks_for_same
+from outrider.serving.steady.begun import ShortenedForward, asks_for_same
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
@@ -513,3 +515,46 @@ def test_a_link_that_ends_takes_with_it_what_was_begun(new_core: Callable[[], Co
     core.drop_link(0)
     assert not core.has_work and not core.num_sessions
     assert core.num_pages_free in (0, NUM_PAGES)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A forward that has ended."""
+
+    output: ExecutorOutput[Any]
+
+    def is_done(self) -> bool:
+        return True
+
+    def finish(self) -> ExecutorOutput[Any]:
+        return self.output
+
+
+def shortened(output: ExecutorOutput[Any], longest: list[int]) -> tuple[ExecutorOutput[Any], list[int]]:
+    """What is told of an output, and how many tokens the sequences are cut to once it is settled."""
+    held: list[int] = []
+    found = ShortenedForward(Ended(output), np.array(longest, dtype=U4), held.extend).finish()
+    if found.settle is not None:
+        found.settle()
+    return found, held
+
+
+def test_answers_are_told_as_far_as_they_were_asked_for() -> None:
+    settled: list[bool] = []
+    answers: AnswerColumns[Any] = AnswerColumns(
+        np.array([4, 2, 9], dtype=U8), np.array([7, 7, 7], dtype=U8), np.array([20, 30, 40], dtype=U4),
+        np.array([3, 2, 1], dtype=U4), np.array([1, 2, 3, 4, 5, 6], dtype=U4), (), Proposal,
+    )  # fmt: skip
+    output: ExecutorOutput[Any] = ExecutorOutput((), 0, columns=answers, settle=lambda: settled.append(True))
+    found, held = shortened(output, [1, 5, 1])
+    assert found.columns is not None
+    assert [event.token_ids for event in found.columns.events(range(3))] == [(1,), (4, 5), (6,)]
+    assert settled == [True] and held == [20, 31, 40]
+
+
+def test_answers_one_by_one_are_told_as_far_as_they_were_asked_for() -> None:
+    error = InvalidRequestError("token_ids", "out of range")
+    proposal = Proposal(4, 7, 20, (1, 2, 3))
+    found, held = shortened(ExecutorOutput([proposal, error], 0), [2, 1])
+    assert found.results == [replace(proposal, token_ids=(1, 2)), error]
+    assert not held
