@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.gateway.generations import Choice
@@ -13,7 +13,7 @@ from outrider.gateway.protocol.grammars import GrammarField
 from outrider.gateway.responses.chat_messages import MessageForm
 from outrider.gateway.served_model import ServedModel
 from outrider.generation import TO_THE_END
-from outrider.tokenization.output_parsing import NO_PARSER, OutputFormat, choose_format
+from outrider.tokenization.output_parsing import NO_PARSER, Answer, OutputFormat, choose_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ def plan_chat(
     check_length(model, prompt, asked.wanted_tokens, prompt_field="messages", tokens_field=asked.tokens_field)
     grammar = asked.grammar
     form = _message_form(model, asked, prompt, parsers, is_constrained=grammar is not None)
-    if grammar is None and asked.parses_tools:
-        grammar = _strict_calls(model, form)
+    if asked.parses_tools and asked.enforced_call is None:
+        grammar = _with_calls(model, form, grammar)
     wanted = Wanted(
         TO_THE_END if asked.wanted_tokens is None else asked.wanted_tokens,
         asked.wanted_logprobs,
@@ -57,13 +57,16 @@ def plan_chat(
     return ChatGeneration(prompt, make_choices(asked, [prompt], wanted, caller), form, grammar, caller.request_id)
 
 
-def _strict_calls(model: ServedModel, form: MessageForm) -> GrammarField | None:
-    """Grammar of calls that the model may make, of tools that are ``strict``."""
+def _with_calls(model: ServedModel, form: MessageForm, grammar: GrammarField | None) -> GrammarField | None:
+    """What constrains an output in which the model may call tools: calls of those that are ``strict``, and an output
+    without calls by its schema. Other grammars leave no calls.
+    """
     tokenizer = model.text.tokenizer
-    if tokenizer is None:
-        return None
-    found = form.format.strict_calls_grammar(form.tools, tokenizer.special_token_id)
-    return None if found is None else GrammarField("tools", "grammar", found)
+    if tokenizer is None or (grammar is not None and not isinstance(grammar.value, Mapping)):
+        return grammar
+    answer = None if grammar is None else Answer(grammar.value, grammar.field)
+    found = form.format.strict_calls_grammar(form.tools, tokenizer.special_token_id, answer)
+    return grammar if found is None else GrammarField("tools" if answer is None else answer.field, "grammar", found)
 
 
 def _message_form(

@@ -190,6 +190,17 @@ def test_strict_tools_constrain_the_calls_that_a_model_chooses_to_make(service: 
     assert grammar_of(service) is None
 
 
+def test_an_answer_with_a_schema_leaves_a_model_the_choice_to_call(service: Service, client: OpenAI) -> None:
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    asked: Any = {"model": "scripted", "messages": MESSAGES, "tools": TOOLS, "response_format": wanted}
+    made = client.chat.completions.create(**asked)
+    assert made.choices[0].message.tool_calls
+    assert '"sum"' in grammar_of(service).text and "get_weather" in grammar_of(service).text
+    client.chat.completions.create(**asked, tool_choice="none")
+    assert json.loads(grammar_of(service).text) == schema
+
+
 def test_free_text_and_reasoning_stay_as_they_are_beside_strict_tools(service: Service, client: OpenAI) -> None:
     made = client.chat.completions.create(
         model="scripted",

@@ -21,8 +21,10 @@ from outrider.tokenization.output_parsing.registry import (
     OutputFormat,
     choose_format,
 )
+from outrider.tokenization.output_parsing.strict_calls import Answer
 
 __all__ = [
+    "Answer",
     "CallArguments",
     "CallListParser",
     "CallStart",

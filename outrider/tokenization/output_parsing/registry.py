@@ -16,7 +16,7 @@ from outrider.tokenization.output_parsing.pythonic import PythonicParser
 from outrider.tokenization.output_parsing.qwen3_coder import Qwen3CoderParser
 from outrider.tokenization.output_parsing.reasoning import THINK_CLOSE, THINK_OPEN, ContentParser, ThinkParser
 from outrider.tokenization.output_parsing.schema_types import parameters_of
-from outrider.tokenization.output_parsing.strict_calls import TokenId, strict_calls_grammar
+from outrider.tokenization.output_parsing.strict_calls import Answer, TokenId, strict_calls_grammar
 from outrider.tokenization.output_parsing.trimming import TrimmingParser
 
 NO_PARSER = "none"
@@ -75,12 +75,12 @@ class OutputFormat:
             found = ThinkParser(found, prompt_end, is_assumed=True)
         return TrimmingParser(found)
 
-    def strict_calls_grammar(self, tools: object, token_id: TokenId) -> str | None:
-        """A grammar under which calls match the schemas of tools that are ``strict``; None if none is, or if no form
-        of calls is known.
+    def strict_calls_grammar(self, tools: object, token_id: TokenId, answer: Answer | None = None) -> str | None:
+        """A grammar under which calls match the schemas of tools that are ``strict``, and an output without calls the
+        ``answer``; None if there is neither, or if no form of calls is known.
         """
         given = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list | tuple) else []
-        return strict_calls_grammar(self.tool_call_parser, given, token_id)
+        return strict_calls_grammar(self.tool_call_parser, given, token_id, answer)
 
     def _make_tool_parser(self, parameters: Mapping[str, Mapping[str, Any]]) -> OutputParser:
         if self.tool_call_parser == "hermes":

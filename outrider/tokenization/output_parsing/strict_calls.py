@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import InvalidRequestError
@@ -23,21 +24,39 @@ _HEAD = "%llguidance {}\nTEXT: /(.|\\n)*/\n"
 _ANY_OBJECT: dict[str, Json] = {"type": "object"}
 _DEFINITIONS = ("$defs", "definitions")
 _LINE = "\n"
+_BLANKS = r"[ \t\r\n]*"
 _VALUE_END = "\n</parameter>\n"
 _OF_TEXTS = ("type", "title", "description", "default", "examples", "anyOf", "oneOf")
 """Keywords of a text that a form without quotes can keep to."""
 
 
-def strict_calls_grammar(parser: str | None, tools: Sequence[Mapping[str, Json]], token_id: TokenId) -> str | None:
-    """The grammar for tools of which at least one is ``strict``; None if none is, or if no form is known.
+def strict_calls_grammar(
+    parser: str | None, tools: Sequence[Mapping[str, Json]], token_id: TokenId, answer: Answer | None = None
+) -> str | None:
+    """The grammar for tools of which at least one is ``strict``, or beside an ``answer`` that matches a schema; None if
+    there is neither, if no form is known, or if calls begin as an answer does.
 
     ``InvalidRequestError`` names a schema that is malformed.
     """
     functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
     form = _FORMS.get(parser or "")
-    if form is None or not any(function.get("strict") for function in functions):
+    if (
+        form is None
+        or (answer and form is _llama3_json)
+        or not (answer or any(function.get("strict") for function in functions))
+    ):
         return None
-    return _HEAD + form([_Tool(index, function) for index, function in enumerate(functions)], token_id)
+    made = [_Tool(index, function) for index, function in enumerate(functions)]
+    return _HEAD + form(made, token_id, "" if answer is None else _embedded(answer.schema, answer.field, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Schema that an output without calls matches."""
+
+    schema: Json
+    field: str
+    """Of the request."""
 
 
 class _Tool:
@@ -59,10 +78,7 @@ class _Tool:
 
     def value(self, schema: Json, path: str) -> str:
         """Grammar of a value of a schema, which is at a path in that of the tool."""
-        try:
-            return embedded_schema(schema, self.field + path)
-        except ValueError as error:
-            raise InvalidRequestError(self.field, str(error)) from error
+        return _embedded(schema, self.field, path)
 
     def object_call(self, word: str = "arguments") -> str:
         """``{"name": NAME, "arguments": {...}}``."""
@@ -126,6 +142,13 @@ class _Tool:
         return "value"
 
 
+def _embedded(schema: Json, field: str, path: str) -> str:
+    try:
+        return embedded_schema(schema, field + path)
+    except ValueError as error:
+        raise InvalidRequestError(field, str(error)) from error
+
+
 def _branches(schema: Mapping[str, Json]) -> list[Mapping[str, Json]]:
     parts = [part for word in ("anyOf", "oneOf") for part in schema.get(word) or () if isinstance(part, Mapping)]
     return [schema, *parts]
@@ -135,62 +158,66 @@ def _as_text(value: Json) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _hermes(tools: Sequence[_Tool], token_id: TokenId) -> str:
+def _hermes(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     calls = _any_of([tool.object_call() for tool in tools])
-    return _between_texts(_text("<tool_call>"), f"{_text(_LINE)} ({calls}) {_text(_LINE + '</tool_call>')}")
+    return _outputs(answer, _text("<tool_call>"), f"{_text(_LINE)} ({calls}) {_text(_LINE + '</tool_call>')}")
 
 
-def _qwen3_coder(tools: Sequence[_Tool], token_id: TokenId) -> str:
+def _qwen3_coder(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     calls = _any_of([tool.tagged_call() for tool in tools])
     ends = f"value[lazy]: TEXT {_text(_VALUE_END)}\nother[lazy]: TEXT {_text('</function>')}\n"
-    return ends + _between_texts(_text("<tool_call>"), f"{_text(_LINE)} ({calls}) {_text(_LINE + '</tool_call>')}")
+    return ends + _outputs(answer, _text("<tool_call>"), f"{_text(_LINE)} ({calls}) {_text(_LINE + '</tool_call>')}")
 
 
-def _mistral(tools: Sequence[_Tool], token_id: TokenId) -> str:
+def _mistral(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     """Of all versions: a list of calls, or a name, with or without ``[ARGS]``, and the arguments."""
     marked = "" if (found := _special("[ARGS]", token_id)) is None else f"{found}?"
     listed = _any_of([tool.object_call() for tool in tools])
     named = _any_of([f"{_text(tool.name)} {marked} {tool.arguments()}" for tool in tools])
     marker = _special("[TOOL_CALLS]", token_id) or _text("[TOOL_CALLS]")
     calls = f"/[ ]?/ {_text('[')} listed ({_text(', ')} listed)* {_text(']')} | named"
-    return f"{_between_texts(marker, calls)}listed: {listed}\nnamed: {named}\n"
+    return f"{_outputs(answer, marker, calls)}listed: {listed}\nnamed: {named}\n"
 
 
-def _harmony(tools: Sequence[_Tool], token_id: TokenId) -> str:
+def _harmony(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     bodies = [f"{_text(tool.name)} between {tool.arguments()}" for tool in tools]
     named = [f"{_text(tool.name)} header {tool.arguments()}" for tool in tools]
-    return f"""start: (message <|end|> <|start|> "assistant")* (message | call)
+    final = f'<|channel|> "final" <|message|> {answer}' if answer else "message"
+    names = '"analysis" | "commentary"' if answer else '"analysis" | "final" | "commentary"'
+    return f"""start: (message <|end|> <|start|> "assistant")* ({final} | call)
 message: <|channel|> NAME <|message|> TEXT
-NAME: "analysis" | "final" | "commentary"
+NAME: {names}
 call: <|channel|> "commentary to=functions." ({_any_of(bodies)}) | " to=functions." ({_any_of(named)})
 header: <|channel|> "commentary" between
 between: (/[ ]?/ <|constrain|> "json")? <|message|>
 """
 
 
-def _llama3_json(tools: Sequence[_Tool], token_id: TokenId) -> str:
+def _llama3_json(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     tag = "" if (found := _special("<|python_tag|>", token_id)) is None else f"{found}?"
     calls = _any_of([tool.object_call("parameters") for tool in tools])
-    return _whole_output(r"\{", f"{tag} call (/[ \\n]*[;,][ \\n]*/ call)*", calls)
+    return _whole_output(answer, r"\{", f"{tag} call (/[ \\n]*[;,][ \\n]*/ call)*", calls)
 
 
-def _pythonic(tools: Sequence[_Tool], token_id: TokenId) -> str:
+def _pythonic(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     start, end = (_special(f"<|python_{word}|>", token_id) for word in ("start", "end"))
     listed = f"{_text('[')} call ({_text(', ')} call)* {_text(']')}"
     calls = _any_of([tool.python_call() for tool in tools])
     tagged = f"{start}? {listed} {end}?" if start and end else listed
     rules = "".join(rule for tool in tools for rule in tool.rules)
-    return f"other: /[A-Za-z_][A-Za-z0-9_]*=/ %json {{}}\n{rules}" + _whole_output(r"\[", tagged, calls)
+    return f"other: /[A-Za-z_][A-Za-z0-9_]*=/ %json {{}}\n{rules}" + _whole_output(answer, r"\[", tagged, calls)
 
 
-def _whole_output(begin: str, calls: str, call: str) -> str:
-    """Calls alone, or a text that does not begin as they do."""
-    blanks = r"[ \t\r\n]"
-    return f"start: /{blanks}*/ {calls} | /{blanks}*([^{begin} \\t\\r\\n](.|\\n)*)?/\ncall: {call}\n"
+def _whole_output(answer: str, begin: str, calls: str, call: str) -> str:
+    """Calls alone, or the answer, or a text that does not begin as calls do."""
+    text = answer or f"/{_BLANKS}([^{begin} \\t\\r\\n](.|\\n)*)?/"
+    return f"start: /{_BLANKS}/ {calls} | {text}\ncall: {call}\n"
 
 
-def _between_texts(marker: str, call: str) -> str:
-    """Free text with calls in it, each after the marker: a text, or a special token."""
+def _outputs(answer: str, marker: str, call: str) -> str:
+    """Free text with calls in it, each after the marker, a text or a special token; or the answer, or calls alone."""
+    if answer:
+        return f"start: {answer} | (/{_BLANKS}/ {marker} call)+ /{_BLANKS}/\ncall: {call}\n"
     lazy = "[lazy]" if marker.startswith('"') else ""
     return f"start: (trigger call)* tail\ntail: TEXT\ntrigger{lazy}: TEXT {marker}\ncall: {call}\n"
 
@@ -209,7 +236,7 @@ def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-_FORMS: dict[str, Callable[[Sequence[_Tool], TokenId], str]] = {
+_FORMS: dict[str, Callable[[Sequence[_Tool], TokenId, str], str]] = {
     "hermes": _hermes,
     "qwen3_coder": _qwen3_coder,
     "mistral": _mistral,

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from outrider.errors import InvalidRequestError
 from outrider.structured_output import GrammarCompiler, Matcher, Outcome
-from outrider.tokenization.output_parsing import CallArguments, CallStart, OutputFormat
+from outrider.tokenization.output_parsing import Answer, CallArguments, CallStart, OutputFormat
 from outrider.types import Grammar, GrammarKind
 from tests.structured_output.vocabularies import EOS, FILE, VOCAB_SIZE
 
@@ -184,6 +184,25 @@ def test_a_keyword_that_is_not_supported_is_named_by_its_path(form: str, part: A
     assert caught.value.problem.startswith(f"tools[1].function.parameters/properties/a/{words} not supported")
 
 
+@pytest.mark.parametrize(("form", "call"), [(form, call) for form, call in CALLS if form != "llama3_json"])
+def test_an_output_is_calls_or_an_answer_that_matches_a_schema(form: str, call: str) -> None:
+    answer = Answer(
+        {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}, "response_format"
+    )
+    text = OutputFormat(form).strict_calls_grammar(
+        [tool("get_weather", WEATHER, strict=False)], special_token_id, answer
+    )
+    following = COMPILER.compile(Grammar(GrammarKind.LARK, text or ""), (EOS,))
+    head = "<|channel|>final<|message|>" if form == "openai" else ""
+    for output, outcome in (
+        (f'{head}{{"sum": 3}}', Outcome.ENDED),
+        (call.replace(', note(any=[1], b={"c": null})', ""), Outcome.ENDED),
+        (f"{head}The sum is 3.", Outcome.REFUSED),
+        (f'{head}{{"sum": "3"}}', Outcome.REFUSED),
+    ):
+        assert following.follow([*ids(output), EOS]) is outcome, output
+
+
 def drawn_calls(form: str, tools: list[dict[str, Any]], marker: str, seed: int) -> Iterator[tuple[str, str]]:
     """Calls in an output of random tokens after a marker."""
     choose, following = random.Random(seed), matcher(form, tools)
@@ -262,6 +281,7 @@ def test_properties_that_are_not_required_may_be_left_out(
 
 
 def test_tools_that_are_not_strict_and_unknown_forms_have_none() -> None:
+    assert OutputFormat("llama3_json").strict_calls_grammar(TOOLS, special_token_id, Answer({}, "any")) is None
     assert grammar("none", TOOLS) is None
     assert grammar("hermes", [tool("get_weather", WEATHER, strict=False)]) is None
 
