@@ -63,8 +63,8 @@ class Matcher:
         may be those of the tokens that were taken back."""
         self._vocab_size = vocab_size
         self._ends = frozenset(token_id for token_id in end_token_ids if 0 <= token_id < vocab_size)
-        self._special = np.array(sorted(self._ends.union(hidden_token_ids)), dtype=np.int64)
-        self._end_order = np.array(sorted(self._ends), dtype=np.int64)
+        self._special = _bits_of(self._ends.union(hidden_token_ids))
+        self._end_bits = _bits_of(self._ends)
         self._consumed: list[int] = []
         """Tokens after the free text."""
         self._free_text, self._is_free = free_text, False
@@ -108,7 +108,7 @@ class Matcher:
         self._ask(lambda engine: engine.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes))
         _set_bits(words, self._special, value=False)
         if self._engine.is_accepting():
-            _set_bits(words, self._end_order, value=True)
+            _set_bits(words, self._end_bits, value=True)
         return words
 
     def forced_tokens(self) -> tuple[int, ...]:
@@ -149,11 +149,15 @@ def _consume(token_id: int, engine: LLMatcher) -> bool:
     return bool(engine.try_consume_tokens([token_id]) == 1)
 
 
-def _set_bits(words: Words, places: NDArray[np.int64], *, value: bool) -> None:
+def _bits_of(token_ids: Collection[int]) -> Sequence[tuple[int, int]]:
+    """Byte and mask of each token's bit."""
+    return [(token_id // 8, 1 << token_id % 8) for token_id in token_ids]
+
+
+def _set_bits(words: Words, places: Sequence[tuple[int, int]], *, value: bool) -> None:
     bits = words.view(np.uint8)
-    masks = np.left_shift(1, places % 8).astype(np.uint8)
-    for byte, mask in zip((places // 8).tolist(), masks.tolist(), strict=True):
-        bits[byte] = bits[byte] | mask if value else bits[byte] & ~np.uint8(mask)
+    for byte, mask in places:
+        bits[byte] = bits[byte] | mask if value else bits[byte] & (mask ^ 0xFF)
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
