@@ -194,6 +194,11 @@ def ragged_batch(
     return batch, slots
 
 
+def on_cpu(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of attention for the reference."""
+    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+
+
 CONTEXTS_AND_QUERIES = [
     ([1], [1]),
     ([37], [1]),
@@ -228,7 +233,7 @@ def test_attention(
     if head_counts == (6, 2, 16):
         options["sink_logits"] = 2 * random(heads, dtype=torch.float32)
     plain = plan_attention(batch, page_size=page_size, window=window, device=torch.device("cpu"), dtype=torch.float64)
-    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain, **options)
+    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain, **on_cpu(options))
     spread = BatchShape(padded.num_tokens, padded.num_tokens, padded.max_queries)  # far more rows than there are
     for shape in (own_shape, padded, spread):
         counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)

@@ -21,6 +21,8 @@ _BLOCK = 1024
 """Pairs that are read together."""
 _TILES = tl.constexpr(128)
 """Tiles that are written together."""
+_LARGEST = tl.constexpr(1e38)
+"""Of a logit: the difference of two is a number."""
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -45,9 +47,10 @@ def _route_kernel(
         gdc_launch_dependents()
         gdc_wait()
     logits = tl.load(logits_ptr + token * NUM_EXPERTS + expert, mask=expert < NUM_EXPERTS, other=float("-inf"))
-    logits = logits.to(tl.float32)
+    # What is no number, as in rows that fill up a graph, becomes one: compilers take it that an exp is at least 0.
+    logits = tl.where(logits == logits, logits.to(tl.float32), -_LARGEST)  # noqa: PLR0124
+    logits = tl.minimum(tl.maximum(logits, -_LARGEST), _LARGEST)
     masses = tl.exp(logits - tl.max(logits, 0))
-    masses = tl.where(masses >= 0.0, masses, 0.0)  # of what is no number, as in rows that fill up a graph
     left = tl.where(expert < NUM_EXPERTS, masses, -1.0)
     chosen = tl.zeros([BLOCK_A], tl.float32)
     ids = tl.zeros([BLOCK_A], tl.int32)

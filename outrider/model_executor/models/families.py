@@ -150,13 +150,15 @@ def _olmoe(fields: Fields) -> FamilyTraits:
     return replace(_llama(fields), variant=Variant(has_wide_qk_norm=True), experts=experts)
 
 
+_GPT_OSS_ALPHA = 1.702
 _GPT_OSS_NAMES = ExpertNames(gate_up="gate_up_proj", router="router")
 
 
 def _gpt_oss(fields: Fields) -> FamilyTraits:
     bias, layers = _attention_bias(fields), (True,) * int(fields["num_hidden_layers"])
     experts = _experts(fields, layers, fields["intermediate_size"], normalizes=True)
-    clamp = SwigluClamp(fields["swiglu_alpha"], fields["swiglu_limit"])
+    # Older versions of transformers have no field for it, nor do published configurations.
+    clamp = SwigluClamp(fields.get("swiglu_alpha") or _GPT_OSS_ALPHA, fields["swiglu_limit"])
     return FamilyTraits(
         qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields),
         variant=Variant(has_sink_logits=True),
