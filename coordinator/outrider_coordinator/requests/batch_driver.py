@@ -1,7 +1,7 @@
 """Batch driver: columns of answers to the transitions of many sessions, and their commands to the links.
 
 Commands leave first. What they do not depend on waits until they have left, or until anything else happens to a
-session: text, statistics, timers, hidden states that are kept, and what is awaited next (``session.awaited``).
+session: text, statistics, timers, hidden states that are kept, and what is prepared for the next answers.
 
 Where a draft may send its proposals to the target directly, the target is told of what it will score while the draft
 computes (``ScoreAhead``), and nothing is sent when they come here.
@@ -23,18 +23,18 @@ from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.early_scores import EarlyScores
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.step_ends import StepEnds
-from outrider_coordinator.requests.taken_answers import TakenAnswers, WaitingBatch
+from outrider_coordinator.requests.taken_answers import PreparedBatch, TakenAnswers
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
-from outrider_coordinator.session.awaited_proposals import AwaitedProposals, TakenProposals, announce
-from outrider_coordinator.session.awaited_scores import AwaitedScores
+from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals, announce
+from outrider_coordinator.session.prepared_scores import PreparedScores
 from outrider_coordinator.session.table import Ints, SessionTable
-from outrider_coordinator.session.transitions import are_announced, awaited, proposals_for, scores_for
+from outrider_coordinator.session.transitions import are_announced, prepare, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
 _now = RequestTimings.now
 _Taken: TypeAlias = Iterator[TakenAnswers]
-_MAX_WAITING = 64
+_MAX_PREPARED = 64
 """Batches that may wait to be answered; those of regrouped sessions are never answered whole."""
 
 
@@ -59,7 +59,7 @@ class BatchDriver:
         self._table, self._policy, self._find = table, policy, find
         self._ends = StepEnds(draft_waits, act_on=act_on, fail=fail)
         self._plane_between, self._channel_between = plane_between, channel_between
-        self._waiting: dict[bytes, WaitingBatch] = {}
+        self._prepared: dict[bytes, PreparedBatch] = {}
         """By the numbers of their sessions."""
         self._taken: list[TakenAnswers] = []
         self._announced: dict[DraftReplica, tuple[ScoreAhead, TargetReplica, int]] = {}
@@ -80,33 +80,33 @@ class BatchDriver:
 
     def _take_proposals(self, replica: DraftReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
         target = self._target_that_scores(replica, answers)
-        return self._take(replica, answers, AwaitedProposals, partial(self._sent_on, arrived, target))
+        return self._take(replica, answers, PreparedProposals, partial(self._sent_on, arrived, target))
 
     def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
-        return self._take(replica, answers, AwaitedScores, partial(self._asked_next, arrived))
+        return self._take(replica, answers, PreparedScores, partial(self._asked_next, arrived))
 
     def _take(
         self,
         replica: DraftReplica | TargetReplica,
         answers: AnswerColumns[Any],
-        kind: type[AwaitedProposals] | type[AwaitedScores],
-        take: Callable[[WaitingBatch, AnswerColumns[Any], Ints], TakenAnswers | None],
+        kind: type[PreparedProposals] | type[PreparedScores],
+        take: Callable[[PreparedBatch, AnswerColumns[Any], Ints], TakenAnswers | None],
     ) -> _Taken:
-        """Take all answers together if they are what was put down, otherwise those of usual rows by their services."""
-        waiting = self._waiting_for(answers)
-        if waiting is not None and isinstance(waiting.awaited, kind) and replica in (waiting.target, waiting.draft):
-            one = take(waiting, answers, np.arange(len(answers.sessions)))
+        """Take all answers together if they were prepared for, otherwise those of usual rows by their services."""
+        batch = self._prepared_for(answers)
+        if batch is not None and isinstance(batch.prepared, kind) and replica in (batch.target, batch.draft):
+            one = take(batch, answers, np.arange(len(answers.sessions)))
             if one is not None:
                 yield one
                 return
-        find: Any = proposals_for if kind is AwaitedProposals else scores_for
+        find: Any = proposals_for if kind is PreparedProposals else scores_for
         for target, draft, group in self._groups(answers):
             if replica not in (target, draft):
                 continue
             chosen = selected(answers, group)
             for places, found in find(self._table, self._rows(chosen), chosen):
                 own = selected(chosen, places)
-                batch = WaitingBatch(found, self._requests(own), target, draft)
+                batch = PreparedBatch(found, self._requests(own), target, draft)
                 if (one := take(batch, own, group[places])) is not None:
                     yield one
 
@@ -127,15 +127,15 @@ class BatchDriver:
         self,
         arrived: float,
         scoring: TargetReplica | None,
-        batch: WaitingBatch,
+        batch: PreparedBatch,
         answers: AnswerColumns[Any],
         places: Ints,
     ) -> TakenAnswers | None:
         """Bring proposals to their target. ``scoring``: the target that scores them already."""
         target = batch.target
-        awaited: Any = batch.awaited
+        prepared: Any = batch.prepared
         plane = self._plane_between(target, batch.draft)
-        taken = awaited.take(answers, self._policy, plane=plane, is_direct=target is scoring)
+        taken = prepared.take(answers, self._policy, plane=plane, is_direct=target is scoring)
         if taken is None:
             return None
         if not taken.is_direct:
@@ -145,22 +145,22 @@ class BatchDriver:
         return TakenAnswers(batch, taken, answers, places.tolist(), arrived, _now())
 
     def _asked_next(
-        self, arrived: float, batch: WaitingBatch, answers: AnswerColumns[Any], places: Ints
+        self, arrived: float, batch: PreparedBatch, answers: AnswerColumns[Any], places: Ints
     ) -> TakenAnswers | None:
         """Judge scores, and ask the draft for the next proposals or the target for the next tokens."""
         channel = self._channel_between(batch.target, batch.draft)
-        awaited: Any = batch.awaited
-        taken = awaited.take(answers, self._policy, channel=channel)
+        prepared: Any = batch.prepared
+        taken = prepared.take(answers, self._policy, channel=channel)
         if taken is None:
             return None
         asked: Any = batch.draft if isinstance(taken.commands, ExtendColumns) else batch.target
         _send(asked, taken.commands, batch)
         return TakenAnswers(batch, taken, answers, places[list(taken.places)].tolist(), arrived, _now())
 
-    def _waiting_for(self, answers: AnswerColumns[Any]) -> WaitingBatch | None:
+    def _prepared_for(self, answers: AnswerColumns[Any]) -> PreparedBatch | None:
         """The batch that the answers are for: all of them, in its order."""
-        waiting = self._waiting.pop(answers.sessions.tobytes(), None)
-        return waiting if waiting is not None and waiting.awaited.is_of(answers) else None
+        found = self._prepared.pop(answers.sessions.tobytes(), None)
+        return found if found is not None and found.prepared.is_of(answers) else None
 
     def _without_taken(self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], _Taken]) -> EventBatch[Any]:
         """What is left of a message, as single events, once ``take`` has sent the commands that follow from it."""
@@ -227,10 +227,10 @@ class BatchDriver:
                 ended += one.requests
         is_alone = sum(isinstance(one.taken.commands, ExtendColumns) for one in done) == 1
         for one in done:
-            self._await(one, may_announce=is_alone)
+            self._prepare(one, may_announce=is_alone)
         return ended
 
-    def _await(self, one: TakenAnswers, *, may_announce: bool) -> None:
+    def _prepare(self, one: TakenAnswers, *, may_announce: bool) -> None:
         """Put down what follows from the next answers to these requests."""
         index, batch, requests = one.index, one.batch, one.requests
         if any(request.is_over for request in requests):
@@ -244,13 +244,13 @@ class BatchDriver:
         if may_announce and isinstance(commands, ExtendColumns) and self._may_announce(one, commands):
             channel = commands.channel
             announce(self._table, index)
-        found = awaited(self._table, index)
+        found = prepare(self._table, index)
         if found is None:
             return
-        if len(self._waiting) >= _MAX_WAITING:
-            self._waiting.clear()
-        self._waiting[found.numbers.tobytes()] = WaitingBatch(found, requests, batch.target, batch.draft)
-        if channel and isinstance(found, AwaitedProposals) and batch.draft is not None:
+        if len(self._prepared) >= _MAX_PREPARED:
+            self._prepared.clear()
+        self._prepared[found.numbers.tobytes()] = PreparedBatch(found, requests, batch.target, batch.draft)
+        if channel and isinstance(found, PreparedProposals) and batch.draft is not None:
             plane = self._plane_between(batch.target, batch.draft)
             if (announcement := found.announcement(channel, plane)) is not None:
                 self._announced[batch.draft] = announcement, batch.target, plane
@@ -259,7 +259,7 @@ class BatchDriver:
     def _may_announce(self, one: TakenAnswers, commands: ExtendColumns) -> bool:
         """True if all that a draft computes now may go to the target directly."""
         target, draft = one.batch.target, one.batch.draft
-        if draft is None or one.batch.awaited.is_traced:
+        if draft is None or one.batch.prepared.is_traced:
             return False
         if not commands.channel or commands.channel != self._channel_between(target, draft):
             return False
@@ -268,8 +268,8 @@ class BatchDriver:
         return commands.states is None or bool(self._plane_between(target, draft))
 
 
-def _send(replica: TargetReplica | DraftReplica, commands: ExtendColumns | ScoreColumns, batch: WaitingBatch) -> None:
-    if batch.awaited.is_traced:
+def _send(replica: TargetReplica | DraftReplica, commands: ExtendColumns | ScoreColumns, batch: PreparedBatch) -> None:
+    if batch.prepared.is_traced:
         parents = {request.session: request.loop.commands.trace_parent for request in batch.requests}
         commands = replace(commands, trace_parents=[parents.get(each, "") for each in commands.sessions.tolist()])
     replica.send_columns(commands)

@@ -13,7 +13,7 @@ import numpy as np
 from outrider.columns import U8, AnswerColumns, Column
 from outrider.ports import EventBatch, ForwardReport, ItemTiming, Scores, TargetEvent
 from outrider_coordinator.routing.services import TargetReplica
-from outrider_coordinator.session.awaited import Bools
+from outrider_coordinator.session.prepared import Bools
 
 _Batch: TypeAlias = EventBatch[TargetEvent]
 _Columns: TypeAlias = AnswerColumns[TargetEvent]

@@ -12,18 +12,18 @@ from outrider.ports import Extend, ItemTiming, Score
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session.actions import DraftWaitBegan, StepEnded, ToDraft, ToTarget
-from outrider_coordinator.session.awaited_proposals import AwaitedProposals, TakenProposals
-from outrider_coordinator.session.awaited_scores import AwaitedScores, TakenScores
+from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals
+from outrider_coordinator.session.prepared_scores import PreparedScores, TakenScores
 from outrider_coordinator.session.table import LENGTH, REASON, Ints
 from outrider_coordinator.session.transitions import JudgedStep
 from outrider_coordinator.stats.request_timings import NANOSECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingBatch:
+class PreparedBatch:
     """Requests of one target and one draft, and what their sessions wait for."""
 
-    awaited: AwaitedProposals | AwaitedScores
+    prepared: PreparedProposals | PreparedScores
     requests: Sequence[RequestState]
     target: TargetReplica
     draft: DraftReplica | None
@@ -33,7 +33,7 @@ class WaitingBatch:
 class TakenAnswers:
     """Answers whose commands were sent; the rest of the step is still to be done."""
 
-    batch: WaitingBatch
+    batch: PreparedBatch
     taken: TakenProposals | TakenScores
     answers: AnswerColumns[Any]
     places: Sequence[int]
@@ -51,9 +51,9 @@ class TakenAnswers:
 
     def steps(self) -> Iterator[JudgedStep]:
         """The steps that ended."""
-        taken, own = self.taken, self.batch.awaited.own
+        taken, rows = self.taken, self.batch.prepared.rows
         if isinstance(taken, TakenScores) and self.token_ids is not None:
-            bases, reasons = own[taken.places, LENGTH].tolist(), own[taken.places, REASON].tolist()
+            bases, reasons = rows[taken.places, LENGTH].tolist(), rows[taken.places, REASON].tolist()
             counts = taken.num_drafted.tolist(), taken.num_accepted.tolist()
             yield from map(JudgedStep, bases, *counts, self.token_ids, reasons)
 
@@ -105,5 +105,5 @@ class TakenAnswers:
     @property
     def index(self) -> Ints:
         """Their rows."""
-        taken, index = self.taken, self.batch.awaited.index
+        taken, index = self.taken, self.batch.prepared.index
         return index[list(taken.places)] if isinstance(taken, TakenScores) and len(taken.places) < len(index) else index

@@ -1,6 +1,6 @@
 """Transitions of many sessions at once: from proposals to what targets score, and from scores to what is asked next.
 
-``awaited`` puts down what follows from the next answers to some rows of a ``SessionTable`` while services compute;
+``prepare`` computes what follows from the next answers to some rows of a ``SessionTable`` while services compute;
 ``proposals_for`` and ``scores_for`` do so on the spot, for those answers that are in order. Each works for any number
 of sessions from 1 on. Answers that are out of the ordinary, and rows in a state that is, are left to the transitions of
 one session on the same rows (``draft_events``, ``target_events``).
@@ -16,15 +16,11 @@ import numpy as np
 from outrider.columns import U4, AnswerColumns, Column
 from outrider.types import HiddenStates, TokenLogprob
 from outrider_coordinator.session import drafting, steps
-from outrider_coordinator.session.awaited import Bools
-from outrider_coordinator.session.awaited_proposals import AwaitedProposals, await_proposals
-from outrider_coordinator.session.awaited_scores import (
-    AwaitedPlainScores,
-    AwaitedScores,
-    AwaitedVerdicts,
-    await_tokens,
-    await_verdicts,
-)
+from outrider_coordinator.session.prepared import Bools
+from outrider_coordinator.session.prepared_proposals import PreparedProposals, waits_for_proposal
+from outrider_coordinator.session.prepared_scores import PreparedScores
+from outrider_coordinator.session.prepared_tokens import PreparedTokens, waits_for_token
+from outrider_coordinator.session.prepared_verdicts import PreparedVerdicts, waits_for_verdict
 from outrider_coordinator.session.state import DRAFTING, SessionState, SessionStatus
 from outrider_coordinator.session.table import (
     ANNOUNCED,
@@ -55,44 +51,44 @@ class JudgedStep(NamedTuple):
     """Column ``REASON``, for a plain step."""
 
 
-def awaited(table: SessionTable, index: Ints) -> AwaitedProposals | AwaitedScores | None:
+def prepare(table: SessionTable, index: Ints) -> PreparedProposals | PreparedScores | None:
     """What these rows wait for, if that is the same, and all are usual."""
-    own = table.values.take(index, axis=0)
-    if own.item(0, STATUS) == DRAFTING:
-        return AwaitedProposals(table, index, own) if await_proposals(own).all() else None
-    if own.item(0, NUM_DRAFTED):
-        return AwaitedVerdicts(table, index, own) if await_verdicts(own).all() else None
-    return AwaitedPlainScores(table, index, own) if await_tokens(own).all() else None
+    rows = table.values.take(index, axis=0)
+    if rows.item(0, STATUS) == DRAFTING:
+        return PreparedProposals(table, index, rows) if waits_for_proposal(rows).all() else None
+    if rows.item(0, NUM_DRAFTED):
+        return PreparedVerdicts(table, index, rows) if waits_for_verdict(rows).all() else None
+    return PreparedTokens(table, index, rows) if waits_for_token(rows).all() else None
 
 
 def proposals_for(
-    table: SessionTable, rows: Sequence[int], answers: AnswerColumns[Any]
-) -> Iterator[tuple[Ints, AwaitedProposals]]:
-    """The proposals that are awaited: their places among the answers. ``rows``: -1 for unknown sessions."""
-    index, own, fits = _answered(table, rows, answers, DRAFT_ASKED)
+    table: SessionTable, indices: Sequence[int], answers: AnswerColumns[Any]
+) -> Iterator[tuple[Ints, PreparedProposals]]:
+    """Expected proposals: their places among the answers. ``indices``: of their rows; -1 for unknown sessions."""
+    index, rows, fits = _answered(table, indices, answers, DRAFT_ASKED)
     counts = answers.counts
-    fits &= await_proposals(own)
-    fits &= (counts > 0) & (counts <= own[:, DRAFT_LENGTH])
-    fits &= (own[:, FLAGS] & IS_SPARSE != 0) == answers.is_sparse
-    fits &= _highest(answers) < own[:, LIMIT]
+    fits &= waits_for_proposal(rows)
+    fits &= (counts > 0) & (counts <= rows[:, DRAFT_LENGTH])
+    fits &= (rows[:, FLAGS] & IS_SPARSE != 0) == answers.is_sparse
+    fits &= _highest(answers) < rows[:, LIMIT]
     places = np.flatnonzero(fits)
     if places.size:
-        yield places, AwaitedProposals(table, index[places], own[places])
+        yield places, PreparedProposals(table, index[places], rows[places])
 
 
 def scores_for(
-    table: SessionTable, rows: Sequence[int], answers: AnswerColumns[Any]
-) -> Iterator[tuple[Ints, AwaitedScores]]:
-    """The scores that are awaited: their places among the answers, of drafted and of plain steps."""
-    index, own, fits = _answered(table, rows, answers, TARGET_ASKED)
-    flags = own[:, FLAGS]
-    fits &= own[:, NUM_DRAFTED] + 1 == answers.counts
+    table: SessionTable, indices: Sequence[int], answers: AnswerColumns[Any]
+) -> Iterator[tuple[Ints, PreparedScores]]:
+    """Expected scores: their places among the answers, of drafted and of plain steps."""
+    index, rows, fits = _answered(table, indices, answers, TARGET_ASKED)
+    flags = rows[:, FLAGS]
+    fits &= rows[:, NUM_DRAFTED] + 1 == answers.counts
     fits &= (flags & IS_SPARSE != 0) == (answers.outside_masses is not None)
-    drafted = fits & await_verdicts(own) & ((flags & READS_STATES != 0) == (answers.states is not None))
-    for is_own, kind in ((drafted, AwaitedVerdicts), (fits & await_tokens(own), AwaitedPlainScores)):
+    drafted = fits & waits_for_verdict(rows) & ((flags & READS_STATES != 0) == (answers.states is not None))
+    for is_own, kind in ((drafted, PreparedVerdicts), (fits & waits_for_token(rows), PreparedTokens)):
         places = np.flatnonzero(is_own)
         if places.size:
-            yield places, kind(table, index[places], own[places])
+            yield places, kind(table, index[places], rows[places])
 
 
 def end_wait(session: SessionState) -> None:
@@ -144,15 +140,15 @@ def are_announced(table: SessionTable, sessions: Column, generations: Column) ->
 
 
 def _answered(
-    table: SessionTable, rows: Sequence[int], answers: AnswerColumns[Any], asked: int
+    table: SessionTable, indices: Sequence[int], answers: AnswerColumns[Any], asked: int
 ) -> tuple[Ints, Ints, Bools]:
     """The rows of the answers, and which of these answer what was asked last."""
-    index = np.array(rows, dtype=np.int64)
-    own = table.values.take(index, axis=0, mode="clip")
-    fits: Bools = own[:, asked] == answers.generations.astype(np.int64)
-    fits &= own[:, LENGTH] == answers.base_lengths.astype(np.int64)
+    index = np.array(indices, dtype=np.int64)
+    rows = table.values.take(index, axis=0, mode="clip")
+    fits: Bools = rows[:, asked] == answers.generations.astype(np.int64)
+    fits &= rows[:, LENGTH] == answers.base_lengths.astype(np.int64)
     fits &= index >= 0
-    return index, own, fits
+    return index, rows, fits
 
 
 def _highest(answers: AnswerColumns[Any]) -> Ints:

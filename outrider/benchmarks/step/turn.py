@@ -43,7 +43,7 @@ from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from outrider.v1 import link_pb2 as pb
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import draft_events, target_events
-from outrider_coordinator.session.awaited_scores import AwaitedVerdicts
+from outrider_coordinator.session.prepared_verdicts import PreparedVerdicts
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
@@ -359,7 +359,7 @@ class _TimedCore(EngineCore[Any, Any, Any, Any]):
 @contextlib.contextmanager
 def _timed_judging(times: StepTimes) -> Iterator[None]:
     places: tuple[tuple[Any, str], ...] = (
-        (target_events, "judge"), (draft_events, "check_proposal"), (AwaitedVerdicts, "judge"),
+        (target_events, "judge"), (draft_events, "check_proposal"), (PreparedVerdicts, "judge"),
     )  # fmt: skip
     originals = [(place, name, getattr(place, name)) for place, name in places]
     for place, name, original in originals:

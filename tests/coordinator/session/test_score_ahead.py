@@ -14,12 +14,12 @@ import pytest
 
 from outrider.columns import AnswerColumns, token_scores
 from outrider.ports import Extend, Proposal, Score, Scores, SessionLost
-from outrider_coordinator.session.awaited_proposals import announce
 from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
+from outrider_coordinator.session.prepared_proposals import announce
 from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.session.table import GENERATION, SessionTable
-from outrider_coordinator.session.transitions import are_announced, awaited, end_wait, proposals_for, scores_for
+from outrider_coordinator.session.transitions import are_announced, end_wait, prepare, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 from tests.coordinator.session.test_transitions import (
@@ -68,7 +68,7 @@ class Crowd:
 
     def batch(self) -> Any:
         """What the sessions wait for."""
-        return awaited(self.table, self.index)
+        return prepare(self.table, self.index)
 
     def ahead(self) -> tuple[Any, Any]:
         """What they wait for, and what the target is asked ahead."""

@@ -26,16 +26,16 @@ from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
-from outrider_coordinator.session.awaited_proposals import AwaitedProposals
-from outrider_coordinator.session.awaited_scores import AwaitedVerdicts
 from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
+from outrider_coordinator.session.prepared_proposals import PreparedProposals
+from outrider_coordinator.session.prepared_verdicts import PreparedVerdicts
 from outrider_coordinator.session.table import DRAFT_HELD, LENGTH, REASON, REMAINING, TARGET_HELD, SessionTable
 from outrider_coordinator.session.transitions import (
     JudgedStep,
-    awaited,
     end_step,
     end_wait,
+    prepare,
     proposals_for,
     scores_for,
 )
@@ -229,7 +229,7 @@ class Twins:
             commands = list(results.commands.items())
             numbers = [command.session for command in commands]
             taken |= set(numbers)
-            if isinstance(found, AwaitedProposals):
+            if isinstance(found, PreparedProposals):
                 for number in numbers:
                     end_wait(self.loops[number])
             else:
@@ -248,14 +248,14 @@ class Twins:
         for place, drafted, accepted, new, each in zip(
             results.places, results.num_drafted.tolist(), results.num_accepted.tolist(), token_ids, states, strict=True
         ):
-            row = found.own[place]
+            row = found.rows[place]
             step = JudgedStep(row.item(LENGTH), drafted, accepted, new, row.item(REASON))
             end_step(found.sessions[place], step, each, is_drafting=is_drafting)
 
     def found_for(self, columns: AnswerColumns[Any]) -> Any:
         """What is awaited, put down before for all, or on the spot for those whose answers are in order."""
         rows = self.table.indices(columns.sessions.tolist())
-        whole = awaited(self.table, np.array(rows)) if min(rows) >= 0 else None
+        whole = prepare(self.table, np.array(rows)) if min(rows) >= 0 else None
         if whole is not None and whole.is_of(columns):
             yield whole, columns
             return
@@ -326,22 +326,22 @@ def play(
 
 def changed_commands(monkeypatch: pytest.MonkeyPatch, field: str, change: Callable[[Any], Any]) -> None:
     """The drafts are asked for something else than the sessions would ask for."""
-    take = AwaitedVerdicts.take
+    take = PreparedVerdicts.take
 
-    def wrong(self: AwaitedVerdicts, *arguments: Any, **more: Any) -> Any:
+    def wrong(self: PreparedVerdicts, *arguments: Any, **more: Any) -> Any:
         taken = take(self, *arguments, **more)
         if taken is not None:
             taken.commands = replace(taken.commands, **{field: change(getattr(taken.commands, field))})
         return taken
 
-    monkeypatch.setattr(AwaitedVerdicts, "take", wrong)
+    monkeypatch.setattr(PreparedVerdicts, "take", wrong)
 
 
 def changed_rows(monkeypatch: pytest.MonkeyPatch, column: int) -> None:
     """A number of a row is one too many after a step."""
-    take = AwaitedVerdicts.take
+    take = PreparedVerdicts.take
 
-    def wrong(self: AwaitedVerdicts, *arguments: Any, **more: Any) -> Any:
+    def wrong(self: PreparedVerdicts, *arguments: Any, **more: Any) -> Any:
         taken = take(self, *arguments, **more)
         if taken is not None:
             commit = taken.commit
@@ -354,15 +354,15 @@ def changed_rows(monkeypatch: pytest.MonkeyPatch, column: int) -> None:
             taken.commit = commit_wrongly
         return taken
 
-    monkeypatch.setattr(AwaitedVerdicts, "take", wrong)
+    monkeypatch.setattr(PreparedVerdicts, "take", wrong)
 
 
 def late_answers_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_of(self: Any, answers: AnswerColumns[Any]) -> bool:
         return bool(answers.base_lengths.tobytes() == self.bases.tobytes())
 
-    monkeypatch.setattr(AwaitedVerdicts, "is_of", is_of)
-    monkeypatch.setattr(AwaitedProposals, "is_of", is_of)
+    monkeypatch.setattr(PreparedVerdicts, "is_of", is_of)
+    monkeypatch.setattr(PreparedProposals, "is_of", is_of)
 
 
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -535,4 +535,4 @@ async def test_a_single_user_with_drafts_is_served_as_columns_everywhere(
     assert min(scored, drafted) > 30 and counts["items"] < 10
     counts.clear()
     await turn._run(turn.TurnPlan(**plan, num_speculative_tokens=0), 1)  # type: ignore[arg-type]
-    assert counts.keys() == {"items"}
+    assert counts["columns", "ScoreColumns"] > 30 and counts["items"] < 10

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from outrider_coordinator.session import table
-from outrider_coordinator.session.awaited import Bools
-from outrider_coordinator.session.awaited_proposals import await_proposals
-from outrider_coordinator.session.awaited_scores import await_tokens, await_verdicts
+from outrider_coordinator.session.prepared import Bools
+from outrider_coordinator.session.prepared_proposals import waits_for_proposal
+from outrider_coordinator.session.prepared_tokens import waits_for_token
+from outrider_coordinator.session.prepared_verdicts import waits_for_verdict
 from outrider_coordinator.session.state import DRAFTING, SCORING
 from outrider_coordinator.session.table import Ints
 
@@ -29,7 +30,7 @@ NOT_SCORED: tuple[Row, ...] = (
 )
 CASES: tuple[tuple[Callable[[Ints], Bools], Row, tuple[Row, ...]], ...] = (
     (
-        await_proposals,
+        waits_for_proposal,
         PROPOSAL,
         (
             {table.STATUS: SCORING},
@@ -42,7 +43,7 @@ CASES: tuple[tuple[Callable[[Ints], Bools], Row, tuple[Row, ...]], ...] = (
         ),
     ),
     (
-        await_verdicts,
+        waits_for_verdict,
         VERDICT,
         (
             *NOT_SCORED,
@@ -56,7 +57,7 @@ CASES: tuple[tuple[Callable[[Ints], Bools], Row, tuple[Row, ...]], ...] = (
         ),
     ),
     (
-        await_tokens,
+        waits_for_token,
         TOKEN,
         (*NOT_SCORED, {table.NUM_DRAFTED: 1}, {table.LENGTH: 1, table.TARGET_HELD: 0}, {table.REMAINING: 1}),
     ),

@@ -1,4 +1,4 @@
-"""Awaited answers: what rows of a session table wait for, and what follows from it, put down while services compute.
+"""Prepared answers: what rows of a session table wait for, and what follows from it, computed while services compute.
 
 A cache: it is derived from the rows, holds while they have not changed (``is_of``), and is made anew where it does not.
 Each kind has the commands of all sessions but for what the answers bring, and the rows as they will be.
@@ -35,24 +35,24 @@ EVERY = slice(None)
 NO_IDS = np.zeros(0, dtype=U4)
 
 
-class Awaited:
+class Prepared:
     """Sessions of one target and one draft that wait for answers of one kind."""
 
-    def __init__(self, table: SessionTable, index: Ints, own: Ints, asked: int) -> None:  # [B], [B, C]
-        """``own``: the rows. ``asked``: the column with the generations of what was asked."""
-        self.table, self.index, self.own = table, index, own
+    def __init__(self, table: SessionTable, index: Ints, rows: Ints, asked: int) -> None:  # [B], [B, C]
+        """``rows``: their values. ``asked``: the column with the generations of what was asked."""
+        self.table, self.index, self.rows = table, index, rows
         self.sessions: list[Any] = table.at(index.tolist())
-        self.numbers = own[:, NUMBER].astype(U8)
+        self.numbers = rows[:, NUMBER].astype(U8)
         self.speculations = [session.speculation for session in self.sessions]
-        self._rows = own.tobytes()
-        self._generations, self.bases = own[:, asked].astype(U8).tobytes(), own[:, LENGTH].astype(U4)
-        self.flags: list[int] = own[:, FLAGS].tolist()
+        self._row_bytes = rows.tobytes()
+        self._generations, self.bases = rows[:, asked].astype(U8).tobytes(), rows[:, LENGTH].astype(U4)
+        self.flags: list[int] = rows[:, FLAGS].tolist()
         flags = self.flags
         self.is_sparse, self.reads_states = bool(flags[0] & IS_SPARSE), bool(flags[0] & READS_STATES)
         self.is_traced = bool(flags[0] & IS_TRACED)
         self.is_uniform = len({flag & (IS_SPARSE | READS_STATES) for flag in flags}) == 1
         """True if all are judged in the same way, and all or none are handed hidden states."""
-        self.limits = own[:, LIMIT]
+        self.limits = rows[:, LIMIT]
         self.limit = min(self.limits.tolist())
 
     def is_of(self, answers: AnswerColumns[Any]) -> bool:
@@ -60,7 +60,7 @@ class Awaited:
         return (
             answers.generations.tobytes() == self._generations
             and answers.base_lengths.tobytes() == self.bases.tobytes()
-            and self.table.values.take(self.index, axis=0).tobytes() == self._rows
+            and self.table.values.take(self.index, axis=0).tobytes() == self._row_bytes
         )
 
     def hands_over_states(self) -> bool:

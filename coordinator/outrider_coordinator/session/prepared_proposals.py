@@ -1,4 +1,4 @@
-"""Awaited proposals: sessions that wait for their drafts, and what their target is asked once the proposals are there.
+"""Prepared proposals: sessions that wait for their drafts, and what their target is asked once the proposals are there.
 
 Shape letters: ``B`` sessions, ``C`` columns of the table.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreAhead, ScoreColumns, SupportColumns
 from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence, SupportedProposals
 from outrider_coordinator.acceptance.vectorized import Rows, are_sound_columns
-from outrider_coordinator.session.awaited import NO_IDS, Awaited, Bools
+from outrider_coordinator.session.prepared import NO_IDS, Bools, Prepared
 from outrider_coordinator.session.state import DRAFTING, SCORING
 from outrider_coordinator.session.table import (
     ANNOUNCED,
@@ -57,29 +57,29 @@ class TakenProposals:
     """Writes the rows as they are from now on. Called once the commands have left, or before anything else happens."""
 
 
-def await_proposals(own: Ints) -> Bools:  # [B, C] -> [B]
+def waits_for_proposal(rows: Ints) -> Bools:  # [B, C] -> [B]
     """Rows that wait for a proposal, and are usual."""
-    found: Bools = own[:, FLAGS] & _UNUSUAL == 0
-    found &= own[:, STATUS] == DRAFTING
-    found &= own[:, DRAFT_LENGTH] > 0
-    found &= own[:, LENGTH] == own[:, DRAFT_BASE]
-    found &= own[:, LENGTH] - own[:, TARGET_HELD] == 1
+    found: Bools = rows[:, FLAGS] & _UNUSUAL == 0
+    found &= rows[:, STATUS] == DRAFTING
+    found &= rows[:, DRAFT_LENGTH] > 0
+    found &= rows[:, LENGTH] == rows[:, DRAFT_BASE]
+    found &= rows[:, LENGTH] - rows[:, TARGET_HELD] == 1
     return found
 
 
-class AwaitedProposals(Awaited):
+class PreparedProposals(Prepared):
     """Sessions, all usual, that wait for proposals."""
 
-    def __init__(self, table: SessionTable, index: Ints, own: Ints) -> None:
-        super().__init__(table, index, own, DRAFT_ASKED)
-        self._asked = own[:, DRAFT_LENGTH].astype(U4)
-        generations = own[:, GENERATION].astype(U8)
-        self._announced = generations if own[:, ANNOUNCED].tolist() == generations.tolist() else None
+    def __init__(self, table: SessionTable, index: Ints, rows: Ints) -> None:
+        super().__init__(table, index, rows, DRAFT_ASKED)
+        self._asked = rows[:, DRAFT_LENGTH].astype(U4)
+        generations = rows[:, GENERATION].astype(U8)
+        self._announced = generations if rows[:, ANNOUNCED].tolist() == generations.tolist() else None
         self._generations_next = generations + U8.type(1)
         self._kept = self.bases - U4.type(1)
-        rests, chains = self.hashes(own[:, TARGET_HELD].tolist())
+        rests, chains = self.hashes(rows[:, TARGET_HELD].tolist())
         self._rests, self._chains = np.array(rests, dtype=U8), b"".join(chains)
-        self._ones = np.ones(len(own), dtype=U4)
+        self._ones = np.ones(len(rows), dtype=U4)
         self._hands_over = self.hands_over_states()
 
     def take(
@@ -130,7 +130,7 @@ class AwaitedProposals(Awaited):
             self._chains,
             self._rests,
             self._ones,
-            self.own[:, LAST],
+            self.rows[:, LAST],
             lengths,
             draft_token_ids,
             self._kept if self.reads_states else None,
@@ -140,7 +140,7 @@ class AwaitedProposals(Awaited):
         )
 
     def _commit(self, answers: AnswerColumns[Any], generations: Column) -> None:
-        after, counts, table = self.own.copy(), answers.counts, self.table
+        after, counts, table = self.rows.copy(), answers.counts, self.table
         after[:, STATUS] = SCORING
         after[:, ANNOUNCED : NUM_PLAIN + 1] = 0  # and what was asked of the draft, and its losses
         after[:, DRAFT_HELD] = self.bases
@@ -156,7 +156,7 @@ class AwaitedProposals(Awaited):
             drafted[np.arange(width) < counts[:, None]] = answers.token_ids
             table.drafted[self.index, :width] = drafted
         if answers.is_sparse:
-            seeds, bases = self.own[:, SEED].copy().view(np.uint64), self.own[:, LENGTH]
+            seeds, bases = self.rows[:, SEED].copy().view(np.uint64), self.rows[:, LENGTH]
             proposals = SupportedProposals(Rows.of_columns(answers), limits=self.limits, seeds=seeds, bases=bases)
             for case, session in enumerate(self.sessions):
                 session.row.evidence = PlacedEvidence(proposals, case)

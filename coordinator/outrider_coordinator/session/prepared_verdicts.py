@@ -1,8 +1,7 @@
-"""Awaited scores: sessions that wait for their target, and what is asked next once the scores are there.
+"""Prepared verdicts: sessions that wait for the scores of a proposal, after which the draft is asked for the next.
 
-After a drafted step the draft is asked for the next proposal, and after a plain one the target for the next token. What
-is asked depends on how many draft tokens are accepted and on the token after them, so it is put down for each number
-that there may be.
+What is asked depends on how many draft tokens are accepted and on the token after them, so it is computed for each
+number that there may be.
 
 Shape letters: ``B`` sessions, ``W`` positions of the longest proposal and of the token after it, ``C`` columns.
 """
@@ -10,24 +9,22 @@ Shape letters: ``B`` sessions, ``W`` positions of the longest proposal and of th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from outrider.columns import I4, U4, U8, AnswerColumns, Column, ExtendColumns, ScoreColumns, StateColumns
+from outrider.columns import I4, U4, U8, AnswerColumns, Column, ExtendColumns, StateColumns
 from outrider.prefix_hash import BLOCK_TOKENS, following
-from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts, PlacedEvidence, verdicts_on
-from outrider_coordinator.session import state_feed
-from outrider_coordinator.session.awaited import EVERY, NO_IDS, Awaited, Bools, Which
+from outrider_coordinator.session.prepared import EVERY, Bools, Which
+from outrider_coordinator.session.prepared_scores import UNUSUAL, PreparedScores, TakenScores
 from outrider_coordinator.session.state import DRAFTING, NOTHING_PROPOSED, SCORING, SessionState
 from outrider_coordinator.session.table import (
     ANNOUNCED,
     CAPACITY,
-    CREDIT,
     DRAFT_ASKED,
     DRAFT_BASE,
     DRAFT_HELD,
@@ -36,23 +33,16 @@ from outrider_coordinator.session.table import (
     DRAFT_READINESS,
     FLAGS,
     GENERATION,
-    HAS_PART,
     IS_LATE,
-    IS_SLOW,
     LAST,
     LENGTH,
     NO_TOKEN,
-    NUM_COLUMNS,
     NUM_DRAFTED,
-    NUM_PLAIN,
-    PAUSED,
     PROPOSAL_OPENED,
-    READS_STATES,
     REASON,
     REMAINING,
     STATUS,
     STEP,
-    TARGET_ASKED,
     TARGET_HELD,
     TARGET_LOSSES,
     Ints,
@@ -60,159 +50,28 @@ from outrider_coordinator.session.table import (
 )
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
 
-_UNUSUAL = PAUSED | HAS_PART | IS_SLOW
-_NO_DRAFT = 2 << DRAFT_READINESS | IS_LATE
-
 _DRAFT_NOT_OPEN = 3 << DRAFT_READINESS | IS_LATE
 
-_PLAIN_STEP = np.zeros(NUM_COLUMNS, dtype=np.int64)
-"""What a plain step adds to a row."""
-_PLAIN_STEP[[LENGTH, TARGET_HELD, STEP, GENERATION, NUM_PLAIN]] = 1
-_PLAIN_STEP[[REMAINING, CREDIT]] = -1
 
-
-@dataclass(slots=True)
-class TakenScores:
-    """Steps that ended, and what is asked next; one entry for each session."""
-
-    places: Sequence[int]
-    """Among the answers."""
-    num_drafted: Ints
-    num_accepted: Column
-    next_ids: Column
-    commands: ExtendColumns | ScoreColumns
-    commit: Callable[[], list[list[int]]]
-    """Writes the rows as they are from now on, and commits the new tokens, which it returns. Called once the commands
-    have left, or before anything else happens."""
-
-
-def await_verdicts(own: Ints) -> Bools:  # [B, C] -> [B]
+def waits_for_verdict(rows: Ints) -> Bools:  # [B, C] -> [B]
     """Rows that wait for the scores of a proposal, are usual, and whose draft holds all before it and may be asked for
     the next. None is a prefill, which has no proposal.
     """
-    found: Bools = own[:, FLAGS] & (_UNUSUAL | _DRAFT_NOT_OPEN) == 0
-    found &= own[:, STATUS] == SCORING
-    found &= own[:, NUM_DRAFTED] > 0
-    found &= own[:, LENGTH] - own[:, TARGET_HELD] == 1
-    found &= own[:, DRAFT_HELD] == own[:, LENGTH]
-    found &= own[:, DRAFT_ASKED] == 0
-    found &= own[:, PROPOSAL_OPENED] == own[:, DRAFT_OPENED]
+    found: Bools = rows[:, FLAGS] & (UNUSUAL | _DRAFT_NOT_OPEN) == 0
+    found &= rows[:, STATUS] == SCORING
+    found &= rows[:, NUM_DRAFTED] > 0
+    found &= rows[:, LENGTH] - rows[:, TARGET_HELD] == 1
+    found &= rows[:, DRAFT_HELD] == rows[:, LENGTH]
+    found &= rows[:, DRAFT_ASKED] == 0
+    found &= rows[:, PROPOSAL_OPENED] == rows[:, DRAFT_OPENED]
     return found
 
 
-def await_tokens(own: Ints) -> Bools:  # [B, C] -> [B]
-    """Rows that wait for the token of a plain step which is not their last, and are usual; none is a prefill."""
-    found: Bools = own[:, FLAGS] & _UNUSUAL == 0
-    found &= own[:, STATUS] == SCORING
-    found &= own[:, NUM_DRAFTED] == 0
-    found &= own[:, LENGTH] - own[:, TARGET_HELD] == 1
-    found &= own[:, TARGET_HELD] > 0
-    found &= own[:, REMAINING] > 1
-    return found
-
-
-class AwaitedScores(Awaited):
-    """Sessions, all usual, that wait for scores."""
-
-    def __init__(self, table: SessionTable, index: Ints, own: Ints) -> None:
-        super().__init__(table, index, own, TARGET_ASKED)
-        self._counts, self._base = own[:, NUM_DRAFTED], own[:, LENGTH]
-        self._next_generations = (own[:, GENERATION] + 1).astype(U8)
-        self._committed = [session.tokens.ids for session in self.sessions]
-        self._hashes, self._chains = self.hashes(self._base.tolist())
-
-    def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
-        """Judge what the scores bring, and ask for the next steps; None if none can be taken here.
-
-        ``channel``: by which the next proposals may go directly; 0: none.
-        """
-        raise NotImplementedError
-
-    def _listed(self, which: Which) -> Sequence[int]:
-        return range(len(self.sessions)) if isinstance(which, slice) else which.tolist()
-
-    def _joined_chains(self, which: Which) -> bytes:
-        chains = self._chains
-        return b"".join(chains if isinstance(which, slice) else [chains[place] for place in which.tolist()])
-
-    def _do_not_end(self, token_ids: Sequence[Sequence[int]]) -> Bools:
-        rows = zip(self.sessions, token_ids, strict=True)
-        return np.array([session.output.ending_token_ids.isdisjoint(ids) for session, ids in rows], dtype=np.bool_)
-
-
-class AwaitedPlainScores(AwaitedScores):
-    """Sessions without a proposal, which go on without one."""
-
-    def __init__(self, table: SessionTable, index: Ints, own: Ints) -> None:
-        super().__init__(table, index, own)
-        self._rests = np.array(self._hashes, dtype=U8)
-        self._reads_any = any(flag & READS_STATES for flag in self.flags)
-
-    def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
-        """Commit the tokens, and ask for the next ones; None if none can be taken here."""
-        masses, tokens = answers.outside_masses, answers.token_ids
-        if tokens.size != len(self.sessions) or self.is_sparse != (masses is not None):
-            return None
-        goes_on: Bools = (tokens.view(U4) if tokens.dtype == I4 else tokens) < self.limits  # a negative one is high
-        if masses is not None:
-            goes_on &= np.abs(masses.astype(np.float64) - 1.0) <= TARGET_SUM_TOLERANCE
-        if not all(are_plain := policy.are_plain(self.speculations)):
-            goes_on &= np.array(are_plain) | ~self._may_draft()
-        listed = tokens.tolist()
-        if self.table.may_end(listed):
-            goes_on &= self._do_not_end([[token_id] for token_id in listed])
-        if self._reads_any:
-            goes_on &= ~np.array([state_feed.is_to_follow(session) for session in self.sessions])
-        which: Which = EVERY
-        if not goes_on.all():
-            which = np.flatnonzero(goes_on)
-            if not which.size:
-                return None
-        return self._asked_next(which, tokens[which])
-
-    def _may_draft(self) -> Bools:
-        """Which drafts may be asked, and have room."""
-        own = self.own
-        has_room = (own[:, REMAINING] > 2) & (own[:, CAPACITY] > own[:, LENGTH] + 1)
-        found: Bools = (own[:, FLAGS] & _NO_DRAFT == 0) & has_room
-        return found
-
-    def _asked_next(self, which: Which, tokens: Column) -> TakenScores:
-        kept = self.bases[which]
-        nothing = np.zeros(len(kept), dtype=U4)
-        commands = ScoreColumns(
-            self.numbers[which],
-            self._next_generations[which],
-            kept,
-            self._joined_chains(which),
-            self._rests[which],
-            np.ones(len(kept), dtype=U4),
-            tokens,
-            nothing,
-            NO_IDS,
-        )
-        commit = partial(self._commit, which, tokens)
-        return TakenScores(self._listed(which), self._counts[which], nothing, tokens, commands, commit)
-
-    def _commit(self, which: Which, tokens: Column) -> list[list[int]]:
-        after = self.own[which] + _PLAIN_STEP
-        after[:, REASON] = NOTHING_PROPOSED
-        after[:, LAST] = tokens
-        after[:, TARGET_LOSSES] = 0
-        after[:, TARGET_ASKED] = after[:, GENERATION]
-        np.maximum(after[:, CREDIT], 0, out=after[:, CREDIT])
-        self.table.values[self.index[which]] = after
-        token_ids = [[token_id] for token_id in tokens.tolist()]
-        for place, ids in zip(self._listed(which), token_ids, strict=True):
-            self._committed[place] += ids
-        return token_ids
-
-
-class AwaitedVerdicts(AwaitedScores):
+class PreparedVerdicts(PreparedScores):
     """Sessions with proposals, which go on with the next ones."""
 
-    def __init__(self, table: SessionTable, index: Ints, own: Ints) -> None:
-        super().__init__(table, index, own)
+    def __init__(self, table: SessionTable, index: Ints, rows: Ints) -> None:
+        super().__init__(table, index, rows)
         counts, listed = self._counts, self._counts.tolist()
         self._width = width = max(listed) + 1
         asked = counts + 1
@@ -230,15 +89,15 @@ class AwaitedVerdicts(AwaitedScores):
             self._starts = asked.cumsum() - asked
             self._places = self._starts[:, None] + np.minimum(at, counts[:, None])
         self._draft_lists = drafts.tolist()
-        self._pairs, self._ones = np.empty((len(own), 2), dtype=U4), np.ones((len(own), 2), dtype=np.bool_)
+        self._pairs, self._ones = np.empty((len(rows), 2), dtype=U4), np.ones((len(rows), 2), dtype=np.bool_)
         self._pairs[:, 0] = [draft[count - 1] for draft, count in zip(self._draft_lists, listed, strict=True)]
         """The last draft token of each, and a place for the token after it."""
         num_own = np.zeros(width, dtype=np.int64) if self.reads_states else np.minimum(at, lasts)
         self._kept = (self._base[:, None] + num_own).astype(U4)
         """[B, W]: kept tokens by accepted draft tokens. A draft has KV for all but the last of its own tokens, so after
         that many acceptances it lacks this one too. One that reads hidden states computes its own anew."""
-        self._spare = own[:, CAPACITY] - self._base
-        self._least_room = min((own[:, REMAINING] - 1).tolist() + self._spare.tolist()) - width
+        self._spare = rows[:, CAPACITY] - self._base
+        self._least_room = min((rows[:, REMAINING] - 1).tolist() + self._spare.tolist()) - width
         """Tokens that may be asked of every draft, whatever is accepted."""
         self._has_ends = table.may_end(itertools.chain.from_iterable(self._draft_lists))
         self._verdicts = _verdicts_on(self.sessions) if self.is_sparse else None
@@ -298,17 +157,17 @@ class AwaitedVerdicts(AwaitedScores):
             return None if judged is None else (*judged, True)
         ids = answers.token_ids
         ids = ids.view(U4) if ids.dtype == I4 else ids
-        own = ids.reshape(self._drafts.shape) if self._places is None else ids.take(self._places)  # [B, W]
-        accepted = (own == self._drafts).argmin(axis=1)  # the first that differs: there is no draft token at the end
+        scored = ids.reshape(self._drafts.shape) if self._places is None else ids.take(self._places)  # [B, W]
+        accepted = (scored == self._drafts).argmin(axis=1)  # the first that differs: there is no draft token at the end
         next_ids = ids.take(accepted + self._starts)
-        return accepted, next_ids, ids.item(ids.argmax()) < self.limit or own.max(axis=1) < self.limits
+        return accepted, next_ids, ids.item(ids.argmax()) < self.limit or scored.max(axis=1) < self.limits
 
     def _lengths(self, accepted: Ints, policy: DraftLengthPolicy) -> Column:
         """Draft tokens to ask for; 0 or less where there is no room for any."""
         wanted = policy.lengths(self.speculations)
         if max(wanted) <= self._least_room:
             return np.array(wanted, dtype=U4)
-        rooms = np.minimum(self.own[:, REMAINING] - 2, self._spare - 1)
+        rooms = np.minimum(self.rows[:, REMAINING] - 2, self._spare - 1)
         found: Ints = np.minimum(np.array(wanted, dtype=np.int64), rooms - accepted)
         return found
 
@@ -371,9 +230,9 @@ class AwaitedVerdicts(AwaitedScores):
     def _brought_ids(self, which: Which, accepted: Ints, next_ids: Column, brought: Column) -> Column:
         """The tokens that the drafts lack, one session after the other."""
         if self.reads_states:
-            own = self._drafts[which].copy()
-            own[np.arange(len(own)), accepted] = next_ids
-            ids: Column = own[np.arange(self._width) <= accepted[:, None]]
+            drafts = self._drafts[which].copy()
+            drafts[np.arange(len(drafts)), accepted] = next_ids
+            ids: Column = drafts[np.arange(self._width) <= accepted[:, None]]
             return ids
         if max(brought.tolist()) == 1:
             return next_ids
@@ -383,7 +242,7 @@ class AwaitedVerdicts(AwaitedScores):
         return pairs[are_brought]
 
     def _commit(self, which: Which, accepted: Ints, next_ids: Column, lengths: Column, kept: Column) -> list[list[int]]:
-        after, num_new = self.own[which].copy(), accepted + 1
+        after, num_new = self.rows[which].copy(), accepted + 1
         after[:, STATUS], after[:, REASON] = DRAFTING, NOTHING_PROPOSED
         after[:, REMAINING] -= num_new
         after[:, LENGTH] += num_new

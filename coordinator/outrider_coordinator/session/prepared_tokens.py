@@ -1,0 +1,127 @@
+"""Prepared tokens: sessions that wait for the token of a plain step, after which the target is asked for the next.
+
+Shape letters: ``B`` sessions, ``C`` columns.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreColumns
+from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
+from outrider_coordinator.session import state_feed
+from outrider_coordinator.session.prepared import EVERY, NO_IDS, Bools, Which
+from outrider_coordinator.session.prepared_scores import UNUSUAL, PreparedScores, TakenScores
+from outrider_coordinator.session.state import NOTHING_PROPOSED, SCORING
+from outrider_coordinator.session.table import (
+    CAPACITY,
+    CREDIT,
+    DRAFT_READINESS,
+    FLAGS,
+    GENERATION,
+    IS_LATE,
+    LAST,
+    LENGTH,
+    NUM_COLUMNS,
+    NUM_DRAFTED,
+    NUM_PLAIN,
+    READS_STATES,
+    REASON,
+    REMAINING,
+    STATUS,
+    STEP,
+    TARGET_ASKED,
+    TARGET_HELD,
+    TARGET_LOSSES,
+    Ints,
+    SessionTable,
+)
+from outrider_coordinator.speculation import DraftLengthPolicy
+
+_NO_DRAFT = 2 << DRAFT_READINESS | IS_LATE
+_PLAIN_STEP = np.zeros(NUM_COLUMNS, dtype=np.int64)
+"""What a plain step adds to a row."""
+_PLAIN_STEP[[LENGTH, TARGET_HELD, STEP, GENERATION, NUM_PLAIN]] = 1
+_PLAIN_STEP[[REMAINING, CREDIT]] = -1
+
+
+def waits_for_token(rows: Ints) -> Bools:  # [B, C] -> [B]
+    """Rows that wait for the token of a plain step which is not their last, and are usual; none is a prefill."""
+    found: Bools = rows[:, FLAGS] & UNUSUAL == 0
+    found &= rows[:, STATUS] == SCORING
+    found &= rows[:, NUM_DRAFTED] == 0
+    found &= rows[:, LENGTH] - rows[:, TARGET_HELD] == 1
+    found &= rows[:, TARGET_HELD] > 0
+    found &= rows[:, REMAINING] > 1
+    return found
+
+
+class PreparedTokens(PreparedScores):
+    """Sessions without a proposal, which go on without one."""
+
+    def __init__(self, table: SessionTable, index: Ints, rows: Ints) -> None:
+        super().__init__(table, index, rows)
+        self._rests = np.array(self._hashes, dtype=U8)
+        self._reads_any = any(flag & READS_STATES for flag in self.flags)
+
+    def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+        """Commit the tokens, and ask for the next ones; None if none can be taken here."""
+        masses, tokens = answers.outside_masses, answers.token_ids
+        if tokens.size != len(self.sessions) or self.is_sparse != (masses is not None):
+            return None
+        goes_on: Bools = (tokens.view(U4) if tokens.dtype == I4 else tokens) < self.limits  # a negative one is high
+        if masses is not None:
+            goes_on &= np.abs(masses.astype(np.float64) - 1.0) <= TARGET_SUM_TOLERANCE
+        if not all(are_plain := policy.are_plain(self.speculations)):
+            goes_on &= np.array(are_plain) | ~self._may_draft()
+        listed = tokens.tolist()
+        if self.table.may_end(listed):
+            goes_on &= self._do_not_end([[token_id] for token_id in listed])
+        if self._reads_any:
+            goes_on &= ~np.array([state_feed.is_to_follow(session) for session in self.sessions])
+        which: Which = EVERY
+        if not goes_on.all():
+            which = np.flatnonzero(goes_on)
+            if not which.size:
+                return None
+        return self._asked_next(which, tokens[which])
+
+    def _may_draft(self) -> Bools:
+        """Which drafts may be asked, and have room."""
+        rows = self.rows
+        has_room = (rows[:, REMAINING] > 2) & (rows[:, CAPACITY] > rows[:, LENGTH] + 1)
+        found: Bools = (rows[:, FLAGS] & _NO_DRAFT == 0) & has_room
+        return found
+
+    def _asked_next(self, which: Which, tokens: Column) -> TakenScores:
+        kept = self.bases[which]
+        nothing = np.zeros(len(kept), dtype=U4)
+        commands = ScoreColumns(
+            self.numbers[which],
+            self._next_generations[which],
+            kept,
+            self._joined_chains(which),
+            self._rests[which],
+            np.ones(len(kept), dtype=U4),
+            tokens,
+            nothing,
+            NO_IDS,
+        )
+        commit = partial(self._commit, which, tokens)
+        return TakenScores(self._listed(which), self._counts[which], nothing, tokens, commands, commit)
+
+    def _commit(self, which: Which, tokens: Column) -> list[list[int]]:
+        after = self.rows[which] + _PLAIN_STEP
+        after[:, REASON] = NOTHING_PROPOSED
+        after[:, LAST] = tokens
+        after[:, TARGET_LOSSES] = 0
+        after[:, TARGET_ASKED] = after[:, GENERATION]
+        np.maximum(after[:, CREDIT], 0, out=after[:, CREDIT])
+        self.table.values[self.index[which]] = after
+        token_ids = [[token_id] for token_id in tokens.tolist()]
+        for place, ids in zip(self._listed(which), token_ids, strict=True):
+            self._committed[place] += ids
+        return token_ids
