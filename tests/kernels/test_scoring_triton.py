@@ -1,15 +1,12 @@
-"""The scoring kernels in the interpreter, in a file of their own: the tests of one file run one after the other."""
+"""The kernels of scoring and of batch invariance in the interpreter: tests of one file run one after the other."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.kernels.test_triton import COMPILING, run
-
-PATH = COMPILING.with_name("scoring_cases.py")
+from tests.kernels.test_triton import interpret
 
 
-@pytest.mark.timeout(400)
-def test_scoring_keeps_its_contract_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    assert " passed" in run("pytest", str(PATH), "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+@pytest.mark.timeout(900)
+def test_scoring_and_invariance_keep_their_contracts_in_the_interpreter() -> None:
+    interpret(("scoring_cases", "invariance_cases"))
