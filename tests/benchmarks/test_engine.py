@@ -1,5 +1,6 @@
 """The engine benchmark: the floor's arithmetic, the gate, and a whole run on a tiny model. No test looks at a speed."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.benchmarks.engine import measuring
-from outrider.benchmarks.engine.floor import Device, Work, forward_work, matrix_parameters, measure_device
+from outrider.benchmarks.engine.floor import Device, Work, forward_work, matrix_bytes, matrix_parameters, measure_device
 from outrider.benchmarks.engine.measuring import (
     Case,
     EngineGateError,
@@ -19,7 +20,9 @@ from outrider.benchmarks.engine.measuring import (
 from outrider.benchmarks.engine.run import EnginePlan, floor_seconds, load, run_plan, to_result, to_rows
 from outrider.errors import ConfigError
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.layers.quantization import MXFP4, ONLINE
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.models import read_model_config
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
 torch.set_num_threads(1)
@@ -50,6 +53,19 @@ def test_experts_are_counted_as_tokens_meet_them() -> None:
     for num_tokens, met in ((1, config.experts.num_chosen), (1000, config.experts.count)):
         expected = 2 * attention + mlp + router + 3 * met * 32 * 24
         assert matrix_parameters(config, num_tokens=num_tokens) == expected
+
+
+def test_quantized_matrices_have_the_bytes_of_their_format() -> None:
+    config = read_model_config(cached_tiny_model("gpt_oss"))
+    assert config.experts is not None
+    chosen = config.num_layers * config.experts.num_chosen * 3 * config.hidden_size * config.experts.intermediate_size
+    dense = matrix_parameters(config) - chosen
+    for quantization, num_bytes in (
+        (None, 2 * (dense + chosen)),
+        (ONLINE, dense + chosen),
+        (MXFP4, 2 * dense + chosen * 17 // 32),
+    ):
+        assert matrix_bytes(replace(config, quantization=quantization), torch.bfloat16) == num_bytes
 
 
 def test_work_is_bytes_and_operations_of_what_cannot_be_avoided(runner: ModelRunner) -> None:

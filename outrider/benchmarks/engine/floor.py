@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.benchmarks.samples import statistics_of
+from outrider.model_executor.layers.quantization import Numbers
 from outrider.model_executor.models import ModelConfig
 
 _COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
@@ -49,30 +50,46 @@ def forward_work(
 
     `num_logits` rows go through the head for each sequence. Sliding windows shorten what is read.
     """
-    matrices = matrix_parameters(config, num_tokens=batch_size * num_tokens)
     multiplied = matrix_parameters(config, num_tokens=1)
     head = config.vocab_size * config.hidden_size
     seen = sum(min(context, window or context) for window in config.sliding_windows)
     kv_per_token = 2 * config.num_kv_heads * config.head_dim
     embedding = batch_size * num_tokens * config.hidden_size
     written = batch_size * num_tokens * kv_per_token * config.num_layers
-    values = matrices + head * (num_logits > 0) + embedding + written + batch_size * seen * kv_per_token
+    weights = matrix_bytes(config, dtype, num_tokens=batch_size * num_tokens)
+    values = head * (num_logits > 0) + embedding + written + batch_size * seen * kv_per_token
     products = batch_size * (num_tokens * multiplied + num_logits * head)
     attention = 2 * batch_size * num_tokens * seen * config.num_heads * config.head_dim
-    return Work(num_bytes=values * dtype.itemsize, num_operations=2 * (products + attention))
+    return Work(num_bytes=weights + values * dtype.itemsize, num_operations=2 * (products + attention))
 
 
 def matrix_parameters(config: ModelConfig, *, num_tokens: int = 1) -> int:
     """Weights of all layers' matrices that tokens meet; embedding and head left out. Of experts, as many as independent
     choices of that many tokens meet on average.
     """
+    return sum(_parameters(config, num_tokens))
+
+
+def matrix_bytes(config: ModelConfig, dtype: torch.dtype, *, num_tokens: int = 1) -> int:
+    """Bytes of ``matrix_parameters``, without scales of FP8; layers that a format leaves out count as quantized."""
+    dense, of_experts = _parameters(config, num_tokens)
+    if config.quantization is None:
+        return (dense + of_experts) * dtype.itemsize
+    if config.quantization.numbers is Numbers.MXFP4:
+        return dense * dtype.itemsize + of_experts * 17 // 32  # 4 bits, and 8 for each 32 numbers
+    return dense + of_experts
+
+
+def _parameters(config: ModelConfig, num_tokens: int) -> tuple[int, int]:
+    """Weights of attention, MLPs and routers, and those of experts."""
     attention = 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads)
     mlp, experts = 3 * config.hidden_size * config.intermediate_size, config.experts
     if experts is None:
-        return config.num_layers * (attention + mlp)
+        return config.num_layers * (attention + mlp), 0
     met = experts.count * (1 - (1 - experts.num_chosen / experts.count) ** num_tokens)
-    sparse = config.hidden_size * (round(3 * met * experts.intermediate_size) + experts.count)
-    return sum(attention + (sparse if has_experts else mlp) for has_experts in experts.layers)
+    num_sparse, router = sum(experts.layers), config.hidden_size * experts.count
+    dense = config.num_layers * attention + num_sparse * router + (config.num_layers - num_sparse) * mlp
+    return dense, num_sparse * config.hidden_size * round(3 * met * experts.intermediate_size)
 
 
 def measure_device(device: torch.device, dtype: torch.dtype) -> Device:

@@ -90,22 +90,25 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """Tensors of a folder, and what its index promises in vain."""
+class StoredFolder:
+    """Tensors of a folder by the names that the decoder has for them, and what its index promises in vain."""
 
     tensors: dict[str, StoredTensor]
     unmet: dict[str, str]
     """Tensor -> why it is not where the index has it."""
 
 
-def read_checkpoint(folder: Path, config: ModelConfig, *, warns: bool = False) -> dict[str, StoredTensor]:
-    """Tensors of a model of this ``config`` by name, in the order of their bytes. Reads headers only.
+def read_checkpoint(
+    folder: Path, config: ModelConfig, *, warns: bool = False, read: StoredFolder | None = None
+) -> dict[str, StoredTensor]:
+    """Tensors of a model of this ``config`` by name, in the order of their bytes. Reads headers only, unless they were
+    ``read`` before.
 
     ``ModelError`` names the file or tensor at fault when a file contradicts itself, or a tensor that the model needs is
     missing or of another shape. Other tensors are left out; with ``warns`` one warning names them.
     """
     family = family_of(config.architecture)
-    stored = _renamed(_read_folder(folder), family)
+    stored = read or read_family_tensors(folder, config)
     if family.fused:
         stored = _split(stored, family, config)
     unused = _check_against_config(folder, config, stored)
@@ -122,19 +125,19 @@ def read_tensors(folder: Path, *, is_whole: bool = False) -> dict[str, StoredTen
     return stored.tensors
 
 
-def read_family_tensors(folder: Path, config: ModelConfig) -> dict[str, StoredTensor]:
+def read_family_tensors(folder: Path, config: ModelConfig) -> StoredFolder:
     """Every tensor of the folder's files by the name that a decoder of this ``config`` has for it."""
-    return _renamed(_read_folder(folder), family_of(config.architecture)).tensors
+    return _renamed(_read_folder(folder), family_of(config.architecture))
 
 
-def _renamed(stored: _Stored, family: ModelFamily) -> _Stored:
+def _renamed(stored: StoredFolder, family: ModelFamily) -> StoredFolder:
     """The same tensors under the names that the decoder has for them."""
     names = {name: name_in_decoder(name, family) for name in (*stored.tensors, *stored.unmet)}
     tensors = {names[name]: replace(tensor, name=names[name]) for name, tensor in stored.tensors.items()}
-    return _Stored(tensors, {names[name]: why for name, why in stored.unmet.items()})
+    return StoredFolder(tensors, {names[name]: why for name, why in stored.unmet.items()})
 
 
-def _split(stored: _Stored, family: ModelFamily, config: ModelConfig) -> _Stored:
+def _split(stored: StoredFolder, family: ModelFamily, config: ModelConfig) -> StoredFolder:
     """The same tensors, those of fused projections as the parts that the decoder has."""
     sizes, tensors, unmet = projection_sizes(config), dict[str, StoredTensor](), dict[str, str]()
     for name, why in stored.unmet.items():
@@ -142,7 +145,7 @@ def _split(stored: _Stored, family: ModelFamily, config: ModelConfig) -> _Stored
     for name, tensor in stored.tensors.items():
         names = _names_of_parts(name, family)
         tensors |= _parts_of(tensor, names, sizes) if names else {name: tensor}
-    return _Stored(tensors, unmet)
+    return StoredFolder(tensors, unmet)
 
 
 def _names_of_parts(name: str, family: ModelFamily) -> list[str]:
@@ -170,7 +173,7 @@ def _parts_of(tensor: StoredTensor, names: list[str], sizes: dict[str, int]) -> 
     }
 
 
-def _read_folder(folder: Path) -> _Stored:
+def _read_folder(folder: Path) -> StoredFolder:
     index, tensors = folder / INDEX_NAME, dict[str, StoredTensor]()
     weight_map = _read_weight_map(index) if is_there(index) else {}
     files = _indexed_files(index, weight_map)
@@ -179,7 +182,7 @@ def _read_folder(folder: Path) -> _Stored:
     for file in filter(is_there, files):
         for tensor in _read_header(file):
             tensors[tensor.name] = _one_of(tensor, tensors.get(tensor.name, tensor), weight_map)
-    return _Stored(tensors, _unmet(index, weight_map, tensors))
+    return StoredFolder(tensors, _unmet(index, weight_map, tensors))
 
 
 def _one_of(tensor: StoredTensor, other: StoredTensor, weight_map: dict[str, str]) -> StoredTensor:
@@ -295,7 +298,7 @@ def _stored(file: Path, name: str, entry: _Entry) -> StoredTensor:
     return StoredTensor(name, file, entry.dtype, tuple(entry.shape), end - begin, name)
 
 
-def _check_against_config(folder: Path, config: ModelConfig, stored: _Stored) -> list[str]:
+def _check_against_config(folder: Path, config: ModelConfig, stored: StoredFolder) -> list[str]:
     """Names of the tensors that the model does not use."""
     tensors = stored.tensors
     if config.num_layers > len(tensors) + len(stored.unmet):  # said before as many names are made

@@ -6,21 +6,19 @@ vLLM's, compressed-tensors' and ModelOpt's names; layers without any have scales
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError
 from outrider.model_executor.layers.attention import Attention
-from outrider.model_executor.loader.checkpoint import StoredTensor, read_checkpoint
+from outrider.model_executor.loader.checkpoint import StoredTensor
 from outrider.model_executor.models.decoder import Decoder
 
 _NAMES = {"k": ("k_scale", "k_proj.k_scale"), "v": ("v_scale", "v_proj.v_scale")}
 
 
-def read_kv_scales(decoder: Decoder, folder: Path) -> None:
+def read_kv_scales(decoder: Decoder, stored: dict[str, StoredTensor]) -> None:
     """Set each layer's scales; ``ModelError`` for one that is no positive number."""
-    stored = read_checkpoint(folder, decoder.config)
     for number, layer in enumerate(decoder.layers):
         if not isinstance(layer.attention, Attention):  # of recurrent states
             continue

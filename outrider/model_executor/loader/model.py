@@ -32,7 +32,7 @@ from outrider.model_executor.kv_cache_sizing import (
     graph_bytes,
 )
 from outrider.model_executor.layers.quantization import ONLINE
-from outrider.model_executor.loader.checkpoint import read_checkpoint
+from outrider.model_executor.loader.checkpoint import StoredTensor, read_checkpoint, read_family_tensors
 from outrider.model_executor.loader.fallback import check_fallback, load_fallback
 from outrider.model_executor.loader.kv_scales import read_kv_scales
 from outrider.model_executor.loader.stored_head import with_stored_head
@@ -149,7 +149,7 @@ def load_model(
     largest forward. ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = replace(read_model_config(folder, model_impl), attention_window=attention_window)
-    config = _checked(config, folder, load_format, quantization, kv_cache_dtype=kv_cache_dtype, ranks=ranks)
+    config, stored = _checked(config, folder, load_format, quantization, kv_cache_dtype=kv_cache_dtype, ranks=ranks)
     length = choose_length(config, max_model_len)
     config = config.for_length(length)
     chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
@@ -168,7 +168,7 @@ def load_model(
             decoder = Decoder(
                 config, dtype=chosen_dtype, device=chosen_device, communicator=communicator, batch_invariant=keeps_order
             )
-            _fill(decoder, folder, load_format, progress, has_kv_scales=cached_dtype == FP8)
+            _fill(decoder, folder, load_format, progress, stored=stored, has_kv_scales=cached_dtype == FP8)
         layout = decoder.kv_cache_layout
         request = KVCacheRequest(
             page_size,
@@ -206,8 +206,9 @@ def _checked(
     *,
     kv_cache_dtype: KVCacheDtype,
     ranks: Ranks | None,
-) -> ModelConfig:
-    """Configuration with the quantization that is set and the head that the folder stores.
+) -> tuple[ModelConfig, dict[str, StoredTensor]]:
+    """Configuration with the quantization that is set and the head that the folder stores, and its tensors if they are
+    to be read here.
 
     Raises before memory is taken for what config.json promises.
     """
@@ -220,13 +221,21 @@ def _checked(
         num_ranks = 1 if ranks is None else 2
         check_fallback(config, load_format=load_format, kv_cache_dtype=kv_cache_dtype, num_ranks=num_ranks)
     elif load_format == "safetensors":
-        config = with_stored_head(folder, config)
-        read_checkpoint(folder, config, warns=ranks is None or ranks.publish is not None)  # of several ranks one warns
-    return config
+        read = read_family_tensors(folder, config)
+        config = with_stored_head(folder, config, read.tensors)
+        # Of several ranks one warns.
+        return config, read_checkpoint(folder, config, warns=ranks is None or ranks.publish is not None, read=read)
+    return config, {}
 
 
 def _fill(
-    decoder: Decoder, folder: Path, load_format: LoadFormat, progress: Progress | None, *, has_kv_scales: bool
+    decoder: Decoder,
+    folder: Path,
+    load_format: LoadFormat,
+    progress: Progress | None,
+    *,
+    stored: dict[str, StoredTensor],
+    has_kv_scales: bool,
 ) -> None:
     """Weights of the folder, of its recipe, or noise, as ``load_format`` says."""
     if load_format == "dummy":
@@ -234,9 +243,9 @@ def _fill(
     elif load_format == "synthetic":
         fill_weights(decoder, synthetic_tensors(folder, decoder.config, decoder.dtype, decoder.device))
     else:
-        load_weights(decoder, folder, progress)
+        load_weights(decoder, stored, progress)
         if has_kv_scales:
-            read_kv_scales(decoder, folder)
+            read_kv_scales(decoder, stored)
 
 
 def _choose_size(

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError
-from outrider.model_executor.loader.checkpoint import EMBEDDING_NAME, HEAD_NAME, StoredTensor, read_family_tensors
+from outrider.model_executor.loader.checkpoint import EMBEDDING_NAME, HEAD_NAME, StoredTensor
 from outrider.model_executor.models.config import ModelConfig
 
 _log = logging.getLogger(__name__)
@@ -23,11 +23,10 @@ _ROWS = 8192
 """Compared at once."""
 
 
-def with_stored_head(folder: Path, config: ModelConfig) -> ModelConfig:
+def with_stored_head(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> ModelConfig:
     """The configuration, untied if the files have a head that differs from the embedding."""
     if not config.tied_embeddings:
         return config
-    tensors = read_family_tensors(folder, config)
     embedding, head = tensors.get(EMBEDDING_NAME), tensors.get(HEAD_NAME)
     if embedding is None or head is None or _are_equal(embedding, head):
         return config

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError
 from outrider.model_executor.layers.contract import Preparable, WeightTarget
-from outrider.model_executor.loader.checkpoint import StoredTensor, read_checkpoint
+from outrider.model_executor.loader.checkpoint import StoredTensor
 from outrider.model_executor.models.decoder import Decoder
 from outrider.model_executor.models.weights import weight_targets
 
@@ -26,9 +26,9 @@ Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor."""
 
 
-def load_weights(decoder: Decoder, folder: Path, progress: Progress | None = None) -> None:
-    """Fill every parameter from the folder's safetensors; ``ModelError`` names the file or tensor at fault."""
-    stored, targets = read_checkpoint(folder, decoder.config), weight_targets(decoder)
+def load_weights(decoder: Decoder, stored: dict[str, StoredTensor], progress: Progress | None = None) -> None:
+    """Fill every parameter from a checkpoint; ``ModelError`` names the file or tensor at fault."""
+    targets = weight_targets(decoder)
     copy_tensors([stored[name] for name in stored if name in targets], targets, progress)
     decoder.head.prepare()
 
