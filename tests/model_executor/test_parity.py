@@ -64,6 +64,9 @@ GEMMA: dict[str, Any] = {
         "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0},
     },
 }
+MROPE: dict[str, Any] = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 1, 1]},
+}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
 PHI_4_MINI: dict[str, Any] = {
     "tie_word_embeddings": True, "hidden_size": 64, "head_dim": 16, "partial_rotary_factor": 0.75,
@@ -149,6 +152,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral-small": ("mistral3", {}),
+    "qwen2.5-vl-text-part": ("qwen2_5_vl", {**MROPE, "head_dim": ...}),
+    "qwen3-vl-text-part": ("qwen3_vl", MROPE),
+    "qwen3-vl-moe-text-part": ("qwen3_vl_moe", MROPE),
     "olmo2": ("olmo2", {}),
     "olmo2-one-kv-head": ("olmo2", {"num_key_value_heads": 1}),
     "olmo3": (

@@ -61,6 +61,9 @@ _WITH_IMAGES: dict[str, dict[str, Any]] = {
             "position_embedding_size": 64,
         },
     },
+    "qwen2_5_vl": {"vision_config": {**_QWEN_VISION, "fullatt_block_indexes": [0]}},
+    "qwen3_vl": {"vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": []}},
+    "qwen3_vl_moe": {"vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": []}},
     "qwen3_5": {"vision_config": _QWEN_VISION},
     "qwen3_5_moe": {"vision_config": _QWEN_VISION},
 }
@@ -80,6 +83,7 @@ _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {**_HYBRID, **_GATED_EXPERTS},
     "qwen3_next": {**_HYBRID, **_GATED_EXPERTS},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    "qwen3_vl_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 3},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "gpt_oss": {

@@ -85,7 +85,6 @@ def _check_borrowed(folder: Path, name: str, tensor: StoredTensor | None, target
 
 def _of_target(name: str, target_folder: Path) -> StoredTensor | None:
     config = read_model_config(target_folder)
-    stored = (
-        read_family_tensors(target_folder, config) if is_native(config.architecture) else read_tensors(target_folder)
-    )
+    has_family = is_native(config.architecture)
+    stored = read_family_tensors(target_folder, config).tensors if has_family else read_tensors(target_folder)
     return next((stored[other] for other in _OF_TARGET[name] if other in stored), None)

@@ -121,7 +121,7 @@ def _qwen3_moe(fields: Fields) -> FamilyTraits:
         output_bias=bias,
         sliding_windows=_same_window(fields, fields.get("sliding_window")),
         qk_norm=True,
-        experts=_qwen_experts(fields, normalizes=fields["norm_topk_prob"]),
+        experts=_qwen_experts(fields, normalizes=fields.get("norm_topk_prob", True)),  # Qwen3-VL always does
     )
 
 
@@ -317,6 +317,11 @@ def _hybrid(architecture: str, model_type: str, text_types: tuple[str, ...] = ()
     )
 
 
+def _text_part(architecture: str, model_type: str, traits: Callable[[Fields], FamilyTraits]) -> ModelFamily:
+    """The text part of a Qwen that takes images: positions of text are the same in all dimensions of M-RoPE."""
+    return ModelFamily(architecture, model_type, traits, is_text_part=True, text_types=(f"{model_type}_text",))
+
+
 FAMILIES = _by_architecture(
     (
         ModelFamily("LlamaForCausalLM", "llama", _llama),
@@ -356,6 +361,9 @@ FAMILIES = _by_architecture(
         ModelFamily(
             "Mistral3ForConditionalGeneration", "mistral3", _mistral, is_text_part=True, text_types=("mistral",)
         ),
+        _text_part("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", _qwen2),
+        _text_part("Qwen3VLForConditionalGeneration", "qwen3_vl", _qwen3),
+        replace(_text_part("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", _qwen3_moe), feed_forward=sparse_mlp),
         ModelFamily("Olmo2ForCausalLM", "olmo2", _olmo2),
         ModelFamily("Olmo3ForCausalLM", "olmo3", _olmo3, has_layer_ropes=True),
         ModelFamily("Phi3ForCausalLM", "phi3", _phi3, has_partial_rotary=True, fused={**_FUSED_QKV, **_FUSED_GATE}),
