@@ -173,6 +173,7 @@ def test_ranks_share_the_linear_layers_of_its_plan() -> None:
     whole, part = (estimate_model(build("smollm3"), tensor_parallel_size=size) for size in (1, 2))
     layers = 2 * (4 * 32 * 32 - 2 * 16 * 32 + 3 * 32 * 48) * 4  # queries, keys, values, output, MLP in float32
     assert whole.weight_bytes - part.weight_bytes == layers // 2
+    assert whole.kv_bytes_per_token == part.kv_bytes_per_token  # of all ranks
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,10 @@ def estimate_model(
     if layout is None:
         each = config.kv_bytes_per_token(cached)
         return ModelEstimate(config, chosen, length, num_bytes, each, each * length)
-    each, windowed, kept = layout.bytes_per_token(cached.itemsize), 0, None
+    num_parts = tensor_parallel_size if config.is_fallback else 1  # the layout is that of a rank
+    each, windowed, kept = num_parts * layout.bytes_per_token(cached.itemsize), 0, None
     if (request := window_request(layout, cached, length, 1)) is not None:
-        windowed, kept = request.bytes_per_token, request.reach.window + request.reach.num_rewind_tokens
+        windowed, kept = num_parts * request.bytes_per_token, request.reach.window + request.reach.num_rewind_tokens
     longest = (each - windowed) * length + windowed * (kept or 0)
     states = 0 if layout.states is None else layout.states.bytes_per_slot(chosen.itemsize)
     return ModelEstimate(config, chosen, length, num_bytes, each, longest, kept, states)
