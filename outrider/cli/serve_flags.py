@@ -88,7 +88,7 @@ class ModelFlags:
     batch_invariant: Annotated[
         str | None,
         _model(
-            "auto, on or off: same bits of the target's logits in any batch. Default off; auto: where it costs little.",
+            "auto, on or off: same bits of the target's logits in any batch. Default off; auto: where it is cheap.",
             "--batch-invariant",
         ),
     ] = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -57,8 +59,28 @@ def test_other_gpus_are_refused(capability: list[int]) -> None:
 def test_auto_is_on_where_it_costs_little(
     setting: BatchInvariance, num_ranks: int, capability: list[int], *, expected: bool
 ) -> None:
-    config = read_model_config(cached_tiny_model())
+    config = replace(read_model_config(cached_tiny_model()), hidden_size=4096)
     assert is_batch_invariant(setting, config, torch.bfloat16, GPU, num_ranks=num_ranks) is expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "hidden_size", "head_dim"),
+    [("llama", 2048, 64), ("llama", 4096, 256), ("qwen3_moe", 4096, 128), ("qwen3_5_text", 4096, 128)],
+)
+def test_auto_is_off_where_the_cost_was_not_measured(
+    architecture: str, hidden_size: int, head_dim: int, capability: list[int]
+) -> None:
+    config = read_model_config(cached_tiny_model(architecture))
+    config = replace(config, hidden_size=hidden_size, head_dim=head_dim)
+    assert not is_batch_invariant("auto", config, torch.bfloat16, GPU, num_ranks=1)
+    assert is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1)
+
+
+def test_norms_over_heads_of_several_ranks_are_refused(capability: list[int]) -> None:
+    config = read_model_config(cached_tiny_model("olmo2"))
+    assert is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1)
+    with pytest.raises(ConfigError, match="normalised over heads of several ranks"):
+        is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=2)
 
 
 def test_a_model_on_a_cpu_is_loaded_without_or_refused() -> None:

@@ -43,6 +43,9 @@ from outrider.model_executor.synthetic.recipe import synthetic_tensors
 from outrider.model_executor.worker_commands import WorkerCommand
 
 _log = logging.getLogger(__name__)
+_WIDEST_HEAD = 128
+_LARGEST_OF_FEW_TOKENS = 2048
+"""Hidden size up to which ``kernels.few_tokens`` computes single tokens."""
 _FP8_CAPABILITY = (8, 9)
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 ModelImplementation = Literal["auto", "native", "transformers"]
@@ -277,13 +280,21 @@ def is_batch_invariant(
         reason = f"products with weights that are {config.quantization} do not keep one order of sums"
     if config.is_fallback:
         reason = "the code of transformers, which computes this model, promises no order of sums"
-    if setting == "on" and reason is not None:
-        raise ConfigError("batch_invariant", f"cannot be on: {reason}")
     if config.variant.has_wide_qk_norm and num_ranks > 1:
         reason = "queries and keys are normalised over heads of several ranks, whose sums have no fixed order"
+    if setting == "on" and reason is not None:
+        raise ConfigError("batch_invariant", f"cannot be on: {reason}")
     # On several GPUs, and in the interpreter, only where it is asked for.
-    is_cheap = reason is None and num_ranks == 1 and device.type == "cuda"
-    return setting == "on" or (setting == "auto" and is_cheap)
+    may_be_chosen = reason is None and num_ranks == 1 and device.type == "cuda"
+    return setting == "on" or (setting == "auto" and may_be_chosen and _was_measured(config))
+
+
+def _was_measured(config: ModelConfig) -> bool:
+    """True for models whose decoding was measured to take about as long in either mode: dense ones without recurrent
+    layers or wide heads, and without products that have faster kernels for single tokens in the other mode.
+    """
+    is_dense = config.experts is None and config.recurrent is None
+    return is_dense and config.head_dim <= _WIDEST_HEAD and config.hidden_size > _LARGEST_OF_FEW_TOKENS
 
 
 def choose_length(config: ModelConfig, max_model_len: int | None) -> int:
