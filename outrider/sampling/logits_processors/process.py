@@ -40,8 +40,8 @@ def process_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V
 
 
 def adjust_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V] float32 -> [N, V] float32
-    """Logits after the processors that precede the temperature; the given tensor itself if no row has any."""
-    workspace = Workspace(logits)
+    """Logits after the processors that precede the temperature. Changes ``logits``, and may return it."""
+    workspace = Workspace(logits, is_owned=True)
     _adjust(workspace, spans_of(rows))
     return workspace.logits
 

@@ -1,4 +1,5 @@
-"""Copy-on-write logits: the caller's tensor is never changed, and without parameters nothing is copied.
+"""Copy-on-write logits: the caller's tensor is changed only if it is handed over, and without parameters nothing is
+copied.
 
 Shape letters: ``N`` rows, ``V`` vocabulary, ``M`` rows chosen.
 """
@@ -14,9 +15,10 @@ from torch import Tensor
 class Workspace:
     """Logits of a batch while the processors change them."""
 
-    def __init__(self, logits: Tensor) -> None:  # [N, V] float32
+    def __init__(self, logits: Tensor, *, is_owned: bool = False) -> None:  # [N, V] float32
+        """``is_owned``: the caller needs the tensor no more, which is changed in place."""
         self._logits = logits
-        self._owned = False
+        self._owned = is_owned
 
     @property
     def logits(self) -> Tensor:  # [N, V]

@@ -163,8 +163,10 @@ class Scoring:
         return _Part(layout, launch(adjust_logits(raw, described), layout.rows), finite)
 
     def _rows_of(self, chosen: Sequence[int]) -> Tensor:  # [r, V] float32
-        spans = [self._logits[self._starts[i] : self._starts[i + 1]] for i in chosen]
-        return torch.cat(spans).float()
+        """A copy of the rows of these requests."""
+        if len(chosen) == len(self._requests):
+            return self._logits.to(torch.float32, copy=True)
+        return torch.cat([self._logits[self._starts[i] : self._starts[i + 1]] for i in chosen]).float()
 
     def _score(self, chosen: Sequence[int]) -> None:
         """Through PyTorch."""
