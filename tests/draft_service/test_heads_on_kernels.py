@@ -15,6 +15,7 @@ import torch
 
 from tests.draft_service.head_rig import Checked, Reference, options, served
 from tests.support.dflash import DFlashReference, build_dflash
+from tests.support.hybrid_mtp import HybridMtpReference, build_hybrid_mtp
 from tests.support.pair_heads import EagleReference, MtpReference, build_eagle, build_mimo
 from tests.support.quick_interpreter import set_up_quick_interpreter
 from tests.support.tiny_models import cached_tiny_model
@@ -36,6 +37,8 @@ def main(folder: Path) -> None:
     check("eagle", eagle, target, EagleReference(eagle, target))
     check("dflash", dflash, target, DFlashReference(dflash, target))
     check("mtp", mimo, mimo, MtpReference(mimo, cached_tiny_model("qwen2", seed=1)))
+    hybrid = build_hybrid_mtp(folder / "hybrid", "qwen3_next")
+    check("mtp", hybrid, hybrid, HybridMtpReference(hybrid))
 
 
 @pytest.mark.slow

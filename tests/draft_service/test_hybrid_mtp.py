@@ -4,6 +4,7 @@ is the target's.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from outrider.model_executor.draft_heads.loading import find_tensors
 from outrider.model_executor.draft_heads.mtp import MtpHead, read_mtp_config
 from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, check_states, options, p_of_joint, plain, served
 from tests.model_executor.test_published_names import read_published, write_checkpoint
+from tests.support.fp8_models import FP8, Format, by_row, compressed, quantize_folder
 from tests.support.hybrid_mtp import HybridMtpReference, build_hybrid_mtp
 from tests.support.service_rig import ServiceRig
 from tests.support.tiny_models import cached_tiny_model
 
 FAMILIES = ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next"]
+SECOND_TIER = pytest.mark.integration
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +43,16 @@ def checked(target: Path, **more: Any) -> Checked:
     return Checked(served("mtp", target, target), HybridMtpReference(target), target, **more)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_5", "qwen3_next", *(pytest.param(name, marks=SECOND_TIER) for name in ("qwen3_5_text", "qwen3_5_moe"))],
+)
 def test_drafts_are_those_of_the_reference_and_output_the_targets(folders: dict[str, Path], family: str) -> None:
     target = folders[family]
     assert checked(target).generate(REQUESTS) == plain(target, REQUESTS)
 
 
+@SECOND_TIER
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
 def test_states_are_those_of_the_reference(
     folders: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
@@ -54,12 +61,14 @@ def test_states_are_those_of_the_reference(
     check_states(served("mtp", target, target), HybridMtpReference(target), target, monkeypatch)
 
 
+@SECOND_TIER
 def test_chunks_and_rebuilt_sessions(folders: dict[str, Path]) -> None:
     target = folders["qwen3_next"]
     rig = checked(target, target_forward=16, draft_forward=7, lose_every=3)
     assert rig.generate(REQUESTS) == plain(target, REQUESTS)
 
 
+@SECOND_TIER
 def test_coupled_output_is_the_targets_own(folders: dict[str, Path]) -> None:
     target = folders["qwen3_5"]
     more = {"temperature": 1.0, "acceptance_method": "coupled"}
@@ -69,13 +78,14 @@ def test_coupled_output_is_the_targets_own(folders: dict[str, Path]) -> None:
     assert rig.num_draft_tokens > 0
 
 
-@pytest.mark.integration
+@SECOND_TIER
 def test_rejection_keeps_the_targets_distribution(folders: dict[str, Path]) -> None:
     target = folders["qwen3_5_text"]
     draft = served("mtp", target, target, "--draft-sample-method", "probabilistic")
     assert p_of_joint(draft, target) > 1e-4
 
 
+@SECOND_TIER
 def test_experts_are_read_one_by_one_too(folders: dict[str, Path], tmp_path: Path) -> None:
     """As Qwen3-Next is published: a tensor for each projection of each expert."""
     target = build_hybrid_mtp(tmp_path / "target", "qwen3_next")
@@ -92,6 +102,22 @@ def test_experts_are_read_one_by_one_too(folders: dict[str, Path], tmp_path: Pat
     reference = HybridMtpReference(folders["qwen3_next"])
     rig = Checked(served("mtp", target, target), reference, target)
     assert rig.generate(REQUESTS[:3]) == plain(folders["qwen3_next"], REQUESTS[:3])
+
+
+@SECOND_TIER
+def test_layers_in_fp8_are_read_as_the_checkpoint_names_them(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Weights in FP8 but for the product that joins embedding and state, which the checkpoint ignores."""
+    form = Format(compressed("channel", None, ["lm_head", "mtp.fc"]), by_row, kept=("lm_head", "mtp.fc"))
+    target = quantize_folder(folders["qwen3_5_text"], tmp_path / "target", form)
+    stored = load_file(target / "model.safetensors")
+    wide = {name: tensor for name, tensor in stored.items() if not name.endswith("_scale")}
+    for name in [name for name, tensor in wide.items() if tensor.dtype == FP8]:
+        wide[name] = wide[name].float() * stored[f"{name}_scale"]
+    assert stored["mtp.layers.0.mlp.up_proj.weight"].dtype == FP8
+    widened = shutil.copytree(folders["qwen3_5_text"], tmp_path / "widened")
+    save_file(wide, widened / "model.safetensors", metadata={"format": "pt"})
+    rig = Checked(served("mtp", target, target), HybridMtpReference(widened), target)
+    assert rig.generate(REQUESTS) == plain(widened, REQUESTS)
 
 
 def test_a_target_without_its_layer_is_refused() -> None:
