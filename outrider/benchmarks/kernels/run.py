@@ -14,13 +14,14 @@ from outrider.benchmarks.kernels.attention import attention_cases
 from outrider.benchmarks.kernels.cases import KernelCase, KernelPlace
 from outrider.benchmarks.kernels.drafting import drafting_cases
 from outrider.benchmarks.kernels.layers import layer_cases
+from outrider.benchmarks.kernels.recurrence import recurrence_cases
 from outrider.benchmarks.kernels.scoring import scoring_cases
 from outrider.benchmarks.samples import median, ratio
 from outrider.benchmarks.schema import Label, Result, Series
 from outrider.errors import ConfigError
 from outrider.model_executor.device_setup import prepare_device
 
-NUM_KERNELS = 24
+NUM_KERNELS = 27
 _IN_A_ROW = 20
 """Goes that one graph holds."""
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -107,6 +108,7 @@ def _cases(place: KernelPlace, plan: KernelPlan) -> Iterator[KernelCase]:
     yield from drafting_cases(place, num_rows=plan.num_rows)
     yield from layer_cases(place, num_rows=plan.num_rows, tokens_per_row=plan.tokens_per_row)
     yield from attention_cases(place, num_rows=plan.num_rows, tokens_per_row=plan.tokens_per_row)
+    yield from recurrence_cases(place, num_rows=plan.num_rows, tokens_per_row=plan.tokens_per_row)
 
 
 def _time(case: KernelCase, device: torch.device, plan: KernelPlan) -> list[float]:
