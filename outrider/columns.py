@@ -408,18 +408,6 @@ class ScoreAhead:
         )
 
 
-def states_form(command: Extend | Score) -> object:
-    """What the hidden states of commands have in common to be columns together; None for a command without any."""
-    if isinstance(command, Extend):
-        return None if command.hidden_states is None else StateColumns.form_of(command.hidden_states)
-    return None if command.hidden_states_from is None else command.plane
-
-
-def may_bring_states(command: Extend | Score) -> bool:
-    """Whether the hidden states that a command brings, if it does, may be columns."""
-    return not isinstance(command, Extend) or command.hidden_states is None or states_form(command) is not None
-
-
 def token_scores(session: int, generation: int, base_length: int, token_ids: tuple[int, ...]) -> Scores:
     """Scores of the form that greedy and coupled sessions get."""
     return Scores(session, generation, base_length, TokenScores(token_ids))

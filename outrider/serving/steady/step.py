@@ -16,12 +16,7 @@ from outrider.columns import (
     ExtendColumns,
     ScoreColumns,
     StateColumns,
-    may_bring_states,
-    states_form,
 )
-from outrider.item_columns import command_columns
-from outrider.ports import Extend, Score
-from outrider.prefix_hash import chain_size
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.steady.sessions import Ints, RunningSessions
 
@@ -74,19 +69,16 @@ class SteadyStep:
         return self.own.keys.keys()
 
 
-def joined(columns: Sequence[CommandColumns], items: Sequence[Any]) -> CommandColumns | None:
-    """Columns of one kind and single items of that kind, which are bare, as one; None where their hidden states go by
-    different planes, or are not of all.
-    """
-    if len(columns) == 1 and not items:
+def joined(columns: Sequence[CommandColumns]) -> CommandColumns | None:
+    """Columns of one kind as one; None where their hidden states go by different planes, or are not of all."""
+    if len(columns) == 1:
         return columns[0]
     kind = type(columns[0])
-    if len({_form_of(part) for part in (*columns, *items)}) > 1:
+    if len(set(map(_form_of, columns))) > 1:
         return None
-    parts = [*([command_columns(items)] if items else []), *columns]
     fields: list[Any] = []
     for name in kind.__slots__:
-        fields.append(_joined_field(name, [getattr(part, name) for part in parts], parts))
+        fields.append(_joined_field(name, [getattr(part, name) for part in columns], columns))
     return kind(*fields)
 
 
@@ -119,32 +111,10 @@ def _joined_supports(name: str, values: Sequence[Any], parts: Sequence[Any]) -> 
     )
 
 
-def _form_of(part: CommandColumns | Extend | Score) -> object:
-    """What columns or items say of hidden states, alike in all that are joined."""
+def _form_of(part: CommandColumns) -> object:
+    """What columns say of hidden states, alike in all that are joined."""
     if isinstance(part, ExtendColumns):
         return None if part.states is None else (part.states.plane_id, part.states.width, part.states.dtype)
-    if isinstance(part, ScoreColumns) and part.is_direct:
+    if part.is_direct:
         return id(part)  # its answers say so, and no others
-    if isinstance(part, ScoreColumns):
-        return None if part.hidden_states_from is None else part.plane
-    return states_form(part)
-
-
-def is_bare(item: Any, kind: type[CommandColumns]) -> bool:  # noqa: ANN401 - any command
-    """Whether a command would be the same as a row of such columns."""
-    has_whole_chain = len(item.prefix_hash[0]) == chain_size(item.num_kept_tokens)
-    if item.trace_parent or not has_whole_chain or not item.num_kept_tokens:
-        return False
-    if kind is ExtendColumns:
-        return may_bring_states(item)
-    return has_whole_support(item)
-
-
-def has_whole_support(item: Any) -> bool:  # noqa: ANN401 - a ``Score``
-    """Whether a ``Score`` has no support, or one with ids for its draft tokens and no other."""
-    support = item.support
-    if support is None:
-        return True
-    counts = support.counts
-    is_whole = 0 < counts.size == len(item.draft_token_ids) and int(counts.min()) >= 0
-    return is_whole and 0 < support.token_ids.size == int(counts.sum())
+    return None if part.hidden_states_from is None else part.plane

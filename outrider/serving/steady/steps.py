@@ -17,7 +17,7 @@ import numpy as np
 
 from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, is_batch, one_by_one
 from outrider.errors import OutriderError
-from outrider.ports import Extend, Score
+from outrider.ports import Extend
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
@@ -46,7 +46,7 @@ from outrider.serving.steady.begun import (
 )
 from outrider.serving.steady.expected import ExpectedStep
 from outrider.serving.steady.sessions import Bools, RunningSessions
-from outrider.serving.steady.step import SteadyStep, is_bare, joined
+from outrider.serving.steady.step import SteadyStep, joined
 from outrider.serving.steady.waiting import WaitingSessions
 
 
@@ -113,11 +113,7 @@ class SteadySteps:
         before, after = parts[:first], parts[end:]
         if any(type(each) is not type(columns[0]) for each in parts[first:end]):
             return one_by_one(commands), None, ()
-        of_kind = Extend if isinstance(columns[0], ExtendColumns) else Score
-        goes_in = all(type(command) is of_kind and is_bare(command, type(columns[0])) for command in before)
-        if goes_in and (step := joined(columns, before)) is not None:
-            return (), step, after
-        step = joined(columns, ())
+        step = joined(columns)
         return (one_by_one(commands), None, ()) if step is None else (before, step, after)
 
     def _may_be_taken(self, link_id: int, columns: CommandColumns) -> bool:
@@ -386,8 +382,8 @@ class SteadySteps:
             self._put_down(answered.step.own, answered.bases)
 
     def put_down(self, answered: Iterable[AnyRequest]) -> None:
-        """Put down the sessions of requests that were answered one by one; those of ``PlainSteps`` have no need of it
-        until there are drafts.
+        """Put down the sessions of requests that were answered one by one, unless all of these are decode steps, which
+        ``PlainSteps`` computes ahead.
         """
         own: dict[int, list[tuple[Session[Any], int]]] = {}
         drafting = set[int]()
@@ -399,7 +395,8 @@ class SteadySteps:
             is_alone = link_id in self._links and self._scheduler.queue.first(session.key) is None
             if is_alone and self._executor.is_steady(session):
                 own.setdefault(link_id, []).append((session, answer.base_length))
-                if num_drafts(request.item) or not self._executor.may_be_plain(session):
+                is_decode_step = len(request.item.token_ids) == 1 and not num_drafts(request.item)
+                if not (is_decode_step and self._executor.may_be_plain(session)):
                     drafting.add(link_id)
             elif session.sequence.length > answer.base_length:  # there are drafts
                 self._sessions.hash_ahead(session, answer.base_length)

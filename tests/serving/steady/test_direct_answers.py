@@ -276,11 +276,9 @@ def test_columns_of_different_channels_are_joined_without_one() -> None:
     first, second = caller.columns(items[:2]), caller.columns(items[2:])
     for channels, expected in (((7, 7), 7), ((7, 8), 0), ((7, 0), 0), ((0, 7), 0), ((0, 0), 0)):
         parts = [replace(part, channel=channel) for part, channel in zip((first, second), channels, strict=True)]
-        both = joined(parts, ())
+        both = joined(parts)
         assert both is not None and both.sessions.tolist() == [0, 1, 2, 3]
         assert getattr(both, "channel") == expected  # noqa: B009 - of one kind of columns
-    alone = joined([replace(first, channel=7)], items[2:])
-    assert alone is not None and getattr(alone, "channel") == 0  # noqa: B009
 
 
 def test_scores_that_came_directly_are_joined_with_no_others() -> None:
@@ -288,9 +286,8 @@ def test_scores_that_came_directly_are_joined_with_no_others() -> None:
     items = caller.items()
     first, second = caller.columns(items[:2]), caller.columns(items[2:])
     direct: Any = replace(first, channel=1)
-    assert id(joined([direct], ())) == id(direct)
+    assert id(joined([direct])) == id(direct)
     for others in ([second], [replace(second, channel=1)]):
-        assert joined([direct, *others], ()) is None
-        assert joined([*others, direct], ()) is None
-    assert joined([direct], items[2:]) is None
-    assert joined([first, second], ()) is not None
+        assert joined([direct, *others]) is None
+        assert joined([*others, direct]) is None
+    assert joined([first, second]) is not None
