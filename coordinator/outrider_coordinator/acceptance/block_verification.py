@@ -30,7 +30,7 @@ from outrider_coordinator.acceptance.verdict import NextToken, Verdict
 
 Doubles = NDArray[np.float64]
 ResidualAt = Callable[[int, float], Doubles]
-"""Weights of (rho target - draft)+ at the position after so many draft tokens, given rho."""
+"""Weights of (rho target - draft)+ at the position after a number of draft tokens, given rho."""
 
 
 def judge_block(

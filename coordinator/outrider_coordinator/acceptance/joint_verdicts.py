@@ -1,6 +1,6 @@
 """Joint verdicts: sparse rejection of many sessions' proposals at once, as ``rejection`` judges each, bit by bit.
 
-All that does not depend on the scores is put down while the target computes: which rows belong together, where draft
+All that does not depend on the scores is computed while the target computes: which rows belong together, where draft
 tokens are in their supports, and the random numbers. Wherever scores are not in order, or a draw is a border case, the
 answer is that each has to be judged alone.
 
@@ -131,7 +131,7 @@ class JointVerdicts:
 
 
 class SupportedProposals:
-    """Sound proposals of one message with their supports; what verdicts on them need is put down once."""
+    """Sound proposals of one message with their supports; what verdicts on them need is computed once."""
 
     def __init__(self, rows: Rows, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices) -> None:  # [C] each
         self.rows, self._limits, self._seeds, self._bases = rows, limits, seeds, bases

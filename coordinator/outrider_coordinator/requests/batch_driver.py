@@ -211,7 +211,7 @@ class BatchDriver:
 
     # After the commands have left.
 
-    def settle(self) -> list[RequestState]:
+    def post_process(self) -> list[RequestState]:
         """Do what has waited for the commands to leave; the requests whose steps have ended."""
         if not self._taken:
             return []

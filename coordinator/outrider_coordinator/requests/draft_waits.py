@@ -15,7 +15,7 @@ from outrider_coordinator.routing.services import DraftReplica
 from outrider_coordinator.session.state import SessionStatus
 
 MARGIN = 8.0
-"""A draft is late after so many times its slowest recent answer ..."""
+"""Ratio of a draft's timeout to its slowest recent answer ..."""
 FLOOR = 0.5
 """... but not before this share of the longest wait: a busy machine is slow now and then."""
 DECAY = 0.99

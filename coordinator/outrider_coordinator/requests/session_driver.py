@@ -80,7 +80,7 @@ class SessionDriver:
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
         """Judge all scores of a message, and send the commands that follow."""
         self._output.commands_first()
-        self._settle()
+        self._post_process()
         if (rest := self._batches.early.hold(replica, batch)) is None:
             return
         batch = rest
@@ -88,20 +88,20 @@ class SessionDriver:
         self._policy.begin(replica, handled)
         left = self._batches.take_scores(replica, batch, handled)
         if left.events:
-            self._hear_target(replica, left)
+            self._process_target_events(replica, left)
         self._lifecycle.answered()
         is_learning = self._policy.end(replica, batch.report)
         call_after_commands(partial(self._after_commands, replica if is_learning else None))
 
-    def _hear_target(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
-        self._settle_named(batch)
-        heard = [
+    def _process_target_events(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
+        self._post_process_named(batch)
+        received = [
             (request, event, timing)
             for event, timing in batch.timed()
             if (request := self._find(event.session)) is not None and request.place.target is replica
         ]
         handled = _now()
-        for request, event, timing in heard:
+        for request, event, timing in received:
             if request.session != event.session or request.place.target is not replica:
                 continue  # it has moved since, by an event before this one
             if request.trace.notes is not None:
@@ -116,38 +116,38 @@ class SessionDriver:
                         log_trouble("target", event)
                     handled = self._on_target_event(request, event, timing, handled)
         # At once: steps are counted before a reader that was behind reads on.
-        self._output.put([request for request, _, _ in heard])
+        self._output.put([request for request, _, _ in received])
 
     def _after_commands(self, learning: TargetReplica | None = None) -> None:
-        self._settle()
+        self._post_process()
         if learning is not None:
             self._policy.choose(learning)
             if self._policy.take_begun_catch_up(learning):
-                self._bring_texts(learning)
+                self._prefill_drafts(learning)
 
-    def _bring_texts(self, target: TargetReplica) -> None:
+    def _prefill_drafts(self, target: TargetReplica) -> None:
         """Bring the drafts of a target's sessions their text now, not with the next step: all wait for it."""
         for request in self._running():
             if request.place.target is target:
-                self.deliver(request, request.loop.bring_text)
+                self.deliver(request, request.loop.prefill_draft)
 
-    def _settle(self) -> None:
+    def _post_process(self) -> None:
         """Do what has waited for the commands to leave."""
         proposed, self._proposed = self._proposed, []
         for batch in proposed:
             if (first := self._first_of(batch)) is not None:
                 self._policy.note_proposals(first.place.target, batch)
         self._find_rooms()
-        ended = self._batches.settle()
+        ended = self._batches.post_process()
         for request in ended:
             if not request.is_over:
                 self._lifecycle.found_room(request)
         self._output.put(ended)
 
-    def _settle_named(self, batch: EventBatch[Any]) -> None:
+    def _post_process_named(self, batch: EventBatch[Any]) -> None:
         """Do what has waited first where a session is named again in the same message: then the rest is late."""
         if self._batches.has_taken(batch.events):
-            self._settle()
+            self._post_process()
 
     def _find_rooms(self) -> None:
         """Tell of requests with scores that their targets have room for them."""
@@ -158,25 +158,25 @@ class SessionDriver:
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         """Check all proposals of a message, and send each to its target."""
         self._output.commands_first()
-        self._settle()
+        self._post_process()
         left = self._batches.take_proposals(replica, batch, _now())
         if left.events:
-            self._hear_draft(replica, left)
+            self._process_draft_events(replica, left)
         self._proposed.append(batch)
         call_after_commands(self._after_commands)
         for target, scores in self._batches.early.take():
             self.on_target_batch(target, scores)
 
-    def _hear_draft(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
-        self._settle_named(batch)
-        heard = [
+    def _process_draft_events(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
+        self._post_process_named(batch)
+        received = [
             (request, event, timing)
             for event, timing in batch.timed()
             if (request := self._find(event.session)) is not None and request.place.draft is replica
         ]
-        self.draft_waits.note_response(replica, (found for found, event, _ in heard if isinstance(event, Proposal)))
+        self.draft_waits.note_response(replica, (found for found, event, _ in received if isinstance(event, Proposal)))
         handled = _now()
-        for request, event, timing in heard:
+        for request, event, timing in received:
             if request.session != event.session or request.place.draft is not replica:
                 continue  # as above
             if request.trace.notes is not None:
@@ -195,7 +195,7 @@ class SessionDriver:
 
     def deliver(self, request: RequestState, event: Callable[[], None]) -> None:
         """Pass an event of the coordinator to a session; its output is delivered at once."""
-        self._settle()
+        self._post_process()
         arrived = _now()
         with records_about(request.log_fields):
             try:

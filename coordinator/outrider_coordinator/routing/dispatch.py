@@ -194,7 +194,7 @@ class DispatchScheduler:
             asyncio.get_running_loop().call_soon(self._send_due)
 
     def begin_message(self) -> None:
-        """A message of a service is about to be heard: what follows from it is sent by ``end_message``."""
+        """A message of a service is received: commands that follow from it are sent by ``end_message``."""
         self._is_due = True
 
     def end_message(self) -> None:

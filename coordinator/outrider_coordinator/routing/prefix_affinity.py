@@ -14,7 +14,7 @@ from outrider.prefix_hash import PrefixHash
 MAX_ENTRIES = 65_536
 """Beginnings remembered on one side."""
 _SHORT, _LONG = 16, 256
-"""Beginnings are told apart in steps of so many tokens: of the first up to ``_LONG`` tokens, and after them."""
+"""Granularity in tokens of prefixes that are distinguished: of the first up to ``_LONG`` tokens, and after them."""
 
 ReplicaT = TypeVar("ReplicaT")
 _Key = tuple[str, int, PrefixHash]

@@ -100,7 +100,7 @@ class DraftSide:
         self.has_answered = False
         """True if it has answered since it was opened; one that reads hidden states thereby says how much it holds."""
         self.states = HiddenStateBuffer()
-        """Hidden states that it has to be brought."""
+        """Hidden states that are to be sent to it."""
 
     @property
     def readiness(self) -> Readiness:

@@ -33,7 +33,7 @@ def _has_room_after_prefill(session: SessionState) -> bool:
 
 
 def room_for(session: SessionState, wanted: int, length: int, useful: int) -> int:
-    """Of the ``wanted`` tokens those that can be drafted after ``length`` committed ones, if so many are of use."""
+    """Number of the ``wanted`` tokens that can be drafted after ``length`` committed ones; at most ``useful``."""
     side = session.draft
     return side.room_after(length, min(wanted, useful)) if wanted and side.is_usable else 0
 

@@ -31,7 +31,7 @@ class HiddenStateBuffer:
 
     @property
     def num_rows(self) -> int:
-        """Positions that the draft has not been brought."""
+        """Positions whose states were not sent to the draft yet."""
         return self.end - self.start
 
     @property

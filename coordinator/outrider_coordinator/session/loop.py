@@ -84,9 +84,9 @@ class SessionLoop(SessionState):
         if self.is_running:
             steps.release(self)
 
-    def bring_text(self) -> None:
+    def prefill_draft(self) -> None:
         """No session of the target drafts until the drafts have their text: this one's is brought it now."""
-        steps.bring_text(self)
+        steps.prefill_draft(self)
 
     def draft_timed_out(self, step: int) -> None:
         """The draft timed out in this step."""

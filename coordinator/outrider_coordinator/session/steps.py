@@ -44,11 +44,11 @@ LEAST_LOOKAHEAD_STEPS = 16
 _PASSING = frozenset((WithoutDraft.NOTHING_PROPOSED, WithoutDraft.BAD_EVIDENCE))
 """Reasons after which the next step may have a proposal."""
 _PLAIN_STEPS_IN_A_ROW = 2
-"""So many plain steps make it likely that more follow, after those reasons too."""
+"""Plain steps in a row after which more are likely to follow, after those reasons too."""
 _SOON_TO_DRAFT = frozenset((WithoutDraft.CATCHING_UP, WithoutDraft.PROMPTS))
 """Reasons that are over after a few steps where texts are short."""
 _PLAIN_STEPS_UNTIL_DRAFTS = 8
-"""So many plain steps after those reasons make it likely that more follow. Where drafts begin before, what a target has
+"""Plain steps in a row after which more are likely to follow those reasons. Where drafts begin before, what a target
 computed ahead for a single session holds up all others for one or two forwards, and puts it out of step with them."""
 
 
@@ -115,7 +115,7 @@ def feed_states(session: SessionState) -> None:
 
 
 def _begin_plain(session: SessionState, wanted: int) -> None:
-    """No proposal in this step; a draft that lacks text is brought it for the steps to come."""
+    """Begin a step without a proposal; a draft that lacks text is sent it for later steps."""
     if session.draft.reads_states:
         feed_states(session)
         if session.target.held:  # otherwise it is a prefill
@@ -138,7 +138,7 @@ def _begin_drafting(session: SessionState, length: int) -> None:
         ask_draft(session, 0 if is_alone else length)
 
 
-def bring_text(session: SessionState) -> None:
+def prefill_draft(session: SessionState) -> None:
     """Bring a draft the text that all wait for, beside the step under way. One that reads hidden states gets them with
     the steps.
     """
@@ -148,7 +148,7 @@ def bring_text(session: SessionState) -> None:
 
 
 def ask_draft_or_score(session: SessionState) -> None:
-    """The draft of a step that waits has been brought its text, or has lost it: ask it now, or go on without."""
+    """Ask the draft of a waiting step, which has its text now or has lost it, or go on without."""
     length = draft_length(session)
     if length and is_fed(session):
         ask_draft(session, length)

@@ -1,4 +1,4 @@
-"""Catch-up: drafts are brought the text that they lack before any session drafts.
+"""Catch-up: drafts compute the text that they lack before any session drafts.
 
 When speculation begins, most drafts lack hundreds of tokens. A draft that proposes for one session computes the others'
 text in small chunks beside that, and sessions that wait decode plainly between: each round then costs both and gains
@@ -12,7 +12,7 @@ from collections.abc import Collection
 from outrider_coordinator.speculation.session_state import ControlledSession
 
 LONGEST_INLINE_FEED = 16
-"""Committed tokens that a draft may lack when it is asked for a proposal; what is longer is brought beforehand."""
+"""Committed tokens that a draft may lack when it is asked for a proposal; what is longer is computed beforehand."""
 _BEGIN, _END = 0.25, 0.02
 """Shares of the sessions whose drafts lack more, at which a catch-up begins and ends."""
 _LONGEST_S = 1.0
@@ -29,7 +29,7 @@ class CatchUp:
         self._num_lagging = 0
 
     def update(self, now: float, sessions: Collection[ControlledSession], *, is_wanted: bool) -> None:
-        """Begin or end a catch-up of those sessions that are to draft; ``is_wanted``: text may be brought now."""
+        """Begin or end a catch-up of those sessions that are to draft; ``is_wanted``: drafts may compute text now."""
         was_active, self.is_active = self.is_active, False
         if not is_wanted or not self._is_due(sessions):
             self._last_s = None

@@ -62,5 +62,5 @@ class Comparison:
         return rates
 
     def text_seconds(self, num_tokens: float) -> float:
-        """Time in which drafts take in so many tokens."""
+        """Time in which drafts compute ``num_tokens`` of text."""
         return self._expected.text_seconds(num_tokens, reads_states=self._population.reads_states)

@@ -97,7 +97,7 @@ class DraftLengthController:
         return [0] * len(sessions) if self._is_held_back else [session.length for session in sessions]
 
     def are_plain(self, sessions: Sequence[ControlledSession]) -> list[bool]:
-        """True if each session's next step is plain, and its draft is not brought text meanwhile."""
+        """True if each session's next step is plain, and its draft computes no text meanwhile."""
         if self._is_held_back and not self._is_bringing_text:
             return [True] * len(sessions)
         return [not session.length for session in sessions]
@@ -107,7 +107,7 @@ class DraftLengthController:
         return session.limit > 0 and (self.is_speculating or session.length > 0)
 
     def is_catching_up(self, session: ControlledSession) -> bool:
-        """True if the session's draft is to be brought its text, so that the session can draft later."""
+        """True if the session's draft is to compute its text, so that the session can draft later."""
         return self._is_bringing_text and session.length > 0
 
     def will_draft(self, num_tokens: int) -> bool:
@@ -185,7 +185,7 @@ class DraftLengthController:
             self._update_catch_up()
 
     def note_text_taken(self, session: ControlledSession, draft_lag: int) -> None:
-        """The session's draft has taken in text, and lacks so many committed tokens now."""
+        """The session's draft has taken in text, and lacks ``draft_lag`` committed tokens now."""
         if session in self.sessions and session.has_begun:
             session.draft_lag = draft_lag
 

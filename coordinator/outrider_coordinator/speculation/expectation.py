@@ -17,7 +17,7 @@ from outrider_coordinator.speculation.step_costs import Average, StepCosts
 _RENEWAL_S = 30.0
 """Seconds of plain decoding after which the optimism bonus is whole again, as if speculation were not measured."""
 _MAX_OPTIMISM = 0.15
-"""Share by which speculation may be faster than expected where it was not measured with about so many sessions."""
+"""Share by which speculation may be faster than expected where it was hardly measured with as many sessions."""
 _NUM_ROUNDS_WITHOUT_OPTIMISM = 24
 """Speculative rounds after which there is no optimism bonus."""
 _TAIL_A_DOUBLING = 0.016

@@ -38,13 +38,13 @@ class TextPrice:
         self._token_s: float | None = None
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """A draft's forward took in so many tokens of text."""
+        """Learn from a draft's forward over ``num_tokens`` of text."""
         if num_tokens > LONGEST_INLINE_FEED and seconds > 0.0:
             newest = seconds / num_tokens
             self._token_s = newest if self._token_s is None else min(_SLOWER_TEXT * self._token_s, newest)
 
     def seconds(self, num_tokens: float, plain_s: float) -> float:
-        """Time for so many tokens; ``plain_s`` is that of a plain round."""
+        """Time for ``num_tokens``; ``plain_s`` is that of a plain round."""
         return num_tokens * (plain_s / _TEXT_ROUND_TOKENS if self._token_s is None else self._token_s)
 
 

@@ -128,8 +128,8 @@ class DraftLengthPolicy:
             self._lessons.learn_verdicts()
 
     def note_text_taken(self, session: ControlledSession, *, draft_lag: int) -> None:
-        """The session's draft has taken in text, and lacks so many committed tokens now. Verdicts of before are learned
-        from first: they say that it lacks more.
+        """The session's draft has taken in text, and lacks ``draft_lag`` committed tokens now. Verdicts of before are
+        learned first: they say that it lacks more.
         """
         self._lessons.learn_verdicts()
         controller = self._controller_of.get(session)
@@ -153,7 +153,7 @@ class DraftLengthPolicy:
         return [session.limit for session in sessions] if controller is None else controller.lengths(sessions)
 
     def are_plain(self, sessions: Sequence[ControlledSession]) -> list[bool]:
-        """True if each session's next step is plain, and its draft is not brought text meanwhile; all live on one
+        """True if each session's next step is plain, and its draft computes no text meanwhile; all live on one
         target.
         """
         controller = self._controller_of.get(sessions[0]) if sessions else None
@@ -183,7 +183,7 @@ class DraftLengthPolicy:
         return controller is None or controller.is_to_draft(session)
 
     def is_catching_up(self, session: ControlledSession) -> bool:
-        """True if the session's draft is to be brought its text, for steps to come."""
+        """True if the session's draft is to compute its text, for later steps."""
         if not session.length:
             return False
         controller = self._controller_of.get(session)
@@ -216,7 +216,7 @@ class DraftLengthPolicy:
             controller.begin(now)
 
     def end(self, target: object, report: ForwardReport | None) -> bool:
-        """All of the message was heard; whether there is anything to learn and to ``choose``."""
+        """The message was processed; returns True if there is anything to learn and to ``choose``."""
         controller = self._controllers.get(target)
         if controller is None:
             return False
@@ -257,7 +257,7 @@ class DraftLengthPolicy:
             _log.debug("draft lengths were chosen", extra={"fields": log_fields(target, controller)})
 
     def take_begun_catch_up(self, target: object) -> bool:
-        """True if drafts are to be brought the text that all sessions of the target wait for; said once."""
+        """True, once, if drafts are to compute the text that all sessions of the target wait for."""
         controller = self._controllers.get(target)
         return controller is not None and controller.take_begun_catch_up()
 

@@ -52,7 +52,7 @@ class StepTable:
         return cls(StepCost(rows, length, 0, round(1e9 * seconds)) for rows, length, seconds in points)
 
     def seconds(self, rows: float, length: float, context: float = 0.0) -> float:
-        """Duration with so many sessions, tokens of each, and tokens in each one's KV cache."""
+        """Duration of a step of ``rows`` sessions, of ``length`` tokens each behind ``context`` tokens in the cache."""
         curve = self._curve(max(1, round(rows)))
         whole = min(int(length), len(curve) - 2)
         seconds = float(curve[whole] + (length - whole) * (curve[whole + 1] - curve[whole]))
@@ -143,15 +143,15 @@ class StepCosts:
     # What was measured.
 
     def note_draft(self, rows: int, length: int, context: float, seconds: float) -> None:
-        """A proposal took so long."""
+        """Learn the duration of a proposal."""
         _note_ratio(self._draft_scale, seconds, self._draft.seconds(rows, length, context))
 
     def note_scoring(self, rows: int, length: float, context: float, seconds: float) -> None:
-        """A forward with so many tokens a session, more than one, took so long."""
+        """Learn the duration of a forward with ``length`` tokens a session, more than one."""
         _note_ratio(self._target_scale, seconds, self._target.seconds(rows, length, context))
 
     def note_plain_round(self, rows: int, context: float, seconds: float) -> None:
-        """A round without draft tokens took so long."""
+        """Learn the duration of a round without draft tokens."""
         average = self._plain.setdefault(bucket_of(rows), Average(self._plain_scale(rows)))
         _note_ratio(average, seconds, self._target.seconds(rows, 1, context))
 
@@ -169,11 +169,11 @@ class StepCosts:
         return self._has_target and self._has_draft
 
     def knows_speculation(self, rows: int) -> bool:
-        """True if speculative rounds were measured with about so many rows."""
+        """True if speculative rounds were measured in this bucket of rows."""
         return bucket_of(rows) in self._overheads
 
     def num_speculative_rounds(self, rows: int) -> int:
-        """Speculative rounds that were measured with about so many rows."""
+        """Number of speculative rounds measured in this bucket of rows."""
         average = self._overheads.get(bucket_of(rows))
         return 0 if average is None else average.num_samples
 

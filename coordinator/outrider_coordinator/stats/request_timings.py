@@ -82,7 +82,7 @@ class RequestTimings:
         self._last_token = now
 
     def note_end(self, num_tokens: int) -> None:
-        """The request is over, with so many tokens out."""
+        """The request has ended; ``num_tokens`` were generated."""
         now = self.now()
         self._latency_histograms.whole.observe(now - self._arrived)
         if self._first_token is None:

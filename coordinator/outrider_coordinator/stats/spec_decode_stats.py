@@ -24,7 +24,7 @@ class WithoutDraft(enum.StrEnum):
     PROMPTS = "prompts"
     """Prompts are being taken in, which longer steps would hold up."""
     CATCHING_UP = "catching_up"
-    """The draft is being brought text that it lacks."""
+    """The draft computes text that it lacks."""
     LAST_TOKEN = "last_token"
     """Only one token is still wanted, and the target gives that."""
     OUTGROWN = "outgrown"
@@ -91,7 +91,7 @@ class SpecDecodeStats:
     num_preemptions: int = 0
     """``Preempted`` from the target."""
     num_draft_rebuilds: int = 0
-    """How often the draft was brought the whole text again, after a loss of the session or of the link."""
+    """Rebuilds of sessions on the draft, after a loss of the session or of the link."""
     num_target_rebuilds: int = 0
     num_stale_draft_replies: int = 0
     num_stale_target_replies: int = 0

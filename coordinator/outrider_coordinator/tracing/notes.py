@@ -32,9 +32,9 @@ class Exchange:
     is_draft: bool
     generation: int
     is_prefill: bool
-    """The service is brought the text from its beginning."""
+    """The service computes the text from its beginning."""
     draft_length: int
-    """Tokens asked for, or brought to be judged."""
+    """Draft tokens asked for, or sent to be judged."""
     sent_ns: int
     answered_ns: int | None = None
     timing: ItemTiming | None = None

@@ -33,17 +33,17 @@ async def _generate(coordinator: Coordinator, user: int) -> int:
 
 async def test_texts_leave_right_after_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     brought: Counter[int] = Counter()
-    bring_text = SessionLoop.bring_text
+    prefill_draft = SessionLoop.prefill_draft
 
     def noting(loop: SessionLoop) -> None:
-        bring_text(loop)
+        prefill_draft(loop)
         commands = [action.command for action in loop.actions if isinstance(action, ToDraft)]
         brought[loop.commands.session] += any(
             isinstance(command, Extend) and not command.draft_length and len(command.token_ids) >= NUM_PROMPT
             for command in commands
         )
 
-    monkeypatch.setattr(SessionLoop, "bring_text", noting)
+    monkeypatch.setattr(SessionLoop, "prefill_draft", noting)
     target = make_target(busy_s=2e-3, acceptance=0.8, note=lambda *_: None)
     draft = make_draft(busy_s=1e-3, acceptance=0.8, note=lambda *_: None)
     coordinator = Coordinator(target, draft, CoordinatorSettings.model_validate({"tokenizer": str(TARGET)}))
