@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import enum
 
-from outrider_coordinator.speculation.catch_up import LONGEST_INLINE_FEED
-
 SWITCH_ROUNDS = 6.0
 """Price of a switch in plain rounds, without any text."""
+_MIN_TEXT_TOKENS = 64
+"""Tokens of a forward from which on it tells the price of text: a smaller one takes hardly less time."""
 _TEXT_ROUND_TOKENS = 600.0
 """Tokens of text that a draft takes in during a plain round, until it was measured."""
 _SLOWER_TEXT = 1.05
@@ -39,7 +39,7 @@ class TextPrice:
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """Learn from a draft's forward over ``num_tokens`` of text."""
-        if num_tokens > LONGEST_INLINE_FEED and seconds > 0.0:
+        if num_tokens >= _MIN_TEXT_TOKENS and seconds > 0.0:
             newest = seconds / num_tokens
             self._token_s = newest if self._token_s is None else min(_SLOWER_TEXT * self._token_s, newest)
 
