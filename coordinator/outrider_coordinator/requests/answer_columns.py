@@ -23,6 +23,8 @@ def in_columns(batch: EventBatch[Any]) -> tuple[_Timed, tuple[AnswerColumns[Any]
 
     Single answers stay events where the parts of one do not fit each other: each session says what is wrong.
     """
+    if not batch.events:
+        return [], batch.columns
     timed = list(batch.timed())
     answers = [one for one in timed if isinstance(one[0], Proposal | Scores)]
     if not answers:

@@ -90,12 +90,12 @@ class BatchDriver:
         replica: DraftReplica | TargetReplica,
         answers: AnswerColumns[Any],
         kind: type[PreparedProposals] | type[PreparedScores],
-        take: Callable[[PreparedBatch, AnswerColumns[Any], Ints], TakenAnswers | None],
+        take: Callable[[PreparedBatch, AnswerColumns[Any], Sequence[int]], TakenAnswers | None],
     ) -> _Taken:
         """Take all answers together if they were prepared for, otherwise those of usual rows by their services."""
         batch = self._prepared_for(answers)
         if batch is not None and isinstance(batch.prepared, kind) and replica in (batch.target, batch.draft):
-            one = take(batch, answers, np.arange(len(answers.sessions)))
+            one = take(batch, answers, range(len(answers.sessions)))
             if one is not None:
                 yield one
                 return
@@ -107,7 +107,7 @@ class BatchDriver:
             for places, found in find(self._table, self._rows(chosen), chosen):
                 own = selected(chosen, places)
                 batch = PreparedBatch(found, self._requests(own), target, draft)
-                if (one := take(batch, own, group[places])) is not None:
+                if (one := take(batch, own, group[places].tolist())) is not None:
                     yield one
 
     def _target_that_scores(self, draft: DraftReplica, answers: AnswerColumns[Any]) -> TargetReplica | None:
@@ -129,7 +129,7 @@ class BatchDriver:
         scoring: TargetReplica | None,
         batch: PreparedBatch,
         answers: AnswerColumns[Any],
-        places: Ints,
+        places: Sequence[int],
     ) -> TakenAnswers | None:
         """Bring proposals to their target. ``scoring``: the target that scores them already."""
         target = batch.target
@@ -142,10 +142,10 @@ class BatchDriver:
             _send(target, taken.commands, batch)
         elif not self.early.are_held(target):
             target.connection.note_direct(taken.commands)
-        return TakenAnswers(batch, taken, answers, places.tolist(), arrived, _now())
+        return TakenAnswers(batch, taken, answers, places, arrived, _now())
 
     def _asked_next(
-        self, arrived: float, batch: PreparedBatch, answers: AnswerColumns[Any], places: Ints
+        self, arrived: float, batch: PreparedBatch, answers: AnswerColumns[Any], places: Sequence[int]
     ) -> TakenAnswers | None:
         """Judge scores, and ask the draft for the next proposals or the target for the next tokens."""
         channel = self._channel_between(batch.target, batch.draft)
@@ -155,7 +155,9 @@ class BatchDriver:
             return None
         asked: Any = batch.draft if isinstance(taken.commands, ExtendColumns) else batch.target
         _send(asked, taken.commands, batch)
-        return TakenAnswers(batch, taken, answers, places[list(taken.places)].tolist(), arrived, _now())
+        if len(taken.places) < len(places):
+            places = [places[place] for place in taken.places]
+        return TakenAnswers(batch, taken, answers, places, arrived, _now())
 
     def _prepared_for(self, answers: AnswerColumns[Any]) -> PreparedBatch | None:
         """The batch that the answers are for: all of them, in its order."""
