@@ -69,11 +69,11 @@ Activations are rounded as the format says and not by the number of rows, so a t
 load. With `--tensor-parallel-size` above 1 a scale for each token is that of a rank's part of the token where ranks
 share the inputs; groups and static scales are the same for any number of ranks.
 
-Experts are read a tensor for each expert, as published, or stacked, as transformers 5 has them in memory. Routers keep
-16 or 32 bits in every format. An input that experts share has one static scale, the largest of theirs.
+Experts are read a tensor for each expert, as published, or stacked, as transformers 5 has them in memory or Qwen3-VL
+stores them. Routers keep 16 or 32 bits in every format. An input that experts share has one static scale, the largest
+of theirs.
 
-Adapters (LoRA) are not served: merge them. Models with images, and weights of 4 bits other than gpt-oss's, are not
-served.
+Adapters (LoRA) are not served: merge them. Images, and weights of 4 bits other than gpt-oss's, are not served.
 
 Layers with a sliding window keep the keys and values that it sees, also beside layers that keep all. A head on file
 that differs from the embedding is used, also where `tie_word_embeddings` is true.

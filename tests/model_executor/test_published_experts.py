@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import ConfigError, ModelError
+from outrider.model_executor.loader.checkpoint import StoredTensor
 from outrider.model_executor.loader.estimate import estimate_model
+from outrider.model_executor.loader.stacked_experts import unstack_experts
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import read_model_config
 from outrider.model_executor.models.weights import checkpoint_targets
@@ -112,14 +114,45 @@ def test_an_estimate_counts_every_expert(tmp_path: Path) -> None:
         estimate_model(tmp_path, tensor_parallel_size=3)
 
 
+QWEN3_VL_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe", "tie_word_embeddings": False,
+    "text_config": {
+        **{name: value for name, value in QWEN3_30B_A3B.items() if name not in ("architectures", "torch_dtype")},
+        "model_type": "qwen3_vl_moe_text", "dtype": "bfloat16", "max_position_embeddings": 262_144,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "rope_theta": 5_000_000, "num_hidden_layers": 1,
+    },
+}  # fmt: skip
+
+
+def test_published_experts_of_qwen3_vl_are_stacked_by_columns(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_VL_30B_A3B))
+    experts = read_model_config(tmp_path).experts
+    assert experts is not None
+    shapes = {"gate_up_proj": (128, 2048, 1536), "down_proj": (128, 768, 2048)}
+    tensors = {
+        name: StoredTensor(name, tmp_path, "BF16", shape, 2 * 128 * shape[1] * shape[2], name)
+        for name, shape in ((f"model.layers.0.mlp.experts.{kind}", shape) for kind, shape in shapes.items())
+    }
+    unstack_experts(tensors, experts)
+    last = {
+        name: tensors[f"model.layers.0.mlp.experts.127.{name}.weight"] for name in ("gate_proj", "up_proj", "down_proj")
+    }
+    assert [tensor.shape for tensor in last.values()] == [(768, 2048), (768, 2048), (2048, 768)]
+    assert all(tensor.is_transposed and tensor.num_bytes == 2 * 768 * 2048 for tensor in last.values())
+    assert last["up_proj"].part == (slice(127, 128), slice(768, 1536))
+
+
 STACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24}),
     "mixtral": ("mixtral", {"num_local_experts": 5}),
 }
 
 
-def stack(source: Path, folder: Path) -> Path:
-    """The checkpoint with experts as transformers has them in memory: [E, 2 I, H] and [E, H, I]."""
+def stack(source: Path, folder: Path, *, by_columns: bool = False) -> Path:
+    """The checkpoint with experts as transformers has them in memory, [E, 2 I, H] and [E, H, I], or with rows as
+    columns, [E, H, 2 I] and [E, I, H].
+    """
     shutil.copytree(source, folder)
     tensors = load_file(source / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
@@ -130,17 +163,22 @@ def stack(source: Path, folder: Path) -> Path:
         kept[f"model.layers.{layer}.mlp.gate.weight"] = kept.pop(f"{block}.gate.weight")
         experts = [[tensors[f"{block}.experts.{i}.{name}.weight"] for name in (gate, up, down)] for i in range(count)]
         stacked = f"model.layers.{layer}.mlp.experts"
-        kept[f"{stacked}.gate_up_proj"] = torch.stack([torch.cat(expert[:2]) for expert in experts])
-        kept[f"{stacked}.down_proj"] = torch.stack([expert[2] for expert in experts])
+        parts = {
+            "gate_up_proj": torch.stack([torch.cat(expert[:2]) for expert in experts]),
+            "down_proj": torch.stack([expert[2] for expert in experts]),
+        }
+        for kind, part in parts.items():
+            kept[f"{stacked}.{kind}"] = part.mT.contiguous() if by_columns else part
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
+@pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize("name", STACKED)
-def test_stacked_experts_are_read_one_by_one(name: str, tmp_path: Path) -> None:
+def test_stacked_experts_are_read_one_by_one(name: str, by_columns: bool, tmp_path: Path) -> None:
     architecture, config = STACKED[name]
     source, ids = build(architecture, **config), random_ids(30, seed=2)
-    folder = stack(source, tmp_path / source.name)
+    folder = stack(source, tmp_path / source.name, by_columns=by_columns)
     torch.testing.assert_close(logits_of(folder, ids).float(), reference_logits(source, ids), atol=1e-4, rtol=0)
 
 

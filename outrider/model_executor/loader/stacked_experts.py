@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outrider.model_executor.loader.checkpoint import StoredTensor
-    from outrider.model_executor.models.config import ExpertNames, ExpertsConfig
+    from outrider.model_executor.models.config import ExpertsConfig
 
 _BLOCK = re.compile(r"((?:model\.layers\.\d+\.)?)mlp\.(gate\.weight|experts\.(?:gate_up|down)_proj)$")
 _ALTERNATING = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(?:_(blocks|scales|bias))?")
@@ -20,30 +20,40 @@ _NUM_AXES = 3
 
 
 def unstack_experts(tensors: dict[str, StoredTensor], experts: ExpertsConfig) -> None:
-    """Replace stacked tensors [E, N, K] by those of each expert, and the router's name by the published one."""
+    """Replace stacked tensors [E, N, K], or [E, K, N] as Qwen3-VL has them, by those of each expert, and the router's
+    name by the published one.
+    """
     is_alternating = experts.names.gate_up is not None
     pattern = _ALTERNATING if is_alternating else _BLOCK
     for name in [name for name in tensors if pattern.fullmatch(name)]:
-        found = list(_alternating_parts(tensors[name]) if is_alternating else _parts(tensors[name], experts.names))
+        found = list(_alternating_parts(tensors[name]) if is_alternating else _parts(tensors[name], experts))
         if found:
             del tensors[name]
             tensors |= {tensor.name: tensor for tensor in found}
 
 
-def _parts(tensor: StoredTensor, names: ExpertNames) -> Iterator[StoredTensor]:
+def _parts(tensor: StoredTensor, experts: ExpertsConfig) -> Iterator[StoredTensor]:
     layer, rest = _BLOCK.fullmatch(tensor.name).groups()  # type: ignore[union-attr]
+    names = experts.names
     if rest == "gate.weight":
         yield replace(tensor, name=f"{layer}{names.block}.{rest}")
     elif len(tensor.shape) == _NUM_AXES:
         projections = (names.down,) if "down" in rest else (names.gate, names.up)
-        rows = tensor.shape[1] // len(projections)
-        for expert in range(tensor.shape[0]):
+        count, *sizes = tensor.shape
+        inner, inner_size = int("down" in rest), len(projections) * experts.intermediate_size
+        # As transformers decides: only where the sizes do not fit as they are.
+        is_transposed = sizes[inner] != inner_size and sizes[1 - inner] == inner_size
+        num_rows, num_columns = reversed(sizes) if is_transposed else sizes
+        rows = num_rows // len(projections)
+        for expert in range(count):
             for number, projection in enumerate(projections):
                 part = (slice(expert, expert + 1), slice(number * rows, (number + 1) * rows))
                 name = f"{layer}{names.block}.experts.{expert}.{projection}.weight"
-                shape = (rows, tensor.shape[2])
-                num_bytes = tensor.num_bytes * math.prod(shape) // max(1, math.prod(tensor.shape))
-                yield replace(tensor, name=name, shape=shape, num_bytes=num_bytes, part=part)
+                num_bytes = tensor.num_bytes * rows * num_columns // max(1, math.prod(tensor.shape))
+                yield replace(
+                    tensor, name=name, shape=(rows, num_columns), num_bytes=num_bytes, part=part,
+                    is_transposed=is_transposed,
+                )  # fmt: skip
 
 
 def _alternating_parts(tensor: StoredTensor) -> Iterator[StoredTensor]:
