@@ -76,7 +76,7 @@ def _with_dependencies(schema: dict[str, Json], keyword: str) -> dict[str, Json]
     required = schema.get("required", [])
     if not isinstance(given, Mapping) or not isinstance(required, list):
         return schema
-    needed = {name: names for name, names in given.items() if isinstance(names, list)}
+    needed = {name: names for name, names in given.items() if _are_texts(names)}
     found = [name for name in required if isinstance(name, str)]
     for name in found:  # grows
         found += [other for other in needed.get(name, ()) if other not in found]
@@ -93,7 +93,8 @@ def _without_not(schema: dict[str, Json]) -> dict[str, Json]:
     if refused is False:
         return rest
     if isinstance(refused, Mapping) and refused.keys() == {"not"}:
-        return {**rest, "allOf": [*rest.get("allOf", ()), refused["not"]]}
+        others = rest.get("allOf", [])
+        return {**rest, "allOf": [*others, refused["not"]]} if isinstance(others, list) else schema
     if isinstance(refused, Mapping) and refused.keys() == {"type"} and (types := _other_types(refused["type"], rest)):
         return {**rest, "type": types}
     return schema
@@ -101,12 +102,17 @@ def _without_not(schema: dict[str, Json]) -> dict[str, Json]:
 
 def _other_types(refused: Json, rest: Mapping[str, Json]) -> list[str]:
     """Types of the schema without the refused ones; empty if they cannot be listed."""
-    without = {refused} if isinstance(refused, str) else set(refused)
+    given = rest.get("type", list(_TYPES))
+    without, own = ([kinds] if isinstance(kinds, str) else kinds for kinds in (refused, given))
+    if not (_are_texts(without) and _are_texts(own)):
+        return []  # a type that the engine refuses
     if "integer" in without and "number" not in without:
         return []  # numbers that are no integers are no type
-    given = rest.get("type", list(_TYPES))
-    own = [given] if isinstance(given, str) else list(given)
     return [kind for kind in own if kind not in without and not (kind == "integer" and "number" in without)]
+
+
+def _are_texts(found: Json) -> bool:
+    return isinstance(found, list) and all(isinstance(entry, str) for entry in found)
 
 
 def embedded_schema(schema: Json, path: str) -> str:

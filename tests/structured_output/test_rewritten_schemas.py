@@ -40,6 +40,21 @@ def test_the_output_is_judged_as_by_a_validator(schema: Any, values: tuple[Any, 
 
 
 @pytest.mark.parametrize(
+    "schema",
+    (
+        {"type": "string", "not": {"type": 5}},
+        {"type": 5, "not": {"type": "string"}},
+        {"type": "string", "not": {"type": [["string"]]}},
+        {"allOf": 5, "not": {"not": {"minimum": 1}}},
+        {"required": ["a"], "dependencies": {"a": [["b"]]}},
+    ),
+)
+def test_malformed_schemas_are_refused(schema: Any) -> None:
+    with pytest.raises(InvalidRequestError):
+        matcher("json_schema", schema)
+
+
+@pytest.mark.parametrize(
     ("schema", "path"),
     (
         ({"type": "string", "not": {"pattern": "a"}}, "/not"),

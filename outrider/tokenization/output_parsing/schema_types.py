@@ -68,13 +68,19 @@ def types_of(schema: object) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     given = schema.get("type")
-    found = {given} if isinstance(given, str) else {kind for kind in given or () if isinstance(kind, str)}
-    for word in ("anyOf", "oneOf"):
-        for branch in schema.get(word) or ():
-            found |= types_of(branch)
+    listed = given if isinstance(given, list | tuple) else [given]
+    found = {kind for kind in listed if isinstance(kind, str)}
+    for branch in branches_of(schema):
+        found |= types_of(branch)
     if not found and isinstance(schema.get("enum"), list):
         found = {name for name, kinds in _KINDS.items() if any(type(value) in kinds for value in schema["enum"])}
     return found & _KINDS.keys()
+
+
+def branches_of(schema: Mapping[str, Any]) -> list[Any]:
+    """Schemas of which a value has to match one."""
+    lists = [schema.get(word) for word in ("anyOf", "oneOf")]
+    return [branch for branches in lists if isinstance(branches, list | tuple) for branch in branches]
 
 
 def _accepted(types: set[str]) -> tuple[type, ...]:

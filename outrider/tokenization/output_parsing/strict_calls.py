@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.errors import InvalidRequestError
 from outrider.structured_output import embedded_schema
-from outrider.tokenization.output_parsing.schema_types import resolved, types_of
+from outrider.tokenization.output_parsing.schema_types import branches_of, resolved, types_of
 
 Json = Any
 TokenId = Callable[[str], int | None]
@@ -26,6 +26,11 @@ _DEFINITIONS = ("$defs", "definitions")
 _LINE = "\n"
 _BLANKS = r"[ \t\r\n]*"
 _VALUE_END = "\n</parameter>\n"
+_NOT_OF_CALLS = (
+    *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "enum", "const", "patternProperties"),
+    *("propertyNames", "minProperties", "maxProperties", "dependencies", "dependentRequired", "dependentSchemas"),
+)
+"""Keywords of an object that a form which writes properties one by one cannot keep to."""
 _OF_TEXTS = ("type", "title", "description", "default", "examples", "anyOf", "oneOf")
 """Keywords of a text that a form without quotes can keep to."""
 
@@ -117,19 +122,36 @@ class _Tool:
 
     def _properties(self) -> tuple[Mapping[str, Json], Sequence[str]]:
         """Properties, and the names of those that are required."""
-        properties = self.schema.get("properties", {})
-        if self.schema.get("type") != "object" or not isinstance(properties, Mapping):
+        schema = self.schema if isinstance(self.schema, Mapping) else {}
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if schema.get("type") != "object" or not isinstance(properties, Mapping):
             raise InvalidRequestError(self.field, "must be an object with properties, which are written one by one")
-        return properties, self.schema.get("required", ())
+        if not isinstance(required, list | tuple) or not all(name in [*properties] for name in required):
+            raise InvalidRequestError(self.field, "/required must list names of properties: no others are written")
+        if unkept := [word for word in _NOT_OF_CALLS if word in schema]:
+            raise InvalidRequestError(
+                self.field, f"/{unkept[0]} is not supported: this model writes properties one by one"
+            )
+        return properties, required
+
+    def _property(self, name: str, schema: Json) -> Mapping[str, Json]:
+        """Schema of a property, or the definition that it refers to."""
+        if (found := resolved(schema, self.schema)) is True:
+            return {}
+        if not isinstance(found, Mapping):
+            raise InvalidRequestError(
+                self.field, f"/properties/{name} must be an object, or refer to one in the same schema"
+            )
+        return found
 
     def _shared_value(self, name: str, schema: Json) -> str:
         """A value of a property, whose references are the tool's."""
         shared = {word: self.schema[word] for word in _DEFINITIONS if word in self.schema}
-        return self.value({**resolved(schema, self.schema), **shared}, f"/properties/{name}")
+        return self.value({**self._property(name, schema), **shared}, f"/properties/{name}")
 
     def _tagged_value(self, name: str, schema: Json) -> str:
         """A value and the end of its tag. Texts have no quotes, so only listed ones can be kept to."""
-        found = resolved(schema, self.schema)
+        found = self._property(name, schema)
         types = types_of(found)
         if types and "string" not in types:
             return f"{self._shared_value(name, schema)} {_text(_VALUE_END)}"
@@ -150,8 +172,7 @@ def _embedded(schema: Json, field: str, path: str) -> str:
 
 
 def _branches(schema: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    parts = [part for word in ("anyOf", "oneOf") for part in schema.get(word) or () if isinstance(part, Mapping)]
-    return [schema, *parts]
+    return [schema, *(part for part in branches_of(schema) if isinstance(part, Mapping))]
 
 
 def _as_text(value: Json) -> str:

@@ -286,12 +286,35 @@ def test_tools_that_are_not_strict_and_unknown_forms_have_none() -> None:
     assert grammar("hermes", [tool("get_weather", WEATHER, strict=False)]) is None
 
 
+MALFORMED: tuple[tuple[Any, str], ...] = (
+    ("none", "must be an object with properties"),
+    ({"type": "object", "properties": {"a": 5}}, "/properties/a must be an object"),
+    ({"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}, "/properties/a must be an object"),
+    ({"type": "object", "properties": {"a": {}}, "required": 5}, "/required must list names of properties"),
+    ({"type": "object", "properties": {"a": {}}, "required": ["b"]}, "/required must list names of properties"),
+    ({**WEATHER, "anyOf": [{"required": ["city"]}, {"required": ["days"]}]}, "/anyOf is not supported"),
+    ({**WEATHER, "minProperties": 2}, "/minProperties is not supported"),
+)
+
+
+@pytest.mark.parametrize("form", ("qwen3_coder", "pythonic"))
+@pytest.mark.parametrize("schema", (True, {"type": 5}, {"anyOf": 5}))
+def test_schemas_of_properties_without_plain_types(form: str, schema: Any) -> None:
+    """Refused with the tool's field, or as free as JSON Schema has them."""
+    tools = [tool("f", {"type": "object", "properties": {"a": schema}})]
+    try:
+        COMPILER.compile(Grammar(GrammarKind.LARK, str(grammar(form, tools)), "tools"), (EOS,))
+    except InvalidRequestError as error:
+        assert schema is not True, error
+
+
 @pytest.mark.parametrize(
     ("form", "parameters", "problem"),
     (
         ("hermes", "none", "must be an object"),
         ("qwen3_coder", {"anyOf": [WEATHER]}, "properties"),
         ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, "a/pattern"),
+        *((form, *case) for form in ("qwen3_coder", "pythonic") for case in MALFORMED),
     ),
 )
 def test_schemas_that_cannot_be_kept_to_are_named(form: str, parameters: Any, problem: str) -> None:
