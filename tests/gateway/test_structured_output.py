@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 from openai import BadRequestError, OpenAI
 
 from outrider.errors import InvalidRequestError
+from outrider.gateway.protocol.tool_grammars import calls_schema
+from outrider.structured_output import Outcome
 from outrider.types import Grammar, GrammarKind
 from tests.client.conftest import Service
 from tests.gateway.conftest import Gateway
+from tests.structured_output.vocabularies import EOS, ids, matcher
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 OF_SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
@@ -118,4 +122,45 @@ def test_some_tool_is_enforced(service: Service, client: OpenAI, *, parallel: bo
     assert grammar is not None
     schema = json.loads(grammar.text)
     assert [each["properties"]["name"]["const"] for each in schema["items"]["anyOf"]] == ["add", "now"]
-    assert schema["$defs"] == {"n": {"type": "integer"}} and schema.get("maxItems") == (None if parallel else 1)
+    assert schema.get("maxItems") == (None if parallel else 1)
+
+
+def test_calls_of_tools_whose_definitions_have_the_same_name() -> None:
+    """Each tool's references are to its own schema."""
+    of_item: dict[str, Any] = {"type": "object", "properties": {"x": {"$ref": "#/$defs/Item"}}, "required": ["x"]}
+    of_tree = {"type": "object", "properties": {"left": {"$ref": "#"}}, "additionalProperties": False}
+    given = {
+        "number": {**of_item, "$defs": {"Item": {"type": "integer"}}},
+        "word": {**of_item, "$defs": {"Item": {"enum": ["yes"]}}},
+        "tree": of_tree,
+    }
+    tools = [{"function": {"name": name, "parameters": schema}} for name, schema in given.items()]
+    schema = calls_schema(tools, is_parallel=True)
+    for name, parameters, is_valid in (
+        ("number", {"x": 1}, True),
+        ("number", {"x": "yes"}, False),
+        ("word", {"x": "yes"}, True),
+        ("word", {"x": 1}, False),
+        ("tree", {"left": {"left": {}}}, True),
+        ("tree", {"left": [{"name": "tree", "parameters": {}}]}, False),
+    ):
+        calls: Any = [{"name": name, "parameters": parameters}]
+        following = matcher("json_schema", schema)
+        assert (following.follow([*ids(json.dumps(calls)), EOS]) is Outcome.ENDED) is is_valid, calls
+        assert jsonschema.Draft202012Validator(schema).is_valid(calls) is is_valid, calls
+
+
+def test_parameters_that_are_nested_too_deeply() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(2_000):
+        schema = {"items": schema}
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        calls_schema([{"function": {"name": "f", "parameters": schema}}], is_parallel=True)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_parameters_of_an_enforced_call_that_are_no_schema(client: OpenAI, choice: Any) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": "none"}}]
+    with pytest.raises(BadRequestError, match="must be an object, not str") as caught:
+        client.chat.completions.create(model="scripted", messages=MESSAGES, tools=tools, tool_choice=choice)
+    assert caught.value.param == "tools[0].function.parameters"

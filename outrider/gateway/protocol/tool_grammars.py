@@ -9,7 +9,6 @@ from outrider.errors import InvalidRequestError
 
 Json = dict[str, Any]
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-_DEFINITIONS = ("$defs", "definitions")
 
 
 def chosen_tool(tool_choice: object) -> str | None:
@@ -33,18 +32,31 @@ def arguments_schema(tools: Sequence[Mapping[str, Any]], name: str) -> Json:
 
 def calls_schema(tools: Sequence[Mapping[str, Any]], *, is_parallel: bool) -> Json:
     """Schema of a list of calls, ``{"name": ..., "parameters": {...}}`` each, at least one."""
-    definitions: Json = {}
     calls = []
-    for name, parameters in _parameters(tools):
-        own = dict(parameters)
-        for word in _DEFINITIONS:
-            definitions.setdefault(word, {}).update(own.pop(word, {}))
+    for index, (name, parameters) in enumerate(_parameters(tools)):
+        try:
+            own = _moved(parameters, f"#/items/anyOf/{index}/properties/parameters")
+        except RecursionError:
+            raise InvalidRequestError(f"tools[{index}].function.parameters", "is nested too deeply") from None
         properties = {"name": {"const": name}, "parameters": own}
         required = ["name", "parameters"]
         calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
     most = {} if is_parallel else {"maxItems": 1}
-    shared = {word: found for word, found in definitions.items() if found}
-    return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, **shared}
+    return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most}
+
+
+def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401 - JSON
+    """The schema as a part of another one, at ``place``: references within it go there."""
+    if isinstance(schema, list):
+        return [_moved(entry, place) for entry in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: place + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, place)
+        for key, value in schema.items()
+    }
 
 
 def _parameters(tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, Json]]:
@@ -54,5 +66,9 @@ def _parameters(tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, Json]]:
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not isinstance(function, Mapping):
             raise InvalidRequestError(f"tools[{index}].function", "must be an object with a name")
-        found.append((name, dict(function.get("parameters") or _NO_PARAMETERS)))
+        parameters = function.get("parameters") or _NO_PARAMETERS
+        if not isinstance(parameters, Mapping):
+            problem = f"must be an object, not {type(parameters).__name__}"
+            raise InvalidRequestError(f"tools[{index}].function.parameters", problem)
+        found.append((name, dict(parameters)))
     return found
