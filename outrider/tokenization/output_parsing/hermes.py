@@ -44,8 +44,9 @@ class HermesParser(HeldTextParser):
     def _close(self, *, is_final: bool) -> bool:
         """Skip the end marker; False if more text is needed to find it. A model may leave it out."""
         text = self._held.lstrip(" \t\r\n}")
-        if len(text) < len(_END) and _END.startswith(text) and not is_final:
+        is_cut = len(text) < len(_END) and _END.startswith(text)
+        if is_cut and not is_final:
             return False
-        self._held = text.removeprefix(_END)
+        self._held = "" if is_cut else text.removeprefix(_END)
         self._is_closing = False
         return True

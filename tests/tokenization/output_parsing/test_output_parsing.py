@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.tokenization.output_parsing import OutputFormat, ParsedOutput, choose_format, parse_output
+from outrider.tokenization.output_parsing import Content, OutputFormat, ParsedOutput, choose_format, parse_output
 from tests.tokenization.output_parsing.recorded import CASES, TOOLS, Case, of
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -66,6 +66,13 @@ def test_arguments_are_streamed_as_they_come() -> None:
     assert parser is not None
     list(parser.push('<tool_call>{"name": "now", "arguments": {"a'))
     assert [event.text for event in parser.push('b": 1')] == ['b": 1']  # type: ignore[union-attr]
+
+
+def test_an_end_marker_that_is_cut_is_no_content() -> None:
+    parser = of("hermes").make_parser(TOOLS, "")
+    assert parser is not None
+    events = [*parser.push('<tool_call>{"name": "now", "arguments": {}}\n</tool'), *parser.finish()]
+    assert not [event for event in events if isinstance(event, Content)]
 
 
 def test_content_is_streamed_as_it_comes() -> None:
