@@ -125,7 +125,27 @@ class KVCacheManager:
     def pages_needed(self, sequence: KVSequence, count: int) -> int:
         """What of ``num_free`` extending by ``count`` tokens takes."""
         needed = self._tables.pages_needed(sequence, count)
-        return needed if self.window is None else self.window.num_needed(needed)
+        if self.window is None:
+            return needed
+        return self.window.num_needed(needed, len(sequence.page_table) - sequence.window_start)
+
+    def fits_alone(self, sequence: KVSequence, count: int) -> bool:
+        """True if there are free pages for a sequence to grow by ``count`` tokens in many forwards."""
+        needed = self._tables.pages_needed(sequence, count)
+        if self.window is None or needed > self.pool.num_free:
+            return needed <= self.pool.num_free
+        num_held = len(sequence.page_table) - sequence.window_start
+        return self.window.num_needed_in_turn(needed, num_held) <= self.window.pool.num_free
+
+    def fit(self, growths: Iterable[tuple[KVSequence, int]]) -> bool:
+        """True if there are free pages for all of these sequences to grow by so many tokens each, counted exactly."""
+        needed = num_freed = 0
+        for sequence, count in growths:
+            needed += self._tables.pages_needed(sequence, count)
+            if self.window is not None:
+                leaving = sequence.page_table[sequence.window_start : self.window.unseen_stop(sequence.length)]
+                num_freed += self.window.num_freed(leaving)
+        return needed <= self.pool.num_free and (self.window is None or needed <= self.window.pool.num_free + num_freed)
 
     @property
     def num_free(self) -> int:
@@ -366,7 +386,7 @@ class KVCacheManager:
         num_held = len(sequence.page_table) - len(sequence.holes)
         if self.window is None:
             return num_held
-        return max(len(sequence.page_table) - sequence.window_start, self.window.num_needed(num_held))
+        return max(len(sequence.page_table) - sequence.window_start, self.window.share_of(num_held))
 
     def pages_of(self, sequence: KVSequence) -> PageTable:
         """A copy of the sequence's page table."""

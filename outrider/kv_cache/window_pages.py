@@ -44,21 +44,35 @@ class WindowPages:
         """Index of the first page that a token attends to after the first ``length``, or fewer by the rewind."""
         return self.reach.unseen_pages(length, self.pool.page_size)[1]
 
-    # Scheduling counts window pages: pages are converted to their share of the pool.
+    # Admission counts window pages: pages are converted to their share of the pool, rounded up.
 
     @property
     def num_free(self) -> int:
         """Free window pages, or as large a share of the pages that are free, where that is less."""
-        return min(self.pool.num_free, self._pages.num_free * self.pool.num_pages // self._pages.num_pages)
+        return min(self.pool.num_free, self.share_of(self._pages.num_free))
 
     @property
     def num_free_of_pages(self) -> int:
-        """``num_free`` as a share of the pages."""
-        return self.num_free * self._pages.num_pages // self.pool.num_pages
+        """Pages that are free, or as large a share of them as window pages are free, where that is less."""
+        return min(self._pages.num_free, self.pool.num_free * self._pages.num_pages // self.pool.num_pages)
 
-    def num_needed(self, num_pages: int) -> int:
-        """What of ``num_free`` a sequence takes for so many pages, of which it holds window pages in turn."""
-        return max(min(num_pages, self._most_held), -(-num_pages * self.pool.num_pages // self._pages.num_pages))
+    def share_of(self, num_pages: int) -> int:
+        """As large a share of the window pages as ``num_pages`` are of the pages."""
+        return -(-num_pages * self.pool.num_pages // self._pages.num_pages)
+
+    def num_needed(self, num_pages: int, num_held: int) -> int:
+        """What of ``num_free`` a sequence takes for so many more pages, of which it holds window pages in turn.
+        ``num_held``: window pages that it holds already.
+        """
+        return max(self.num_needed_in_turn(num_pages, num_held), self.share_of(num_pages))
+
+    def num_needed_in_turn(self, num_pages: int, num_held: int) -> int:
+        """Window pages that a sequence takes beside those it holds, which it gives back as it grows."""
+        return min(num_pages, self._most_held - num_held)
+
+    def num_freed(self, pages: Iterable[int]) -> int:
+        """Number of window pages that are free once one sequence holds those of ``pages`` no more."""
+        return sum(self.pool.references(self._of[page]) == 1 for page in pages)
 
     def surely_fit(self, num_sequences: int, num_pages: int) -> bool:
         """True if there are window pages for so many sequences to take ``num_pages`` each."""
@@ -112,7 +126,7 @@ class WindowPages:
         """How many of the first ``pages`` of a text can be adopted, and the index of the first whose window page is."""
         size, count = self.pool.page_size, len(pages)
         while count:
-            first = max(0, (count * size - self.reach.window + 1) // size)
+            first = max(0, (count * size - self.reach.window) // size)  # as far as ``truncate`` asks for
             missing = next(
                 (index for index in range(count - 1, first - 1, -1) if self._of[pages[index]] == _NONE), None
             )

@@ -204,6 +204,14 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """
         return 0
 
+    def fits(self, batch: Sequence[tuple[JobT, int]]) -> bool:
+        """True if there are free KV pages for a forward over so many tokens of each job."""
+        return sum(self.num_pages_needed(job, num_tokens) for job, num_tokens in batch) <= self.num_pages_free
+
+    def fits_alone(self, job: JobT) -> bool:
+        """True if there are KV pages for all of a job's tokens, chunk by chunk, while no other session holds any."""
+        return self.num_pages_needed(job, job.num_left) <= self.num_pages_free
+
     # Items.
 
     def check(self, session: Session[SequenceT], item: ItemT) -> EventT | None:

@@ -57,7 +57,10 @@ class PageBudget:
             if request.session.age < session.age and request.job.num_left  # one that runs has its pages
         )
         of_younger = sum(self._sessions.num_pages(other) for other in others if other.age > session.age)
-        return needed + promised + reserved <= num_free + of_younger
+        if needed + promised + reserved <= num_free + of_younger:
+            return True
+        is_alone = not promised and not any(self._sessions.num_pages(other) for other in others)
+        return is_alone and self._executor.fits_alone(job)
 
     def _has_room_for_all(self, needed: int, num_free: int) -> bool:
         """Whether there is room whatever the ages: of many sessions that begin together, each is counted once."""
@@ -96,8 +99,7 @@ class PageBudget:
 
     def has_room(self, scheduled: ScheduledTokens) -> bool:
         """Whether a batch can be served without preempting a session."""
-        needs = [self._executor.num_pages_needed(request.job, num_tokens) for request, num_tokens in scheduled]
-        return sum(needs) <= self._executor.num_pages_free
+        return self._executor.fits([(request.job, num_tokens) for request, num_tokens in scheduled])
 
     def _without_prepared(self, scheduled: ScheduledTokens) -> ScheduledTokens:
         asked = []

@@ -55,6 +55,14 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """Free KV pages for so many of the job's tokens."""
         return self._runner.sequences.pages_needed(job.sequence, num_tokens)
 
+    def fits(self, batch: Sequence[tuple[ScoreJob, int]]) -> bool:
+        """True if there are free KV pages for so many tokens of each job."""
+        return self._runner.sequences.fit((job.sequence, num_tokens) for job, num_tokens in batch)
+
+    def fits_alone(self, job: ScoreJob) -> bool:
+        """True if there are pages for all of the job's tokens, chunk by chunk."""
+        return self._runner.sequences.fits_alone(job.sequence, job.num_left)
+
     def check(self, session: TargetSession, item: Score) -> Scores | None:
         """Raise ``InvalidRequestError`` for an item that cannot be served; none is answered without a forward."""
         check_layers(session.open, num_layers=self._runner.config.num_layers)

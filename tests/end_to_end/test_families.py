@@ -112,6 +112,27 @@ async def test_texts_that_leave_the_window_are_those_of_transformers(name: str) 
         assert window.pool.num_used == 0
 
 
+async def test_a_text_alone_may_fill_the_smallest_cache_with_window_pages() -> None:
+    """Two chunks of its prompt take more window pages than there are, and its last token the last page of all."""
+    folder = folder_of("gemma3")
+    settings: dict[str, Any] = {"num_pages": 64, "max_batched_tokens": 100, "max_running_requests": 1}
+    text = (prompts(1, 7)[0] * 400)[:254]
+    async with stack_of(folder, folder, **settings) as stack:
+        window = stack.target.runner.sequences.window
+        assert window is not None
+        assert window.pool.num_pages < 50
+        for length, max_tokens, num_drafts in ((125, 9, 0), (254, 2, 3), (205, 51, 0), (205, 51, 5)):
+            prompt = text[:length]  # a part is found of the second, and all of the last
+            result = await stack.generate(
+                prompt_token_ids=prompt, max_tokens=max_tokens, temperature=0, ignore_eos=True,
+                num_speculative_tokens=num_drafts,
+            )  # fmt: skip
+            expected = reference(folder, prompt, max_tokens, padding=range(NUM_TOKEN_IDS, NUM_ROWS))
+            assert list(result.token_ids) == expected
+        assert value(stack.target, "outrider_sessions_preempted_total") == 0
+        await all_free(stack)
+
+
 @pytest.mark.parametrize("name", ["gemma3", "olmoe", "phi4-mini", "gemma4_text"])
 async def test_a_draft_that_is_stopped_changes_no_token(name: str) -> None:
     folder, other = folder_of(name), cached_tiny_model("llama", seed=9)

@@ -60,11 +60,11 @@ class NaiveCache:
         return length
 
     def _has_window(self, salt: str, tokens: list[int], length: int) -> bool:
-        """True if the window pages are there of all positions that a token after ``length`` attends to."""
+        """True if the window pages are there of what the last of ``length`` tokens and later ones attend to."""
         window = self.manager.window
         if window is None:
             return True
-        seen = range(max(0, length - window.reach.window + 1), length)
+        seen = range(max(0, length - window.reach.window), length)
         ends = {(position // self.size + 1) * self.size for position in seen}
         return all(window.of(self.findable[(salt, *tokens[:end])]) >= 0 for end in ends)
 

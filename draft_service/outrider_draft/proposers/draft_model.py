@@ -167,8 +167,17 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
 
     def num_pages_needed(self, job: ProposalJob, num_tokens: int) -> int:
         """Free KV pages for the job's tokens and, where one launch draws all, for those that it draws."""
-        drawn = max(0, job.draft_length - job.num_drawn - 1) if job.metadata and num_tokens == job.num_left else 0
-        return self.runner.sequences.pages_needed(job.kv, num_tokens + drawn)
+        return self.runner.sequences.pages_needed(job.kv, num_tokens + _num_drawn_after(job, num_tokens))
+
+    def fits(self, batch: Sequence[tuple[ProposalJob, int]]) -> bool:
+        """True if there are free KV pages for what ``num_pages_needed`` counts of each job."""
+        return self.runner.sequences.fit(
+            (job.kv, num_tokens + _num_drawn_after(job, num_tokens)) for job, num_tokens in batch
+        )
+
+    def fits_alone(self, job: ProposalJob) -> bool:
+        """True if there are pages for all of the job's tokens, chunk by chunk."""
+        return self.runner.sequences.fits_alone(job.kv, job.num_left + _num_drawn_after(job, job.num_left))
 
     def check(self, session: DraftSession, item: Extend) -> Proposal | None:
         """An empty proposal for a session that outgrew this model; ``InvalidRequestError`` for a bad item."""
@@ -314,6 +323,11 @@ class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
         ]
         drawn = self.runner.sampler.propose(logits, rows)
         return {id(job): single(token) for job, token in zip(jobs, drawn, strict=True)}
+
+
+def _num_drawn_after(job: ProposalJob, num_tokens: int) -> int:
+    """Tokens that one launch writes after so many of the job's tokens: all that it draws but the last."""
+    return max(0, job.draft_length - job.num_drawn - 1) if job.metadata and num_tokens == job.num_left else 0
 
 
 def _leave_last(job: ProposalJob, share: int) -> int:
