@@ -209,9 +209,15 @@ class SteadySteps:
         lengths = zip(step.keys, columns.draft_lengths.tolist(), step.draft_lengths.tolist(), strict=True)
         self._wanted.update({key: asked for key, asked, begun in lengths if asked > begun})
         if (columns.draft_lengths < step.draft_lengths).any():
-            truncate = partial(self._sessions.truncate, step.sessions)
+            truncate = partial(self._truncate_held, step.sessions)
             batch.forward = ShortenedForward(batch.forward, columns.draft_lengths, truncate)
         return True
+
+    def _truncate_held(self, sessions: Sequence[Session[Any]], lengths: Sequence[int]) -> None:
+        """Truncate the sessions that have not ended meanwhile."""
+        for session, length in zip(sessions, lengths, strict=True):
+            if self._sessions.holds(session):
+                self._sessions.truncate([session], [length])
 
     def _may_begin(self, session: Session[Any], item: Extend, *, is_guess: bool) -> bool:
         """True if nothing of a session is due or held, and the item is valid and needs a forward. A wrong guess makes

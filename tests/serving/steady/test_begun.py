@@ -369,6 +369,34 @@ def test_a_step_that_runs_is_adopted_whatever_number_of_tokens_is_asked_for(
     assert sessions.driver.core.num_pages_free in (0, NUM_PAGES)
 
 
+@RUNNING
+@pytest.mark.parametrize("ends", ["a session", "the link"])
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_sessions_of_an_adopted_step_may_end_before_it_does(
+    new_core: Callable[[], Core], length: int, ends: str
+) -> None:
+    """Of a step whose command asks for fewer tokens, too: the sequence to be cut is there no more."""
+    sessions = with_a_step_that_runs(new_core)
+    core, items = sessions.driver.core, list[Any]()
+    for text in sessions.texts:
+        text.generation += 2
+        items.append(extend_item(text.number, text.generation, text.tokens, length - 1, num_kept_tokens=text.held))
+    core.handle(0, (command_columns(items),))
+    assert sessions.used == (NUM_SESSIONS, 0)
+    if ends == "the link":
+        core.drop_link(0)
+    else:
+        core.handle(0, (Release(sessions.texts[0].number, sessions.texts[0].generation + 1),))
+    events: list[Any] = []
+    while core.has_work:
+        events += sessions.driver.step()
+    answered = [] if ends == "the link" else sessions.texts[1:]
+    assert [event.session for event in events] == [text.number for text in answered]
+    assert all(len(event.token_ids) == min(length - 1, 3) for event in events)
+    core.drop_link(0)
+    assert core.num_pages_free in (0, NUM_PAGES)
+
+
 @pytest.mark.parametrize("leaves", ["some", "one after the other"])
 def test_other_questions_wait_for_the_step_that_runs(leaves: str) -> None:
     sessions = with_a_step_that_runs()
