@@ -69,6 +69,13 @@ class PreparedScores(Prepared):
         chains = self._chains
         return b"".join(chains if isinstance(which, slice) else [chains[place] for place in which.tolist()])
 
+    def _write(self, which: Which, after: Ints, token_ids: list[list[int]]) -> list[list[int]]:
+        """Write the rows as they are from now on, and commit the new tokens, which it returns."""
+        self.table.values[self.index[which]] = after
+        for place, ids in zip(self._listed(which), token_ids, strict=True):
+            self._committed[place] += ids
+        return token_ids
+
     def _do_not_end(self, token_ids: Sequence[Sequence[int]]) -> Bools:
         rows = zip(self.sessions, token_ids, strict=True)
         return np.array([session.output.ending_token_ids.isdisjoint(ids) for session, ids in rows], dtype=np.bool_)

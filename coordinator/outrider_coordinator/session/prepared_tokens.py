@@ -120,8 +120,4 @@ class PreparedTokens(PreparedScores):
         after[:, TARGET_LOSSES] = 0
         after[:, TARGET_ASKED] = after[:, GENERATION]
         np.maximum(after[:, CREDIT], 0, out=after[:, CREDIT])
-        self.table.values[self.index[which]] = after
-        token_ids = [[token_id] for token_id in tokens.tolist()]
-        for place, ids in zip(self._listed(which), token_ids, strict=True):
-            self._committed[place] += ids
-        return token_ids
+        return self._write(which, after, [[token_id] for token_id in tokens.tolist()])

@@ -252,11 +252,7 @@ class PreparedVerdicts(PreparedScores):
         after[:, PROPOSAL_OPENED] = -1
         after[:, LAST], after[:, DRAFT_HELD], after[:, DRAFT_LENGTH] = next_ids, kept, lengths
         after[:, DRAFT_ASKED], after[:, DRAFT_BASE] = after[:, GENERATION], after[:, LENGTH]
-        self.table.values[self.index[which]] = after
-        token_ids = self._new_ids(which, accepted, next_ids)
-        for place, ids in zip(self._listed(which), token_ids, strict=True):
-            self._committed[place] += ids
-        return token_ids
+        return self._write(which, after, self._new_ids(which, accepted, next_ids))
 
 
 def _known(token_ids: list[list[int]]) -> list[list[int]]:
