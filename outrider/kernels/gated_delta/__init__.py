@@ -9,7 +9,7 @@ tokens and a log of the inputs of those after them, and of those before them tha
 returned, float32. The slot then has the state after ``ends`` tokens, and its log the inputs of the row's last tokens.
 Where ``starts`` is 0 the state is 0, whatever the slot holds. ``ends`` is at most a log before a row's last token, so
 that it is among the own tokens of a row that has more than the log holds. A state is float32, and is the same after a
-token however tokens were divided among forwards: up to rounding, and of kernels bit for bit.
+token however tokens were divided among forwards: up to rounding, and of kernels bit for bit if no row goes in chunks.
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ def estimate_model(
     if quantization == "fp8" and config.quantization is None:
         config = replace(config, quantization=ONLINE)
     if config.is_fallback:
-        check_fallback(config, load_format="safetensors", kv_cache_dtype=kv_cache_dtype, num_ranks=tensor_parallel_size)
+        is_shared = tensor_parallel_size > 1
+        check_fallback(config, load_format="safetensors", kv_cache_dtype=kv_cache_dtype, is_shared=is_shared)
     Shard(0, tensor_parallel_size).check(config)
     chosen = config.dtype if dtype == "auto" else getattr(torch, dtype, None)
     if not isinstance(chosen, torch.dtype):

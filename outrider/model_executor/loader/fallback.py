@@ -20,12 +20,14 @@ from outrider.model_executor.models.json_files import is_there, read_object
 _log = logging.getLogger(__name__)
 
 
-def check_fallback(config: ModelConfig, *, load_format: str, kv_cache_dtype: str, num_ranks: int) -> None:
-    """Raise ``ConfigError`` for a setting that a model has not that transformers' code computes."""
+def check_fallback(config: ModelConfig, *, load_format: str, kv_cache_dtype: str, is_shared: bool) -> None:
+    """Raise ``ConfigError`` for a setting that a model has not that transformers' code computes; ``is_shared``: by
+    several ranks.
+    """
     name = config.architecture
     if kv_cache_dtype != "auto":
         raise ConfigError("kv_cache_dtype", f"must be auto for {name}, which runs through transformers")
-    if num_ranks > 1 and config.quantization is not None:
+    if is_shared and config.quantization is not None:
         raise ConfigError("quantization", f"must be none for {name} on several GPUs, which runs through transformers")
     if load_format != "safetensors":
         raise ConfigError("load_format", f"must be safetensors for {name}, which runs through transformers")

@@ -221,8 +221,7 @@ def _checked(
         kind = "experts" if config.experts is not None else "recurrent layers"
         raise ModelError(f"{folder}: load_format synthetic makes no models with {kind}; dummy does")
     if config.is_fallback:
-        num_ranks = 1 if ranks is None else 2
-        check_fallback(config, load_format=load_format, kv_cache_dtype=kv_cache_dtype, num_ranks=num_ranks)
+        check_fallback(config, load_format=load_format, kv_cache_dtype=kv_cache_dtype, is_shared=ranks is not None)
     elif load_format == "safetensors":
         read = read_family_tensors(folder, config)
         config = with_stored_head(folder, config, read.tensors)
