@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.gated_delta.convolution import INDICES, convolved_chunk, decay_of, input_at, rate_of
+from outrider.kernels.gated_delta.convolution import INDICES, convolved_chunk, decay_of, input_at, rate_of, tokens_of
 from outrider.kernels.gated_delta.layout import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights
 from outrider.kernels.launching import launch_options
 
@@ -100,12 +100,8 @@ def _chunk_kernel(
     row, number = _find_chunk(query_starts_ptr, tl.program_id(1), num_rows, LOG, C, ROWS)
     if row >= num_rows:
         return
-    first = tl.load(query_starts_ptr + row).to(tl.int64)
-    count = tl.load(query_starts_ptr + row + 1) - first
-    slot = tl.load(slots_ptr + row).to(tl.int64)
+    first, count, slot = tokens_of(query_starts_ptr, token_slots_ptr, slots_ptr, row)
     if slot < 0:
-        return
-    if tl.load(token_slots_ptr + first) < 0:
         return
     kept = tl.load(lengths_ptr + row).to(tl.int64) - count
     size = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM + 2 * NUM_HEADS
@@ -190,12 +186,8 @@ def _follow_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    first = tl.load(query_starts_ptr + row).to(tl.int64)
-    count = tl.load(query_starts_ptr + row + 1) - first
-    slot = tl.load(slots_ptr + row).to(tl.int64)
+    first, count, slot = tokens_of(query_starts_ptr, token_slots_ptr, slots_ptr, row)
     if slot < 0 or count <= LOG:
-        return
-    if tl.load(token_slots_ptr + first) < 0:
         return
     end = tl.load(ends_ptr + row) - (tl.load(lengths_ptr + row) - count)
     value, key = tl.program_id(0) * VALUES + tl.arange(0, VALUES)[None, :], tl.arange(0, KEYS)

@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN201, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""Inputs of a row's tokens in a Triton program, and their causal convolution."""
+"""A row's tokens and their inputs in a Triton program, and the causal convolution of these."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ import triton.language as tl
 
 INDICES = ["query_starts_ptr", "lengths_ptr", "token_slots_ptr", "slots_ptr", "starts_ptr", "ends_ptr"]
 """Arguments that are read number by number from wherever they lie: no kernel of its own for each alignment."""
+
+
+@triton.jit
+def tokens_of(query_starts_ptr, token_slots_ptr, slots_ptr, row):
+    """First token, number of tokens and state slot of a row; the slot is negative if nothing is to be computed."""
+    first = tl.load(query_starts_ptr + row).to(tl.int64)
+    count = tl.load(query_starts_ptr + row + 1) - first
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    is_padding = tl.load(token_slots_ptr + first, mask=count > 0, other=-1) < 0
+    return first, count, tl.where(is_padding, -1, slot)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.gated_delta.chunks import follow_chunks
-from outrider.kernels.gated_delta.convolution import INDICES, convolved, decay_of, input_at, rate_of
+from outrider.kernels.gated_delta.convolution import INDICES, convolved, decay_of, input_at, rate_of, tokens_of
 from outrider.kernels.gated_delta.layout import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights
 from outrider.kernels.launching import launch_options
 
@@ -61,12 +61,8 @@ def _delta_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    first = tl.load(query_starts_ptr + row).to(tl.int64)
-    count = tl.load(query_starts_ptr + row + 1) - first
-    slot = tl.load(slots_ptr + row).to(tl.int64)
-    if slot < 0 or count == 0:
-        return
-    if tl.load(token_slots_ptr + first) < 0:
+    first, count, slot = tokens_of(query_starts_ptr, token_slots_ptr, slots_ptr, row)
+    if slot < 0:
         return
     length = tl.load(lengths_ptr + row).to(tl.int64)
     start, end = tl.load(starts_ptr + row).to(tl.int64), tl.load(ends_ptr + row).to(tl.int64)
@@ -129,11 +125,9 @@ def _log_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    first, last = tl.load(query_starts_ptr + row).to(tl.int64), tl.load(query_starts_ptr + row + 1).to(tl.int64)
-    slot, length = tl.load(slots_ptr + row).to(tl.int64), tl.load(lengths_ptr + row).to(tl.int64)
+    first, count, slot = tokens_of(query_starts_ptr, token_slots_ptr, slots_ptr, row)
+    last, length = first + count, tl.load(lengths_ptr + row).to(tl.int64)
     if slot >= 0:
-        if tl.load(token_slots_ptr + first, mask=first < last, other=-1) < 0:
-            first = last
         for token in range(tl.maximum(first, last - LOG), last):
             content = tl.load(inputs_ptr + token * size + column, mask=inside)
             place = slot * LOG + (length - last + token) % LOG
