@@ -17,6 +17,7 @@ _GEMMA4: dict[str, Any] = {
 _LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "kv_lora_rank": 8, "q_lora_rank": 8}
 FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 2, "n_head": 4},
+    "cohere-norms": {"use_qk_norm": True},
     "cohere2": {"sliding_window": 6},
     "deepseek_v2": _LATENT,
     "deepseek_v3": {**_LATENT, "head_dim": 4, "num_key_value_heads": 4, "first_k_dense_replace": 2},

@@ -1,7 +1,8 @@
 """Linear layers of a model of transformers, each rank with its part, as transformers' tensor-parallel plan says.
 
-A ``colwise`` layer is cut by its output, and a ``rowwise`` one by its input, whose sum the ranks make. What the plan
-does not name, and what it gathers again, every rank computes whole.
+A ``colwise`` layer is cut by its output, and a ``rowwise`` one by its input, whose sum the ranks make. Norms with a
+weight for each head, as of Command R+, are cut by heads. What the plan does not name, and what it gathers again, every
+rank computes whole.
 """
 
 from __future__ import annotations
@@ -53,20 +54,37 @@ def share_linears(
         if kind in ("colwise", "rowwise") and type(module) is nn.Linear:
             parent, _, attribute = name.rpartition(".")
             setattr(decoder.get_submodule(parent), attribute, _part_of(name, module, kind, communicator, shard))
+        elif _has_heads(name, module):
+            _keep_rows(module, name, shard)
         elif kind is not None and kind not in _WHOLE:
             why = f"its {name} would be shared as {kind}, and only linear layers can be"
             raise ConfigError(SETTING, f"must be 1 for {type(model).__name__} through transformers: {why}")
 
 
+def _has_heads(name: str, module: nn.Module) -> bool:
+    """True for a norm whose weight is [heads, head_dim]."""
+    weight = getattr(module, "weight", None)
+    return name.endswith("norm") and isinstance(weight, torch.Tensor) and weight.ndim > 1
+
+
 def _part_of(name: str, linear: nn.Linear, kind: str, communicator: Communicator, shard: Shard) -> nn.Module:
-    size = linear.out_features if kind == "colwise" else linear.in_features
+    if kind == "rowwise":
+        own = _own(name, linear.in_features, shard)
+        return _RowwiseLinear(linear.weight[:, own].detach().clone(), linear.bias, communicator)
+    _keep_rows(linear, name, shard)
+    linear.out_features = len(linear.weight)
+    return linear
+
+
+def _keep_rows(module: nn.Module, name: str, shard: Shard) -> None:
+    """Leave this rank's rows of a module's parameters."""
+    for kind, parameter in list(module.named_parameters(recurse=False)):
+        own = _own(name, len(parameter), shard)
+        setattr(module, kind, nn.Parameter(parameter[own].detach().clone(), requires_grad=False))
+
+
+def _own(name: str, size: int, shard: Shard) -> slice:
+    """Slice of ``size`` rows or columns that are this rank's."""
     if size % shard.size:
         raise ConfigError(SETTING, f"{shard.size} does not fit this model: it does not divide the {size} of {name}")
-    own = slice(shard.rank * size // shard.size, (shard.rank + 1) * size // shard.size)
-    if kind == "rowwise":
-        return _RowwiseLinear(linear.weight[:, own].detach().clone(), linear.bias, communicator)
-    linear.weight = nn.Parameter(linear.weight[own].detach().clone(), requires_grad=False)
-    if linear.bias is not None:
-        linear.bias = nn.Parameter(linear.bias[own].detach().clone(), requires_grad=False)
-    linear.out_features = size // shard.size
-    return linear
+    return slice(shard.rank * size // shard.size, (shard.rank + 1) * size // shard.size)

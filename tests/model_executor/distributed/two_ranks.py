@@ -55,7 +55,7 @@ FP8_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"intermediate_size": 64}),
     "qwen3-moe": ("qwen3_moe", {"moe_intermediate_size": 64, "num_experts": 3, "num_experts_per_tok": 2}),
 }
-THROUGH_TRANSFORMERS = ("smollm3", "starcoder2", "cohere2", "gemma4_text", "gpt_neox", "phi")
+THROUGH_TRANSFORMERS = ("smollm3", "starcoder2", "cohere-norms", "cohere2", "gemma4_text", "gpt_neox", "phi")
 MADE: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "llama": ("llama", {"vocab_size": 271}),
