@@ -58,7 +58,7 @@ without the kernels, weights are widened to the type of the model.
 """
 
 REST = f"""
-Layers that a checkpoint ignores keep its 16 or 32 bits, as does the head unless the checkpoint quantizes it. Of other
+Layers that a checkpoint ignores keep its 16 or 32 bits, as do head and experts unless it quantizes them. Of other
 formats an error says: {SUPPORTED}.
 
 The KV cache has the type of the model, or FP8 (E4M3) numbers with `--kv-cache-dtype fp8`: twice the tokens in the same

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from outrider.model_executor.models.weights import checkpoint_targets
 from tests.model_executor.parity import build, random_ids, reference_logits
 from tests.model_executor.test_fp8 import logits_of
 from tests.model_executor.test_parity import EXPERTS
-from tests.support.fp8_models import compressed
+from tests.support.fp8_models import FORMATS, compressed, fp8_reference, quantize_folder
 
 QWEN3_30B_A3B: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -161,14 +162,18 @@ def stack(source: Path, folder: Path, *, by_columns: bool = False) -> Path:
         gate, up, down = ("w1", "w3", "w2") if "mixtral" in source.name else ("gate_proj", "up_proj", "down_proj")
         count = len(kept[f"{block}.gate.weight"])
         kept[f"model.layers.{layer}.mlp.gate.weight"] = kept.pop(f"{block}.gate.weight")
-        experts = [[tensors[f"{block}.experts.{i}.{name}.weight"] for name in (gate, up, down)] for i in range(count)]
         stacked = f"model.layers.{layer}.mlp.experts"
-        parts = {
-            "gate_up_proj": torch.stack([torch.cat(expert[:2]) for expert in experts]),
-            "down_proj": torch.stack([expert[2] for expert in experts]),
-        }
-        for kind, part in parts.items():
-            kept[f"{stacked}.{kind}"] = part.mT.contiguous() if by_columns else part
+        for suffix in ("", "_scale_inv"):
+            names = [f"{name}.weight{suffix}" for name in (gate, up, down)]
+            if f"{block}.experts.0.{names[0]}" not in tensors:
+                continue
+            experts = [[tensors[f"{block}.experts.{i}.{name}"] for name in names] for i in range(count)]
+            parts = {
+                "gate_up_proj": torch.stack([torch.cat(expert[:2]) for expert in experts]),
+                "down_proj": torch.stack([expert[2] for expert in experts]),
+            }
+            for kind, part in parts.items():
+                kept[f"{stacked}.{kind}{suffix}"] = part.mT.contiguous() if by_columns else part
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -180,6 +185,27 @@ def test_stacked_experts_are_read_one_by_one(name: str, by_columns: bool, tmp_pa
     source, ids = build(architecture, **config), random_ids(30, seed=2)
     folder = stack(source, tmp_path / source.name, by_columns=by_columns)
     torch.testing.assert_close(logits_of(folder, ids).float(), reference_logits(source, ids), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_scales_of_blocks_are_stacked_as_their_weights(by_columns: bool, tmp_path: Path) -> None:
+    config = {**EXPERTS, "hidden_size": 64, "moe_intermediate_size": 48}
+    folder = quantize_folder(build("qwen3_moe", **config), tmp_path / "fp8", FORMATS["blocks"])
+    ids = random_ids(30, seed=2)
+    stacked = logits_of(stack(folder, tmp_path / "stacked", by_columns=by_columns), ids)
+    torch.testing.assert_close(stacked, logits_of(folder, ids), atol=0, rtol=0)
+
+
+def test_experts_that_a_quantizer_passed_over_are_not_quantized(tmp_path: Path) -> None:
+    """As compressed-tensors leaves the experts of transformers 5, which are no linear layers."""
+    source, form = build("qwen3_moe", **EXPERTS, hidden_size=64, moe_intermediate_size=48), FORMATS["channel"]
+    kept = tuple(f"experts.{number}" for number in range(EXPERTS["num_experts"]))
+    folder = quantize_folder(source, tmp_path / "fp8", replace(form, kept=(*form.kept, *kept)))
+    ids = random_ids(30, seed=2)
+    with torch.no_grad():
+        expected = fp8_reference(source, folder, form)(torch.tensor([ids])).logits[0].float()
+    for stored in (folder, stack(folder, tmp_path / "stacked")):
+        torch.testing.assert_close(logits_of(stored, ids), expected, atol=1e-5, rtol=0)
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:

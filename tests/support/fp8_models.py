@@ -200,8 +200,9 @@ def replace_experts(experts: Any, layer: str, tensors: dict[str, torch.Tensor], 
 
     def product(x: torch.Tensor, expert: int, projection: str) -> torch.Tensor:
         name = f"{layer}{block}.experts.{expert}.{projection}"
-        scales = tensors[f"{name}.{form.scale_name}"]
-        numbers = tensors[f"{name}.weight"].double()
+        numbers, scales = tensors[f"{name}.weight"].double(), tensors.get(f"{name}.{form.scale_name}")
+        if scales is None:
+            return x @ numbers.T
         weight = numbers * spread((scales.reshape(1) if scales.dim() == 0 else scales).double(), numbers.shape)
         return form.rounding(x, name) @ weight.T
 

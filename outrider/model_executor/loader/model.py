@@ -35,6 +35,7 @@ from outrider.model_executor.layers.quantization import ONLINE
 from outrider.model_executor.loader.checkpoint import StoredTensor, read_checkpoint, read_family_tensors
 from outrider.model_executor.loader.fallback import check_fallback, load_fallback
 from outrider.model_executor.loader.kv_scales import read_kv_scales
+from outrider.model_executor.loader.stacked_experts import with_stored_experts
 from outrider.model_executor.loader.stored_head import with_stored_head
 from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
 from outrider.model_executor.models import AttentionWindow, Decoder, ModelConfig, read_model_config
@@ -224,7 +225,7 @@ def _checked(
         check_fallback(config, load_format=load_format, kv_cache_dtype=kv_cache_dtype, is_shared=ranks is not None)
     elif load_format == "safetensors":
         read = read_family_tensors(folder, config)
-        config = with_stored_head(folder, config, read.tensors)
+        config = with_stored_experts(with_stored_head(folder, config, read.tensors), read.tensors)
         # Of several ranks one warns.
         return config, read_checkpoint(folder, config, warns=ranks is None or ranks.publish is not None, read=read)
     return config, {}

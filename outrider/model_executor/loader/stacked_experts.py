@@ -1,5 +1,5 @@
 """Stacked experts: checkpoints that keep one projection of all experts of a layer in one tensor, as transformers 5 has
-them in memory, read as a tensor for each expert.
+them in memory, read as a tensor for each expert. Scales of blocks are stacked as their weights are.
 """
 
 from __future__ import annotations
@@ -12,11 +12,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outrider.model_executor.loader.checkpoint import StoredTensor
-    from outrider.model_executor.models.config import ExpertsConfig
+    from outrider.model_executor.models.config import ExpertsConfig, ModelConfig
 
-_BLOCK = re.compile(r"((?:model\.layers\.\d+\.)?)mlp\.(gate\.weight|experts\.(?:gate_up|down)_proj)$")
+_BLOCK = re.compile(r"((?:model\.layers\.\d+\.)?)mlp\.(gate\.weight|experts\.(?:gate_up|down)_proj)(_scale_inv)?$")
 _ALTERNATING = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(?:_(blocks|scales|bias))?")
 _NUM_AXES = 3
+_WIDE = ("F64", "F32", "F16", "BF16")
+
+
+def with_stored_experts(config: ModelConfig, tensors: dict[str, StoredTensor]) -> ModelConfig:
+    """The configuration, its experts not quantized if the files have all of them in 16 or 32 bits: quantizers of linear
+    layers pass over experts that are stacked in memory, and do not list them among the layers that are ignored.
+    """
+    form, experts = config.quantization, config.experts
+    if form is None or form.is_online or experts is None or experts.names.gate_up is not None:
+        return config
+    types = {tensor.dtype for name, tensor in tensors.items() if ".experts." in name}
+    if not types or not types <= set(_WIDE):
+        return config
+    return replace(config, quantization=replace(form, ignored=(*form.ignored, r".*\.experts\.")))
 
 
 def unstack_experts(tensors: dict[str, StoredTensor], experts: ExpertsConfig) -> None:
@@ -25,30 +39,33 @@ def unstack_experts(tensors: dict[str, StoredTensor], experts: ExpertsConfig) ->
     """
     is_alternating = experts.names.gate_up is not None
     pattern = _ALTERNATING if is_alternating else _BLOCK
-    for name in [name for name in tensors if pattern.fullmatch(name)]:
-        found = list(_alternating_parts(tensors[name]) if is_alternating else _parts(tensors[name], experts))
+    stacked = {name: tensor for name, tensor in tensors.items() if pattern.fullmatch(name)}
+    for name, tensor in stacked.items():
+        weight = stacked.get(name.removesuffix("_scale_inv"), tensor)
+        found = list(_alternating_parts(tensor) if is_alternating else _parts(tensor, weight, experts))
         if found:
             del tensors[name]
             tensors |= {tensor.name: tensor for tensor in found}
 
 
-def _parts(tensor: StoredTensor, experts: ExpertsConfig) -> Iterator[StoredTensor]:
-    layer, rest = _BLOCK.fullmatch(tensor.name).groups()  # type: ignore[union-attr]
+def _parts(tensor: StoredTensor, weight: StoredTensor, experts: ExpertsConfig) -> Iterator[StoredTensor]:
+    """Tensors of each expert; ``weight``: the tensor itself, or the one whose scales it has."""
+    layer, rest, scale = _BLOCK.fullmatch(tensor.name).groups()  # type: ignore[union-attr]
     names = experts.names
     if rest == "gate.weight":
         yield replace(tensor, name=f"{layer}{names.block}.{rest}")
-    elif len(tensor.shape) == _NUM_AXES:
+    elif len(tensor.shape) == len(weight.shape) == _NUM_AXES:
         projections = (names.down,) if "down" in rest else (names.gate, names.up)
         count, *sizes = tensor.shape
         inner, inner_size = int("down" in rest), len(projections) * experts.intermediate_size
         # As transformers decides: only where the sizes do not fit as they are.
-        is_transposed = sizes[inner] != inner_size and sizes[1 - inner] == inner_size
+        is_transposed = weight.shape[1 + inner] != inner_size and weight.shape[2 - inner] == inner_size
         num_rows, num_columns = reversed(sizes) if is_transposed else sizes
         rows = num_rows // len(projections)
         for expert in range(count):
             for number, projection in enumerate(projections):
                 part = (slice(expert, expert + 1), slice(number * rows, (number + 1) * rows))
-                name = f"{layer}{names.block}.experts.{expert}.{projection}.weight"
+                name = f"{layer}{names.block}.experts.{expert}.{projection}.weight{scale or ''}"
                 num_bytes = tensor.num_bytes * rows * num_columns // max(1, math.prod(tensor.shape))
                 yield replace(
                     tensor, name=name, shape=(rows, num_columns), num_bytes=num_bytes, part=part,
