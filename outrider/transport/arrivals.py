@@ -9,7 +9,6 @@ from outrider.errors import InvalidRequestError
 from outrider.open_requests import HeldBytes
 from outrider.transport.channels import MAX_REQUEST_BYTES
 from outrider.transport.link.counts import LinkCounts
-from outrider.transport.long_requests import LongRequest
 from outrider.transport.malformed import only_message
 from outrider.transport.turns import Turns
 from outrider.v1.generation_pb2 import GenerateRequest
@@ -24,8 +23,6 @@ MAX_SLOW_PER_HOST = 4
 ARRIVAL_TIMEOUT_S = 60.0
 """As for HTTP."""
 
-Message = GenerateRequest | LongRequest
-
 
 class Arrivals:
     """Reads messages in turns. Belongs to one event loop."""
@@ -34,16 +31,16 @@ class Arrivals:
         self._turns = Turns(MAX_READ_AT_ONCE, busy_s=BUSY_S, longest_s=SLOW_S)
         self._slow_ones = LinkCounts(MAX_SLOW_PER_HOST, "requests that arrive slowly")
 
-    async def receive(self, requests: AsyncIterator[Message], held: HeldBytes, peer: str) -> Message:
+    async def receive(self, requests: AsyncIterator[GenerateRequest], held: HeldBytes, peer: str) -> GenerateRequest:
         """The message of a call of ``peer``, whose bytes are held from now on; ``CapacityError`` while others hold too
         many, ``InvalidRequestError`` for a call without a message, or with one that does not arrive.
         """
-        begun: list[asyncio.Future[Message]] = []
+        begun: list[asyncio.Future[GenerateRequest]] = []
         try:
             async with self._turns.taken(peer):
                 begun.append(asyncio.ensure_future(only_message(requests)))
                 message = await asyncio.shield(begun[0])
-                held.take(_size(message))
+                held.take(message.ByteSize())
                 return message
         except TimeoutError:
             return await self._slow(begun[0], held, peer)
@@ -51,9 +48,9 @@ class Arrivals:
             for reading in begun:
                 reading.cancel()
 
-    async def _slow(self, reading: asyncio.Future[Message], held: HeldBytes, peer: str) -> Message:
+    async def _slow(self, reading: asyncio.Future[GenerateRequest], held: HeldBytes, peer: str) -> GenerateRequest:
         if reading.done():  # it came as its turn ended
-            held.take(_size(message := reading.result()))
+            held.take((message := reading.result()).ByteSize())
             return message
         held.take(MAX_REQUEST_BYTES)
         with self._slow_ones.entered(peer):
@@ -62,9 +59,5 @@ class Arrivals:
                     message = await reading
             except TimeoutError:
                 raise InvalidRequestError("request", f"has not arrived within {ARRIVAL_TIMEOUT_S:g} s") from None
-        held.keep(_size(message))
+        held.keep(message.ByteSize())
         return message
-
-
-def _size(message: Message) -> int:
-    return len(message.data) if isinstance(message, LongRequest) else message.ByteSize()

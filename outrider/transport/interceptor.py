@@ -14,11 +14,10 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from outrider.errors import InvalidRequestError, OutriderError
-from outrider.limits import LINK_COMMANDS, NAME_MESSAGE
+from outrider.limits import LINK_COMMANDS, NAME_MESSAGE, UNUSED_BYTES
 from outrider.limits.rate_limit import RateLimit
 from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.counts import LinkCounts
-from outrider.transport.long_requests import long_or_parsed
 from outrider.transport.malformed import end_stream, tolerant, tolerant_of_link, well_formed
 from outrider.transport.short_messages import ShortMessages
 from outrider.transport.status import to_status
@@ -166,7 +165,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             )
 
 
-_DESERIALIZERS = dict.fromkeys((f"{_PUBLIC}Generate", f"{_PUBLIC}StreamGenerate"), long_or_parsed)
+_GENERATIONS = (f"{_PUBLIC}Generate", f"{_PUBLIC}StreamGenerate")
 _LINK_MESSAGES = {
     f"/{link_pb2.DESCRIPTOR.services_by_name[service].full_name}{_LINKS}": commands.DESCRIPTOR
     for service, commands in (("DraftService", link_pb2.DraftCommands), ("TargetService", link_pb2.TargetCommands))
@@ -176,8 +175,8 @@ _LINK_MESSAGES = {
 def _deserializer(method: str, deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     if deserialize is None:
         return None
-    if method in _DESERIALIZERS:
-        return tolerant(_DESERIALIZERS[method], _check_fields)
+    if method in _GENERATIONS:
+        return tolerant(_parse_request, _check_fields)
     if method in _LINK_MESSAGES:
         return tolerant_of_link(deserialize, _LINK_MESSAGES[method], LINK_COMMANDS)
     return tolerant(deserialize, _check_size)
@@ -185,6 +184,15 @@ def _deserializer(method: str, deserialize: Callable[[bytes], Any] | None) -> Ca
 
 def _check_fields(data: bytes) -> None:
     check_num_fields(data, generation_pb2.GenerateRequest.DESCRIPTOR)
+
+
+def _parse_request(data: bytes) -> generation_pb2.GenerateRequest:
+    """The request; ``InvalidRequestError`` if too much of its bytes is not part of it."""
+    message = generation_pb2.GenerateRequest.FromString(data)
+    if len(data) > UNUSED_BYTES.most:
+        message.DiscardUnknownFields()
+        UNUSED_BYTES.check("request", len(data) - message.ByteSize())
+    return message
 
 
 def _check_size(data: bytes) -> None:

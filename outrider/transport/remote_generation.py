@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Generator, Iterator
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -29,8 +28,7 @@ from outrider.transport.convert.generation import (
     started_from_proto,
     tokenizer_from_proto,
 )
-from outrider.transport.convert.requests import request_to_proto
-from outrider.transport.long_requests import writing
+from outrider.transport.convert.requests import request_to_proto, request_writing
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
 from outrider.transport.security.files import Stamp
 from outrider.transport.status import translating_errors
@@ -41,8 +39,6 @@ from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 INFO_TIMEOUT_S = 10.0
 MAX_BACKOFF_MS = 500
 """Between attempts to connect: callers that try again space their calls themselves."""
-
-_SERVICE = f"/{pb.DESCRIPTOR.services_by_name['GenerationService'].full_name}/"
 
 
 class _Fold:
@@ -91,17 +87,17 @@ class RemoteGeneration:
 
     async def generate(self, request: GenerationRequest, *, timeout_s: float | None) -> GenerationResult:
         """The finished generation."""
-        message = await run_in_slices(writing(request))
+        message = await run_in_slices(request_writing(request))
         with self._translating():
-            call = self._stub().Generate if isinstance(message, pb.GenerateRequest) else self._raw_generate()
-            response = await call(message, timeout=timeout_s, metadata=_metadata(self._security, request))
+            response = await self._stub().Generate(
+                message, timeout=timeout_s, metadata=_metadata(self._security, request)
+            )
         return result_from_proto(response.result)
 
     async def stream(self, request: GenerationRequest, *, timeout_s: float | None) -> AsyncGenerator[Delta, None]:
         """Deltas, the last with the result; closing the generator cancels the call."""
-        message, fold = await run_in_slices(writing(request)), _Fold()
-        begin = self._stub().StreamGenerate if isinstance(message, pb.GenerateRequest) else self._raw_stream()
-        call = begin(message, timeout=timeout_s, metadata=_metadata(self._security, request))
+        message, fold = await run_in_slices(request_writing(request)), _Fold()
+        call = self._stub().StreamGenerate(message, timeout=timeout_s, metadata=_metadata(self._security, request))
         try:
             with self._translating():
                 async for response in call:
@@ -134,18 +130,6 @@ class RemoteGeneration:
             if channel is not None:
                 await channel.close()
         self._channel, self._outdated = None, []
-
-    def _raw_generate(self) -> Any:  # noqa: ANN401 - gRPC's callables have no public type
-        """``Generate`` for bytes."""
-        return self._open_channel().unary_unary(
-            f"{_SERVICE}Generate", response_deserializer=pb.GenerateResponse.FromString
-        )
-
-    def _raw_stream(self) -> Any:  # noqa: ANN401
-        """``StreamGenerate`` for bytes."""
-        return self._open_channel().unary_stream(
-            f"{_SERVICE}StreamGenerate", response_deserializer=pb.StreamGenerateResponse.FromString
-        )
 
     def _stub(self) -> GenerationServiceStub:
         return GenerationServiceStub(self._open_channel())

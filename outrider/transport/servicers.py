@@ -25,7 +25,6 @@ from outrider.ports import Draft, Link, Target
 from outrider.telemetry.logs import about_request
 from outrider.transport.arrivals import Arrivals
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
-from outrider.transport.convert.bounds import check_num_prompt_ids
 from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
 from outrider.transport.convert.describing import description_to_proto
 from outrider.transport.convert.events import draft_events_to_proto, target_events_to_proto
@@ -46,7 +45,6 @@ from outrider.transport.link.heartbeats import (
 )
 from outrider.transport.link.pump import LinkPump, reads_shared_memory, with_planes
 from outrider.transport.link.versions import check_coordinator
-from outrider.transport.long_requests import LongRequest, parsing
 from outrider.transport.security.tokens import TokenFile, bearer_token
 from outrider.transport.tokenizer_answers import TokenizerAnswers
 from outrider.transport.trace_metadata import log_fields, with_trace
@@ -58,7 +56,7 @@ from outrider.v1.link_pb2_grpc import DraftServiceServicer, TargetServiceService
 _MAX_UINT32 = (1 << 32) - 1
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Requests = AsyncIterator[generation_pb2.GenerateRequest | LongRequest]
+Requests = AsyncIterator[generation_pb2.GenerateRequest]
 
 
 class Generator(Protocol):
@@ -245,8 +243,6 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def _read(self, requests: Requests, held: HeldBytes, peer: str) -> GenerationRequest:
         limits, request = self._generator.limits, await self._arrivals.receive(requests, held, peer)
-        if isinstance(request, LongRequest):
-            request = await run_in_slices(parsing(request.data, partial(check_num_prompt_ids, model=limits)))
         return await run_in_slices(request_reading(request, limits, read_prompt=reading_long))
 
 

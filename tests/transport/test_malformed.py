@@ -128,6 +128,16 @@ async def test_a_broken_link_contract_is_one_warning(serve: Serve, caplog: pytes
     assert "a link from ipv4:127.0.0.1" in warning.getMessage()
 
 
+@pytest.mark.parametrize("tag", [b"\xba\x3e", b"\x0a"], ids=["unknown field 999", "prompt_text, given again"])
+async def test_bytes_of_a_request_that_are_not_used_are_bounded(serve: Serve, tag: bytes) -> None:
+    """gRPC holds them while the stream runs, so that a few streams would take gigabytes."""
+    server = await serve("generation", service("generation"))
+    asked = generation_pb2.GenerateRequest(prompt_text="x").SerializeToString()
+    for num_bytes, code in ((1 << 15, grpc.StatusCode.OK), (1 << 17, grpc.StatusCode.INVALID_ARGUMENT)):
+        unused = tag + generation_pb2.GenerateRequest(prompt_text="y" * num_bytes).SerializeToString()[1:]
+        assert await status_of(server.address, f"{PUBLIC}Generate", "unary_unary", unused + asked) is code
+
+
 def test_a_rate_limit_says_how_many_it_held_back() -> None:
     now = 0.0
     limit = RateLimit(10.0, clock=lambda: now)

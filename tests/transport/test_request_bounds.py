@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
 
 from outrider import limits
 from outrider.client.requests import build_request
+from outrider.cooperative import SLICE_ENTRIES, run
 from outrider.errors import InvalidRequestError
+from outrider.generation import GenerationRequest
 from outrider.limits import ANY_MODEL, ModelLimits
+from outrider.packed_ids import reading_long
 from outrider.transport.convert.bounds import check_request_message
-from outrider.transport.convert.requests import request_from_proto
+from outrider.transport.convert.requests import request_from_proto, request_reading, request_to_proto, request_writing
+from outrider.transport.convert.sampling import read_ids
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import sampling_pb2
 
@@ -183,3 +188,27 @@ def test_templates_and_their_variables_have_bounds(field: str, name: str) -> Non
     check_request_message(pb.GenerateRequest(chat={field: "a" * most}), ANY_MODEL)
     with pytest.raises(InvalidRequestError, match=f"{name}: has {most + 1} characters"):
         check_request_message(pb.GenerateRequest(chat={field: "a" * (most + 1)}), ANY_MODEL)
+
+
+def test_packed_ids_of_a_prompt_are_the_same_ids_and_have_the_same_bounds() -> None:
+    token_ids = tuple(range(limits.PROMPT_TOKENS.most))[-3 * SLICE_ENTRIES :]
+    sent = GenerationRequest(prompt_token_ids=token_ids, max_tokens=7)
+    written = request_to_proto(sent)
+    assert written.packed_prompt_token_ids == struct.pack(f"<{len(token_ids)}I", *token_ids)
+    assert sum(1 for _ in request_writing(sent)) >= len(token_ids) // SLICE_ENTRIES
+    for read_prompt in (read_ids, reading_long):
+        assert run(request_reading(written, read_prompt=read_prompt)).prompt_token_ids == token_ids
+    few = pb.GenerateRequest(packed_prompt_token_ids=struct.pack("<3I", 7, (1 << 32) - 1, 0))
+    assert request_from_proto(few).prompt_token_ids == (7, (1 << 32) - 1, 0)
+    with pytest.raises(InvalidRequestError, match=r"^prompt_token_ids: has 50 tokens; at most 49 leave room"):
+        check_request_message(pb.GenerateRequest(packed_prompt_token_ids=bytes(4 * 50)), SMALL)
+    with pytest.raises(InvalidRequestError, match=r"^packed_prompt_token_ids: has 7 bytes; each id has 4"):
+        request_from_proto(pb.GenerateRequest(packed_prompt_token_ids=bytes(7)))
+    with pytest.raises(InvalidRequestError, match=r"^prompt_token_ids: has 1000001 ids; at most 1000000"):
+        request_from_proto(pb.GenerateRequest(packed_prompt_token_ids=bytes(4_000_004)))
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 32])
+def test_an_id_that_does_not_fit_is_refused_when_it_is_packed(number: int) -> None:
+    with pytest.raises(InvalidRequestError, match="out of range"):
+        request_to_proto(GenerationRequest(prompt_token_ids=(*range(SLICE_ENTRIES), number)))

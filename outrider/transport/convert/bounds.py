@@ -10,8 +10,13 @@ from collections.abc import Iterable
 
 from outrider import limits
 from outrider.chat import MAX_DOCUMENTS, MAX_MESSAGES, MAX_TOOLS
+from outrider.errors import InvalidRequestError
 from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.v1 import chat_pb2, generation_pb2, link_pb2, sampling_pb2
+
+PACKED_PROMPT = "packed_prompt_token_ids"
+TOKEN_BYTES = 4
+"""Bytes of a packed token id."""
 
 
 def check_request_message(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:
@@ -29,16 +34,19 @@ def check_request_message(message: generation_pb2.GenerateRequest, model: ModelL
     limits.CACHE_SALT.check("cache_salt", len(message.cache_salt))
 
 
-def check_num_prompt_ids(count: int, model: ModelLimits) -> None:
-    """Raise ``InvalidRequestError`` for more ids in a prompt than are taken."""
-    limits.PROMPT_TOKENS.check("prompt_token_ids", count)
-    model.check_prompt("prompt_token_ids", count)
+def _num_prompt_ids(message: generation_pb2.GenerateRequest) -> int:
+    num_bytes = len(message.packed_prompt_token_ids)
+    if num_bytes % TOKEN_BYTES:
+        raise InvalidRequestError(PACKED_PROMPT, f"has {num_bytes} bytes; each id has {TOKEN_BYTES}")
+    return num_bytes // TOKEN_BYTES + len(message.prompt_token_ids.token_ids)
 
 
 def _check_prompt(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:
-    if message.WhichOneof("prompt") == "prompt_token_ids":
-        check_num_prompt_ids(len(message.prompt_token_ids.token_ids), model)
-    elif message.WhichOneof("prompt") == "chat":
+    prompt = message.WhichOneof("prompt")
+    if prompt in ("prompt_token_ids", PACKED_PROMPT):
+        limits.PROMPT_TOKENS.check("prompt_token_ids", count := _num_prompt_ids(message))
+        model.check_prompt("prompt_token_ids", count)
+    elif prompt == "chat":
         _check_chat(message.chat)
     else:
         limits.PROMPT_CHARACTERS.check("prompt", len(message.prompt_text))
@@ -62,7 +70,7 @@ def _check_resumption(message: generation_pb2.GenerateRequest, model: ModelLimit
     count = len(message.resume.emitted_token_ids)
     limits.EMITTED_TOKEN_IDS.check(limits.EMITTED, count)
     # Of a prompt of text the length is not known yet.
-    model.check_emitted(len(message.prompt_token_ids.token_ids), count)
+    model.check_emitted(_num_prompt_ids(message), count)
     limits.MODEL_NAME.check("resume.model", len(message.resume.model))
 
 

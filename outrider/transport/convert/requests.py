@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 from outrider.cooperative import Work, is_long, run, slices_of
@@ -14,7 +16,7 @@ from outrider.generation import (
     Resumption,
 )
 from outrider.limits import ANY_MODEL, ModelLimits
-from outrider.transport.convert.bounds import check_request_message
+from outrider.transport.convert.bounds import PACKED_PROMPT, check_request_message
 from outrider.transport.convert.chat import chat_reading, chat_to_proto
 from outrider.transport.convert.sampling import (
     method_from_proto,
@@ -36,7 +38,7 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
 
 
 def request_writing(request: GenerationRequest) -> Work[pb.GenerateRequest]:
-    """``request_to_proto`` with pauses in a long prompt."""
+    """``request_to_proto`` with pauses in a long prompt, whose ids are packed."""
     with refusing_numbers_out_of_range():
         message = pb.GenerateRequest(
             max_tokens=request.max_tokens,
@@ -62,13 +64,34 @@ def request_writing(request: GenerationRequest) -> Work[pb.GenerateRequest]:
             message.prompt_text = request.prompt
         if request.chat is not None:
             message.chat.CopyFrom(chat_to_proto(request.chat))
-        if request.prompt_token_ids is not None:
+        if request.prompt_token_ids is not None and is_long(request.prompt_token_ids):
+            message.packed_prompt_token_ids = yield from _packing(request.prompt_token_ids)
+        elif request.prompt_token_ids is not None:
             message.prompt_token_ids.SetInParent()
-            for part in slices_of(request.prompt_token_ids):
-                message.prompt_token_ids.token_ids.extend(part)
-                if is_long(request.prompt_token_ids):
-                    yield
+            message.prompt_token_ids.token_ids.extend(request.prompt_token_ids)
     return message
+
+
+def _packing(token_ids: tuple[int, ...]) -> Work[bytes]:
+    """The ids as little-endian bytes."""
+    packed = array("I")
+    for part in slices_of(token_ids):
+        packed.extend(part)
+        yield
+    return _little_endian(packed).tobytes()
+
+
+def _prompt_ids(message: pb.GenerateRequest) -> Sequence[int]:
+    """The ids of a prompt in either form."""
+    if message.WhichOneof("prompt") != PACKED_PROMPT:
+        return message.prompt_token_ids.token_ids
+    return _little_endian(array("I", message.packed_prompt_token_ids))
+
+
+def _little_endian(token_ids: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        token_ids.byteswap()
+    return token_ids
 
 
 @contextlib.contextmanager
@@ -76,7 +99,7 @@ def refusing_numbers_out_of_range() -> Iterator[None]:
     """``InvalidRequestError`` for a number that does not fit its field."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise InvalidRequestError("request", f"holds a number out of range: {error}") from error
 
 
@@ -96,7 +119,7 @@ def request_reading(
 ) -> Work[GenerationRequest]:
     """``request_from_proto`` with pauses in long lists. ``read_prompt`` reads the ids of the prompt."""
     check_request_message(message, model)
-    prompt_token_ids = yield from read_prompt(message.prompt_token_ids.token_ids)
+    prompt_token_ids = yield from read_prompt(_prompt_ids(message))
     sampling = yield from sampling_reading(message.sampling)
     resume = (yield from _read_resumption(message.resume)) if message.HasField("resume") else None
     prompt = message.WhichOneof("prompt")
@@ -104,7 +127,7 @@ def request_reading(
     adds_special = message.add_special_tokens if message.HasField("add_special_tokens") else None
     return GenerationRequest(
         prompt=message.prompt_text if prompt == "prompt_text" else None,
-        prompt_token_ids=prompt_token_ids if prompt == "prompt_token_ids" else None,
+        prompt_token_ids=prompt_token_ids if prompt in ("prompt_token_ids", PACKED_PROMPT) else None,
         chat=chat,
         add_special_tokens=adds_special,
         skip_special_tokens=message.skip_special_tokens or not message.HasField("skip_special_tokens"),
