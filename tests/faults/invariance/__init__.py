@@ -1,0 +1,1 @@
+"""Batch invariance under load: streams of a pair with flat logits, compared with their texts computed alone."""
