@@ -33,6 +33,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of the other tier, where ``-m`` names one: three workers would import them for nothing."""
+    selected: str = config.option.markexpr
+    if "integration" not in selected or collection_path.suffix != ".py" or TESTS not in collection_path.parents:
+        return None
+    is_in_second = collection_path.relative_to(TESTS).parts[0] in INTEGRATION_FOLDERS and collection_path != SMOKE_TEST
+    if "not integration" in selected:
+        return is_in_second or None
+    return (not is_in_second and "pytest.mark.integration" not in collection_path.read_text(encoding="utf-8")) or None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Modules are imported without garbage collection, and collections in tests do not scan what they left."""

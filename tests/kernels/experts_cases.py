@@ -47,8 +47,9 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert (found.float() - expected.float()).norm() <= TOLERANCE / 2 * expected.float().norm()
 
 
-@pytest.mark.parametrize("normalizes", [False, True])
-@pytest.mark.parametrize(("num_experts", "num_chosen"), [(8, 2), (5, 5), (60, 4), (128, 8)])
+@pytest.mark.parametrize(
+    ("num_experts", "num_chosen", "normalizes"), [(8, 2, False), (5, 5, True), (60, 4, False), (128, 8, True)]
+)
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 def test_tokens_go_to_their_most_probable_experts(
     num_tokens: int, num_experts: int, num_chosen: int, normalizes: bool

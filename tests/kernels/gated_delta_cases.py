@@ -208,6 +208,7 @@ def test_the_gated_norm_is_the_reference_s(dtype: torch.dtype) -> None:
     assert not found[4:].any()
 
 
+@pytest.mark.integration
 def test_a_model_gives_its_reference_s_logits_with_captured_forwards() -> None:
     """A prompt, drafts beside another prompt, fewer drafts kept, and a fork."""
     folder = build("qwen3_5_moe_text")
@@ -239,6 +240,7 @@ def check_forward(runner: ModelRunner, *rows: tuple[Scripted, list[int]]) -> Non
         torch.testing.assert_close(found, expected, atol=1e-4 if INTERPRETED else 1e-3, rtol=0)
 
 
+@pytest.mark.integration
 def test_loops_draw_what_forwards_would_over_any_number_of_kept_drafts() -> None:
     """Rows of a loop end their draws at different steps, and go on with some of them."""
     folder = build("qwen3_5_text")

@@ -45,10 +45,16 @@ def test_kernels_keep_their_contracts_in_the_interpreter(cases: Sequence[str]) -
     interpret(cases)
 
 
-def interpret(cases: Sequence[str]) -> None:
+@pytest.mark.integration
+@pytest.mark.timeout(900)
+def test_whole_models_keep_their_answers_in_the_interpreter() -> None:
+    interpret(["gated_delta_cases"], tier="integration")
+
+
+def interpret(cases: Sequence[str], tier: str = "not integration") -> None:
     pytest.importorskip("triton")
     paths = [str(COMPILING.with_name(f"{name}.py")) for name in cases]
-    assert " passed" in run("pytest", *paths, "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+    assert " passed" in run("pytest", *paths, "-m", tier, "-p", "no:cacheprovider", TRITON_INTERPRET="1")
 
 
 @pytest.mark.timeout(400)

@@ -73,7 +73,7 @@ PROMPTS = [5, 7, 3, 6, 20]
 """Tokens of each request's prompt; the last comes when the others are running, and is prefilled beside them."""
 LATE = len(PROMPTS) - 1
 MAX_LENGTH = 60
-NUM_COLUMN_STEPS = 4
+NUM_COLUMN_STEPS = 3
 SIZES: Any = {"page_size": 4, "num_pages": 200, "max_model_len": MAX_LENGTH + 16}
 SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 """All layers but the first have a window, and window pages."""
@@ -260,7 +260,7 @@ def plain_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
     scorer = AsyncTargetExecutor(target)
     driver = Driver(lookahead_core(scorer, max_batched_tokens=40))
     num_used = target.sequences.pool.num_used
-    texts, ends = [[3 + i, 5, 7] for i in range(4)], [12, 9, 12, 12]
+    texts, ends = [[3 + i, 5, 7] for i in range(4)], [10, 8, 10, 10]
     driver.send(*(replace(opened(i), max_length=end) for i, end in enumerate(ends)))
     for number in range(max(ends)):
         running = [i for i, end in enumerate(ends) if len(texts[i]) < end]

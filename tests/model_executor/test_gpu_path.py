@@ -69,6 +69,7 @@ def _agree(found: Sequence[dict[str, Any]], truth: Sequence[dict[str, Any]]) -> 
                 assert ours[name] == values, name
 
 
+@pytest.mark.integration
 @pytest.mark.timeout(400)
 def test_the_way_of_a_gpu_gives_the_same_answers(tmp_path: Path) -> None:
     pytest.importorskip("triton")

@@ -23,7 +23,7 @@ def test_waits_that_are_over_at_once_end() -> None:
     inbox: Inbox[int] = Inbox()
 
     def work() -> None:
-        for number in range(100_000):  # ``queue.SimpleQueue`` came to some 50,000
+        for number in range(60_000):  # ``queue.SimpleQueue`` came to some 50,000
             inbox.put(number)
             assert inbox.take_all() == [number]
             inbox.wait(1e-6)
