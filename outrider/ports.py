@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidRequestError
 from outrider.planes import PlaneOffer, PlaneReport
@@ -379,6 +379,17 @@ class EventBatch(Generic[EventT_co]):
     """Of the item behind each event; empty when no forward was needed."""
     columns: tuple[AnswerColumns[EventT_co], ...] = ()
     """Further events, of the same forward: one for each form of answers. They come after the events."""
+
+    @classmethod
+    def of(
+        cls,
+        timed: Sequence[tuple[EventT_co, ItemTiming | None]],
+        report: ForwardReport | None,
+        columns: Sequence[AnswerColumns[EventT_co]] = (),
+    ) -> EventBatch[EventT_co]:
+        """A batch of events with their times, of which its receiver may not know some."""
+        timings: Any = tuple([timing for _, timing in timed])
+        return cls(tuple([event for event, _ in timed]), report, timings, tuple(columns))
 
     @property
     def sessions_in_columns(self) -> list[int]:

@@ -18,7 +18,6 @@ import numpy as np
 
 from outrider.columns import AnswerColumns, ExtendColumns, ScoreAhead, ScoreColumns
 from outrider.ports import DraftEvent, EventBatch, TargetEvent
-from outrider_coordinator.requests.answer_columns import in_columns, selected
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.early_scores import EarlyScores
 from outrider_coordinator.requests.request_state import RequestState
@@ -103,9 +102,9 @@ class BatchDriver:
         for target, draft, group in self._groups(answers):
             if replica not in (target, draft):
                 continue
-            chosen = selected(answers, group)
+            chosen = _selected(answers, group)
             for places, found in find(self._table, self._rows(chosen), chosen):
-                own = selected(chosen, places)
+                own = _selected(chosen, places)
                 batch = PreparedBatch(found, self._requests(own), target, draft)
                 if (one := take(batch, own, group[places].tolist())) is not None:
                     yield one
@@ -166,10 +165,10 @@ class BatchDriver:
 
     def _without_taken(self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], _Taken]) -> EventBatch[Any]:
         """What is left of a message, as single events, once ``take`` has sent the commands that follow from it."""
-        rest, columns = in_columns(batch)
+        rest = list(batch.timed())
         named: set[int] = set()
         """Sessions of the columns before: what is said of them once more comes after them."""
-        for answers in columns:
+        for answers in batch.columns:
             sessions = answers.sessions.tolist()
             done: list[TakenAnswers] = []
             for one in take(answers) if named.isdisjoint(sessions) else ():
@@ -180,8 +179,7 @@ class BatchDriver:
                 taken = {place for one in done for place in one.places}
                 left = [place for place in range(len(sessions)) if place not in taken]
                 rest += zip(answers.events(left), answers.timings(left), strict=True)
-        events, timings = tuple([event for event, _ in rest]), tuple([timing for _, timing in rest])
-        return EventBatch(events, batch.report, timings)  # type: ignore[arg-type]
+        return EventBatch.of(rest, batch.report)
 
     def _groups(self, answers: AnswerColumns[Any]) -> Iterator[tuple[TargetReplica, DraftReplica | None, Ints]]:
         """Places of answers by the services of their sessions, each session once; all rows are up to date then."""
@@ -268,6 +266,13 @@ class BatchDriver:
         if draft.connection.num_steps_open != len(commands):
             return False
         return commands.states is None or bool(self._plane_between(target, draft))
+
+
+def _selected(answers: AnswerColumns[Any], places: Ints) -> AnswerColumns[Any]:
+    """The answers at these places."""
+    if len(places) == len(answers.sessions) and (places == np.arange(len(places))).all():
+        return answers
+    return answers.selected(places)
 
 
 def _send(replica: TargetReplica | DraftReplica, commands: ExtendColumns | ScoreColumns, batch: PreparedBatch) -> None:

@@ -5,13 +5,14 @@ The two come by different links. Scores are judged by the proposals that came he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 
-from outrider.columns import U8, AnswerColumns, Column
-from outrider.ports import EventBatch, ForwardReport, ItemTiming, Scores, TargetEvent
+from outrider.columns import AnswerColumns, Column
+from outrider.ports import EventBatch, ForwardReport, TargetEvent
 from outrider_coordinator.routing.services import TargetReplica
 from outrider_coordinator.session.prepared import Bools
 
@@ -34,16 +35,14 @@ class EarlyScores:
     def hold(self, replica: TargetReplica, batch: _Batch) -> _Batch | None:
         """What is left of a message without early scores; None if nothing is."""
         parts = [self._parts(columns) for columns in batch.columns]
-        columns = [early for early, _ in parts if early is not None]
-        are_early = self._early_events(batch.events)
-        if not columns and not any(are_early):
+        early = tuple(own for own, _ in parts if own is not None)
+        if not early:
             return batch
-        timed = list(zip(are_early, batch.events, batch.timings or [None] * len(are_early), strict=True))
-        events = [(event, timing) for is_early, event, timing in timed if is_early]
-        rest = [(event, timing) for is_early, event, timing in timed if not is_early]
-        self._held.append((replica, _batch_of(events, batch.report, columns)))
-        left = [others for _, others in parts if others is not None]
-        return _batch_of(rest, _end_of(batch.report), left) if rest or left else None
+        self._held.append((replica, EventBatch((), batch.report, columns=early)))
+        left = tuple(others for _, others in parts if others is not None)
+        if not (batch.events or left):
+            return None
+        return replace(batch, report=_end_of(batch.report), columns=left)
 
     def _parts(self, columns: _Columns) -> tuple[_Columns | None, _Columns | None]:
         """Early scores, and the others; those of different proposals may come in the same columns."""
@@ -56,16 +55,6 @@ class EarlyScores:
             return None, columns
         return columns.selected(np.flatnonzero(are_early)), columns.selected(np.flatnonzero(~are_early))
 
-    def _early_events(self, events: Sequence[TargetEvent]) -> list[bool]:
-        scores = {place: event for place, event in enumerate(events) if isinstance(event, Scores)}
-        found = [False] * len(events)
-        if scores:
-            sessions = np.array([event.session for event in scores.values()], dtype=U8)
-            generations = np.array([event.generation for event in scores.values()], dtype=U8)
-            for place, is_early in zip(scores, self._are_early(sessions, generations).tolist(), strict=True):
-                found[place] = is_early
-        return found
-
     def take(self) -> list[tuple[TargetReplica, _Batch]]:
         """All of them, since proposals have come; they may have to be held again."""
         held, self._held = self._held, []
@@ -75,12 +64,3 @@ class EarlyScores:
 def _end_of(report: ForwardReport | None) -> ForwardReport | None:
     """Which forward it was, for the rest of a message: times and sizes are told once, with the early scores."""
     return None if report is None else ForwardReport(0, 0, 0, 0, 0, 0, report.num_pages_free, report.ended_ns)
-
-
-def _batch_of(
-    timed: Sequence[tuple[TargetEvent, ItemTiming | None]],
-    report: ForwardReport | None,
-    columns: Sequence[_Columns],
-) -> _Batch:
-    timings = tuple(timing for _, timing in timed if timing is not None)
-    return EventBatch(tuple(event for event, _ in timed), report, timings, tuple(columns))

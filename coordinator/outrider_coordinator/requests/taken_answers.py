@@ -11,10 +11,11 @@ from outrider.columns import AnswerColumns
 from outrider.ports import Extend, ItemTiming, Score
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.actions import DraftWaitBegan, StepEnded, ToDraft, ToTarget
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals
 from outrider_coordinator.session.prepared_scores import PreparedScores, TakenScores
-from outrider_coordinator.session.table import LENGTH, REASON, Ints
+from outrider_coordinator.session.table import Ints
 from outrider_coordinator.session.transitions import JudgedStep
 from outrider_coordinator.stats.request_timings import NANOSECONDS
 
@@ -53,7 +54,7 @@ class TakenAnswers:
         """The steps that ended."""
         taken, rows = self.taken, self.batch.prepared.rows
         if isinstance(taken, TakenScores) and self.token_ids is not None:
-            bases, reasons = rows[taken.places, LENGTH].tolist(), rows[taken.places, REASON].tolist()
+            bases, reasons = rows[taken.places, col.LENGTH].tolist(), rows[taken.places, col.REASON].tolist()
             counts = taken.num_drafted.tolist(), taken.num_accepted.tolist()
             yield from map(JudgedStep, bases, *counts, self.token_ids, reasons)
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from outrider.ports import Extend, Open, Prepare, Release, Score
 from outrider.types import SparseEvidence, Support
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.committed_tokens import CommittedTokens
 from outrider_coordinator.session.draft_side import Drafted, DraftSide
 from outrider_coordinator.session.engine_request import EngineRequest
-from outrider_coordinator.session.table import GENERATION, IS_TRACED, NUMBER, Flag, IntColumn, Row
+from outrider_coordinator.session.table import Flag, IntColumn, Row
 from outrider_coordinator.session.target_side import TargetSide
 
 
 class CommandBuilder:
     """Builds commands; sends nothing."""
 
-    session = IntColumn(NUMBER)
+    session = IntColumn(col.NUMBER)
     """Number of the session on its links."""
-    _generation = IntColumn(GENERATION)
-    _is_traced = Flag(IS_TRACED)
+    _generation = IntColumn(col.GENERATION)
+    _is_traced = Flag(col.IS_TRACED)
 
     def __init__(self, engine_request: EngineRequest, tokens: CommittedTokens, row: Row) -> None:
         self.row = row
@@ -153,7 +154,7 @@ class CommandBuilder:
 
     def _next_generation(self) -> int:
         values = self.row.values
-        values[GENERATION] = generation = values.item(GENERATION) + 1
+        values[col.GENERATION] = generation = values.item(col.GENERATION) + 1
         return generation
 
 

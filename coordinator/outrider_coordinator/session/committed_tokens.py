@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from outrider.cooperative import Work
 from outrider.packed_ids import pack_long
 from outrider.prefix_hash import PrefixHash, PrefixHasher
-from outrider_coordinator.session.table import LAST, LENGTH, IntColumn, Row
+from outrider_coordinator.session import table_columns as col
+from outrider_coordinator.session.table import IntColumn, Row
 
 
 class CommittedTokens:
     """Final tokens, which are only appended to."""
 
-    length = IntColumn(LENGTH)
+    length = IntColumn(col.LENGTH)
     """Of prompt and output."""
 
     def __init__(
@@ -57,7 +58,7 @@ class CommittedTokens:
 
     def _note_last(self) -> None:
         if self._token_ids:
-            self.row.values[LAST] = self._token_ids[-1]
+            self.row.values[col.LAST] = self._token_ids[-1]
 
     def after(self, length: int) -> tuple[int, ...]:
         """The tokens after the first ``length``."""

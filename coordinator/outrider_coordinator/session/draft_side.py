@@ -9,24 +9,10 @@ from dataclasses import dataclass
 
 from outrider.types import Evidence
 from outrider.values import step_value
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.hidden_states import MAX_FEED_BYTES, HiddenStateBuffer
 from outrider_coordinator.session.readiness import Readiness, readiness_of, set_readiness
-from outrider_coordinator.session.table import (
-    ANY_LENGTH,
-    CAPACITY,
-    DRAFT_ASKED,
-    DRAFT_BASE,
-    DRAFT_HELD,
-    DRAFT_LENGTH,
-    DRAFT_LOSSES,
-    DRAFT_OPENED,
-    DRAFT_READINESS,
-    IS_LATE,
-    READS_STATES,
-    Flag,
-    IntColumn,
-    Row,
-)
+from outrider_coordinator.session.table import ANY_LENGTH, Flag, IntColumn, Row
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
@@ -79,15 +65,15 @@ NOTHING_DRAFTED = Drafted()
 class DraftSide:
     """State on the draft; what steps read and write is in the session's row."""
 
-    held = IntColumn(DRAFT_HELD)
+    held = IntColumn(col.DRAFT_HELD)
     """Committed tokens the draft is known to hold."""
-    opened = IntColumn(DRAFT_OPENED)
+    opened = IntColumn(col.DRAFT_OPENED)
     """The generation of the latest ``Open``."""
-    losses = IntColumn(DRAFT_LOSSES)
+    losses = IntColumn(col.DRAFT_LOSSES)
     """In a row."""
-    is_late = Flag(IS_LATE)
+    is_late = Flag(col.IS_LATE)
     """What was asked came too late for its step: it is waited for, and nothing more is asked meanwhile."""
-    reads_states = Flag(READS_STATES)
+    reads_states = Flag(col.READS_STATES)
     """True if it reads hidden states of the target."""
 
     def __init__(self, row: Row, readiness: Readiness, facts: DraftFacts) -> None:
@@ -105,11 +91,11 @@ class DraftSide:
     @property
     def readiness(self) -> Readiness:
         """True if the session may use it."""
-        return readiness_of(self.row, DRAFT_READINESS)
+        return readiness_of(self.row, col.DRAFT_READINESS)
 
     @readiness.setter
     def readiness(self, readiness: Readiness) -> None:
-        set_readiness(self.row, DRAFT_READINESS, readiness)
+        set_readiness(self.row, col.DRAFT_READINESS, readiness)
 
     @property
     def facts(self) -> DraftFacts:
@@ -120,19 +106,19 @@ class DraftSide:
     def facts(self, facts: DraftFacts) -> None:
         self._facts = facts
         self.reads_states = bool(facts.hidden_state_layers)
-        self.row.values[CAPACITY] = facts.max_length or ANY_LENGTH
+        self.row.values[col.CAPACITY] = facts.max_length or ANY_LENGTH
 
     @property
     def asked(self) -> Asked | None:
         """What it has not answered."""
         values = self.row.values
-        generation = values.item(DRAFT_ASKED)
-        return Asked(generation, values.item(DRAFT_BASE), values.item(DRAFT_LENGTH)) if generation else None
+        generation = values.item(col.DRAFT_ASKED)
+        return Asked(generation, values.item(col.DRAFT_BASE), values.item(col.DRAFT_LENGTH)) if generation else None
 
     @asked.setter
     def asked(self, asked: Asked | None) -> None:
         numbers = (0, 0, 0) if asked is None else (asked.generation, asked.length, asked.draft_length)
-        self.row.values[DRAFT_ASKED : DRAFT_LENGTH + 1] = numbers
+        self.row.values[col.DRAFT_ASKED : col.DRAFT_LENGTH + 1] = numbers
 
     @property
     def wants_states(self) -> bool:

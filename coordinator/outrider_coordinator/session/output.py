@@ -11,10 +11,11 @@ from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.limits import EMITTED
 from outrider.tokenization import TextTokenizer
 from outrider.types import FinishReason, TokenLogprob
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.actions import Finish
 from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.grammar_check import GrammarCheck
-from outrider_coordinator.session.table import REMAINING, IntColumn, Row
+from outrider_coordinator.session.table import IntColumn, Row
 from outrider_coordinator.text import Detokenizer, StopMatcher
 from outrider_coordinator.text.stops import StopMatch
 
@@ -26,7 +27,7 @@ class Output:
     is it made at once.
     """
 
-    num_remaining = IntColumn(REMAINING)
+    num_remaining = IntColumn(col.REMAINING)
     """Number of tokens that may still be emitted."""
 
     def __init__(

@@ -16,17 +16,8 @@ from numpy.typing import NDArray
 
 from outrider.columns import U4, U8, AnswerColumns
 from outrider_coordinator.session import state_feed
-from outrider_coordinator.session.table import (
-    FLAGS,
-    IS_SPARSE,
-    IS_TRACED,
-    LENGTH,
-    LIMIT,
-    NUMBER,
-    READS_STATES,
-    Ints,
-    SessionTable,
-)
+from outrider_coordinator.session import table_columns as col
+from outrider_coordinator.session.table import Ints, SessionTable
 
 Bools = NDArray[np.bool_]
 Which = Ints | slice
@@ -42,17 +33,17 @@ class Prepared:
         """``rows``: their values. ``asked``: the column with the generations of what was asked."""
         self.table, self.index, self.rows = table, index, rows
         self.sessions: list[Any] = table.at(index.tolist())
-        self.numbers = rows[:, NUMBER].astype(U8)
+        self.numbers = rows[:, col.NUMBER].astype(U8)
         self.speculations = [session.speculation for session in self.sessions]
         self._row_bytes = rows.tobytes()
-        self._generations, self.bases = rows[:, asked].astype(U8).tobytes(), rows[:, LENGTH].astype(U4)
-        self.flags: list[int] = rows[:, FLAGS].tolist()
+        self._generations, self.bases = rows[:, asked].astype(U8).tobytes(), rows[:, col.LENGTH].astype(U4)
+        self.flags: list[int] = rows[:, col.FLAGS].tolist()
         flags = self.flags
-        self.is_sparse, self.reads_states = bool(flags[0] & IS_SPARSE), bool(flags[0] & READS_STATES)
-        self.is_traced = bool(flags[0] & IS_TRACED)
-        self.is_uniform = len({flag & (IS_SPARSE | READS_STATES) for flag in flags}) == 1
+        self.is_sparse, self.reads_states = bool(flags[0] & col.IS_SPARSE), bool(flags[0] & col.READS_STATES)
+        self.is_traced = bool(flags[0] & col.IS_TRACED)
+        self.is_uniform = len({flag & (col.IS_SPARSE | col.READS_STATES) for flag in flags}) == 1
         """True if all are judged in the same way, and all or none are handed hidden states."""
-        self.limits = rows[:, LIMIT]
+        self.limits = rows[:, col.LIMIT]
         self.limit = min(self.limits.tolist())
 
     def is_of(self, answers: AnswerColumns[Any]) -> bool:

@@ -15,35 +15,13 @@ import numpy as np
 from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreAhead, ScoreColumns, SupportColumns
 from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence, SupportedProposals
 from outrider_coordinator.acceptance.vectorized import Rows, are_sound_columns
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared import NO_IDS, Bools, Prepared
 from outrider_coordinator.session.state import DRAFTING, SCORING
-from outrider_coordinator.session.table import (
-    ANNOUNCED,
-    DRAFT_ASKED,
-    DRAFT_BASE,
-    DRAFT_HELD,
-    DRAFT_LENGTH,
-    DRAFT_OPENED,
-    FLAGS,
-    GENERATION,
-    IS_DENSE,
-    LAST,
-    LENGTH,
-    NO_TOKEN,
-    NUM_DRAFTED,
-    NUM_PLAIN,
-    PROPOSAL_OPENED,
-    SEED,
-    STATUS,
-    TARGET_ASKED,
-    TARGET_HELD,
-    TARGET_READINESS,
-    Ints,
-    SessionTable,
-)
+from outrider_coordinator.session.table import NO_TOKEN, Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
 
-_UNUSUAL = 3 << TARGET_READINESS | IS_DENSE
+_UNUSUAL = 3 << col.TARGET_READINESS | col.IS_DENSE
 
 
 @dataclass(slots=True)
@@ -59,11 +37,11 @@ class TakenProposals:
 
 def waits_for_proposal(rows: Ints) -> Bools:  # [B, C] -> [B]
     """Rows that wait for a proposal, and are usual."""
-    found: Bools = rows[:, FLAGS] & _UNUSUAL == 0
-    found &= rows[:, STATUS] == DRAFTING
-    found &= rows[:, DRAFT_LENGTH] > 0
-    found &= rows[:, LENGTH] == rows[:, DRAFT_BASE]
-    found &= rows[:, LENGTH] - rows[:, TARGET_HELD] == 1
+    found: Bools = rows[:, col.FLAGS] & _UNUSUAL == 0
+    found &= rows[:, col.STATUS] == DRAFTING
+    found &= rows[:, col.DRAFT_LENGTH] > 0
+    found &= rows[:, col.LENGTH] == rows[:, col.DRAFT_BASE]
+    found &= rows[:, col.LENGTH] - rows[:, col.TARGET_HELD] == 1
     return found
 
 
@@ -71,13 +49,13 @@ class PreparedProposals(Prepared):
     """Sessions, all usual, that wait for proposals."""
 
     def __init__(self, table: SessionTable, index: Ints, rows: Ints) -> None:
-        super().__init__(table, index, rows, DRAFT_ASKED)
-        self._asked = rows[:, DRAFT_LENGTH].astype(U4)
-        generations = rows[:, GENERATION].astype(U8)
-        self._announced = generations if rows[:, ANNOUNCED].tolist() == generations.tolist() else None
+        super().__init__(table, index, rows, col.DRAFT_ASKED)
+        self._asked = rows[:, col.DRAFT_LENGTH].astype(U4)
+        generations = rows[:, col.GENERATION].astype(U8)
+        self._announced = generations if rows[:, col.ANNOUNCED].tolist() == generations.tolist() else None
         self._generations_next = generations + U8.type(1)
         self._kept = self.bases - U4.type(1)
-        rests, chains = self.hashes(rows[:, TARGET_HELD].tolist())
+        rests, chains = self.hashes(rows[:, col.TARGET_HELD].tolist())
         self._rests, self._chains = np.array(rests, dtype=U8), b"".join(chains)
         self._ones = np.ones(len(rows), dtype=U4)
         self._hands_over = self.hands_over_states()
@@ -130,7 +108,7 @@ class PreparedProposals(Prepared):
             self._chains,
             self._rests,
             self._ones,
-            self.rows[:, LAST],
+            self.rows[:, col.LAST],
             lengths,
             draft_token_ids,
             self._kept if self.reads_states else None,
@@ -141,12 +119,12 @@ class PreparedProposals(Prepared):
 
     def _commit(self, answers: AnswerColumns[Any], generations: Column) -> None:
         after, counts, table = self.rows.copy(), answers.counts, self.table
-        after[:, STATUS] = SCORING
-        after[:, ANNOUNCED : NUM_PLAIN + 1] = 0  # and what was asked of the draft, and its losses
-        after[:, DRAFT_HELD] = self.bases
-        after[:, PROPOSAL_OPENED] = after[:, DRAFT_OPENED]
-        after[:, GENERATION] = after[:, TARGET_ASKED] = generations
-        after[:, NUM_DRAFTED] = counts
+        after[:, col.STATUS] = SCORING
+        after[:, col.ANNOUNCED : col.NUM_PLAIN + 1] = 0  # and what was asked of the draft, and its losses
+        after[:, col.DRAFT_HELD] = self.bases
+        after[:, col.PROPOSAL_OPENED] = after[:, col.DRAFT_OPENED]
+        after[:, col.GENERATION] = after[:, col.TARGET_ASKED] = generations
+        after[:, col.NUM_DRAFTED] = counts
         table.values[self.index] = after
         width, size = counts.item(counts.argmax()), counts.size
         if answers.token_ids.size == width * size:
@@ -156,7 +134,7 @@ class PreparedProposals(Prepared):
             drafted[np.arange(width) < counts[:, None]] = answers.token_ids
             table.drafted[self.index, :width] = drafted
         if answers.is_sparse:
-            seeds, bases = self.rows[:, SEED].copy().view(np.uint64), self.rows[:, LENGTH]
+            seeds, bases = self.rows[:, col.SEED].copy().view(np.uint64), self.rows[:, col.LENGTH]
             proposals = SupportedProposals(Rows.of_columns(answers), limits=self.limits, seeds=seeds, bases=bases)
             for case, session in enumerate(self.sessions):
                 session.row.evidence = PlacedEvidence(proposals, case)
@@ -164,5 +142,5 @@ class PreparedProposals(Prepared):
 
 def announce(table: SessionTable, index: Ints) -> None:
     """Reserve the generations of a ``ScoreAhead``."""
-    table.values[index, GENERATION] += 1
-    table.values[index, ANNOUNCED] = table.values[index, GENERATION]
+    table.values[index, col.GENERATION] += 1
+    table.values[index, col.ANNOUNCED] = table.values[index, col.GENERATION]

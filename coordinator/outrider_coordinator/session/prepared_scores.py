@@ -12,21 +12,12 @@ from typing import Any
 import numpy as np
 
 from outrider.columns import U8, AnswerColumns, Column, ExtendColumns, ScoreColumns
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared import Bools, Prepared, Which
-from outrider_coordinator.session.table import (
-    GENERATION,
-    HAS_PART,
-    IS_SLOW,
-    LENGTH,
-    NUM_DRAFTED,
-    PAUSED,
-    TARGET_ASKED,
-    Ints,
-    SessionTable,
-)
+from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
 
-UNUSUAL = PAUSED | HAS_PART | IS_SLOW
+UNUSUAL = col.PAUSED | col.HAS_PART | col.IS_SLOW
 """Flags of a row that takes the transitions of one session."""
 
 
@@ -49,9 +40,9 @@ class PreparedScores(Prepared):
     """Sessions, all usual, that wait for scores."""
 
     def __init__(self, table: SessionTable, index: Ints, rows: Ints) -> None:
-        super().__init__(table, index, rows, TARGET_ASKED)
-        self._counts, self._base = rows[:, NUM_DRAFTED], rows[:, LENGTH]
-        self._next_generations = (rows[:, GENERATION] + 1).astype(U8)
+        super().__init__(table, index, rows, col.TARGET_ASKED)
+        self._counts, self._base = rows[:, col.NUM_DRAFTED], rows[:, col.LENGTH]
+        self._next_generations = (rows[:, col.GENERATION] + 1).astype(U8)
         self._committed = [session.tokens.ids for session in self.sessions]
         self._hashes, self._chains = self.hashes(self._base.tolist())
 

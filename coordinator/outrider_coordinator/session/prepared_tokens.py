@@ -13,49 +13,28 @@ import numpy as np
 from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreColumns
 from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
 from outrider_coordinator.session import state_feed
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared import EVERY, NO_IDS, Bools, Which
 from outrider_coordinator.session.prepared_scores import UNUSUAL, PreparedScores, TakenScores
 from outrider_coordinator.session.state import NOTHING_PROPOSED, SCORING
-from outrider_coordinator.session.table import (
-    CAPACITY,
-    CREDIT,
-    DRAFT_READINESS,
-    FLAGS,
-    GENERATION,
-    IS_LATE,
-    LAST,
-    LENGTH,
-    NUM_COLUMNS,
-    NUM_DRAFTED,
-    NUM_PLAIN,
-    READS_STATES,
-    REASON,
-    REMAINING,
-    STATUS,
-    STEP,
-    TARGET_ASKED,
-    TARGET_HELD,
-    TARGET_LOSSES,
-    Ints,
-    SessionTable,
-)
+from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
 
-_NO_DRAFT = 2 << DRAFT_READINESS | IS_LATE
-_PLAIN_STEP = np.zeros(NUM_COLUMNS, dtype=np.int64)
+_NO_DRAFT = 2 << col.DRAFT_READINESS | col.IS_LATE
+_PLAIN_STEP = np.zeros(col.NUM_COLUMNS, dtype=np.int64)
 """What a plain step adds to a row."""
-_PLAIN_STEP[[LENGTH, TARGET_HELD, STEP, GENERATION, NUM_PLAIN]] = 1
-_PLAIN_STEP[[REMAINING, CREDIT]] = -1
+_PLAIN_STEP[[col.LENGTH, col.TARGET_HELD, col.STEP, col.GENERATION, col.NUM_PLAIN]] = 1
+_PLAIN_STEP[[col.REMAINING, col.CREDIT]] = -1
 
 
 def waits_for_token(rows: Ints) -> Bools:  # [B, C] -> [B]
     """Rows that wait for the token of a plain step which is not their last, and are usual; none is a prefill."""
-    found: Bools = rows[:, FLAGS] & UNUSUAL == 0
-    found &= rows[:, STATUS] == SCORING
-    found &= rows[:, NUM_DRAFTED] == 0
-    found &= rows[:, LENGTH] - rows[:, TARGET_HELD] == 1
-    found &= rows[:, TARGET_HELD] > 0
-    found &= rows[:, REMAINING] > 1
+    found: Bools = rows[:, col.FLAGS] & UNUSUAL == 0
+    found &= rows[:, col.STATUS] == SCORING
+    found &= rows[:, col.NUM_DRAFTED] == 0
+    found &= rows[:, col.LENGTH] - rows[:, col.TARGET_HELD] == 1
+    found &= rows[:, col.TARGET_HELD] > 0
+    found &= rows[:, col.REMAINING] > 1
     return found
 
 
@@ -65,7 +44,7 @@ class PreparedTokens(PreparedScores):
     def __init__(self, table: SessionTable, index: Ints, rows: Ints) -> None:
         super().__init__(table, index, rows)
         self._rests = np.array(self._hashes, dtype=U8)
-        self._reads_any = any(flag & READS_STATES for flag in self.flags)
+        self._reads_any = any(flag & col.READS_STATES for flag in self.flags)
 
     def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
         """Commit the tokens, and ask for the next ones; None if none can be taken here."""
@@ -92,8 +71,8 @@ class PreparedTokens(PreparedScores):
     def _may_draft(self) -> Bools:
         """Which drafts may be asked, and have room."""
         rows = self.rows
-        has_room = (rows[:, REMAINING] > 2) & (rows[:, CAPACITY] > rows[:, LENGTH] + 1)
-        found: Bools = (rows[:, FLAGS] & _NO_DRAFT == 0) & has_room
+        has_room = (rows[:, col.REMAINING] > 2) & (rows[:, col.CAPACITY] > rows[:, col.LENGTH] + 1)
+        found: Bools = (rows[:, col.FLAGS] & _NO_DRAFT == 0) & has_room
         return found
 
     def _asked_next(self, which: Which, tokens: Column) -> TakenScores:
@@ -115,9 +94,9 @@ class PreparedTokens(PreparedScores):
 
     def _commit(self, which: Which, tokens: Column) -> list[list[int]]:
         after = self.rows[which] + _PLAIN_STEP
-        after[:, REASON] = NOTHING_PROPOSED
-        after[:, LAST] = tokens
-        after[:, TARGET_LOSSES] = 0
-        after[:, TARGET_ASKED] = after[:, GENERATION]
-        np.maximum(after[:, CREDIT], 0, out=after[:, CREDIT])
+        after[:, col.REASON] = NOTHING_PROPOSED
+        after[:, col.LAST] = tokens
+        after[:, col.TARGET_LOSSES] = 0
+        after[:, col.TARGET_ASKED] = after[:, col.GENERATION]
+        np.maximum(after[:, col.CREDIT], 0, out=after[:, col.CREDIT])
         return self._write(which, after, [[token_id] for token_id in tokens.tolist()])

@@ -19,51 +19,27 @@ import numpy as np
 from outrider.columns import I4, U4, U8, AnswerColumns, Column, ExtendColumns, StateColumns
 from outrider.prefix_hash import BLOCK_TOKENS, following
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts, PlacedEvidence, verdicts_on
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared import EVERY, Bools, Which
 from outrider_coordinator.session.prepared_scores import UNUSUAL, PreparedScores, TakenScores
 from outrider_coordinator.session.state import DRAFTING, NOTHING_PROPOSED, SCORING, SessionState
-from outrider_coordinator.session.table import (
-    ANNOUNCED,
-    CAPACITY,
-    DRAFT_ASKED,
-    DRAFT_BASE,
-    DRAFT_HELD,
-    DRAFT_LENGTH,
-    DRAFT_OPENED,
-    DRAFT_READINESS,
-    FLAGS,
-    GENERATION,
-    IS_LATE,
-    LAST,
-    LENGTH,
-    NO_TOKEN,
-    NUM_DRAFTED,
-    PROPOSAL_OPENED,
-    REASON,
-    REMAINING,
-    STATUS,
-    STEP,
-    TARGET_HELD,
-    TARGET_LOSSES,
-    Ints,
-    SessionTable,
-)
+from outrider_coordinator.session.table import NO_TOKEN, Ints, SessionTable
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
 
-_DRAFT_NOT_OPEN = 3 << DRAFT_READINESS | IS_LATE
+_DRAFT_NOT_OPEN = 3 << col.DRAFT_READINESS | col.IS_LATE
 
 
 def waits_for_verdict(rows: Ints) -> Bools:  # [B, C] -> [B]
     """Rows that wait for the scores of a proposal, are usual, and whose draft holds all before it and may be asked for
     the next. None is a prefill, which has no proposal.
     """
-    found: Bools = rows[:, FLAGS] & (UNUSUAL | _DRAFT_NOT_OPEN) == 0
-    found &= rows[:, STATUS] == SCORING
-    found &= rows[:, NUM_DRAFTED] > 0
-    found &= rows[:, LENGTH] - rows[:, TARGET_HELD] == 1
-    found &= rows[:, DRAFT_HELD] == rows[:, LENGTH]
-    found &= rows[:, DRAFT_ASKED] == 0
-    found &= rows[:, PROPOSAL_OPENED] == rows[:, DRAFT_OPENED]
+    found: Bools = rows[:, col.FLAGS] & (UNUSUAL | _DRAFT_NOT_OPEN) == 0
+    found &= rows[:, col.STATUS] == SCORING
+    found &= rows[:, col.NUM_DRAFTED] > 0
+    found &= rows[:, col.LENGTH] - rows[:, col.TARGET_HELD] == 1
+    found &= rows[:, col.DRAFT_HELD] == rows[:, col.LENGTH]
+    found &= rows[:, col.DRAFT_ASKED] == 0
+    found &= rows[:, col.PROPOSAL_OPENED] == rows[:, col.DRAFT_OPENED]
     return found
 
 
@@ -96,8 +72,8 @@ class PreparedVerdicts(PreparedScores):
         self._kept = (self._base[:, None] + num_own).astype(U4)
         """[B, W]: kept tokens by accepted draft tokens. A draft has KV for all but the last of its own tokens, so after
         that many acceptances it lacks this one too. One that reads hidden states computes its own anew."""
-        self._spare = rows[:, CAPACITY] - self._base
-        self._least_room = min((rows[:, REMAINING] - 1).tolist() + self._spare.tolist()) - width
+        self._spare = rows[:, col.CAPACITY] - self._base
+        self._least_room = min((rows[:, col.REMAINING] - 1).tolist() + self._spare.tolist()) - width
         """Tokens that may be asked of every draft, whatever is accepted."""
         self._has_ends = table.may_end(itertools.chain.from_iterable(self._draft_lists))
         self._verdicts = _verdicts_on(self.sessions) if self.is_sparse else None
@@ -167,7 +143,7 @@ class PreparedVerdicts(PreparedScores):
         wanted = policy.lengths(self.speculations)
         if max(wanted) <= self._least_room:
             return np.array(wanted, dtype=U4)
-        rooms = np.minimum(self.rows[:, REMAINING] - 2, self._spare - 1)
+        rooms = np.minimum(self.rows[:, col.REMAINING] - 2, self._spare - 1)
         found: Ints = np.minimum(np.array(wanted, dtype=np.int64), rooms - accepted)
         return found
 
@@ -243,15 +219,15 @@ class PreparedVerdicts(PreparedScores):
 
     def _commit(self, which: Which, accepted: Ints, next_ids: Column, lengths: Column, kept: Column) -> list[list[int]]:
         after, num_new = self.rows[which].copy(), accepted + 1
-        after[:, STATUS], after[:, REASON] = DRAFTING, NOTHING_PROPOSED
-        after[:, REMAINING] -= num_new
-        after[:, LENGTH] += num_new
-        after[:, TARGET_HELD] += num_new
-        after[:, STEP : GENERATION + 1] += 1
-        after[:, TARGET_LOSSES : ANNOUNCED + 1] = 0  # and what was asked of the target, and the proposal
-        after[:, PROPOSAL_OPENED] = -1
-        after[:, LAST], after[:, DRAFT_HELD], after[:, DRAFT_LENGTH] = next_ids, kept, lengths
-        after[:, DRAFT_ASKED], after[:, DRAFT_BASE] = after[:, GENERATION], after[:, LENGTH]
+        after[:, col.STATUS], after[:, col.REASON] = DRAFTING, NOTHING_PROPOSED
+        after[:, col.REMAINING] -= num_new
+        after[:, col.LENGTH] += num_new
+        after[:, col.TARGET_HELD] += num_new
+        after[:, col.STEP : col.GENERATION + 1] += 1
+        after[:, col.TARGET_LOSSES : col.ANNOUNCED + 1] = 0  # and what was asked of the target, and the proposal
+        after[:, col.PROPOSAL_OPENED] = -1
+        after[:, col.LAST], after[:, col.DRAFT_HELD], after[:, col.DRAFT_LENGTH] = next_ids, kept, lengths
+        after[:, col.DRAFT_ASKED], after[:, col.DRAFT_BASE] = after[:, col.GENERATION], after[:, col.LENGTH]
         return self._write(which, after, self._new_ids(which, accepted, next_ids))
 
 

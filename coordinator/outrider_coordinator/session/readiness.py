@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from outrider_coordinator.session.table import FLAGS, Row
+from outrider_coordinator.session import table_columns as col
+from outrider_coordinator.session.table import Row
 
 MAX_LOSSES_IN_A_ROW = 5
 """How often a session may be lost without an answer between; past it a draft is left alone, and targets get the session
@@ -33,10 +34,10 @@ _READINESS_BITS = {readiness: bits for bits, readiness in enumerate(_READINESS)}
 
 def readiness_of(row: Row, shift: int) -> Readiness:
     """Readiness in the bits of ``FLAGS`` from ``shift`` on."""
-    return _READINESS[row.values.item(FLAGS) >> shift & 3]
+    return _READINESS[row.values.item(col.FLAGS) >> shift & 3]
 
 
 def set_readiness(row: Row, shift: int, readiness: Readiness) -> None:
     """Set these bits."""
     values = row.values
-    values[FLAGS] = values.item(FLAGS) & ~(3 << shift) | _READINESS_BITS[readiness] << shift
+    values[col.FLAGS] = values.item(col.FLAGS) & ~(3 << shift) | _READINESS_BITS[readiness] << shift

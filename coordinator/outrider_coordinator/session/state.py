@@ -13,6 +13,7 @@ import numpy as np
 from outrider.tokenization import TextTokenizer
 from outrider.types import JudgingRule, TokenLogprob
 from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.actions import Action, Finish
 from outrider_coordinator.session.commands import CommandBuilder
 from outrider_coordinator.session.committed_tokens import CommittedTokens
@@ -20,25 +21,7 @@ from outrider_coordinator.session.draft_side import NOTHING_DRAFTED, Drafted, Dr
 from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.output import Output
 from outrider_coordinator.session.readiness import MAX_LOSSES_IN_A_ROW, Readiness
-from outrider_coordinator.session.table import (
-    FLAGS,
-    IS_DENSE,
-    IS_SLOW,
-    IS_SPARSE,
-    LIMIT,
-    NO_TOKEN,
-    NUM_DRAFTED,
-    PAUSED,
-    PROPOSAL_OPENED,
-    REASON,
-    SEED,
-    STATUS,
-    STEP,
-    Flag,
-    IntColumn,
-    Row,
-    SessionTable,
-)
+from outrider_coordinator.session.table import NO_TOKEN, Flag, IntColumn, Row, SessionTable
 from outrider_coordinator.session.target_side import TargetSide
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats, WithoutDraft
@@ -79,9 +62,9 @@ def reason_of(index: int) -> WithoutDraft:
 class SessionState:
     """The complete state of one session: a view of its row, and what no step of many sessions reads."""
 
-    is_paused = Flag(PAUSED)
+    is_paused = Flag(col.PAUSED)
     """True if to begin no step, because the reader is behind."""
-    step = IntColumn(STEP)
+    step = IntColumn(col.STEP)
     """The number of the step under way."""
 
     def __init__(
@@ -137,44 +120,44 @@ class SessionState:
         is_slow = rules.rule not in _TOKEN_RULES and not (is_sparse and not rules.verifies_blocks)
         is_slow |= self.engine_request.matcher is not None or self.resumed_finish is not None
         is_dense = rules.rule is JudgingRule.DENSE_REJECTION
-        values[FLAGS] |= is_sparse * IS_SPARSE | is_dense * IS_DENSE | is_slow * IS_SLOW
-        values[LIMIT] = rules.num_token_ids
-        values[SEED : SEED + 1].view(np.uint64)[0] = self.engine_request.seed
+        values[col.FLAGS] |= is_sparse * col.IS_SPARSE | is_dense * col.IS_DENSE | is_slow * col.IS_SLOW
+        values[col.LIMIT] = rules.num_token_ids
+        values[col.SEED : col.SEED + 1].view(np.uint64)[0] = self.engine_request.seed
 
     @property
     def status(self) -> SessionStatus:
         """What it waits for."""
-        return _STATUSES[self.row.values.item(STATUS)]
+        return _STATUSES[self.row.values.item(col.STATUS)]
 
     @status.setter
     def status(self, status: SessionStatus) -> None:
-        self.row.values[STATUS] = _STATUS_INDEX[status]
+        self.row.values[col.STATUS] = _STATUS_INDEX[status]
 
     @property
     def no_draft_reason(self) -> WithoutDraft:
         """Why this step has no proposal, if it has none when it is judged."""
-        return _REASONS[self.row.values.item(REASON)]
+        return _REASONS[self.row.values.item(col.REASON)]
 
     @no_draft_reason.setter
     def no_draft_reason(self, reason: WithoutDraft) -> None:
-        self.row.values[REASON] = _REASON_INDEX[reason]
+        self.row.values[col.REASON] = _REASON_INDEX[reason]
 
     @property
     def proposal(self) -> Drafted:
         """Of this step."""
         row = self.row
-        if not (count := row.values.item(NUM_DRAFTED)):
+        if not (count := row.values.item(col.NUM_DRAFTED)):
             return NOTHING_DRAFTED
         evidence = row.evidence
         if isinstance(evidence, PlacedEvidence):
             evidence = evidence.evidence
-        return Drafted(tuple(row.drafted[:count].tolist()), evidence, row.values.item(PROPOSAL_OPENED))
+        return Drafted(tuple(row.drafted[:count].tolist()), evidence, row.values.item(col.PROPOSAL_OPENED))
 
     @proposal.setter
     def proposal(self, proposal: Drafted) -> None:
         row, count = self.row, len(proposal.token_ids)
-        before = row.values.item(NUM_DRAFTED)
-        row.values[NUM_DRAFTED], row.values[PROPOSAL_OPENED] = count, proposal.opened
+        before = row.values.item(col.NUM_DRAFTED)
+        row.values[col.NUM_DRAFTED], row.values[col.PROPOSAL_OPENED] = count, proposal.opened
         row.evidence = proposal.evidence
         if count or before:
             row.drafted[:count] = proposal.token_ids

@@ -1,8 +1,8 @@
 """Session table: the state of a coordinator's sessions that every step reads or writes, as arrays.
 
-A row for each session, a column for each property, of target and draft. A session is a view of its row: transitions of
-many sessions (``transitions``) and of one (``steps``, ``target_events``, ``draft_events``) work on the same numbers. A
-session that is not in a table has a row of its own.
+A row for each session, a column (``table_columns``) for each property, of target and draft. A session is a view of its
+row: transitions of many sessions (``transitions``) and of one (``steps``, ``target_events``, ``draft_events``) work on
+the same numbers. A session that is not in a table has a row of its own.
 
 Shape letters: ``R`` rows, ``C`` columns, ``W`` positions of the longest proposal.
 """
@@ -18,31 +18,13 @@ from numpy.typing import NDArray
 
 from outrider.columns import U4, Column
 from outrider.limits import MAX_DRAFT_LENGTH
+from outrider_coordinator.session import table_columns as col
 
 if TYPE_CHECKING:
     from outrider_coordinator.session.state import SessionState
 
 Ints = NDArray[np.int64]
 
-(
-    NUMBER, STATUS, REASON, FLAGS, LIMIT, SEED, LAST, REMAINING, LENGTH, TARGET_HELD, STEP, GENERATION,
-    TARGET_LOSSES, TARGET_ASKED, NUM_DRAFTED, ANNOUNCED, DRAFT_ASKED, DRAFT_BASE, DRAFT_LENGTH, DRAFT_LOSSES, CREDIT,
-    NUM_PLAIN, DRAFT_HELD, DRAFT_OPENED, PROPOSAL_OPENED, CAPACITY,
-) = range(26)  # fmt: skip
-"""Columns of ``SessionTable.values``.
-
-``LAST``: newest committed token. ``REASON``: index of a ``WithoutDraft``. ``LIMIT``: of token ids. ``CAPACITY``: of the
-draft, in tokens. Columns that are written together lie together.
-``ANNOUNCED``: generation of the ``ScoreAhead`` that was sent. ``SEED``: bits of an unsigned number. Generations begin
-at 1; 0 is none.
-"""
-NUM_COLUMNS = 26
-
-PAUSED, HAS_PART, IS_LATE, READS_STATES, IS_SPARSE, IS_DENSE, IS_SLOW, IS_TRACED = (1 << bit for bit in range(8))
-"""Bits of ``FLAGS``. ``IS_SPARSE`` and ``IS_DENSE``: form of the evidence. ``IS_SLOW``: judged neither by tokens nor
-by sparse rejection token by token, checked by a grammar, or in need of prompt logprobs alone."""
-DRAFT_READINESS, TARGET_READINESS = 9, 11
-"""First of the two bits of ``FLAGS`` that hold an index of ``Readiness``; 0 is open."""
 ANY_LENGTH = 1 << 40
 NO_TOKEN = (1 << 32) - 1
 """Behind the tokens of a proposal: no token of a vocabulary."""
@@ -56,7 +38,7 @@ class Row:
     __slots__ = ("drafted", "evidence", "index", "values")
 
     def __init__(self) -> None:
-        self.values: Ints = np.zeros(NUM_COLUMNS, dtype=np.int64)  # [C]
+        self.values: Ints = np.zeros(col.NUM_COLUMNS, dtype=np.int64)  # [C]
         self.drafted: Column = np.full(_WIDTH, NO_TOKEN, dtype=U4)  # [W]
         """Draft tokens of this step's proposal."""
         self.evidence: Any = None
@@ -85,11 +67,11 @@ class Flag:
         self._bit = bit
 
     def __get__(self, view: HasRow, owner: type | None = None) -> bool:
-        return bool(view.row.values.item(FLAGS) & self._bit)
+        return bool(view.row.values.item(col.FLAGS) & self._bit)
 
     def __set__(self, view: HasRow, value: bool) -> None:
         values = view.row.values
-        values[FLAGS] = values.item(FLAGS) & ~self._bit | (self._bit if value else 0)
+        values[col.FLAGS] = values.item(col.FLAGS) & ~self._bit | (self._bit if value else 0)
 
 
 class HasRow(Protocol):
@@ -106,7 +88,7 @@ class SessionTable:
         self._free: list[int] = []
         self._by_number: dict[int, int] = {}
         self._endings: Counter[int] = Counter()
-        self.values: Ints = np.zeros((0, NUM_COLUMNS), dtype=np.int64)  # [R, C]
+        self.values: Ints = np.zeros((0, col.NUM_COLUMNS), dtype=np.int64)  # [R, C]
         self.drafted: Column = np.zeros((0, _WIDTH), dtype=U4)  # [R, W], NO_TOKEN behind each proposal
 
     def enter(self, session: SessionState, number: int) -> None:
@@ -121,8 +103,8 @@ class SessionTable:
             self.sessions[index] = session
             self._endings.update(session.output.ending_token_ids)
         else:
-            self._by_number.pop(row.values.item(NUMBER), None)
-        row.values[NUMBER] = number
+            self._by_number.pop(row.values.item(col.NUMBER), None)
+        row.values[col.NUMBER] = number
         self._by_number[number] = row.index
 
     def leave(self, session: SessionState) -> None:
@@ -131,7 +113,7 @@ class SessionTable:
         if index < 0:
             return
         row.values, row.drafted, row.index = row.values.copy(), row.drafted.copy(), -1
-        self._by_number.pop(row.values.item(NUMBER), None)
+        self._by_number.pop(row.values.item(col.NUMBER), None)
         self.sessions[index] = None
         self.values[index] = 0
         self._free.append(index)

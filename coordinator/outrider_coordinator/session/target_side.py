@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.readiness import Readiness, readiness_of, set_readiness
-from outrider_coordinator.session.table import (
-    ANNOUNCED,
-    CREDIT,
-    FLAGS,
-    HAS_PART,
-    NUM_PLAIN,
-    TARGET_ASKED,
-    TARGET_HELD,
-    TARGET_LOSSES,
-    TARGET_READINESS,
-    IntColumn,
-    Row,
-)
+from outrider_coordinator.session.table import IntColumn, Row
 
 
 class TargetSide:
     """State on the target; what steps read and write is in the session's row."""
 
-    held = IntColumn(TARGET_HELD)
+    held = IntColumn(col.TARGET_HELD)
     """Committed tokens the target is known to hold."""
-    losses = IntColumn(TARGET_LOSSES)
+    losses = IntColumn(col.TARGET_LOSSES)
     """In a row."""
-    announced = IntColumn(ANNOUNCED)
+    announced = IntColumn(col.ANNOUNCED)
     """Generation of the ``Score`` that it was told of, to be scored once its proposal comes directly; 0: none."""
-    lookahead_credit = IntColumn(CREDIT)
+    lookahead_credit = IntColumn(col.CREDIT)
     """Plain steps that it may compute before they are asked for: what is left of a ``Prepare``."""
-    num_plain_steps = IntColumn(NUM_PLAIN)
+    num_plain_steps = IntColumn(col.NUM_PLAIN)
     """Steps in a row that were asked for without drafts."""
 
     def __init__(self, row: Row) -> None:
@@ -48,20 +37,20 @@ class TargetSide:
     @property
     def readiness(self) -> Readiness:
         """True if the session may use it."""
-        return readiness_of(self.row, TARGET_READINESS)
+        return readiness_of(self.row, col.TARGET_READINESS)
 
     @readiness.setter
     def readiness(self, readiness: Readiness) -> None:
-        set_readiness(self.row, TARGET_READINESS, readiness)
+        set_readiness(self.row, col.TARGET_READINESS, readiness)
 
     @property
     def asked(self) -> int | None:
         """The generation of the ``Score`` that has not been answered."""
-        return self.row.values.item(TARGET_ASKED) or None
+        return self.row.values.item(col.TARGET_ASKED) or None
 
     @asked.setter
     def asked(self, generation: int | None) -> None:
-        self.row.values[TARGET_ASKED] = generation or 0
+        self.row.values[col.TARGET_ASKED] = generation or 0
 
     @property
     def part(self) -> int | None:
@@ -72,7 +61,7 @@ class TargetSide:
     def part(self, part: int | None) -> None:
         self._part = part
         values = self.row.values
-        values[FLAGS] = values.item(FLAGS) & ~HAS_PART | (HAS_PART if part is not None else 0)
+        values[col.FLAGS] = values.item(col.FLAGS) & ~col.HAS_PART | (col.HAS_PART if part is not None else 0)
 
     def note_score(self, *, is_plain: bool) -> None:
         """A step is requested; one with drafts ends the credit."""

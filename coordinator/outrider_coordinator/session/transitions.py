@@ -16,27 +16,14 @@ import numpy as np
 from outrider.columns import U4, AnswerColumns, Column
 from outrider.types import HiddenStates, TokenLogprob
 from outrider_coordinator.session import drafting, steps
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared import Bools
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, waits_for_proposal
 from outrider_coordinator.session.prepared_scores import PreparedScores
 from outrider_coordinator.session.prepared_tokens import PreparedTokens, waits_for_token
 from outrider_coordinator.session.prepared_verdicts import PreparedVerdicts, waits_for_verdict
 from outrider_coordinator.session.state import DRAFTING, SessionState, SessionStatus
-from outrider_coordinator.session.table import (
-    ANNOUNCED,
-    DRAFT_ASKED,
-    DRAFT_LENGTH,
-    FLAGS,
-    IS_SPARSE,
-    LENGTH,
-    LIMIT,
-    NUM_DRAFTED,
-    READS_STATES,
-    STATUS,
-    TARGET_ASKED,
-    Ints,
-    SessionTable,
-)
+from outrider_coordinator.session.table import Ints, SessionTable
 
 
 class JudgedStep(NamedTuple):
@@ -54,9 +41,9 @@ class JudgedStep(NamedTuple):
 def prepare(table: SessionTable, index: Ints) -> PreparedProposals | PreparedScores | None:
     """What these rows wait for, if that is the same, and all are usual."""
     rows = table.values.take(index, axis=0)
-    if rows.item(0, STATUS) == DRAFTING:
+    if rows.item(0, col.STATUS) == DRAFTING:
         return PreparedProposals(table, index, rows) if waits_for_proposal(rows).all() else None
-    if rows.item(0, NUM_DRAFTED):
+    if rows.item(0, col.NUM_DRAFTED):
         return PreparedVerdicts(table, index, rows) if waits_for_verdict(rows).all() else None
     return PreparedTokens(table, index, rows) if waits_for_token(rows).all() else None
 
@@ -65,12 +52,12 @@ def proposals_for(
     table: SessionTable, indices: Sequence[int], answers: AnswerColumns[Any]
 ) -> Iterator[tuple[Ints, PreparedProposals]]:
     """Expected proposals: their places among the answers. ``indices``: of their rows; -1 for unknown sessions."""
-    index, rows, fits = _answered(table, indices, answers, DRAFT_ASKED)
+    index, rows, fits = _answered(table, indices, answers, col.DRAFT_ASKED)
     counts = answers.counts
     fits &= waits_for_proposal(rows)
-    fits &= (counts > 0) & (counts <= rows[:, DRAFT_LENGTH])
-    fits &= (rows[:, FLAGS] & IS_SPARSE != 0) == answers.is_sparse
-    fits &= _highest(answers) < rows[:, LIMIT]
+    fits &= (counts > 0) & (counts <= rows[:, col.DRAFT_LENGTH])
+    fits &= (rows[:, col.FLAGS] & col.IS_SPARSE != 0) == answers.is_sparse
+    fits &= _highest(answers) < rows[:, col.LIMIT]
     places = np.flatnonzero(fits)
     if places.size:
         yield places, PreparedProposals(table, index[places], rows[places])
@@ -80,11 +67,11 @@ def scores_for(
     table: SessionTable, indices: Sequence[int], answers: AnswerColumns[Any]
 ) -> Iterator[tuple[Ints, PreparedScores]]:
     """Expected scores: their places among the answers, of drafted and of plain steps."""
-    index, rows, fits = _answered(table, indices, answers, TARGET_ASKED)
-    flags = rows[:, FLAGS]
-    fits &= rows[:, NUM_DRAFTED] + 1 == answers.counts
-    fits &= (flags & IS_SPARSE != 0) == (answers.outside_masses is not None)
-    drafted = fits & waits_for_verdict(rows) & ((flags & READS_STATES != 0) == (answers.states is not None))
+    index, rows, fits = _answered(table, indices, answers, col.TARGET_ASKED)
+    flags = rows[:, col.FLAGS]
+    fits &= rows[:, col.NUM_DRAFTED] + 1 == answers.counts
+    fits &= (flags & col.IS_SPARSE != 0) == (answers.outside_masses is not None)
+    drafted = fits & waits_for_verdict(rows) & ((flags & col.READS_STATES != 0) == (answers.states is not None))
     for is_own, kind in ((drafted, PreparedVerdicts), (fits & waits_for_token(rows), PreparedTokens)):
         places = np.flatnonzero(is_own)
         if places.size:
@@ -133,8 +120,8 @@ def are_announced(table: SessionTable, sessions: Column, generations: Column) ->
     """True where a session waits for the proposal that scores of this generation are of."""
     index = np.array(table.indices(sessions.tolist()), dtype=np.int64)
     own = table.values.take(index, axis=0, mode="clip")
-    found: Bools = own[:, ANNOUNCED] == generations.astype(np.int64)
-    found &= own[:, STATUS] == DRAFTING
+    found: Bools = own[:, col.ANNOUNCED] == generations.astype(np.int64)
+    found &= own[:, col.STATUS] == DRAFTING
     found &= index >= 0
     return found
 
@@ -146,7 +133,7 @@ def _answered(
     index = np.array(indices, dtype=np.int64)
     rows = table.values.take(index, axis=0, mode="clip")
     fits: Bools = rows[:, asked] == answers.generations.astype(np.int64)
-    fits &= rows[:, LENGTH] == answers.base_lengths.astype(np.int64)
+    fits &= rows[:, col.LENGTH] == answers.base_lengths.astype(np.int64)
     fits &= index >= 0
     return index, rows, fits
 

@@ -14,11 +14,12 @@ import pytest
 
 from outrider.columns import AnswerColumns, token_scores
 from outrider.ports import Extend, Proposal, Score, Scores, SessionLost
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.prepared_proposals import announce
 from outrider_coordinator.session.state import SessionStatus
-from outrider_coordinator.session.table import GENERATION, SessionTable
+from outrider_coordinator.session.table import SessionTable
 from outrider_coordinator.session.transitions import are_announced, end_wait, prepare, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
@@ -59,7 +60,7 @@ class Crowd:
     @property
     def generations(self) -> list[int]:
         """That come next."""
-        return [(loop.row.values.item(GENERATION) + 1) for loop in self.loops]
+        return [(loop.row.values.item(col.GENERATION) + 1) for loop in self.loops]
 
     @property
     def index(self) -> Any:
@@ -172,7 +173,7 @@ def test_what_is_asked_ahead_is_what_follows_from_the_proposals(kind: dict[str, 
     assert repr(list(replace(direct, channel=0).items())) == repr(list(taken.commands.items()))
     asked.commit(taken)
     for loop, command in zip(asked.loops, taken.commands.items(), strict=True):
-        assert loop.target.asked == command.generation < (loop.row.values.item(GENERATION) + 1)
+        assert loop.target.asked == command.generation < (loop.row.values.item(col.GENERATION) + 1)
         assert loop.proposal.token_ids == command.draft_token_ids
         assert not is_announced(asked.table, loop.commands.session, command.generation)
         assert not commands_of(loop)

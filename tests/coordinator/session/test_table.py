@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.loop import SessionLoop
-from outrider_coordinator.session.table import DRAFT_HELD, SessionTable
+from outrider_coordinator.session.table import SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 
@@ -36,7 +37,7 @@ def test_rows_are_taken_and_freed_in_any_order() -> None:
         rows = table.indices(inside)
         assert len(set(rows)) == len(rows) and min(rows, default=0) >= 0
         assert table.at(rows) == [each for each, _ in inside.values()]
-        assert table.values[rows, DRAFT_HELD].tolist() == [its_mark for _, its_mark in inside.values()]
+        assert table.values[rows, col.DRAFT_HELD].tolist() == [its_mark for _, its_mark in inside.values()]
     assert len(inside) > 20 and len(outside) > 100
     assert all(left.draft.held == its_mark for left, its_mark in outside)
     assert set(table.indices([number for number in range(400) if number not in inside])) == {-1}

@@ -26,11 +26,12 @@ from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.prepared_proposals import PreparedProposals
 from outrider_coordinator.session.prepared_verdicts import PreparedVerdicts
-from outrider_coordinator.session.table import DRAFT_HELD, LENGTH, REASON, REMAINING, TARGET_HELD, SessionTable
+from outrider_coordinator.session.table import SessionTable
 from outrider_coordinator.session.transitions import (
     JudgedStep,
     end_step,
@@ -249,7 +250,7 @@ class Twins:
             results.places, results.num_drafted.tolist(), results.num_accepted.tolist(), token_ids, states, strict=True
         ):
             row = found.rows[place]
-            step = JudgedStep(row.item(LENGTH), drafted, accepted, new, row.item(REASON))
+            step = JudgedStep(row.item(col.LENGTH), drafted, accepted, new, row.item(col.REASON))
             end_step(found.sessions[place], step, each, is_drafting=is_drafting)
 
     def found_for(self, columns: AnswerColumns[Any]) -> Any:
@@ -371,9 +372,9 @@ MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a generation is left out": lambda patch: changed_commands(patch, "generations", lambda own: own + 1),
     "a token less is asked for": lambda patch: changed_commands(patch, "draft_lengths", lambda own: own - 1),
     "another token is brought": lambda patch: changed_commands(patch, "token_ids", lambda own: own ^ 1),
-    "the draft has the last token": lambda patch: changed_rows(patch, DRAFT_HELD),
-    "one token more may come": lambda patch: changed_rows(patch, REMAINING),
-    "the target holds one token more": lambda patch: changed_rows(patch, TARGET_HELD),
+    "the draft has the last token": lambda patch: changed_rows(patch, col.DRAFT_HELD),
+    "one token more may come": lambda patch: changed_rows(patch, col.REMAINING),
+    "the target holds one token more": lambda patch: changed_rows(patch, col.TARGET_HELD),
     "answers of earlier generations are taken": late_answers_taken,
 }
 
