@@ -32,13 +32,6 @@ def model_text(name: str, placement: ModelPlacement) -> str:
     return f"{name} on {where}" if where else name
 
 
-def repeat_text(target: ModelPlacement) -> str:
-    """Promise of greedy and coupled output: what it is equal in."""
-    if target.batch_invariant:
-        return "equal in any batch, chunking and draft"
-    return "equal but for near ties (not batch-invariant)"
-
-
 def draft_length_text(num_speculative_tokens: int, mode: str, *, disable_by_batch_size: int = 0) -> str:
     """Draft tokens of a step. ``disable_by_batch_size``: requests with which nothing is drafted; 0: no such number."""
     if disable_by_batch_size == 1:

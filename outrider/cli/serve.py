@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.facts import draft_length_text, model_text, repeat_text
+from outrider.cli.facts import draft_length_text, model_text
 from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import Verbose, output
 from outrider.cli.serve_flags import DeviceFlags, ModelFlags, ServingFlags, SpeculationFlags
@@ -121,7 +121,4 @@ def _print_ready(plan: StackPlan, described: Described, settings: CoordinatorSet
         lines.append(f"  {role}: {model_text(description.model_name, ModelPlacement.of(description))}")
     if any(role.startswith("draft") for role in described):
         lines.append(f"  drafts: {_draft_lengths(settings)}")
-    target = next((one for role, one in described.items() if role.startswith("target")), None)
-    if target is not None:
-        lines.append(f"  outputs: {repeat_text(ModelPlacement.of(target))}")
     output.print("\n".join(lines), markup=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.kernels.scoring import RowFlags, ask
 from outrider.ports import Open
-from outrider.sampling.parameters import SMALLEST_TEMPERATURE, is_greedy, is_truncated, needs_adjusting
+from outrider.sampling.parameters import SMALLEST_TEMPERATURE, is_greedy, is_masked_alone, is_truncated, needs_adjusting
 from outrider.types import JudgingRule
 
 _FUSED_RULES = {JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION, JudgingRule.TYPICAL}
@@ -23,6 +23,8 @@ class SamplingMetadata:
     """True if kernels score this session; otherwise PyTorch does."""
     is_adjusted: bool
     """True if logits processors change its logits before the kernels read them."""
+    is_masked: bool
+    """True if a grammar is all that changes them."""
     draft: bytes
     """Packed request (``ask``) of the row of a draft token with a support."""
     last: bytes
@@ -53,6 +55,7 @@ class SamplingMetadata:
             rule=rule,
             is_fused=open_.num_logprobs is None and rule in _FUSED_RULES,
             is_adjusted=needs_adjusting(open_),
+            is_masked=is_masked_alone(open_),
             draft=draft,
             last=last,
             limit=open_.num_token_ids,

@@ -41,8 +41,17 @@ def needs_adjusting(open_: Open) -> bool:
     return has_token_rules(open_) or has_penalties(open_.sampling)
 
 
+def is_masked_alone(open_: Open) -> bool:
+    """True if a grammar is all that changes the logits."""
+    return open_.sampling.grammar is not None and not _has_listed_tokens(open_) and not has_penalties(open_.sampling)
+
+
 def has_token_rules(open_: Open) -> bool:
     """True if single tokens are banned or biased."""
+    return _has_listed_tokens(open_) or open_.sampling.grammar is not None
+
+
+def _has_listed_tokens(open_: Open) -> bool:
     sampling = open_.sampling
     return bool(
         sampling.allowed_token_ids
@@ -50,5 +59,4 @@ def has_token_rules(open_: Open) -> bool:
         or sampling.logit_bias
         or sampling.bad_words
         or open_.banned_token_ids
-        or sampling.grammar is not None
     )

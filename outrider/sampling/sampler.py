@@ -11,6 +11,7 @@ import torch
 
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.scoring import warm_up
+from outrider.kernels.token_mask import mask_tokens
 from outrider.sampling.proposing import Drawn, propose
 from outrider.sampling.rows import LogitRow, ScoreRequest
 from outrider.sampling.scoring.fused import Scoring, begin_scoring
@@ -52,4 +53,7 @@ class Sampler:
     def warm_up(self, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
         """On a GPU, compile what any batch of sessions may need to be scored."""
         if has_kernels(device):
-            warm_up(torch.zeros(1, vocab_size, dtype=dtype, device=device))
+            logits = torch.zeros(1, vocab_size, dtype=dtype, device=device)
+            warm_up(logits)
+            words = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
+            mask_tokens(logits, words[0, :1], words)

@@ -39,7 +39,8 @@ class SessionSampling:
 
     def masks(self, output: Sequence[int], draft_token_ids: Sequence[int], *, position: int) -> PositionMasks:
         """Masks at ``position``, after ``output``, and after each of the draft tokens; not made yet."""
-        return PositionMasks(self._find_matcher, output, draft_token_ids, position=position)
+        is_compiled = self._matcher is not None
+        return PositionMasks(self._find_matcher, output, draft_token_ids, position=position, is_compiled=is_compiled)
 
     def _find_matcher(self) -> Matcher | None:
         """Matcher of the session's grammar; ``InvalidRequestError`` for one that cannot be compiled."""

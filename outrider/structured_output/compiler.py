@@ -140,9 +140,9 @@ class GrammarCompiler:
 
 def _first_problem(engine: LLMatcher, vocab_size: int) -> str:
     """Why the first mask, or the first token that it allows, is past the engine's bounds; empty if none is."""
-    tried, words = engine.deep_copy(), np.zeros((vocab_size + 31) // 32, dtype=np.int32)
-    tried.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-    allowed = np.flatnonzero(words)
+    words = np.zeros((vocab_size + 31) // 32, dtype=np.int32)
+    engine.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)  # its copies then have it
+    tried, allowed = engine.deep_copy(), np.flatnonzero(words)
     if len(allowed):
         word = int(words[allowed[0]])
         tried.try_consume_tokens([int(allowed[0]) * 32 + (word & -word).bit_length() - 1])

@@ -2,7 +2,7 @@
 
 The state follows from the tokens alone, so it is found again after any rejection, rebuild or resumption.
 
-Shape letters: ``W`` words of 32 tokens each.
+Shape letters: ``N`` masks, ``W`` words of 32 tokens each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
 from outrider.errors import InvalidRequestError
@@ -23,6 +23,8 @@ from outrider.structured_output.free_text import FreeText
 Words = NDArray[np.int32]
 AnswerT = TypeVar("AnswerT")
 _MESSAGE_CHARACTERS = 300
+_LONGEST_WAY_BACK = 32
+"""Tokens that are consumed again each time before the state after them is kept."""
 
 
 class Outcome(enum.Enum):
@@ -90,30 +92,56 @@ class Matcher:
             self._consumed.append(token_id)
         return Outcome.OPEN
 
+    @property
+    def num_words(self) -> int:
+        """W."""
+        return (self._vocab_size + 31) // 32
+
     def mask(self) -> Words:  # [W]
         """Bit i of word w is set if token 32 * w + i may come next; ``InvalidRequestError`` for a grammar past the
         engine's bounds.
         """
-        began = time.perf_counter()
-        words = self._mask()
-        self._note_mask(time.perf_counter() - began)
-        return words
-
-    def _mask(self) -> Words:
-        words = np.zeros((self._vocab_size + 31) // 32, dtype=np.int32)
-        if self._is_free:
-            words.fill(-1)
-            _set_bits(words, self._special, value=False)
-            return words
-        self._ask(lambda engine: engine.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes))
-        _set_bits(words, self._special, value=False)
-        if self._engine.is_accepting():
-            _set_bits(words, self._end_bits, value=True)
-        return words
+        words = np.zeros((1, self.num_words), dtype=np.int32)
+        if (error := fill_masks([(self, 0)], words)[0]) is not None:
+            raise error
+        found: Words = words[0]
+        return found
 
     def forced_tokens(self) -> tuple[int, ...]:
         """Canonical tokens of the only text that may come next; empty if there are several."""
         return () if self._is_free else tuple(self._engine.compute_ff_tokens())
+
+    def keep(self) -> None:
+        """Remember this state, to go back to after tokens that may be rejected. Once its mask is made, masks of later
+        states take microseconds: a copy has what the engine has computed of them, in hundreds of microseconds.
+        """
+        if not self._is_free and not self._engine.is_error():
+            self._trunk, self._trunk_length = self._engine.deep_copy(), len(self._consumed)
+
+    # For ``fill_masks``.
+
+    @property
+    def engine(self) -> LLMatcher | None:
+        """Engine that fills the mask; None in free text."""
+        return None if self._is_free else self._engine
+
+    def complete(self, words: Words) -> None:  # [W]
+        """Say which tokens may end the output, in a mask that the engine has filled; ``InvalidRequestError`` for a
+        grammar past the engine's bounds.
+        """
+        if self._is_free:
+            words.fill(-1)
+            _set_bits(words, self._special, value=False)
+            return
+        if self._engine.is_error():
+            self._ask(partial(_fill, words))
+        _set_bits(words, self._special, value=False)
+        if self._engine.is_accepting():
+            _set_bits(words, self._end_bits, value=True)
+
+    def note_mask(self, seconds: float) -> None:
+        """Count a mask."""
+        self._note_mask(seconds)
 
     def _ask(self, question: Callable[[LLMatcher], AnswerT]) -> AnswerT:
         """The engine's answer; ``InvalidRequestError`` if an engine that is compiled anew fails too."""
@@ -137,7 +165,40 @@ class Matcher:
         del self._consumed[length:]
         self._engine = self._trunk.deep_copy()
         self._engine.consume_tokens(self._consumed[self._trunk_length :])
-        self._trunk, self._trunk_length = self._engine.deep_copy(), length
+        if length - self._trunk_length > _LONGEST_WAY_BACK:
+            self.keep()
+
+
+def fill_masks(
+    rows: Sequence[tuple[Matcher, int]], words: Words, executor: LLExecutor | None = None
+) -> list[InvalidRequestError | None]:  # words [N, W]
+    """Fill the masks of different matchers into these rows of ``words``; of each why it fails, if it does.
+    ``executor`` has the threads for it.
+    """
+    began = time.perf_counter()
+    engines = [(engine, row) for matcher, row in rows if (engine := matcher.engine) is not None]
+    if executor is None or len(engines) == 1:
+        for engine, row in engines:
+            _fill(words[row], engine)
+    elif engines:
+        executor.unsafe_compute_mask_ptr(engines, words.ctypes.data, words.shape[1] * words.itemsize, len(words))
+    errors = [_completed(matcher, words[row]) for matcher, row in rows]
+    seconds = (time.perf_counter() - began) / max(1, len(rows))
+    for matcher, _ in rows:
+        matcher.note_mask(seconds)
+    return errors
+
+
+def _completed(matcher: Matcher, words: Words) -> InvalidRequestError | None:
+    try:
+        matcher.complete(words)
+    except InvalidRequestError as error:
+        return error
+    return None
+
+
+def _fill(words: Words, engine: LLMatcher) -> None:
+    engine.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
 
 
 def engine_problem(engine: LLMatcher) -> str:

@@ -1,9 +1,9 @@
 """Masks of the positions of one session in one forward, and the threads that make them while the forward runs.
 
-Compiling a grammar and making its masks release the interpreter lock for most of their time, so that they overlap with
-a forward that waits for a device, and with one that computes on other processors.
+The masks of many sessions are filled into one array by one call of the engine for each position, on several threads and
+without the interpreter lock. New grammars are compiled first, also beside each other.
 
-Shape letters: ``K`` draft tokens, ``W`` words of 32 tokens each.
+Shape letters: ``K`` draft tokens, ``N`` positions of all sessions, ``W`` words of 32 tokens each.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+from llguidance import LLExecutor
 
 from outrider.errors import InvalidRequestError
-from outrider.structured_output.matcher import Matcher, Outcome, Words
+from outrider.structured_output.matcher import Matcher, Outcome, Words, fill_masks
 
 _MOST_THREADS = 8
 _NO_WORDS: Words = np.zeros(0, dtype=np.int32)
+_ALL_TOKENS = -1
 
 
 class PositionMasks:
@@ -37,56 +39,132 @@ class PositionMasks:
         draft_token_ids: Sequence[int],
         *,
         position: int,
+        is_compiled: bool = False,
     ) -> None:
-        """``find_matcher`` may compile the session's grammar. ``output``: its tokens before ``position``, which counts
-        those of the prompt too.
+        """``find_matcher`` compiles the session's grammar, unless it ``is_compiled``. ``output``: its tokens before
+        ``position``, which counts those of the prompt too.
         """
         self._find_matcher, self._output, self._drafts = find_matcher, output, draft_token_ids
         self._position = position
-        self._made: list[Words] | None = None  # K+1 at most
+        self.is_compiled = is_compiled
+        self._words: Words = _NO_WORDS  # [K+1, W] of the array that holds those of other sessions too
+        self._num_made = 0
+        """Positions that are masked, of K+1."""
+        self._is_made = False
         self._threads: Sequence[Future[None]] = ()
+        self._matcher: Matcher | None = None
+        self._text: list[int] = []
         self.error: InvalidRequestError | None = None
         """Why the session fails: the grammar cannot be compiled, or not be followed further."""
         self.began_ns = self.ended_ns = 0
         """Readings of ``time.perf_counter_ns`` before and after the masks were made."""
 
+    @property
+    def num_positions(self) -> int:
+        """K+1."""
+        return len(self._drafts) + 1
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """Matcher of the session, once ``compile`` was called; None: no token is masked, or the session fails."""
+        return self._matcher
+
     def at(self, position: int) -> Words | None:  # [W]
         """Allowed tokens at one position, none if the grammar cannot be followed; None: all tokens are allowed. Waits
         for the threads, or makes the masks if none was started.
         """
-        for thread in self._threads:
-            thread.result()
-        self._threads = ()
-        made = self.make() if self._made is None else self._made
+        self.wait()
         place = position - self._position
         if self.error is not None:
             return _NO_WORDS
-        return made[place] if place < len(made) else None
+        return self._words[place] if place < self._num_made else None
 
-    def make(self) -> list[Words]:
-        """Make the masks of all positions."""
-        self.began_ns = time.perf_counter_ns()
-        self._made = []
-        try:
-            matcher = self._find_matcher()
-            if matcher is not None:
-                self._made += self._masks(matcher)
-        except InvalidRequestError as error:
-            self.error = error
-        self.ended_ns = time.perf_counter_ns()
-        return self._made
+    def all_positions(self, num_words: int) -> Words:  # [K+1, num_words]
+        """Allowed tokens at each position, none if the grammar cannot be followed. Waits as ``at`` does."""
+        self.wait()
+        if self.error is None and self._words.shape[1:] == (num_words,):
+            return self._words
+        words: Words = np.full((self.num_positions, num_words), _ALL_TOKENS, dtype=np.int32)
+        if self.error is not None:
+            words.fill(0)
+        else:
+            known = self._words[:, :num_words]
+            words[: self._num_made] = 0  # of a smaller vocabulary
+            words[:, : known.shape[1]] = known
+        return words
+
+    def wait(self) -> None:
+        """Wait for the threads, or make the masks if none was started."""
+        for thread in self._threads:
+            thread.result()
+        self._threads = ()
+        if not self._is_made:
+            make_together([self])
 
     def await_threads(self, threads: Sequence[Future[None]]) -> None:
-        """Have ``at`` wait for these threads, which make the masks."""
+        """Have ``wait`` wait for these threads, which make the masks."""
         self._threads = threads
 
-    def _masks(self, matcher: Matcher) -> Iterator[Words]:
-        text = list(self._output)
-        for place in range(len(self._drafts) + 1):
-            if matcher.follow(text) is not Outcome.OPEN:
-                return
-            yield matcher.mask()
-            text += self._drafts[place : place + 1]
+    # For ``make_together``.
+
+    def compile(self) -> None:
+        """Find the matcher, once."""
+        self.began_ns = self.began_ns or time.perf_counter_ns()
+        if self._matcher is None and self.error is None:
+            try:
+                self._matcher = self._find_matcher()
+            except InvalidRequestError as error:
+                self.error = error
+
+    def begin(self, words: Words) -> None:  # [K+1, W]
+        """Take the memory of the masks."""
+        self._words, self._text, self._is_made = words, list(self._output), True
+
+    def go_to(self, place: int) -> bool:
+        """Follow the text up to a position; False if that and all after it stay unmasked, or the session fails."""
+        if self._matcher is None or place > len(self._drafts):
+            return False
+        self._text += self._drafts[place - 1 : place] if place else ()
+        try:
+            return self._matcher.follow(self._text) is Outcome.OPEN
+        except InvalidRequestError as error:
+            self.error = error
+            return False
+
+    def keep(self) -> None:
+        """The next forward goes on from the text before the draft tokens, or soon after it."""
+        if self._drafts and self._matcher is not None:
+            self._matcher.keep()
+
+    def end(self, num_made: int) -> None:
+        """``num_made`` positions are masked."""
+        self._num_made, self.ended_ns = num_made, time.perf_counter_ns()
+
+
+def make_together(masks: Sequence[PositionMasks], executor: LLExecutor | None = None) -> None:
+    """Make the masks of different sessions, position by position; ``executor`` has the threads for it."""
+    for each in masks:
+        each.compile()
+    ends = np.cumsum([each.num_positions for each in masks]).tolist()
+    num_words = max((each.matcher.num_words for each in masks if each.matcher is not None), default=0)
+    words: Words = np.full((ends[-1], num_words), _ALL_TOKENS, dtype=np.int32)
+    starts = [end - each.num_positions for each, end in zip(masks, ends, strict=True)]
+    for each, start, end in zip(masks, starts, ends, strict=True):
+        each.begin(words[start:end])
+    num_made = [0] * len(masks)
+    going: Sequence[int] = range(len(masks))
+    place = 0
+    while going := [index for index in going if masks[index].error is None and masks[index].go_to(place)]:
+        rows = [(matcher, starts[index] + place) for index in going if (matcher := masks[index].matcher) is not None]
+        for index, error in zip(going, fill_masks(rows, words, executor), strict=True):
+            masks[index].error = error
+            num_made[index] = place + 1
+        if not place:
+            for index in going:
+                masks[index].keep()
+        place += 1
+    for each, count in zip(masks, num_made, strict=True):
+        each.end(count)
 
 
 def made_within(masks: Sequence[PositionMasks]) -> tuple[int, int] | None:
@@ -101,6 +179,7 @@ class MaskThreads:
     def __init__(self) -> None:
         self._num_threads = 0
         self._pool: ThreadPoolExecutor | None = None
+        self._executor: LLExecutor | None = None
 
     def begin(self, masks: Sequence[PositionMasks]) -> None:
         """Start to make masks of different sessions."""
@@ -109,10 +188,17 @@ class MaskThreads:
         if self._pool is None:
             self._num_threads = _num_threads()
             self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="grammar-masks")
-        left = deque(masks)
-        threads = [self._pool.submit(_make_each, left) for _ in range(min(self._num_threads, len(left)))]
-        for each in masks:
+            self._executor = LLExecutor(num_threads=self._num_threads)
+        compiled = [each for each in masks if each.is_compiled]
+        new = [each for each in masks if not each.is_compiled]
+        left = deque(new)
+        threads = [self._pool.submit(_make_each, left) for _ in range(min(self._num_threads, len(new)))]
+        for each in new:
             each.await_threads(threads)
+        if compiled:
+            together = [self._pool.submit(make_together, compiled, self._executor)]
+            for each in compiled:
+                each.await_threads(together)
 
 
 def _num_threads() -> int:
@@ -127,4 +213,4 @@ def _make_each(left: deque[PositionMasks]) -> None:
             masks = left.popleft()
         except IndexError:
             return
-        masks.make()
+        make_together([masks])

@@ -123,8 +123,6 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """Sessions without logprobs whose scores are tokens, or sparse."""
         opened = session.open
         no_logprobs = opened.num_logprobs is None and opened.num_prompt_logprobs is None
-        if opened.sampling.grammar is not None:  # single items have masks
-            return False
         return (
             no_logprobs and opened.judging_rule in COLUMN_RULES and isinstance(session.executor_state, SessionSampling)
         )

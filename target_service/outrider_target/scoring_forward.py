@@ -50,8 +50,8 @@ class ScoringForward:
         self._step = None if step is None else StepRows(step, planes, is_drawn=drawn is not None)
         self._jobs = JobRows(shares, planes) if shares else None
         self._parts = [part for part in (self._step, self._jobs) if part is not None]
-        if self._jobs is not None and drawn is None:
-            self._jobs.begin_masks(runner.sampler)  # while the forward runs
+        if drawn is None:
+            self._begin_masks()  # while the forward runs
         self._launch(drawn, None if step is None else step.plan)
         # Without it the forward's time would be counted where its result is first read.
         self._forward = Mark(runner.device)
@@ -73,6 +73,11 @@ class ScoringForward:
             parts, self._split(states, 0 if self._jobs is None else self._jobs.num_tokens), strict=True
         ):
             part.hand_over(own, layers)
+
+    def _begin_masks(self) -> None:
+        """Start to make the masks of grammars; the tokens of the rows are known."""
+        for part in self._parts:
+            part.begin_masks(self._runner.sampler)
 
     def _begin_scoring(self) -> None:
         """Start the scoring, before the forward has ended: preparing it costs the device no time."""
@@ -97,8 +102,13 @@ class ScoringForward:
 
     @torch.inference_mode()
     def drawn(self) -> torch.Tensor | None:
-        """What follows each text of a step, [B] on the device; None if the device does not know, or jobs are beside."""
-        return None if self._step is None or self._jobs is not None else self._step.drawn()
+        """What follows each text of a step, [B] on the device; None if the device does not know, or jobs are beside.
+        The tokens of the step are known; waits for masks of grammars.
+        """
+        if self._step is None or self._jobs is not None:
+            return None
+        self._begin_masks()
+        return self._step.drawn()
 
     @torch.inference_mode()
     def queue_next(self) -> ScoringForward | None:
@@ -134,9 +144,9 @@ class ScoringForward:
         """Wait for it; called once."""
         self._forward.wait()
         computed = time.perf_counter_ns()
+        self._begin_masks()
         if self._jobs is None:
             output: ExecutorOutput[Scores] = ExecutorOutput((), computed, self._used_graph)
         else:
-            self._jobs.begin_masks(self._runner.sampler)
             output = self._jobs.finish(computed, used_graph=self._used_graph)
         return output if self._step is None else self._step.finish(output)

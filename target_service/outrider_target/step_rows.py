@@ -7,7 +7,8 @@ that cannot be scored is decided as for single items.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from outrider.sampling.scoring.session_rows import Ints, SessionRows, may_be_row
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.steady.step import SteadyStep
+from outrider.structured_output import PositionMasks, made_within
 from outrider.types import HiddenStates, SparseScores, TokenScores
 from outrider_target.jobs import needs_support
 from outrider_target.layer_states import StepStates, in_order
@@ -111,6 +113,9 @@ class StepRows:
         """Drafts and what is asked for beside scores; None for decode steps."""
         self._lengths = step.draft_lengths
         self._states: StepStates | None = None
+        self._masks: dict[int, PositionMasks] = {}
+        """Of sessions with a grammar, by their places; begun once the tokens are known."""
+        self._has_begun_masks = not any(sampling.has_grammar for sampling in self._own.samplings)
 
     @property
     def layers(self) -> Sequence[int]:
@@ -126,6 +131,31 @@ class StepRows:
             return forward_rows(step, columns, columns.draft_token_ids)
         return RowBatch.plain(self._own.sequences, step.bases - 1, None if self._is_drawn else step.tokens)
 
+    def begin_masks(self, sampler: Sampler) -> None:
+        """Start to make the masks of the grammars; once. The tokens of the rows are known."""
+        if self._has_begun_masks:
+            return
+        self._has_begun_masks = True
+        drafts = None if self._columns is None else self._columns.draft_token_ids.tolist()
+        ends, bases = self._lengths.cumsum().tolist(), self._step.bases.tolist()
+        for place, (sampling, text) in enumerate(zip(self._own.samplings, self._texts(), strict=True)):
+            if sampling.has_grammar:
+                own = () if drafts is None else drafts[ends[place] - int(self._lengths[place]) : ends[place]]
+                output = text[min(sampling.open.prompt_length, len(text)) :]
+                self._masks[place] = sampling.masks(output, own, position=bases[place])
+        sampler.begin_masks(list(self._masks.values()))
+
+    def _texts(self) -> Iterator[list[int]]:
+        """Committed tokens of each session, those of the step included, whether its sequence has these yet or not."""
+        step = self._step
+        if isinstance(step, SteadyStep):
+            ids, ends = step.columns.token_ids.tolist(), step.columns.counts.cumsum().tolist()
+            kept, new = step.kept.tolist(), [ids[start:end] for start, end in itertools.pairwise([0, *ends])]
+        else:
+            kept, new = (step.bases - 1).tolist(), [[token_id] for token_id in step.tokens.tolist()]
+        for sequence, count, own in zip(self._own.sequences, kept, new, strict=True):
+            yield [*sequence.token_ids[:count], *own]
+
     def hand_over(self, states: torch.Tensor, layers: Sequence[int]) -> None:  # [T, F]
         """Hand the hidden states of ``layers`` that are asked for to the drafts; the rows are launched."""
         columns, step = self._columns, self._step
@@ -136,7 +166,9 @@ class StepRows:
         """Start to score all positions."""
         own = self._own
         texts = [sequence.token_ids for sequence in own.sequences]
-        scored = ScoredRows(own.samplings, texts, self._step.bases, self._lengths, self._columns, own.scoring)
+        scored = ScoredRows(
+            own.samplings, texts, self._step.bases, self._lengths, self._columns, own.scoring, self._masks
+        )
         self._scoring = sampler.begin_rows(logits, scored)
 
     def drawn(self) -> torch.Tensor | None:
@@ -145,6 +177,13 @@ class StepRows:
 
     def finish(self, output: ExecutorOutput[Scores]) -> ExecutorOutput[Scores]:
         """The output of a forward, with the answers of the step, once that has ended."""
+        output = self._finish(output)
+        if not self._masks:
+            return output
+        within = made_within(list(self._masks.values()))
+        return replace(output, masked_ns=within if output.masked_ns is None else output.masked_ns)
+
+    def _finish(self, output: ExecutorOutput[Scores]) -> ExecutorOutput[Scores]:
         if self._columns is None:
             return replace(output, plain=self._scoring.next_tokens())
         tokens = self._scoring.tokens()

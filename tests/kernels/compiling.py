@@ -46,6 +46,7 @@ from outrider.kernels.scoring.grouping import _group_kernel
 from outrider.kernels.scoring.kernel import _answer_kernel, _entropy_kernel
 from outrider.kernels.sum_norm.kernel import _sum_norm_kernel
 from outrider.kernels.swiglu.kernel import _swiglu_kernel
+from outrider.kernels.token_mask.kernel import _mask_kernel
 
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
 ATTENTION = {
@@ -78,6 +79,7 @@ SUPPORT = {"LIMIT": 1024, "CAPACITY": 2048}
 CONSTANTS: dict[Any, dict[str, Any]] = {
     _norm_kernel: {"NUM_PARTIALS": 2, "BLOCK": 4096},
     _sum_norm_kernel: {"RANK": 1, "SIZE": 2, "ROWS": 32, "FLAG_BYTES": 256, "BLOCK": 4096},
+    _mask_kernel: {"BLOCK": 4096},
     _swiglu_kernel: {"BLOCK": 1024, "IS_GELU": False, "ALPHA": 1.7, "LIMIT": 7.0},
     _rope_and_cache_kernel: {
         **HEADS,

@@ -27,6 +27,7 @@ from outrider.kernels.scoring.launching import launch_kernels
 from outrider.kernels.scoring.rows import RowFlags, Rows, ask, every_kind, place
 from outrider.kernels.sum_norm import SharedRows
 from outrider.kernels.sum_norm.kernel import sum_and_norm
+from outrider.kernels.token_mask.kernel import mask_tokens
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, unpack
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.draft_loop.loop import DraftLoop, StepShape
@@ -218,6 +219,8 @@ def compile_products_and_scoring(seen: set[str]) -> None:
     for rows in every_kind():
         launch_scoring(logits, rows)
     launch_scoring(logits, rows, wide=True)
+    words = torch.empty(1, 4008, dtype=torch.int32, device=GPU)
+    mask_tokens(logits, words[0, :1], words)
     warm = set(seen)
     for flag in (RowFlags(0), RowFlags.DRAWS, OUTSIDE, RowFlags.COUPLED, RowFlags.DRAWS | RowFlags.CUTS, ALL):
         score(logits, flag, 64 if flag & RowFlags.EXCLUDES else 0)

@@ -20,6 +20,7 @@ from scipy import stats
 from outrider.columns import ScoreColumns
 from outrider.errors import IntegrityError, InvalidRequestError, NonFiniteLogitsError, ProtocolError
 from outrider.kernels.scoring import Found, launching
+from outrider.kernels.token_mask import mask_tokens, reference
 from outrider.ports import Open
 from outrider.sampling import ScoreOutcome, ScoreRequest, score
 from outrider.sampling.scoring import fused
@@ -481,6 +482,74 @@ def test_sessions_with_grammars_draw_on_the_device_beside_others(kinds: tuple[in
     for kind, token_id in zip(kinds, expected, strict=True):
         assert kind != 4 or token_id in (0, 1)
         assert kind != 7 or token_id == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_rows", "chosen", "vocab_size", "num_words"), [(1, (0,), 3, 1), (4, (3, 1), 5000, 150)])
+def test_masks_leave_allowed_tokens_and_other_rows(
+    dtype: torch.dtype, num_rows: int, chosen: tuple[int, ...], vocab_size: int, num_words: int
+) -> None:
+    logits = logits_of(num_rows, vocab_size, dtype)
+    words = torch.randint(-(2**31), 2**31, (len(chosen), num_words), dtype=torch.int32, device=DEVICE)
+    rows, expected = torch.tensor(chosen, dtype=torch.int32, device=DEVICE), logits.clone()
+    reference.mask_tokens(expected, rows, words)
+    for place, row in enumerate(chosen):
+        bits = [int(words[place, token_id // 32]) >> token_id % 32 & 1 for token_id in range(min(vocab_size, 4000))]
+        allowed = torch.tensor(bits, dtype=torch.bool, device=DEVICE)
+        assert torch.equal(expected[row, : len(bits)][allowed], logits[row, : len(bits)][allowed])
+        assert bool((expected[row, : len(bits)][~allowed] < -1e30).all())
+    mask_tokens(logits, rows, words)
+    assert torch.equal(logits, expected)
+    assert num_words * 32 >= vocab_size or bool((logits[list(chosen), num_words * 32 :] < -1e30).all())
+
+
+MASKED_OPENINGS = [
+    opening(temperature=0.0, prompt_length=BASE, grammar=Grammar(GrammarKind.REGEX, "[ab]c"), eos_token_ids=(3,)),
+    opening(REJECTION, prompt_length=BASE, seed=4, grammar=Grammar(GrammarKind.REGEX, "a?[bc]+"), eos_token_ids=(3,)),
+    opening(COUPLED, seed=9, prompt_length=BASE, grammar=Grammar(GrammarKind.REGEX, "b+"), eos_token_ids=(3,)),
+    opening(REJECTION, top_k=20, prompt_length=BASE, seed=6, grammar=Grammar(GrammarKind.REGEX, "[abc]+")),
+    opening(REJECTION, temperature=0.7, prompt_length=BASE, seed=7),
+    opening(REJECTION, prompt_length=BASE, grammar=Grammar(GrammarKind.REGEX, "("), seed=8),
+]
+WRONG = 5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("kinds", "num_drafts"), [((0, 0), 2), ((2, 0), 0), ((1, 4, 3), 2), ((1, 4, 3), 0), ((1, WRONG, 4), 1)]
+)
+@pytest.mark.parametrize("flaw", ["none", "not a number"])
+def test_rows_with_grammars_are_scored_as_single_sessions(
+    kinds: tuple[int, ...], num_drafts: int, flaw: str, dtype: torch.dtype
+) -> None:
+    compiler, vocab_size = letters("abc"), 600
+    requests = []
+    for kind in kinds:
+        open_, drafts = MASKED_OPENINGS[kind], (0, 1)[:num_drafts]
+        has_support = drafts and open_.judging_rule is JudgingRule.REJECTION
+        support = supports_of(vocab_size, (1, 300)[:num_drafts], 3) if has_support else None
+        requests.append(ScoreRequest(SessionSampling(open_, compiler), TOKENS, BASE, drafts, support))
+    logits = logits_of(sum(request.num_positions for request in requests), vocab_size, dtype)
+    if flaw == "not a number":
+        logits[0, 5] = math.nan
+    outcomes = begin_scoring(logits.clone(), requests, fused=True).outcomes()
+    scoring = RowScoring(logits.clone(), as_columns(requests, vocab_size))
+    tokens, sparse = scoring.tokens(), scoring.sparse()
+    assert ((tokens is None) and (sparse is None)) == (flaw != "none" or WRONG in kinds)
+    for ours, expected, kind in zip(scoring.outcomes(), outcomes, kinds, strict=True):
+        if kind == WRONG:
+            assert isinstance(ours.error, InvalidRequestError)
+        else:
+            assert repr(ours) == repr(expected)
+    if tokens is not None:
+        rows = [outcome.form.token_ids for outcome in outcomes if isinstance(outcome.form, TokenScores)]
+        assert tokens.tolist() == [token_id for row in rows for token_id in row]
+    if sparse is not None:
+        forms = [outcome.form for outcome in outcomes]
+        for name in ("support_probs", "outside_mass", "outside_token_ids"):
+            assert np.array_equal(getattr(sparse, name), np.concatenate([getattr(form, name) for form in forms]))
+        masses = np.split(sparse.outside_mass, len(kinds))
+        assert all(mass[0] > 0 for mass in masses)
 
 
 @pytest.mark.parametrize("kinds", [(0, 0, 0), (2, 3, 2), (0, 1, 2, 3, 0)])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.cli.facts import placement_text, repeat_text
+from outrider.cli.facts import placement_text
 from outrider.config import DraftSettings, TargetSettings
 from outrider.errors import ConfigError, OutriderError
 from outrider.generation import ModelPlacement
@@ -104,8 +104,3 @@ def test_drafts_without_a_model_of_their_own_have_no_such_mode() -> None:
 def test_the_mode_is_shown_beside_the_type() -> None:
     placement = ModelPlacement(device="cuda:0", dtype="bfloat16", batch_invariant=True)
     assert "bfloat16, batch-invariant, KV cache" in placement_text(placement)
-
-
-def test_the_promise_of_outputs_is_told() -> None:
-    assert repeat_text(ModelPlacement(batch_invariant=True)) == "equal in any batch, chunking and draft"
-    assert "near ties" in repeat_text(ModelPlacement())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from outrider.errors import IntegrityError
+from collections.abc import Sequence
+
+from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.structured_output import Matcher, Outcome
 
 
@@ -18,6 +20,17 @@ class GrammarCheck:
         if self._matcher.follow(self._token_ids) is not Outcome.OPEN:
             return ()
         return self._matcher.forced_tokens()
+
+    def leaves_choice(self, token_ids: Sequence[int], *, most_forced: int) -> bool:
+        """True if these tokens may come next, do not end the output, and leave no text of more than ``most_forced``
+        tokens without a choice. Adds nothing.
+        """
+        try:
+            if self._matcher.follow([*self._token_ids, *token_ids]) is not Outcome.OPEN:
+                return False
+        except InvalidRequestError:  # which fails the session once the tokens are added
+            return False
+        return len(self._matcher.forced_tokens()) <= most_forced
 
     def take(self, token_id: int) -> None:
         """Add a token; ``IntegrityError`` for one that the grammar refuses."""

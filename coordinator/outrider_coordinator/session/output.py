@@ -79,6 +79,12 @@ class Output:
         """Tokens of the only text that the grammar allows next; empty without a grammar or with a choice."""
         return () if self._grammar is None else self._grammar.forced_token_ids()
 
+    def leaves_choice(self, token_ids: Sequence[int], *, most_forced: int) -> bool:
+        """True if the grammar goes on after these tokens, and forces no more than ``most_forced`` of what follows;
+        without a grammar always.
+        """
+        return self._grammar is None or self._grammar.leaves_choice(token_ids, most_forced=most_forced)
+
     def take_text(self, num_tokens: int | None = None) -> str:
         """The text that has become final since this was last asked, with the first ``num_tokens`` tokens; None: all.
 
@@ -133,7 +139,7 @@ class Output:
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> tuple[int, Finish | None]:
         """``push`` tokens that the row's columns count already; only a stop text may end the generation in them."""
-        if self._has_stops:
+        if self._has_stops or self._grammar is not None:
             self.num_remaining += len(token_ids)
             return self.push(token_ids, logprobs)
         self._unread += token_ids

@@ -43,6 +43,7 @@ class Prepared:
         self.is_traced = bool(flags[0] & col.IS_TRACED)
         self.is_uniform = len({flag & (col.IS_SPARSE | col.READS_STATES) for flag in flags}) == 1
         """True if all are judged in the same way, and all or none are handed hidden states."""
+        self.has_grammars = any(flag & col.HAS_GRAMMAR for flag in flags)
         self.limits = rows[:, col.LIMIT]
         self.limit = min(self.limits.tolist())
 

@@ -70,3 +70,10 @@ class PreparedScores(Prepared):
     def _do_not_end(self, token_ids: Sequence[Sequence[int]]) -> Bools:
         rows = zip(self.sessions, token_ids, strict=True)
         return np.array([session.output.ending_token_ids.isdisjoint(ids) for session, ids in rows], dtype=np.bool_)
+
+    def _leave_choice(self, token_ids: Sequence[Sequence[int]], *, most_forced: int) -> Bools:
+        """Sessions whose grammar goes on after their new tokens and forces no more than ``most_forced`` after them."""
+        rows = zip(self.sessions, token_ids, strict=True)
+        return np.array(
+            [session.output.leaves_choice(ids, most_forced=most_forced) for session, ids in rows], dtype=np.bool_
+        )

@@ -59,6 +59,8 @@ class PreparedTokens(PreparedScores):
         listed = tokens.tolist()
         if self.table.may_end(listed):
             goes_on &= self._do_not_end([[token_id] for token_id in listed])
+        if self.has_grammars:
+            goes_on &= self._leave_choice([[token_id] for token_id in listed], most_forced=0)
         if self._reads_any:
             goes_on &= ~np.array([state_feed.is_to_follow(session) for session in self.sessions])
         which: Which = EVERY

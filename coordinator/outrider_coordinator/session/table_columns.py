@@ -14,8 +14,10 @@ number.
 """
 NUM_COLUMNS = 26
 
-PAUSED, HAS_PART, IS_LATE, READS_STATES, IS_SPARSE, IS_DENSE, IS_SLOW, IS_TRACED = (1 << bit for bit in range(8))
+(
+    PAUSED, HAS_PART, IS_LATE, READS_STATES, IS_SPARSE, IS_DENSE, IS_SLOW, IS_TRACED, HAS_GRAMMAR,
+) = (1 << bit for bit in range(9))  # fmt: skip
 """Bits of ``FLAGS``. ``IS_SPARSE`` and ``IS_DENSE``: form of the evidence. ``IS_SLOW``: judged neither by tokens nor
-by sparse rejection token by token, checked by a grammar, or in need of prompt logprobs alone."""
+by sparse rejection token by token, or in need of prompt logprobs alone. ``HAS_GRAMMAR``: tokens are checked."""
 DRAFT_READINESS, TARGET_READINESS = 9, 11
 """First of the two bits of ``FLAGS`` that hold an index of ``Readiness``; 0 is open."""

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.kernels.device_stream import to_device
+from outrider.kernels.token_mask import mask_tokens
 from outrider.sampling.logits_processors.workspace import Workspace
-from outrider.sampling.rows import RowSpan
+from outrider.sampling.rows import RowSpan, ScoreRequest
 from outrider.structured_output import PositionMasks
 
 _MASKED = float("-inf")
@@ -36,6 +37,27 @@ def mask_grammars(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
                 words[index - first, : len(allowed)] = allowed
                 words[index - first, len(allowed) :] = 0
     workspace.writable()[first:last].masked_fill_(_refused(words, workspace), _MASKED)
+
+
+def masked_rows(logits: Tensor, masks: Sequence[tuple[int, PositionMasks]]) -> Tensor:  # [R, V]
+    """Logits in which what grammars refuse is ``REFUSED``: the given ones, changed, or float32 ones of a type that has
+    no such number. ``masks``: each with its first row.
+    """
+    if logits.dtype == torch.float16:
+        logits = logits.float()
+    num_words = -(-logits.shape[-1] // _WORD_BITS)
+    rows = np.concatenate([np.arange(first, first + each.num_positions) for first, each in masks])
+    words = np.concatenate([each.all_positions(num_words) for _, each in masks])  # [N, W]
+    device = logits.device
+    mask_tokens(logits, to_device(rows, device), to_device(words.reshape(-1), device).view(words.shape))
+    return logits
+
+
+def masks_of(request: ScoreRequest) -> PositionMasks:
+    """Masks of positions for which none were begun."""
+    start = min(request.open.prompt_length, request.base)
+    output = request.tokens[start : request.base]
+    return request.session.masks(output, request.draft_token_ids, position=request.base)
 
 
 def _masks_of(span: RowSpan) -> PositionMasks:

@@ -10,9 +10,10 @@ Shape letters: ``B`` sessions, ``R`` rows, K+1 of each; ``T`` draft tokens of al
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,11 +25,13 @@ from outrider.errors import IntegrityError, OutriderError
 from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.scoring import Findings, Found, Launch, Words, launch
+from outrider.sampling.logits_processors.grammar_masks import masked_rows, masks_of
 from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring.fused import Scoring
 from outrider.sampling.scoring.score import ScoreOutcome
 from outrider.sampling.scoring.session_rows import Ints, SessionRows, are_sound
 from outrider.sampling.session import SessionSampling
+from outrider.structured_output import PositionMasks
 from outrider.types import JudgingRule, SparseScores, TokenScores
 
 
@@ -45,6 +48,8 @@ class ScoredRows:
     """Draft tokens and supports; None: there are none."""
     rows: SessionRows | None
     """None: one of the sessions may not be rows."""
+    masks: Mapping[int, PositionMasks] = field(default_factory=dict)
+    """Of sessions with a grammar, by their places, once they are begun; others are made when they are needed."""
 
     @property
     def is_sparse(self) -> bool:
@@ -61,6 +66,12 @@ class ScoredRows:
 
     def requests(self) -> list[ScoreRequest]:
         """As single requests."""
+        requests = self._unmasked_requests()
+        for place, masks in self.masks.items():
+            requests[place].masks = masks
+        return requests
+
+    def _unmasked_requests(self) -> list[ScoreRequest]:
         heads = zip(self.samplings, self.texts, self.bases.tolist(), strict=True)
         if self.columns is None:
             return [ScoreRequest(*head) for head in heads]
@@ -70,6 +81,20 @@ class ScoredRows:
             ScoreRequest(*head, drafts[start:stop], support)
             for head, (start, stop), support in zip(heads, spans, self.columns.supports(), strict=True)
         ]
+
+    @property
+    def has_grammars(self) -> bool:
+        """True if a session has a grammar."""
+        return any(sampling.has_grammar for sampling in self.samplings)
+
+    def masked(self, logits: Tensor) -> Tensor:  # [R, V]
+        """Logits of which grammars mask some: the given ones, changed, or float32 ones. Waits for the masks."""
+        starts = ((self.lengths + 1).cumsum() - self.lengths - 1).tolist()
+        places = [place for place, sampling in enumerate(self.samplings) if sampling.has_grammar]
+        requests = [] if len(self.masks) == len(places) else self.requests()
+        return masked_rows(
+            logits, [(starts[place], self.masks.get(place) or masks_of(requests[place])) for place in places]
+        )
 
     def launch(self, logits: Tensor) -> Launch | None:
         """Kernels over all rows; None where there are none for these sessions."""
@@ -101,14 +126,29 @@ class NextTokens:
 
 
 class RowScoring:
-    """Scoring under way."""
+    """Scoring under way. Masks of grammars are waited for by whatever asks first for a result: ``drawn`` too."""
 
     def __init__(self, logits: Tensor, scored: ScoredRows) -> None:  # [R, V]
         if len(logits) != (num_rows := int(scored.lengths.sum()) + len(scored.lengths)):
             raise IntegrityError(f"{len(logits)} rows of logits for {num_rows} positions to score")
         self._logits, self._scored = logits, scored
-        self._launch = scored.launch(logits)
-        self._singles = self._score_singly() if self._launch is None else None
+        self._has_kernels = scored.rows is not None and has_kernels(logits.device)
+        self._is_masked = scored.has_grammars
+        if not self._is_masked:
+            self._launch if self._has_kernels else self._singles  # noqa: B018 - the kernels start
+
+    @functools.cached_property
+    def _launch(self) -> Launch | None:
+        if not self._has_kernels:
+            return None
+        if self._is_masked:
+            self._logits = self._scored.masked(self._logits)
+        return self._scored.launch(self._logits)
+
+    @functools.cached_property
+    def _singles(self) -> Scoring:
+        """Session by session. Masked rows are launched anew: they are masked by ``adjust_logits`` then."""
+        return self._score_singly(None if self._is_masked else self._launch)
 
     def drawn(self) -> Tensor | None:
         """Token of each row, [R] int32 on the device; any number for an unsound row. None without kernels."""
@@ -145,8 +185,14 @@ class RowScoring:
     @torch.inference_mode()
     def outcomes(self) -> list[ScoreOutcome]:
         """Wait for the kernels; session by session. Call once."""
-        singles = self._score_singly() if self._singles is None else self._singles
-        return singles.outcomes()
+        return self._with_failures(self._singles.outcomes())
+
+    def _with_failures(self, outcomes: list[ScoreOutcome]) -> list[ScoreOutcome]:
+        """A grammar that cannot be followed leaves no token; say why."""
+        for place, masks in self._scored.masks.items():
+            if masks.error is not None:
+                outcomes[place] = ScoreOutcome(None, error=masks.error)
+        return outcomes
 
     def _findings(self) -> Findings | None:
         """Results of the kernels, if nothing is wrong with any row."""
@@ -167,9 +213,9 @@ class RowScoring:
         places: Words = found.astype(np.int32)
         return places
 
-    def _score_singly(self) -> Scoring:
+    def _score_singly(self, launched: Launch | None) -> Scoring:
         fused = has_kernels(self._logits.device)
-        return Scoring(self._logits, self._scored.requests(), fused=fused, launched=self._launch)
+        return Scoring(self._logits, self._scored.requests(), fused=fused, launched=launched)
 
 
 def _token_of(outcome: ScoreOutcome) -> tuple[int, float]:

@@ -96,8 +96,10 @@ class SessionRows:
 
 
 def may_be_rows(metadata: SamplingMetadata) -> bool:
-    """True if a session may be rows here: kernels find its tokens, or its masses, from the model's own logits."""
-    return metadata.is_fused and not metadata.is_adjusted and metadata.rule in _RULES
+    """True if a session may be rows here: kernels find its tokens, or its masses, from the model's own logits, of which
+    a grammar may mask some.
+    """
+    return metadata.is_fused and (metadata.is_masked or not metadata.is_adjusted) and metadata.rule in _RULES
 
 
 def are_sound(findings: Findings, bound: float) -> bool:

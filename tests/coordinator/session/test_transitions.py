@@ -17,11 +17,12 @@ from outrider.benchmarks.step.stand_in import follow
 from outrider.columns import AnswerColumns, ExtendColumns, StateColumns, SupportColumns, token_scores
 from outrider.config import CoordinatorSettings
 from outrider.demo import TARGET
+from outrider.errors import IntegrityError
 from outrider.generation import GenerationRequest
 from outrider.planes import PlaneReference
 from outrider.ports import EventBatch, Extend, Proposal, Score, Scores
 from outrider.tokenization import TextTokenizer
-from outrider.types import HiddenStates, SamplingParams, SparseEvidence, SparseScores
+from outrider.types import Grammar, GrammarKind, HiddenStates, SamplingParams, SparseEvidence, SparseScores
 from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.service import Coordinator
@@ -42,9 +43,11 @@ from outrider_coordinator.session.transitions import (
 )
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
+from tests.structured_output.vocabularies import letters
 from tests.support.equality import one_by_one
 
 VOCAB, NUM_SESSIONS = 12, 7
+LETTERS = "abcdefghijk"
 
 
 def columns_of(events: list[Any], make: Any) -> AnswerColumns[Any]:
@@ -159,10 +162,12 @@ def sparse_form(chance: random.Random, command: Score, highest: int) -> SparseSc
 
 def new_loop(
     chance: random.Random, seed: int, policy: DraftLengthPolicy, *, temperature: float = 0.0, num_more: int = 0,
-    layers: tuple[int, ...] = (), table: SessionTable | None = None,
+    layers: tuple[int, ...] = (), table: SessionTable | None = None, regex: str = "",
 ) -> SessionLoop:  # fmt: skip
+    grammar = Grammar(GrammarKind.REGEX, regex)
     plan = make_plan(
         vocab_size=VOCAB,
+        matcher=letters(LETTERS).compile(grammar, (len(LETTERS),)) if regex else None,
         prompt=(1,) * chance.choice((2, 240, 300)),
         max_tokens=chance.randrange(20, 90) + num_more,
         temperature=temperature,
@@ -323,6 +328,29 @@ def play(
                     count["alone"] += 1
                     twins.step_alone(event)
     return count
+
+
+def test_sessions_whose_grammar_forces_or_refuses_a_token_take_the_transitions_of_one() -> None:
+    twins = Twins(random.Random(1), 4, 0, regex="([ab]|cde)*")
+    for token in "ab":
+        for command in list(twins.waiting.values()):
+            twins.step_alone(scores_of(command, token))
+    events = [scores_of(command, token) for command, token in zip(twins.waiting.values(), "abcd", strict=True)]
+    assert twins.step_together(events, columns_of(events, token_scores)) == {0, 1}
+    twins.step_alone(events[2])
+    forced = twins.waiting[2]
+    assert isinstance(forced, Score) and forced.draft_token_ids == ids("de")
+    with pytest.raises(IntegrityError, match="token 3 at output position"):
+        twins.step_alone(events[3])
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(map(LETTERS.index, text))
+
+
+def scores_of(command: Extend | Score, text: str) -> Scores:
+    base = command.num_kept_tokens + len(command.token_ids)
+    return token_scores(command.session, command.generation, base, ids(text))
 
 
 def changed_commands(monkeypatch: pytest.MonkeyPatch, field: str, change: Callable[[Any], Any]) -> None:

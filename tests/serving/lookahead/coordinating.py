@@ -19,17 +19,20 @@ from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits
 from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import TokenBudget
-from outrider.types import AcceptanceMethod, JudgingRule, SamplingParams, Support
+from outrider.types import AcceptanceMethod, Grammar, GrammarKind, JudgingRule, SamplingParams, Support
 from outrider_target.executor import TargetExecutor, next_token
 from tests.serving.lookahead.device import MAX_LENGTH, PAGE_SIZE, VOCAB_SIZE, Runner
 from tests.support.core_driver import Driver, open_session, score_item
 
 REJECTION, COUPLED, TYPICAL = AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED, AcceptanceMethod.TYPICAL
+GRAMMAR = Grammar(GrammarKind.REGEX, "([a-p]+[q-z0-9A-C]{1,3})*")
 PLAIN: list[tuple[AcceptanceMethod, dict[str, Any], dict[str, Any]]] = [
     (REJECTION, {"temperature": 0.0}, {}),
     (REJECTION, {"temperature": 0.9, "top_p": 0.9}, {}),
     (COUPLED, {"temperature": 0.8}, {}),
     (TYPICAL, {"temperature": 0.7}, {}),
+    (REJECTION, {"temperature": 0.0, "grammar": GRAMMAR}, {}),
+    (COUPLED, {"temperature": 0.8, "grammar": GRAMMAR}, {}),
 ]
 ODD: list[tuple[AcceptanceMethod, dict[str, Any], dict[str, Any]]] = [
     (REJECTION, {"temperature": 0.0, "repetition_penalty": 1.3, "bad_words": ((3, 4), (7,))}, {}),

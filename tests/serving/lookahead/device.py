@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import string
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from outrider.structured_output import MaskThreads
 from outrider_target.executor import TargetSession, next_token
 from outrider_target.jobs import ScoreJob
 from outrider_target.scoring_forward import ScoringForward
+from tests.structured_output.vocabularies import letters
 from tests.support.async_target import AsyncTargetExecutor
 
 VOCAB_SIZE, MAX_LENGTH, PAGE_SIZE = 40, 48, 4
@@ -50,7 +52,10 @@ class Runner:
         self.sequences = KVCacheManager(PagePool(num_pages, PAGE_SIZE))
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE, num_layers=0)
         self.sampler = SimpleNamespace(
-            grammars=None, begin_scoring=begin_drawing, begin_rows=RowDrawing, begin_masks=MaskThreads().begin
+            grammars=letters(string.ascii_letters[:29] + string.digits),
+            begin_scoring=begin_drawing,
+            begin_rows=RowDrawing,
+            begin_masks=MaskThreads().begin,
         )
         self._slots = [-1] * (num_pages * PAGE_SIZE)
 
