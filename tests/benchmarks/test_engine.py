@@ -21,6 +21,7 @@ from outrider.benchmarks.engine.run import EnginePlan, floor_seconds, load, run_
 from outrider.errors import ConfigError
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.layers.quantization import MXFP4, ONLINE
+from outrider.model_executor.loader.model import QuantizationName
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import read_model_config
 from tests.support.tiny_models import cached_tiny_model, load_reference
@@ -41,7 +42,7 @@ def test_counted_matrices_are_those_of_the_model() -> None:
     config = ModelRunner.load(folder, num_pages=1, max_model_len=16).config
     reference = AutoModelForCausalLM.from_pretrained(folder)
     matrices = sum(p.numel() for name, p in reference.named_parameters() if ".layers." in name and p.dim() == 2)
-    assert matrix_parameters(config) == matrices
+    assert matrix_parameters(config, torch.float32) == matrices
 
 
 def test_experts_are_counted_as_tokens_meet_them() -> None:
@@ -52,25 +53,38 @@ def test_experts_are_counted_as_tokens_meet_them() -> None:
     attention, mlp, router = 2 * 32 * 8 * 6, 3 * 32 * 48, 32 * config.experts.count
     for num_tokens, met in ((1, config.experts.num_chosen), (1000, config.experts.count)):
         expected = 2 * attention + mlp + router + 3 * met * 32 * 24
-        assert matrix_parameters(config, num_tokens=num_tokens) == expected
+        assert matrix_parameters(config, torch.float32, num_tokens=num_tokens) == expected
 
 
 def test_quantized_matrices_have_the_bytes_of_their_format() -> None:
-    config = read_model_config(cached_tiny_model("gpt_oss"))
+    config = read_model_config(cached_tiny_model("gpt_oss", intermediate_size=64))
     assert config.experts is not None
     chosen = config.num_layers * config.experts.num_chosen * 3 * config.hidden_size * config.experts.intermediate_size
-    dense = matrix_parameters(config) - chosen
+    dense = matrix_parameters(config, torch.float32) - chosen
+    routers = config.num_layers * config.hidden_size * config.experts.count  # which no format covers
     for quantization, num_bytes in (
         (None, 2 * (dense + chosen)),
-        (ONLINE, dense + chosen),
+        (ONLINE, dense + routers + chosen),
         (MXFP4, 2 * dense + chosen * 17 // 32),
     ):
         assert matrix_bytes(replace(config, quantization=quantization), torch.bfloat16) == num_bytes
 
 
+def test_hybrids_read_and_write_states() -> None:
+    config = read_model_config(cached_tiny_model("qwen3_5_text"))
+    assert config.recurrent is not None
+    works = [forward_work(config, torch.bfloat16, batch_size=2, num_tokens=1, context=n, num_logits=1) for n in (8, 9)]
+    state = config.recurrent.num_heads * config.recurrent.key_dim * config.recurrent.value_dim * 4
+    states, attending = state * sum(config.recurrent.layers), config.recurrent.layers.count(False)
+    kv = 2 * 2 * config.num_kv_heads * config.head_dim * attending
+    assert works[1].num_bytes - works[0].num_bytes == 2 * kv
+    weights = matrix_bytes(config, torch.bfloat16) + 2 * (config.vocab_size + 2) * config.hidden_size
+    assert works[0].num_bytes == weights + 2 * 2 * states + 2 * 9 * kv
+
+
 def test_work_is_bytes_and_operations_of_what_cannot_be_avoided(runner: ModelRunner) -> None:
     config = runner.config
-    matrices, head = matrix_parameters(config), config.vocab_size * config.hidden_size
+    matrices, head = matrix_parameters(config, torch.float32), config.vocab_size * config.hidden_size
     kv = config.kv_bytes_per_token(torch.bfloat16)
     found = forward_work(config, torch.bfloat16, batch_size=3, num_tokens=5, context=40, num_logits=5)
     assert found.num_bytes == 2 * (matrices + head + 15 * config.hidden_size) + 15 * kv + 3 * 40 * kv
@@ -87,6 +101,17 @@ def test_a_sliding_window_shortens_what_is_read() -> None:
         forward_work(windowed, torch.float32, batch_size=1, num_tokens=1, context=n, num_logits=1) for n in (8, 200)
     )
     assert short == long
+
+
+def test_quantized_models_and_those_with_windows_are_measured() -> None:
+    cases: tuple[tuple[str, dict[str, int], QuantizationName], ...] = (
+        ("qwen3", {}, "fp8"), ("gpt_oss", {"sliding_window": 4}, "none")
+    )  # fmt: skip
+    for name, config, quantization in cases:
+        folder = cached_tiny_model(name, **config)
+        runner = load(folder, PLAN, device="cpu", dtype="float32", page_size=16, quantization=quantization)
+        assert (runner.config.quantization is None) == (quantization == "none")
+        assert len(run_plan(runner, PLAN)) == 2 + len(PLAN.forwards) + len(PLAN.draft_loops)
 
 
 def test_the_floor_is_the_larger_of_the_two_times(runner: ModelRunner) -> None:

@@ -1,11 +1,13 @@
 """The least time a forward can take: bytes that must move and operations that must be done, over what the device can.
 
 Owns the counting (from a model's configuration alone) and the measuring of the device (copying, multiplying). Counted
-are matrices, the rows of the embedding that are looked up, and keys and values read and written; activations are not.
+are matrices, the rows of the embedding that are looked up, and keys, values and states read and written; activations
+are not.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +15,15 @@ from dataclasses import dataclass
 import torch
 
 from outrider.benchmarks.samples import statistics_of
-from outrider.model_executor.layers.quantization import Numbers
-from outrider.model_executor.models import ModelConfig
+from outrider.model_executor.models import Decoder, ModelConfig
+from outrider.model_executor.models.weights import weight_targets
 
 _COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 _MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
 _REPEATS = 9
+_KINDS = {"weight": 1, "blocks": 2, "scales": 0}
+"""Numbers in a value of a matrix's tensor, by the end of its name: two of MXFP4 share a byte."""
+_STATE_ITEM = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,48 +53,69 @@ def forward_work(
 ) -> Work:
     """Work of a forward of `num_tokens` a row that bring each row's sequence to `context` tokens.
 
-    `num_logits` rows go through the head for each sequence. Sliding windows shorten what is read.
+    `num_logits` rows go through the head for each sequence. Sliding windows shorten what is read; recurrent layers read
+    and write a state instead.
     """
-    multiplied = matrix_parameters(config, num_tokens=1)
+    multiplied = matrix_parameters(config, dtype, num_tokens=1)
     head = config.vocab_size * config.hidden_size
-    seen = sum(min(context, window or context) for window in config.sliding_windows)
+    windows = [window for layer, window in enumerate(config.sliding_windows) if not config.is_recurrent(layer)]
+    seen = sum(min(context, window or context) for window in windows)
     kv_per_token = 2 * config.num_kv_heads * config.head_dim
     embedding = batch_size * num_tokens * config.hidden_size
-    written = batch_size * num_tokens * kv_per_token * config.num_layers
+    written = batch_size * num_tokens * kv_per_token * len(windows)
     weights = matrix_bytes(config, dtype, num_tokens=batch_size * num_tokens)
     values = head * (num_logits > 0) + embedding + written + batch_size * seen * kv_per_token
     products = batch_size * (num_tokens * multiplied + num_logits * head)
     attention = 2 * batch_size * num_tokens * seen * config.num_heads * config.head_dim
-    return Work(num_bytes=weights + values * dtype.itemsize, num_operations=2 * (products + attention))
+    num_bytes = weights + values * dtype.itemsize + 2 * batch_size * _state_bytes(config)
+    return Work(num_bytes, num_operations=2 * (products + attention))
 
 
-def matrix_parameters(config: ModelConfig, *, num_tokens: int = 1) -> int:
+def matrix_parameters(config: ModelConfig, dtype: torch.dtype, *, num_tokens: int = 1) -> int:
     """Weights of all layers' matrices that tokens meet; embedding and head left out. Of experts, as many as independent
     choices of that many tokens meet on average.
     """
-    return sum(_parameters(config, num_tokens))
+    dense, of_experts = _matrices(config, dtype)
+    return dense.values + round(_share_met(config, num_tokens) * of_experts.values)
 
 
 def matrix_bytes(config: ModelConfig, dtype: torch.dtype, *, num_tokens: int = 1) -> int:
-    """Bytes of ``matrix_parameters``, without scales of FP8; layers that a format leaves out count as quantized."""
-    dense, of_experts = _parameters(config, num_tokens)
-    if config.quantization is None:
-        return (dense + of_experts) * dtype.itemsize
-    if config.quantization.numbers is Numbers.MXFP4:
-        return dense * dtype.itemsize + of_experts * 17 // 32  # 4 bits, and 8 for each 32 numbers
-    return dense + of_experts
+    """Bytes of ``matrix_parameters``, without scales of FP8."""
+    dense, of_experts = _matrices(config, dtype)
+    return dense.num_bytes + round(_share_met(config, num_tokens) * of_experts.num_bytes)
 
 
-def _parameters(config: ModelConfig, num_tokens: int) -> tuple[int, int]:
-    """Weights of attention, MLPs and routers, and those of experts."""
-    attention = 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads)
-    mlp, experts = 3 * config.hidden_size * config.intermediate_size, config.experts
-    if experts is None:
-        return config.num_layers * (attention + mlp), 0
-    met = experts.count * (1 - (1 - experts.num_chosen / experts.count) ** num_tokens)
-    num_sparse, router = sum(experts.layers), config.hidden_size * experts.count
-    dense = config.num_layers * attention + num_sparse * router + (config.num_layers - num_sparse) * mlp
-    return dense, num_sparse * config.hidden_size * round(3 * met * experts.intermediate_size)
+@dataclass(slots=True)
+class _Matrices:
+    values: int = 0
+    num_bytes: int = 0
+
+
+@functools.lru_cache(maxsize=4)
+def _matrices(config: ModelConfig, dtype: torch.dtype) -> tuple[_Matrices, _Matrices]:
+    """Matrices that every token meets, and those of experts."""
+    dense, of_experts = _Matrices(), _Matrices()
+    for name, target in weight_targets(Decoder(config, dtype=dtype, device=torch.device("meta"))).items():
+        tensor, kind = target.destination, name.rpartition(".")[2]
+        if tensor is None or len(target.shape) == 1 or ".layers." not in name or kind not in _KINDS:
+            continue
+        found = of_experts if ".experts." in name else dense
+        found.values += _KINDS[kind] * tensor.numel()
+        found.num_bytes += tensor.nbytes
+    return dense, of_experts
+
+
+def _share_met(config: ModelConfig, num_tokens: int) -> float:
+    if (experts := config.experts) is None:
+        return 1.0
+    return 1 - (1 - experts.num_chosen / experts.count) ** num_tokens
+
+
+def _state_bytes(config: ModelConfig) -> int:
+    """Bytes of a sequence's states in recurrent layers."""
+    if (recurrent := config.recurrent) is None:
+        return 0
+    return sum(recurrent.layers) * recurrent.num_heads * recurrent.key_dim * recurrent.value_dim * _STATE_ITEM
 
 
 def measure_device(device: torch.device, dtype: torch.dtype) -> Device:

@@ -32,7 +32,7 @@ _IN_A_ROW = 8
 """Forwards that are timed together on a device: while one is computed, the next is prepared."""
 _SEED = 1
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
-"""By how much logits of one forward and of several may differ, over the largest logit."""
+"""By how much logits of one forward and of several may differ, over the largest logit; FP8 models as bfloat16 ones."""
 
 
 class EngineGateError(OutriderError):
@@ -71,10 +71,10 @@ def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = GATE_T
         at_once = runner.forward([ForwardRow(whole, tokens, num_tokens)])
         one_by_one = torch.cat([runner.forward([ForwardRow(single, [token], 1)]) for token in tokens])
     difference = float((at_once - one_by_one).abs().max() / one_by_one.abs().max())
-    if not difference <= TOLERANCES[runner.dtype]:
+    if not difference <= (tolerance := _tolerance(runner)):
         raise EngineGateError(
             f"{num_tokens} tokens in one forward and one at a time differ by {difference:.2g} of the largest logit, "
-            f"more than {TOLERANCES[runner.dtype]:g}"
+            f"more than {tolerance:g}"
         )
     return difference
 
@@ -91,12 +91,16 @@ def check_draft_loop(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> f
         logits = runner.forward([ForwardRow(scored, prompt + drafted[:-1], num_tokens)])  # [T, V]
     chosen = logits[torch.arange(num_tokens), drafted]
     gap = float((logits.amax(-1) - chosen).max() / logits.abs().max())
-    if not gap <= TOLERANCES[runner.dtype]:
+    if not gap <= (tolerance := _tolerance(runner)):
         raise EngineGateError(
             f"a greedy draft loop's token lies {gap:.2g} of the largest logit below the likeliest one, more than "
-            f"{TOLERANCES[runner.dtype]:g}"
+            f"{tolerance:g}"
         )
     return gap
+
+
+def _tolerance(runner: ModelRunner) -> float:
+    return TOLERANCES[torch.bfloat16 if runner.config.quantization is not None else runner.dtype]
 
 
 def time_forward(runner: ModelRunner, case: Case, *, num_samples: int, num_warmups: int) -> list[float]:

@@ -27,11 +27,14 @@ from outrider.config import TargetSettings
 from outrider.model_executor.device_setup import prepare_device
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.draft_loop import DraftingRules
-from outrider.model_executor.loader.model import LoadFormat
+from outrider.model_executor.loader.model import LoadFormat, QuantizationName
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.models import read_model_config
 from outrider.types import SamplingParams
 
 FORWARD, ON_DEVICE, DRAFT_LOOP = "forward", "forward_on_device", "draft_loop"
+_SHARE_OF_WINDOWS = 4
+"""Pages for one that is needed, where layers with a window take pages of their own out of the same memory."""
 WITH_STATES, WITH_STATES_ON_DEVICE = "forward_with_states", "forward_with_states_on_device"
 
 
@@ -212,6 +215,7 @@ def load(
     dtype: str,
     page_size: int,
     load_format: LoadFormat = "safetensors",
+    quantization: QuantizationName = "none",
     num_threads: int | None = None,
     tensor_parallel_size: int = 1,
     one_shot_all_reduce: bool = True,
@@ -219,6 +223,8 @@ def load(
     """The model with just the pages that the plan needs, warmed up as a service's is; to be closed."""
     prepared = prepare_device(device, dtype, num_threads)
     num_pages = -(-plan.pages_for // page_size) + max(2, *plan.batch_sizes)
+    if len(set(read_model_config(folder).sliding_windows)) > 1:
+        num_pages *= _SHARE_OF_WINDOWS
     if tensor_parallel_size == 1:
         runner = ModelRunner.load(
             folder,
@@ -227,6 +233,7 @@ def load(
             page_size=page_size,
             num_pages=num_pages,
             load_format=load_format,
+            quantization=quantization,
             drafting=DraftingRules() if plan.draft_lengths else None,
             hidden_state_layers=plan.layers,
         )
@@ -234,6 +241,7 @@ def load(
         settings = {"device": device, "dtype": dtype, "page_size": page_size, "num_pages": num_pages}
         sharing = {"tensor_parallel_size": tensor_parallel_size, "one_shot_all_reduce": one_shot_all_reduce}
         rest = {"model": str(folder), "load_format": load_format, "num_threads": num_threads}
+        rest["quantization"] = quantization
         rest["hidden_state_layers"] = ",".join(map(str, plan.layers)) or None
         runner = open_runner(TargetSettings.model_validate({**settings, **sharing, **rest}))
     runner.warm_up()

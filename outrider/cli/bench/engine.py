@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Samples, Save, Warmups, parse_sampling
+from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Quantization, Samples, Save, Warmups, parse_sampling
 from outrider.cli.bench.harness import bar, benchmark, is_synthetic, model_name, print_weights_notes, save, table
 from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import output
@@ -95,6 +95,7 @@ class RunnerFlags:
     device: Device = "auto"
     dtype: Dtype = "auto"
     load_format: LoadFormat = "safetensors"
+    quantization: Quantization = "none"
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1
     one_shot_all_reduce: Annotated[
         bool, typer.Option(help="Use one-shot kernels for small all-reduces where they are faster.")
@@ -121,6 +122,7 @@ def engine(
         "model": model_name(model),
         "synthetic": is_synthetic(model),
         "load_format": runner.load_format,
+        "quantization": runner.quantization,
         "page_size": runner.page_size,
         **({"one_shot_all_reduce": runner.one_shot_all_reduce} if runner.tensor_parallel_size > 1 else {}),
     }

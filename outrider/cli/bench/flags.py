@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, get_args
@@ -24,10 +25,15 @@ def _plain_name(name: str | None) -> str | None:
     return name
 
 
-def _known_format(name: str) -> str:
-    if name not in get_args(fields.LoadFormat):
-        raise typer.BadParameter(f"{name!r} should be one of {', '.join(get_args(fields.LoadFormat))}")
-    return name
+def _one_of(names: object) -> Callable[[str], str]:
+    """Check that a flag's value is one of a literal type."""
+
+    def known(name: str) -> str:
+        if name not in get_args(names):
+            raise typer.BadParameter(f"{name!r} should be one of {', '.join(get_args(names))}")
+        return name
+
+    return known
 
 
 def _found_device(name: str) -> str:
@@ -53,8 +59,16 @@ LoadFormat = Annotated[
     str,
     typer.Option(
         "--load-format",
-        callback=_known_format,
+        callback=_one_of(fields.LoadFormat),
         help="safetensors, dummy (random weights) or synthetic (from a recipe).",
+    ),
+]
+Quantization = Annotated[
+    str,
+    typer.Option(
+        "--quantization",
+        callback=_one_of(fields.Quantization),
+        help="fp8: weights of 16 bits become FP8 while they are loaded.",
     ),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]

@@ -144,7 +144,9 @@ def _mixtral(fields: Fields) -> FamilyTraits:
 
 def _olmoe(fields: Fields) -> FamilyTraits:
     if fields.get("clip_qkv") is not None:
-        raise ModelError("clip_qkv is not supported: queries, keys and values would be clamped")
+        raise ModelError(
+            "clip_qkv is not supported but with --model-impl transformers: it clamps queries, keys and values"
+        )
     layers = (True,) * int(fields["num_hidden_layers"])
     experts = _experts(fields, layers, fields["intermediate_size"], normalizes=fields["norm_topk_prob"])
     return replace(_llama(fields), variant=Variant(has_wide_qk_norm=True), experts=experts)
