@@ -6,6 +6,7 @@ Thread-safe. Compiling takes milliseconds without the interpreter lock; the engi
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import threading
@@ -13,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -21,7 +23,14 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from outrider.errors import InvalidRequestError
 from outrider.structured_output.free_text import FreeText
 from outrider.structured_output.matcher import Matcher, engine_problem
-from outrider.structured_output.schemas import BLANKS, find_keyword, parse_schema, prepare_schema, schemas_of
+from outrider.structured_output.schemas import (
+    BLANKS,
+    find_keyword,
+    parse_schema,
+    prepare_schema,
+    schemas_of,
+    subschemas,
+)
 from outrider.structured_output.statistics import GrammarStatistics
 from outrider.types import Grammar, GrammarKind, ModelDescription
 
@@ -31,7 +40,11 @@ MAX_CACHED = 256
 MAX_CACHED_CHARACTERS = 8 << 20
 """Characters of all of them."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
+_FAILED = re.compile(r"failed to compile JSON schema: (.*?)(?:\s\d+ \| .*)?$", re.DOTALL)
+"""Before a part of the grammar."""
 _MESSAGE_CHARACTERS = 300
+_MOST_TRIED = 200
+"""Parts of a schema."""
 
 
 class GrammarCompiler:
@@ -171,10 +184,31 @@ def _problem(grammar: Grammar, message: str) -> str:
         return f"{_path_of(grammar, json.loads(found.group(1)))} is not supported"
     if "oneOf constraints" in message:
         return f"{_path_of(grammar, ['oneOf'])} is not supported where its branches may overlap; anyOf is"
-    return " ".join(message.split())[:_MESSAGE_CHARACTERS]
+    failed = _FAILED.search(message)
+    reason = " ".join((message if failed is None else failed.group(1)).split())
+    is_of_schema = failed is not None or grammar.kind is GrammarKind.JSON_SCHEMA
+    return (_located(grammar, reason) if is_of_schema else reason)[:_MESSAGE_CHARACTERS]
 
 
 def _path_of(grammar: Grammar, keywords: Sequence[str]) -> str:
     """Path of the first of these keywords; the keywords if none is found."""
     found = ((path, find_keyword(schema, keywords)) for path, schema in schemas_of(grammar))
     return next((path + pointer for path, pointer in found if pointer), ", ".join(keywords))
+
+
+def _located(grammar: Grammar, reason: str) -> str:
+    """Why a schema cannot be compiled, after the path of the innermost part that cannot for the same reason."""
+    for path, schema in schemas_of(grammar):
+        parts = list(itertools.islice(subschemas(schema), _MOST_TRIED))
+        for pointer, part in reversed(parts):
+            if reason in _reason_of(part):
+                return f"{path}{pointer}: {reason}" if path or pointer else reason
+    return reason
+
+
+def _reason_of(schema: Mapping[str, Any]) -> str:
+    try:
+        problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(dict(schema)))
+    except ValueError as error:
+        problem = str(error)
+    return " ".join(problem.split())

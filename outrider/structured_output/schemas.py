@@ -137,26 +137,27 @@ def schemas_of(grammar: Grammar) -> Iterator[tuple[str, Json]]:
 
 def find_keyword(schema: Json, keywords: Sequence[str]) -> str:
     """JSON pointer of the first of these keywords, itself included; empty if there is none."""
-    for path, own in _subschemas(schema, ""):
+    for path, own in subschemas(schema):
         for keyword in keywords:
             if keyword in own:
                 return f"{path}/{keyword}"
     return ""
 
 
-def _subschemas(schema: Json, path: str) -> Iterator[tuple[str, Mapping[str, Json]]]:
+def subschemas(schema: Json, path: str = "") -> Iterator[tuple[str, Mapping[str, Json]]]:
+    """A schema and those within it, each after its JSON pointer; outer ones first."""
     if not isinstance(schema, Mapping):
         return
     yield path, schema
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, Mapping):
             for name, entry in value.items():
-                yield from _subschemas(entry, f"{path}/{key}/{name}")
+                yield from subschemas(entry, f"{path}/{key}/{name}")
         elif key in _LISTS and isinstance(value, list):
             for index, entry in enumerate(value):
-                yield from _subschemas(entry, f"{path}/{key}/{index}")
+                yield from subschemas(entry, f"{path}/{key}/{index}")
         elif key in _ONE:
-            yield from _subschemas(value, f"{path}/{key}")
+            yield from subschemas(value, f"{path}/{key}")
 
 
 def parse_schema(text: str) -> Json:

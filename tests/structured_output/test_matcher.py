@@ -97,6 +97,7 @@ def test_other_grammars(kind: str, text: Any, valid: list[str], invalid: list[st
             "/properties/a/uniqueItems is not",
         ),
         ("json_schema", {"not": {"type": "integer"}}, "json_schema", "/not is not supported"),
+        ("json_schema", {"items": {"type": "strin"}}, "json_schema", "/items: Invalid type: strin"),
         ("json_schema", {"items": {"oneOf": [{"type": "string"}, {"minLength": 3}]}}, "json_schema", "/items/oneOf is"),
         ("json_schema", "{", "json_schema", "is no JSON"),
         ("json_schema", "3", "json_schema", "must be an object"),

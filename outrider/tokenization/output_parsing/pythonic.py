@@ -12,6 +12,7 @@ from outrider.tokenization.output_parsing.held_text import HeldTextParser
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
+_ARGUMENT = re.compile(r"\s*([^\s=,()\[\]{}'\"*]+)\s*=")
 _BLANKS = " \t\r\n"
 
 
@@ -85,36 +86,50 @@ class PythonicParser(HeldTextParser):
 
 def _end_of_call(text: str) -> int | None:
     """Length of the call that a text begins with; None while it is incomplete."""
+    return next((place + 1 for place, character, depth in _marks(text) if character in ")]}" and depth <= 0), None)
+
+
+def _marks(text: str) -> Iterator[tuple[int, str, int]]:
+    """Places of brackets and commas outside of quotes, each with the depth after it."""
     depth, quote, is_escaped = 0, "", False
-    for position, character in enumerate(text):
+    for place, character in enumerate(text):
         if quote:
-            if is_escaped:
-                is_escaped = False
-            elif character == "\\":
-                is_escaped = True
-            elif character == quote:
-                quote = ""
+            is_ended = character == quote and not is_escaped
+            is_escaped = character == "\\" and not is_escaped
+            quote = "" if is_ended else quote
         elif character in "'\"":
             quote = character
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-            if depth <= 0:
-                return position + 1
-    return None
+        elif character in "([{)]},":
+            depth += (character in "([{") - (character in ")]}")
+            yield place, character, depth
 
 
 def _parse(call: str) -> tuple[str | None, str]:
     """Name and arguments (JSON) of a call; no name for what cannot be read."""
+    call, names = _renamed(call.strip())
     try:
-        tree = ast.parse(call.strip(), mode="eval").body
-        if not isinstance(tree, ast.Call) or tree.args:
+        tree = ast.parse(call, mode="eval").body
+        if not isinstance(tree, ast.Call) or tree.args or len(set(names.values())) < len(tree.keywords):
             return None, ""
-        values = {keyword.arg or "": _literal(keyword.value) for keyword in tree.keywords}
+        values = {names[keyword.arg or ""]: _literal(keyword.value) for keyword in tree.keywords}
         return ast.unparse(tree.func), json.dumps(values, ensure_ascii=False)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+    except (KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None, ""
+
+
+def _renamed(call: str) -> tuple[str, dict[str, str]]:
+    """The call with other names of its arguments, and the given ones by these: some, such as ``from``, are not names in
+    Python.
+    """
+    names: dict[str, str] = {}
+    parts, end = list[str](), 0
+    for place, character, depth in _marks(call):
+        if character in "(," and depth == 1 and (found := _ARGUMENT.match(call, place + 1)):
+            name = f"_{len(names)}"
+            names[name] = found.group(1)
+            parts += [call[end : found.start(1)], name]
+            end = found.end(1)
+    return "".join([*parts, call[end:]]), names
 
 
 def _literal(node: ast.expr) -> object:

@@ -226,7 +226,7 @@ def _pythonic(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     calls = _any_of([tool.python_call() for tool in tools])
     tagged = f"{start}? {listed} {end}?" if start and end else listed
     rules = "".join(rule for tool in tools for rule in tool.rules)
-    return f"other: /[A-Za-z_][A-Za-z0-9_]*=/ %json {{}}\n{rules}" + _whole_output(answer, r"\[", tagged, calls)
+    return f"other: /[A-Za-z_][A-Za-z0-9_-]*=/ %json {{}}\n{rules}" + _whole_output(answer, r"\[", tagged, calls)
 
 
 def _whole_output(answer: str, begin: str, calls: str, call: str) -> str:

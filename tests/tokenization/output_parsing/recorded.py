@@ -212,6 +212,13 @@ CASES = [
     Case("pythonic, marks", of("pythonic"), "<|python_start|>[now()]<|python_end|>", [("now", {})]),
     Case("pythonic, line", of("pythonic"), "<|python_start|>\n[now()]<|python_end|>", [("now", {})]),
     Case("pythonic, text", of("pythonic"), "[1, 2] is a list", content="[1, 2] is a list"),
+    Case(
+        "pythonic, names that are none in Python",
+        of("pythonic"),
+        '[now(from="a, b=(", max-results=3, class=[1, {"k": "v=,"}])]',
+        [("now", {"from": "a, b=(", "max-results": 3, "class": [1, {"k": "v=,"}]})],
+    ),
+    Case("pythonic, twice", of("pythonic"), "[now(from=1, from=2)]", content="now(from=1, from=2)]"),
     Case("pythonic, other name", of("pythonic"), "[print(1)]", content="[print(1)]"),
     # gpt-oss.
     Case(

@@ -297,6 +297,13 @@ MALFORMED: tuple[tuple[Any, str], ...] = (
 )
 
 
+@pytest.mark.parametrize("form", ("hermes", "mistral", "llama3_json", "pythonic"))
+def test_what_cannot_be_compiled_is_named_by_its_path(form: str) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+    with pytest.raises(InvalidRequestError, match=r"tools\[0\].function.parameters/properties/a: regex parse error"):
+        matcher(form, [tool("f", parameters)])
+
+
 @pytest.mark.parametrize("form", ("qwen3_coder", "pythonic"))
 @pytest.mark.parametrize("schema", (True, {"type": 5}, {"anyOf": 5}))
 def test_schemas_of_properties_without_plain_types(form: str, schema: Any) -> None:
