@@ -364,6 +364,9 @@ ChannelCommand = RequestChannel | OfferChannel | CloseChannel
 """Likewise."""
 ChannelEvent = OfferChannel | ChannelState
 """Likewise."""
+PeerCommand = PlaneCommand | ChannelCommand
+PeerEvent = PlaneEvent | ChannelEvent
+"""About the connections of a target to a draft."""
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)

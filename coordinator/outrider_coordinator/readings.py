@@ -32,7 +32,7 @@ def coordinator_readings(
         *each("outrider_replicas_attached", "side", _attached(services)),
         *each("outrider_replicas_hung_total", "side", _hung(services)),
         *each("outrider_tensor_planes", "plane", _planes(services)),
-        Reading("outrider_proposal_channels", services.channels.num_open),
+        Reading("outrider_proposal_channels", services.peers.channels.num_open),
         Reading("outrider_kv_cache_usage_perc", services.target.kv_cache_usage),
         *speculation_readings(request_manager.spec_stats()),
         *draft_length_readings(request_manager.policy),
@@ -123,5 +123,5 @@ def _sides(draft: int, target: int) -> list[tuple[str, float]]:
 
 
 def _planes(services: Services) -> list[tuple[str, float]]:
-    used = [report.kind for report in services.planes.reports()]
+    used = [report.kind for report in services.peers.planes.reports()]
     return [(str(kind), used.count(kind)) for kind in PlaneKind]

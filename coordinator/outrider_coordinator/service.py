@@ -185,7 +185,7 @@ class Coordinator:
             draft_length=round(self._policy.mean_length, 2),
             target_placement=ModelPlacement.of(target),
             draft_placement=ModelPlacement.of(draft.descriptions[0]) if draft and draft.descriptions else NOWHERE,
-            tensor_planes=self._services.planes.lines(),
+            tensor_planes=self._services.peers.planes.lines(),
             draft_length_reason=draft_length_reason(self._policy, is_draft_up=draft.is_up) if draft else "",
             exports_traces=self._exports_traces,
         )

@@ -57,7 +57,7 @@ def num_direct(stack: Stack) -> float:
 
 
 async def introduced(stack: Stack) -> None:
-    await eventually(lambda: stack.coordinator._driver.channels.num_open == 1, "a proposal channel")
+    await eventually(lambda: stack.coordinator._driver.services.peers.channels.num_open == 1, "a proposal channel")
 
 
 async def directly(stack: Stack, rule: dict[str, Any], expected: list[GenerationResult]) -> list[GenerationResult]:
@@ -86,7 +86,7 @@ def check_same(results: list[GenerationResult], others: list[GenerationResult]) 
 async def test_tokens_are_the_same_with_and_without(draft: Any, rule: dict[str, Any]) -> None:
     async with run_stack(TARGET, draft, wire=True, direct_proposals=False, **PATIENT) as stack:
         expected = await together(stack, rule)
-        assert not num_direct(stack) and not stack.coordinator._driver.channels.num_open
+        assert not num_direct(stack) and not stack.coordinator._driver.services.peers.channels.num_open
     async with run_stack(TARGET, draft, wire=True, **PATIENT) as stack:
         await introduced(stack)
         found = await directly(stack, rule, expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,7 +9,7 @@ from outrider.ports import DraftCommand, Score, TargetCommand
 from outrider.telemetry.logs import records_about
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.request_state import RequestState
-from outrider_coordinator.routing.services import DraftReplica, TargetReplica
+from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.session import actions
 from outrider_coordinator.stats.request_timings import RequestTimings
 
@@ -41,10 +40,9 @@ class ActionCarrier:
         self,
         lifecycle: Lifecycle,
         draft_waits: DraftWaits,
-        plane_between: Callable[[TargetReplica, DraftReplica | None], int],
+        peers: Peers,
     ) -> None:
-        """``plane_between``: the connection by which hidden states go; 0: inline."""
-        self._lifecycle, self._draft_waits, self._plane_between = lifecycle, draft_waits, plane_between
+        self._lifecycle, self._draft_waits, self._peers = lifecycle, draft_waits, peers
 
     def carry_out(self, request: RequestState, arrived: float) -> float:
         """Do what the session asks for since ``arrived`` was read; when it had been decided."""
@@ -78,7 +76,7 @@ class ActionCarrier:
             return
         if isinstance(command, Score) and command.hidden_states_from is not None:
             # How the states go to the draft of now.
-            command = replace(command, plane=self._plane_between(target, request.place.draft))
+            command = replace(command, plane=self._peers.plane(target, request.place.draft))
         target.send(command)
 
     @staticmethod

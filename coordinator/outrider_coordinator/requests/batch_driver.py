@@ -23,6 +23,7 @@ from outrider_coordinator.requests.early_scores import EarlyScores
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.requests.taken_answers import PreparedBatch, TakenAnswers
+from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals, announce
 from outrider_coordinator.session.prepared_scores import PreparedScores
@@ -45,19 +46,18 @@ class BatchDriver:
         table: SessionTable,
         policy: DraftLengthPolicy,
         draft_waits: DraftWaits,
+        peers: Peers,
         *,
         find: Callable[[int], RequestState | None],
         act_on: Callable[[RequestState], object],
         fail: Callable[[RequestState, Exception], None],
-        plane_between: Callable[[TargetReplica, DraftReplica | None], int],
-        channel_between: Callable[[TargetReplica, DraftReplica | None], int],
     ) -> None:
         """``find`` a request by its session's number; ``act_on`` does what a request's session asks for; ``fail`` ends
-        a request with an error. ``plane_between`` and ``channel_between`` are as for ``SessionDriver``.
+        a request with an error.
         """
         self._table, self._policy, self._find = table, policy, find
         self._ends = StepEnds(draft_waits, act_on=act_on, fail=fail)
-        self._plane_between, self._channel_between = plane_between, channel_between
+        self._peers = peers
         self._prepared: dict[bytes, PreparedBatch] = {}
         """By the numbers of their sessions."""
         self._taken: list[TakenAnswers] = []
@@ -119,8 +119,8 @@ class BatchDriver:
         del self._announced[draft]
         if (rest := ahead.without(rows)) is not None:
             self._announced[draft] = rest, target, plane
-        is_sent = 0 != answers.channel == ahead.channel == self._channel_between(target, draft)
-        return target if is_sent and plane == self._plane_between(target, draft) else None
+        is_sent = 0 != answers.channel == ahead.channel == self._peers.channel(target, draft)
+        return target if is_sent and plane == self._peers.plane(target, draft) else None
 
     def _sent_on(
         self,
@@ -133,7 +133,7 @@ class BatchDriver:
         """Bring proposals to their target. ``scoring``: the target that scores them already."""
         target = batch.target
         prepared: Any = batch.prepared
-        plane = self._plane_between(target, batch.draft)
+        plane = self._peers.plane(target, batch.draft)
         taken = prepared.take(answers, self._policy, plane=plane, is_direct=target is scoring)
         if taken is None:
             return None
@@ -147,7 +147,7 @@ class BatchDriver:
         self, arrived: float, batch: PreparedBatch, answers: AnswerColumns[Any], places: Sequence[int]
     ) -> TakenAnswers | None:
         """Judge scores, and ask the draft for the next proposals or the target for the next tokens."""
-        channel = self._channel_between(batch.target, batch.draft)
+        channel = self._peers.channel(batch.target, batch.draft)
         prepared: Any = batch.prepared
         taken = prepared.take(answers, self._policy, channel=channel)
         if taken is None:
@@ -251,7 +251,7 @@ class BatchDriver:
             self._prepared.clear()
         self._prepared[found.numbers.tobytes()] = PreparedBatch(found, requests, batch.target, batch.draft)
         if channel and isinstance(found, PreparedProposals) and batch.draft is not None:
-            plane = self._plane_between(batch.target, batch.draft)
+            plane = self._peers.plane(batch.target, batch.draft)
             if (announcement := found.announcement(channel, plane)) is not None:
                 self._announced[batch.draft] = announcement, batch.target, plane
                 batch.target.connection.send_alone(announcement)
@@ -261,11 +261,11 @@ class BatchDriver:
         target, draft = one.batch.target, one.batch.draft
         if draft is None or one.batch.prepared.is_traced:
             return False
-        if not commands.channel or commands.channel != self._channel_between(target, draft):
+        if not commands.channel or commands.channel != self._peers.channel(target, draft):
             return False
         if draft.connection.num_steps_open != len(commands):
             return False
-        return commands.states is None or bool(self._plane_between(target, draft))
+        return commands.states is None or bool(self._peers.plane(target, draft))
 
 
 def _selected(answers: AnswerColumns[Any], places: Ints) -> AnswerColumns[Any]:

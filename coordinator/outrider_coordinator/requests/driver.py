@@ -16,9 +16,8 @@ from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_runner import RequestRunner
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.session_driver import SessionDriver
-from outrider_coordinator.routing.channel_introductions import ChannelIntroductions
+from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.routing.placement import Placement
-from outrider_coordinator.routing.plane_introductions import PlaneIntroductions
 from outrider_coordinator.routing.replica import Source
 from outrider_coordinator.routing.services import DraftReplica, Services, TargetReplica
 from outrider_coordinator.session.actions import Fail, Finish
@@ -47,14 +46,12 @@ class Driver:
         """
         self._request_manager = request_manager
         self._on_target = on_target
-        self.planes = PlaneIntroductions()
-        self.channels = ChannelIntroductions(is_enabled=direct_proposals, draft_ahead=draft_ahead)
+        peers = Peers(direct_proposals=direct_proposals, draft_ahead=draft_ahead)
         self._sessions = SessionDriver(
             request_manager,
             draft_timeout_s,
             self,
-            plane_between=self.planes.connection,
-            channel_between=self.channels.channel,
+            peers,
             max_messages_per_s=max_messages_per_s,
         )
         self.on_target_batch = self._sessions.on_target_batch
@@ -64,8 +61,7 @@ class Driver:
             targets,
             drafts,
             self,
-            planes=self.planes,
-            channels=self.channels,
+            peers=peers,
             on_model=on_model,
             target_timeout_s=target_timeout_s,
         )

@@ -30,6 +30,7 @@ from outrider_coordinator.requests.output_scheduler import OutputScheduler
 from outrider_coordinator.requests.request_log import log_bug, log_trouble
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session.target_events import is_stale_loss
 from outrider_coordinator.stats.request_timings import RequestTimings
@@ -49,19 +50,16 @@ class SessionDriver:
         request_manager: RequestManager,
         draft_timeout_s: float,
         lifecycle: Lifecycle,
+        peers: Peers,
         *,
-        plane_between: Callable[[TargetReplica, DraftReplica | None], int] = lambda target, draft: 0,
-        channel_between: Callable[[TargetReplica, DraftReplica | None], int] = lambda target, draft: 0,
         max_messages_per_s: int = 0,
     ) -> None:
-        """``plane_between``: the connection by which hidden states go; 0: inline. ``channel_between``: that by which
-        proposals go directly; 0: there is none. ``max_messages_per_s``: to users; 0: any number.
-        """
+        """``max_messages_per_s``: to users; 0: any number."""
         self.draft_waits = DraftWaits(draft_timeout_s, running=request_manager.running, time_out=self._time_out_draft)
         self._find, self._running = request_manager.find, request_manager.running
         self._policy = request_manager.policy
         self._lifecycle = lifecycle
-        self._actions = ActionCarrier(lifecycle, self.draft_waits, plane_between)
+        self._actions = ActionCarrier(lifecycle, self.draft_waits, peers)
         self._output = OutputScheduler(MessageAllowance(max_messages_per_s))
         self._scored: list[RequestState] = []
         """Requests with scores that came one by one since then: their targets have room for them."""
@@ -71,11 +69,10 @@ class SessionDriver:
             request_manager.table,
             request_manager.policy,
             self.draft_waits,
+            peers,
             find=request_manager.find,
             act_on=lambda request: self._actions.carry_out(request, _now()),
             fail=self._end_with,
-            plane_between=plane_between,
-            channel_between=channel_between,
         )
 
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:

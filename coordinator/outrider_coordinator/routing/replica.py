@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from outrider.ports import ChannelEvent, EventBatch, PlaneEvent
+from outrider.ports import EventBatch, PeerEvent
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
 from outrider_coordinator.routing.replica_connection import CommandT_contra, EventT_co, Port, ReplicaConnection
@@ -56,8 +56,7 @@ class Replica(Generic[CommandT, EventT]):
         attached: Callable[[Replica[CommandT, EventT]], None],
         lost: Callable[[Replica[CommandT, EventT]], None],
         on_batch: Callable[[Replica[CommandT, EventT], EventBatch[EventT]], None],
-        on_plane_event: Callable[[Replica[CommandT, EventT], PlaneEvent], None],
-        on_channel_event: Callable[[Replica[CommandT, EventT], ChannelEvent], None],
+        on_peer_event: Callable[[Replica[CommandT, EventT], PeerEvent], None],
     ) -> None:
         self.name = name
         self.is_listed = True
@@ -72,8 +71,7 @@ class Replica(Generic[CommandT, EventT]):
             on_attached=lambda: attached(self),
             on_batch=partial(on_batch, self),
             on_lost=lambda: lost(self),
-            on_plane=partial(on_plane_event, self),
-            on_channel=partial(on_channel_event, self),
+            on_peer_event=partial(on_peer_event, self),
         )
         self.send = self.connection.send
         """Sends a command, with all others of the message when it is this link's turn."""

@@ -21,17 +21,11 @@ from outrider.errors import (
     UnavailableError,
 )
 from outrider.ports import (
-    ChannelCommand,
-    ChannelEvent,
-    ChannelState,
     EventBatch,
     Link,
-    OfferChannel,
-    OfferPlane,
     Opened,
-    PlaneChosen,
-    PlaneCommand,
-    PlaneEvent,
+    PeerCommand,
+    PeerEvent,
 )
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.answer_watch import LOOK_INTERVAL_S, AnswerWatch
@@ -81,11 +75,10 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         on_attached: Callable[[], None],
         on_batch: Callable[[EventBatch[EventT]], None],
         on_lost: Callable[[], None],
-        on_plane: Callable[[PlaneEvent], None] = lambda event: None,
-        on_channel: Callable[[ChannelEvent], None] = lambda event: None,
+        on_peer_event: Callable[[PeerEvent], None] = lambda event: None,
     ) -> None:
-        """``accept`` sees each description before the link is opened, and raises what speaks against it. ``on_plane``
-        and ``on_channel`` get the events of no session.
+        """``accept`` sees each description before the link is opened, and raises what speaks against it.
+        ``on_peer_event`` gets the events of no session.
         """
         self.description: ModelDescription | None = None
         """Of the service that is attached, or was last."""
@@ -96,7 +89,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         """How often it was given up for that since its last answer."""
         self._port, self._name = port, name
         self._accept, self._on_attached, self._on_batch, self._on_lost = accept, on_attached, on_batch, on_lost
-        self._on_plane, self._on_channel = on_plane, on_channel
+        self._on_peer_event = on_peer_event
         self._link: Link[CommandT, EventT] | None = None
         self._outbox: list[Any] = []
         """Commands, and columns of them."""
@@ -157,7 +150,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         if self._link is not None:
             self._link_queue.note_direct(columns)
 
-    def send_alone(self, command: PlaneCommand | ChannelCommand | ScoreAhead) -> None:
+    def send_alone(self, command: PeerCommand | ScoreAhead) -> None:
         """Send what takes no turn in a message of its own, now; dropped if the link is lost."""
         if self._link is None:
             return
@@ -258,11 +251,8 @@ class ReplicaConnection(Generic[CommandT, EventT]):
 
     async def _read(self, link: Link[CommandT, EventT]) -> None:
         async for batch in link.events():
-            if batch.events and isinstance(batch.events[0], OfferPlane | PlaneChosen):
-                self._on_plane(batch.events[0])
-                continue
-            if batch.events and isinstance(batch.events[0], OfferChannel | ChannelState):
-                self._on_channel(batch.events[0])
+            if batch.events and isinstance(batch.events[0], PeerEvent):
+                self._on_peer_event(batch.events[0])
                 continue
             self._dispatch.begin_message()
             try:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import OutriderError
-from outrider.ports import ChannelEvent, EventBatch, PlaneEvent
+from outrider.ports import EventBatch, PeerEvent
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
 from outrider_coordinator.routing.replica import Replica, Source
@@ -50,12 +50,8 @@ class ReplicaListener(Protocol[CommandT, EventT]):
         """Events of the replica."""
         ...
 
-    def on_plane_event(self, replica: Replica[CommandT, EventT], event: PlaneEvent) -> None:
-        """An event of the replica's tensor plane."""
-        ...
-
-    def on_channel_event(self, replica: Replica[CommandT, EventT], event: ChannelEvent) -> None:
-        """An event of a proposal channel of the replica."""
+    def on_peer_event(self, replica: Replica[CommandT, EventT], event: PeerEvent) -> None:
+        """An event of a connection between the replica and a peer."""
         ...
 
 
@@ -221,8 +217,7 @@ class Replicas(Generic[CommandT, EventT]):
             attached=listener.attached,
             lost=self._lost,
             on_batch=listener.on_batch,
-            on_plane_event=listener.on_plane_event,
-            on_channel_event=listener.on_channel_event,
+            on_peer_event=listener.on_peer_event,
         )
         self._replicas[name] = replica
         replica.connection.start()

@@ -14,10 +14,9 @@ from typing import Protocol
 from outrider.errors import OutriderError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, TargetCommand, TargetEvent
 from outrider.types import ModelDescription
-from outrider_coordinator.routing.channel_introductions import ChannelIntroductions
 from outrider_coordinator.routing.dispatch import DispatchScheduler
 from outrider_coordinator.routing.model_pair import check_pair, check_same_model
-from outrider_coordinator.routing.plane_introductions import PlaneIntroductions
+from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.routing.replica import Replica, Source
 from outrider_coordinator.routing.replicas import Replicas
 
@@ -59,8 +58,7 @@ class Services:
         drafts: Source[DraftCommand, DraftEvent] | None,
         listener: ServiceListener,
         *,
-        planes: PlaneIntroductions,
-        channels: ChannelIntroductions,
+        peers: Peers,
         on_model: Callable[[ModelDescription], None],
         target_timeout_s: float,
     ) -> None:
@@ -75,7 +73,7 @@ class Services:
         self._give_up_timer: asyncio.TimerHandle | None = None
         self.has_given_up = False
         """True if no target is waited for any more."""
-        self.planes, self.channels = planes, channels
+        self.peers = peers
         dispatch = DispatchScheduler()
         self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", _TargetSide(self), dispatch)
         self.draft: Replicas[DraftCommand, DraftEvent] | None = None
@@ -97,8 +95,7 @@ class Services:
     async def close(self) -> None:
         """Close all links."""
         self.stop_waiting()
-        self.planes.close()
-        self.channels.close()
+        self.peers.close()
         if self.draft is not None:
             await self.draft.close()
         await self.target.close()
@@ -131,14 +128,12 @@ class Services:
         self.stop_waiting()
         self.has_given_up = False
         self._on_model(self.require_target())
-        self.planes.target_attached(replica)
-        self.channels.target_attached(replica)
+        self.peers.target_attached(replica)
         self._listener.target_attached(replica)
 
     def target_lost(self, replica: TargetReplica) -> None:
         """A target is lost: if it was the last, start the timeout."""
-        self.planes.lost(replica)
-        self.channels.lost(replica)
+        self.peers.lost(replica)
         if not self.target.is_up:
             self.stop_waiting()
             self._give_up_timer = asyncio.get_running_loop().call_later(self._target_timeout_s, self._give_up)
@@ -163,14 +158,12 @@ class Services:
 
     def draft_attached(self, replica: DraftReplica) -> None:
         """A draft is attached."""
-        self.planes.draft_attached(replica)
-        self.channels.draft_attached(replica)
+        self.peers.draft_attached(replica)
         self._listener.draft_attached(replica)
 
     def draft_lost(self, replica: DraftReplica) -> None:
         """A draft is lost."""
-        self.planes.lost(replica)
-        self.channels.lost(replica)
+        self.peers.lost(replica)
         self._listener.draft_lost(replica)
 
     @property
@@ -187,8 +180,7 @@ class _TargetSide:
         self.on_batch = services.listener.on_target_batch
         self.attached = services.target_attached
         self.lost = services.target_lost
-        self.on_plane_event = services.planes.on_event
-        self.on_channel_event = services.channels.on_event
+        self.on_peer_event = services.peers.on_event
 
     async def accept(self, description: ModelDescription) -> None:
         self._services.accept_target(description)
@@ -202,5 +194,4 @@ class _DraftSide:
         self.attached = services.draft_attached
         self.lost = services.draft_lost
         self.accept = services.accept_draft
-        self.on_plane_event = services.planes.on_event
-        self.on_channel_event = services.channels.on_event
+        self.on_peer_event = services.peers.on_event

@@ -1,0 +1,51 @@
+"""Peers: the targets and drafts of a coordinator that talk to each other directly.
+
+Owns both kinds of introductions: tensor planes for hidden states, and proposal channels.
+"""
+
+from __future__ import annotations
+
+from outrider.config.fields import DraftAhead
+from outrider.ports import OfferPlane, PeerEvent, PlaneChosen
+from outrider_coordinator.routing.channel_introductions import ChannelIntroductions
+from outrider_coordinator.routing.introductions import AnyReplica
+from outrider_coordinator.routing.plane_introductions import PlaneIntroductions
+
+
+class Peers:
+    """Introductions of every attached target to every attached draft."""
+
+    def __init__(self, *, direct_proposals: bool = False, draft_ahead: DraftAhead = DraftAhead.VERDICT) -> None:
+        """``direct_proposals``: drafts may send proposals to targets of their host. ``draft_ahead``: what a draft
+        begins before it is asked.
+        """
+        self.planes = PlaneIntroductions()
+        self.channels = ChannelIntroductions(is_enabled=direct_proposals, draft_ahead=draft_ahead)
+        self.plane, self.channel = self.planes.connection, self.channels.channel
+
+    def target_attached(self, target: AnyReplica) -> None:
+        """A target may be introduced."""
+        self.planes.target_attached(target)
+        self.channels.target_attached(target)
+
+    def draft_attached(self, draft: AnyReplica) -> None:
+        """A draft may be introduced."""
+        self.planes.draft_attached(draft)
+        self.channels.draft_attached(draft)
+
+    def lost(self, replica: AnyReplica) -> None:
+        """A replica's link has ended."""
+        self.planes.lost(replica)
+        self.channels.lost(replica)
+
+    def on_event(self, replica: AnyReplica, event: PeerEvent) -> None:
+        """An offer, or the state of a connection, from either side."""
+        if isinstance(event, OfferPlane | PlaneChosen):
+            self.planes.on_event(replica, event)
+        else:
+            self.channels.on_event(replica, event)
+
+    def close(self) -> None:
+        """Stop introducing services to each other."""
+        self.planes.close()
+        self.channels.close()
