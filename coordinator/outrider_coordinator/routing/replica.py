@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -42,6 +43,21 @@ class Fixed(Generic[CommandT, EventT]):
         return {"": self._port}
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaEvents(Generic[CommandT, EventT]):
+    """Receivers of the events and changes of a service's replicas."""
+
+    accept: Callable[[ModelDescription], Awaitable[None]]
+    """Called before a replica is attached; raises the reason against it."""
+    attached: Callable[[Replica[CommandT, EventT]], None]
+    """The replica is attached, for the first time or again."""
+    lost: Callable[[Replica[CommandT, EventT]], None]
+    """The link has ended, and with it its sessions."""
+    on_batch: Callable[[Replica[CommandT, EventT], EventBatch[EventT]], None]
+    on_peer_event: Callable[[Replica[CommandT, EventT], PeerEvent], None]
+    """An event of a connection between the replica and a peer."""
+
+
 class Replica(Generic[CommandT, EventT]):
     """One draft or target, and its link."""
 
@@ -50,13 +66,8 @@ class Replica(Generic[CommandT, EventT]):
         name: str,
         port: Port[CommandT, EventT],
         label: str,
-        *,
+        events: ReplicaEvents[CommandT, EventT],
         dispatch: DispatchScheduler,
-        accept: Callable[[ModelDescription], Awaitable[None]],
-        attached: Callable[[Replica[CommandT, EventT]], None],
-        lost: Callable[[Replica[CommandT, EventT]], None],
-        on_batch: Callable[[Replica[CommandT, EventT], EventBatch[EventT]], None],
-        on_peer_event: Callable[[Replica[CommandT, EventT], PeerEvent], None],
     ) -> None:
         self.name = name
         self.is_listed = True
@@ -67,11 +78,11 @@ class Replica(Generic[CommandT, EventT]):
             port,
             label,
             dispatch=dispatch,
-            accept=accept,
-            on_attached=lambda: attached(self),
-            on_batch=partial(on_batch, self),
-            on_lost=lambda: lost(self),
-            on_peer_event=partial(on_peer_event, self),
+            accept=events.accept,
+            on_attached=lambda: events.attached(self),
+            on_batch=partial(events.on_batch, self),
+            on_lost=lambda: events.lost(self),
+            on_peer_event=partial(events.on_peer_event, self),
         )
         self.send = self.connection.send
         """Sends a command, with all others of the message when it is this link's turn."""

@@ -1,7 +1,7 @@
 """Replicas of one service: discovered by name, each attached over one link.
 
 Owns the set of replicas, which of them accept new sessions, and the session counts. A replica whose name disappeared
-keeps its sessions while it answers. A listener gets events and changes.
+keeps its sessions while it answers. ``ReplicaEvents`` gets events and changes.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from operator import attrgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from outrider.errors import OutriderError
-from outrider.ports import EventBatch, PeerEvent
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
-from outrider_coordinator.routing.replica import Replica, Source
+from outrider_coordinator.routing.replica import Replica, ReplicaEvents, Source
 from outrider_coordinator.routing.replica_connection import Port
 
 _log = logging.getLogger(__name__)
@@ -31,30 +31,6 @@ SOON_S = 1.0
 """Interval of name lookups until the first replica is found."""
 
 
-class ReplicaListener(Protocol[CommandT, EventT]):
-    """Receiver of the events and changes of replicas."""
-
-    async def accept(self, description: ModelDescription) -> None:
-        """Called before a replica is attached; raises the reason against it."""
-        ...
-
-    def attached(self, replica: Replica[CommandT, EventT]) -> None:
-        """The replica is attached, for the first time or again."""
-        ...
-
-    def lost(self, replica: Replica[CommandT, EventT]) -> None:
-        """The link has ended, and with it its sessions."""
-        ...
-
-    def on_batch(self, replica: Replica[CommandT, EventT], batch: EventBatch[EventT]) -> None:
-        """Events of the replica."""
-        ...
-
-    def on_peer_event(self, replica: Replica[CommandT, EventT], event: PeerEvent) -> None:
-        """An event of a connection between the replica and a peer."""
-        ...
-
-
 class Replicas(Generic[CommandT, EventT]):
     """All replicas of one service, from ``start`` to ``close``."""
 
@@ -62,10 +38,10 @@ class Replicas(Generic[CommandT, EventT]):
         self,
         source: Source[CommandT, EventT],
         side: str,
-        listener: ReplicaListener[CommandT, EventT],
+        events: ReplicaEvents[CommandT, EventT],
         dispatch: DispatchScheduler,
     ) -> None:
-        self._source, self._side, self._listener, self._dispatch = source, side, listener, dispatch
+        self._source, self._side, self._events, self._dispatch = source, side, events, dispatch
         self._replicas: dict[str, Replica[CommandT, EventT]] = {}
         self._num_messages_of_gone = self._num_hangs_of_gone = 0
         self._looked = asyncio.Event()
@@ -207,18 +183,8 @@ class Replicas(Generic[CommandT, EventT]):
             self._drop_if_done(replica)
 
     def _add(self, name: str, port: Port[CommandT, EventT]) -> None:
-        listener = self._listener
-        replica = Replica(
-            name,
-            port,
-            f"{self._side} at {name}" if name else self._side,
-            dispatch=self._dispatch,
-            accept=listener.accept,
-            attached=listener.attached,
-            lost=self._lost,
-            on_batch=listener.on_batch,
-            on_peer_event=listener.on_peer_event,
-        )
+        label = f"{self._side} at {name}" if name else self._side
+        replica = Replica(name, port, label, replace(self._events, lost=self._lost), self._dispatch)
         self._replicas[name] = replica
         replica.connection.start()
 
@@ -226,7 +192,7 @@ class Replicas(Generic[CommandT, EventT]):
         # A name may stand for another by now.
         self._look_now.set()
         self._drop_if_done(replica)
-        self._listener.lost(replica)
+        self._events.lost(replica)
 
     def _drop_if_done(self, replica: Replica[CommandT, EventT]) -> None:
         """One that is not found any more goes when no session lives there, or when it does not answer either."""

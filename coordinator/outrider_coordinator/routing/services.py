@@ -17,7 +17,7 @@ from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler
 from outrider_coordinator.routing.model_pair import check_pair, check_same_model
 from outrider_coordinator.routing.peers import Peers
-from outrider_coordinator.routing.replica import Replica, Source
+from outrider_coordinator.routing.replica import Replica, ReplicaEvents, Source
 from outrider_coordinator.routing.replicas import Replicas
 
 TargetReplica = Replica[TargetCommand, TargetEvent]
@@ -75,10 +75,16 @@ class Services:
         """True if no target is waited for any more."""
         self.peers = peers
         dispatch = DispatchScheduler()
-        self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", _TargetSide(self), dispatch)
+        of_targets: ReplicaEvents[TargetCommand, TargetEvent] = ReplicaEvents(
+            self.accept_target, self.target_attached, self.target_lost, listener.on_target_batch, peers.on_event
+        )
+        self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", of_targets, dispatch)
         self.draft: Replicas[DraftCommand, DraftEvent] | None = None
         if drafts is not None:
-            self.draft = Replicas(drafts, "draft", _DraftSide(self), dispatch)
+            of_drafts: ReplicaEvents[DraftCommand, DraftEvent] = ReplicaEvents(
+                self.accept_draft, self.draft_attached, self.draft_lost, listener.on_draft_batch, peers.on_event
+            )
+            self.draft = Replicas(drafts, "draft", of_drafts, dispatch)
 
     async def start(self) -> None:
         """Attach to a target, without a time limit, and try the drafts once; raises errors that waiting does not
@@ -143,7 +149,7 @@ class Services:
         self.has_given_up = True
         self._listener.target_given_up(UnavailableError(f"the target was not back after {self._target_timeout_s:g} s"))
 
-    def accept_target(self, description: ModelDescription) -> None:
+    async def accept_target(self, description: ModelDescription) -> None:
         """The first target determines the model; ``PairMismatchError`` for another one."""
         if self._model is None:
             self._on_model(description)
@@ -165,33 +171,3 @@ class Services:
         """A draft is lost."""
         self.peers.lost(replica)
         self._listener.draft_lost(replica)
-
-    @property
-    def listener(self) -> ServiceListener:
-        """Who is told."""
-        return self._listener
-
-
-class _TargetSide:
-    """``replicas.ReplicaListener`` of the targets."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self.on_batch = services.listener.on_target_batch
-        self.attached = services.target_attached
-        self.lost = services.target_lost
-        self.on_peer_event = services.peers.on_event
-
-    async def accept(self, description: ModelDescription) -> None:
-        self._services.accept_target(description)
-
-
-class _DraftSide:
-    """``replicas.ReplicaListener`` of the drafts."""
-
-    def __init__(self, services: Services) -> None:
-        self.on_batch = services.listener.on_draft_batch
-        self.attached = services.draft_attached
-        self.lost = services.draft_lost
-        self.accept = services.accept_draft
-        self.on_peer_event = services.peers.on_event
