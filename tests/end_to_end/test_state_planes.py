@@ -38,7 +38,7 @@ SCENARIO: list[dict[str, Any]] = [
 
 def reports(stack: Stack) -> list[str]:
     """Kinds of plane between the coordinator's pairs."""
-    return [str(report.kind) for report in stack.coordinator._services.planes.reports()]
+    return [str(report.kind) for report in stack.coordinator._services.peers.planes.reports()]
 
 
 async def play(method: str, draft: Path, plane: str, *, wire: bool) -> tuple[list[Any], dict[str, int]]:

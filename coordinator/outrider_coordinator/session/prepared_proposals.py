@@ -72,7 +72,7 @@ class PreparedProposals(Prepared):
             return None
         if self.reads_states and not (plane and all(map(policy.is_to_draft, self.speculations))):
             return None
-        is_direct = is_direct and is_whole and self._announced is not None
+        is_direct = is_direct and self._announced is not None
         generations = self._announced if is_direct and self._announced is not None else self._generations_next
         commands = self._columns(generations, answers.counts, answers.token_ids, plane, answers.supports)
         return TakenProposals(commands, is_direct, partial(self._commit, answers, generations))

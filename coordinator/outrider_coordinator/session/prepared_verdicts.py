@@ -80,7 +80,7 @@ class PreparedVerdicts(PreparedScores):
         self._hands_over = self.hands_over_states()
         self._rests = self._following_hashes(listed)
         self._crossing = not self.reads_states and any(
-            base % BLOCK_TOKENS + count >= BLOCK_TOKENS for base, count in zip(self._base.tolist(), listed, strict=True)
+            base % BLOCK_TOKENS + count > BLOCK_TOKENS for base, count in zip(self._base.tolist(), listed, strict=True)
         )
         """Some session may fill a block."""
 

@@ -13,6 +13,7 @@ from outrider.errors import ProtocolError
 from outrider.ports import Proposal
 from outrider.types import JudgingRule, SparseEvidence, SparseScores
 from outrider_coordinator.acceptance import EvidenceError, JudgeRules, NextToken, Verdict, check_proposal, judge_one
+from outrider_coordinator.acceptance.draws import coin
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts
 from outrider_coordinator.acceptance.vectorized import Rows, are_sound_columns
 
@@ -276,3 +277,16 @@ def test_a_draft_token_that_no_32_bits_hold_is_out_of_order_like_any_other() -> 
     wild = replace(first, draft_token_ids=(2**31 + 3, *first.draft_token_ids[1:]))
     assert not is_sound_alone(wild)
     assert not are_sound([wild, *proposals[1:]])
+
+
+def test_the_comparison_is_strict() -> None:
+    """A coin equal to the ratio rejects; a ratio one step above the coin accepts."""
+    base = 10
+    seed = next(seed for seed in range(10_000) if float(np.float32(coin(seed, base, base))) == coin(seed, base, base))
+    equal = np.float32(coin(seed, base, base) / 2)  # over a draft probability of a half
+    halves = SparseEvidence(np.array([2], "<i4"), np.array([0, 2], "<i4"), np.array([0.5, 0.5], "<f4"))
+    for prob, accepted in ((equal, 0), (np.nextafter(equal, np.float32(1)), 1)):
+        scores = SparseScores(np.array([prob, 0], "<f4"), np.array([1 - prob, 1], "<f4"), np.array([1, 0], "<i4"))
+        case = ScoredCase(ProposalCase((0,), halves), scores, seed, base)
+        judged = judge_together([case])
+        assert judged is not None and judged[0].num_accepted == accepted

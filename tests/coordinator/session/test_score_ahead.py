@@ -14,6 +14,8 @@ import pytest
 
 from outrider.columns import AnswerColumns, token_scores
 from outrider.ports import Extend, Proposal, Score, Scores, SessionLost
+from outrider.prefix_hash import BLOCK_TOKENS, PrefixHasher
+from outrider.types import TokenScores
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
@@ -107,11 +109,15 @@ class Crowd:
         self.commit(taken)
 
 
-def crowd(num_sessions: int, *, temperature: float = 0.0, layers: tuple[int, ...] = ()) -> Crowd:
+def crowd(
+    num_sessions: int, *, temperature: float = 0.0, layers: tuple[int, ...] = (), prompt_length: int = 300
+) -> Crowd:
     policy, chance = DraftLengthPolicy(LENGTH), Sound(num_sessions)
     found = Crowd([], [], policy, chance, temperature > 0, 3 * bool(layers), SessionTable())
     for number in range(num_sessions):
-        plan = make_plan(vocab_size=VOCAB, prompt=(1,) * 300, max_tokens=200, temperature=temperature, seed=number)
+        plan = make_plan(
+            vocab_size=VOCAB, prompt=(1,) * prompt_length, max_tokens=200, temperature=temperature, seed=number
+        )
         loop = SessionLoop(plan, policy, draft=DraftFacts(hidden_state_layers=layers), table=found.table)
         loop.start(number)
         waiting: Any = next(one for one in with_text_brought(loop, commands_of(loop)) if isinstance(one, Score))
@@ -357,3 +363,19 @@ def test_scores_of_other_proposals_are_asked_for_again(temperature: float, is_sh
     loop.on_target_event(scores)
     assert loop.tokens.length > length
     assert any(isinstance(one, Extend) for one in commands_of(loop))
+
+
+@pytest.mark.parametrize("prompt_length", range(BLOCK_TOKENS - LENGTH - 1, BLOCK_TOKENS + 1))
+def test_hashes_of_kept_tokens_are_those_of_the_text_at_the_end_of_a_block(prompt_length: int) -> None:
+    found = crowd(2, prompt_length=prompt_length)
+    found.take_directly()
+    events: list[Any] = []
+    for number, command in enumerate(found.asked):
+        token_ids = (*command.draft_token_ids[: LENGTH - number], VOCAB - 1, 0)[: LENGTH + 1]  # all, and all but one
+        base = command.num_kept_tokens + len(command.token_ids)
+        events.append(Scores(command.session, command.generation, base, TokenScores(token_ids)))
+    taken = found.batch().take(columns_of(events, token_scores), found.policy)
+    taken.commit()
+    for loop, command in zip(found.loops, taken.commands.items(), strict=True):
+        kept = loop.tokens.ids[: command.num_kept_tokens]
+        assert command.prefix_hash == PrefixHasher(loop.engine_request.prefix_hash_key).at(kept, len(kept))
