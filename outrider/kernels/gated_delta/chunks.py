@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.gated_delta.convolution import INDICES, convolved_chunk, decay_of, input_at, rate_of, tokens_of
+from outrider.kernels.gated_delta.convolution import INDICES, convolved, decay_of, input_at, rate_of, tokens_of
 from outrider.kernels.gated_delta.layout import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights
 from outrider.kernels.launching import launch_options
 
@@ -124,8 +124,8 @@ def _chunk_kernel(
     columns = (head // GROUP) * KEY_DIM + key
     places = token[:, None] * NUM_KEY_HEADS * KEY_DIM + columns
     is_first = in_keys & (head % GROUP == 0)
-    k = convolved_chunk(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first,
-                        columns + NUM_KEY_HEADS * KEY_DIM, in_keys, size, LOG, TAPS)  # fmt: skip
+    k = convolved(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first,
+                  columns + NUM_KEY_HEADS * KEY_DIM, in_keys, size, LOG, TAPS)  # fmt: skip
     k = k / tl.sqrt(tl.sum(k * k, 1) + 1e-6)[:, None]
     tl.store(keys_ptr + places, k, mask=is_first)
     lower = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between * rate[:, None]
@@ -133,16 +133,16 @@ def _chunk_kernel(
     squares = (token[:, None] * NUM_HEADS + head) * C + to
     tl.store(systems_ptr + squares, system, mask=is_token[:, None])
 
-    q = convolved_chunk(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first, columns, in_keys, size, LOG,
-                        TAPS)  # fmt: skip
+    q = convolved(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first, columns, in_keys, size, LOG,
+                  TAPS)  # fmt: skip
     q = q / tl.sqrt(tl.sum(q * q, 1) + 1e-6)[:, None] / (KEY_DIM**0.5)
     tl.store(queries_ptr + places, q, mask=is_first)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
     tl.store(weights_ptr + squares, scores, mask=is_token[:, None])
 
     columns = head * VALUE_DIM + value
-    v = convolved_chunk(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first,
-                        columns + 2 * NUM_KEY_HEADS * KEY_DIM, in_values, size, LOG, TAPS)  # fmt: skip
+    v = convolved(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first,
+                  columns + 2 * NUM_KEY_HEADS * KEY_DIM, in_values, size, LOG, TAPS)  # fmt: skip
     tl.store(values_ptr + token[:, None] * NUM_HEADS * VALUE_DIM + columns, v, mask=in_values)
 
 

@@ -54,19 +54,7 @@ def decay_of(x, slope, bias):
 
 @triton.jit
 def convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, column, inside, size, LOG: tl.constexpr,
-              TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):  # fmt: skip
-    """Silu of the causal convolution at one position in ``column`` [N]."""
-    tap = tl.arange(0, TAPS_BLOCK)[:, None]
-    both = inside[None, :] & (tap < TAPS)
-    before = position - (TAPS - 1) + tap
-    values = input_at(inputs_ptr, log_ptr, before, kept, first, column[None, :], both, size, LOG)
-    weights = tl.load(taps_ptr + column[None, :] * TAPS + tap, mask=both, other=0.0)
-    return silu(tl.sum(values * weights, 0))
-
-
-@triton.jit
-def convolved_chunk(inputs_ptr, log_ptr, taps_ptr, position, kept, first, column, inside, size, LOG: tl.constexpr,
-                    TAPS: tl.constexpr):  # fmt: skip
+              TAPS: tl.constexpr):  # fmt: skip
     """Silu of the causal convolution at ``position`` [P, 1] in ``column`` [1, N] where ``inside`` [P, N], else 0."""
     total = tl.zeros(inside.shape, tl.float32)
     for tap in tl.static_range(TAPS):

@@ -5,6 +5,7 @@
 
 A program follows the tokens of one row and one head, one by one, over a block of the head's values: replayed tokens and
 new ones alike, with one order of sums. So a state has the same bits however its tokens were divided among forwards.
+Queries, keys and values of a few tokens are computed at once, and wait in registers. A warp alone needs no barriers.
 Nothing depends on how many rows, tokens of a row or replayed tokens there are, so one launch fits every batch.
 
 Rows of more tokens than the log holds, which are prompts, are computed by ``chunks`` where ``DeltaRows.in_chunks`` says
@@ -23,10 +24,25 @@ from outrider.kernels.gated_delta.convolution import INDICES, convolved, decay_o
 from outrider.kernels.gated_delta.layout import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights
 from outrider.kernels.launching import launch_options
 
-_VALUES = 32
+_VALUES = 16
 """Values of a head that a program follows: enough programs for one row of a model to fill a GPU."""
+_TOKENS = 8
+"""Tokens whose inputs are computed at once."""
+_WARPS = 1
 _COLUMNS = 1024
 """Inputs that a program copies to the log."""
+
+
+@triton.jit
+def _of_length_1(rows):
+    """``rows`` [P, N], each over its length."""
+    return rows / tl.sqrt(tl.sum(rows * rows, 1) + 1e-6)[:, None]
+
+
+@triton.jit
+def _row(rows, is_it):
+    """The row [N] of ``rows`` [P, N] where ``is_it`` [P] is true."""
+    return tl.sum(tl.where(is_it[:, None], rows, 0.0), 0)
 
 
 @triton.jit(do_not_specialize_on_alignment=INDICES)
@@ -50,9 +66,9 @@ def _delta_kernel(
     VALUE_DIM: tl.constexpr,
     LOG: tl.constexpr,
     TAPS: tl.constexpr,
-    TAPS_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
+    TOKENS: tl.constexpr,
     IN_CHUNKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -68,7 +84,7 @@ def _delta_kernel(
     start, end = tl.load(starts_ptr + row).to(tl.int64), tl.load(ends_ptr + row).to(tl.int64)
     kept = length - count
     size = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM + 2 * NUM_HEADS
-    gates = size - 2 * NUM_HEADS
+    rate_column = size - 2 * NUM_HEADS + head
     key = tl.arange(0, KEYS)
     is_key, is_value = key < KEY_DIM, value < VALUE_DIM
     queries = (head // (NUM_HEADS // NUM_KEY_HEADS)) * KEY_DIM + key
@@ -79,30 +95,34 @@ def _delta_kernel(
     in_state = is_key[:, None] & is_value[None, :]
     state = tl.load(states_ptr + places, mask=in_state & (start > 0), other=0.0)
     slope, bias = tl.load(decay_ptr + head), tl.load(bias_ptr + head)
-    gate = tl.arange(0, 2)
     is_long = IN_CHUNKS & (count > LOG)
     last = tl.where(is_long, kept, length)
-    for position in range(start, last):
-        q = convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, queries, is_key, size, LOG, TAPS,
-                       TAPS_BLOCK)  # fmt: skip
-        k = convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, keys, is_key, size, LOG, TAPS,
-                       TAPS_BLOCK)  # fmt: skip
-        v = convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, values, is_value, size, LOG, TAPS,
-                       TAPS_BLOCK)  # fmt: skip
-        q = q / tl.sqrt(tl.sum(q * q) + 1e-6) / (KEY_DIM**0.5)
-        k = k / tl.sqrt(tl.sum(k * k) + 1e-6)
-        at = position + tl.zeros_like(gate)
-        both = input_at(inputs_ptr, log_ptr, at, kept, first, gates + gate * NUM_HEADS + head, gate < 2, size, LOG)
-        rate = rate_of(tl.sum(tl.where(gate == 0, both, 0.0)))
-        state = state * tl.exp(decay_of(tl.sum(tl.where(gate == 1, both, 0.0)), slope, bias))
-        error = v - tl.sum(state * k[:, None], 0)
-        state = state + k[:, None] * (rate * error)[None, :]
-        if position + 1 == end:
-            tl.store(states_ptr + places, state, mask=in_state)
-        if position >= kept:
-            token = first + position - kept
-            found = tl.sum(state * q[:, None], 0)
-            tl.store(out_ptr + (token * NUM_HEADS + head) * VALUE_DIM + value, found, mask=is_value)
+    for begin in range(start, last, TOKENS):
+        position = begin + tl.arange(0, TOKENS)
+        is_token, at = position < last, position[:, None]
+        is_own = is_token & (position >= kept)  # others are replayed
+        inside = is_token[:, None] & is_key[None, :]
+        all_k = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, keys[None, :], inside, size, LOG, TAPS)
+        inside = is_own[:, None] & is_key[None, :]
+        all_q = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, queries[None, :], inside, size, LOG, TAPS)
+        inside = is_token[:, None] & is_value[None, :]
+        all_v = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, values[None, :], inside, size, LOG, TAPS)
+        all_k, all_q = _of_length_1(all_k), _of_length_1(all_q) / (KEY_DIM**0.5)
+        rates = rate_of(input_at(inputs_ptr, log_ptr, position, kept, first, rate_column, is_token, size, LOG))
+        wide = input_at(inputs_ptr, log_ptr, position, kept, first, rate_column + NUM_HEADS, is_token, size, LOG)
+        decays = tl.exp(decay_of(wide, slope, bias))
+        for token in range(begin, tl.minimum(begin + TOKENS, last)):
+            is_it = position == token
+            k, q, v = _row(all_k, is_it), _row(all_q, is_it), _row(all_v, is_it)
+            rate, decay = tl.sum(tl.where(is_it, rates, 0.0)), tl.sum(tl.where(is_it, decays, 0.0))
+            state = state * decay
+            state += k[:, None] * (rate * (v - tl.sum(state * k[:, None], 0)))[None, :]
+            if token + 1 == end:
+                tl.store(states_ptr + places, state, mask=in_state)
+            if token >= kept:
+                found = tl.sum(state * q[:, None], 0)
+                place = (first + token - kept) * NUM_HEADS + head
+                tl.store(out_ptr + place * VALUE_DIM + value, found, mask=is_value)
     if is_long:
         tl.store(states_ptr + places, state, mask=in_state)
 
@@ -185,8 +205,8 @@ def gated_delta(
         rows.slots, rows.starts, rows.ends,
         weights.taps, weights.decay, weights.bias, NUM_HEADS=shape.num_heads, NUM_KEY_HEADS=shape.num_key_heads,
         KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, LOG=log_length, TAPS=shape.num_taps,
-        TAPS_BLOCK=triton.next_power_of_2(shape.num_taps), KEYS=triton.next_power_of_2(shape.key_dim), VALUES=values,
-        IN_CHUNKS=rows.in_chunks, num_warps=4, **launch_options(inputs),
+        KEYS=triton.next_power_of_2(shape.key_dim), VALUES=values, TOKENS=_TOKENS, IN_CHUNKS=rows.in_chunks,
+        num_warps=_WARPS, **launch_options(inputs),
     )  # fmt: skip
     if rows.in_chunks:
         follow_chunks(inputs, slots, rows, weights, shape, out)
