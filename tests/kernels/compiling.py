@@ -144,7 +144,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     },
     _delta_kernel: {
         **{"NUM_HEADS": 32, "NUM_KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "LOG": 64, "TAPS": 4},
-        **{"TAPS_BLOCK": 4, "KEYS": 128, "VALUES": 32, "IN_CHUNKS": True},
+        **{"KEYS": 128, "VALUES": 32, "TOKENS": 4, "IN_CHUNKS": True},
     },
     _chunk_kernel: {
         **{"NUM_HEADS": 48, "NUM_KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "LOG": 64, "TAPS": 4, "KEYS": 128},

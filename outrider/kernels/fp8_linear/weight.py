@@ -22,7 +22,8 @@ _FILLED = 0.7
 _FEW: tuple[tuple[int, Tiling], ...] = (
     (16, Tiling(16, 64, 4, 9)),
     (32, Tiling(32, 64, 4, 6)),
-    (128, Tiling(64, 64, 4, 4)),
+    (64, Tiling(64, 64, 4, 4)),
+    (128, Tiling(64, 128, 8, 5)),
     (256, Tiling(128, 64, 4, 4)),
 )
 _MANY: tuple[tuple[int, Tiling], ...] = (
@@ -32,7 +33,7 @@ _MANY: tuple[tuple[int, Tiling], ...] = (
     (256, Tiling(128, 64, 4, 4)),
 )
 """(most rows, tiling) of weights with few and with many rows, found by trying products of an 8B shape on an H100."""
-_LARGE, _LARGE_PARTS, _LARGE_GROUPS = Tiling(256, 128, 8, 3), Tiling(128, 128, 8, 4), Tiling(128, 64, 4, 3)
+_LARGE, _LARGE_PARTS, _LARGE_GROUPS = Tiling(128, 128, 4, 3), Tiling(128, 128, 8, 4), Tiling(128, 64, 4, 3)
 """Of more rows; with several parts of K, or scales of groups, a program has registers for fewer."""
 
 

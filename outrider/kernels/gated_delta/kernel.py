@@ -24,10 +24,10 @@ from outrider.kernels.gated_delta.convolution import INDICES, convolved, decay_o
 from outrider.kernels.gated_delta.layout import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights
 from outrider.kernels.launching import launch_options
 
-_VALUES = 16
+_VALUES = 32
 """Values of a head that a program follows: enough programs for one row of a model to fill a GPU."""
-_TOKENS = 8
-"""Tokens whose inputs are computed at once."""
+_TOKENS = 4
+"""Tokens whose inputs are computed at once: more take registers from those who wait."""
 _WARPS = 1
 _COLUMNS = 1024
 """Inputs that a program copies to the log."""
