@@ -177,8 +177,8 @@ class Coordinator:
             acceptance_method=self._settings.acceptance_method,
             draft_attached=draft is not None and draft.is_up,
             version=__version__,
-            num_running=self._request_manager.num_running,
-            num_waiting=self._request_manager.num_waiting,
+            num_running=self._request_manager.admission.num_running,
+            num_waiting=self._request_manager.admission.num_waiting,
             target_pages_free=self._services.target.num_pages_free,
             draft_pages_free=draft.num_pages_free if draft else 0,
             draft_length_mode=self._settings.draft_length.value,
@@ -203,8 +203,8 @@ class Coordinator:
         """Figures of this moment."""
         endings, target, draft = self._request_manager.endings, self._services.target, self._services.draft
         return CoordinatorStats(
-            num_running=self._request_manager.num_running,
-            num_waiting=self._request_manager.num_waiting,
+            num_running=self._request_manager.admission.num_running,
+            num_waiting=self._request_manager.admission.num_waiting,
             num_finished=endings.num_finished,
             num_cancelled=endings.num_cancelled,
             num_expired=endings.num_expired,
@@ -222,7 +222,7 @@ class Coordinator:
     @property
     def num_running(self) -> int:
         """Requests that run."""
-        return self._request_manager.num_running
+        return self._request_manager.admission.num_running
 
     def readings(self) -> list[Reading]:
         """Figures of this moment, under the names that metrics have; to be called on the coordinator's event loop."""

@@ -25,8 +25,8 @@ from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.requests.taken_answers import PreparedBatch, TakenAnswers
 from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
+from outrider_coordinator.session.prepared import PreparedScores
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals, announce
-from outrider_coordinator.session.prepared_scores import PreparedScores
 from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.session.transitions import are_announced, prepare, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy

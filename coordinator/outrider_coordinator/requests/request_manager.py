@@ -72,32 +72,17 @@ class RequestManager:
         self.table = SessionTable()
         """Rows of the sessions that run."""
         self._max_running_per_target = max_running_per_target
-        self._admission: Admission[RequestState] = Admission(max_running=max_running_per_target, max_queue=max_queue)
+        self.admission: Admission[RequestState] = Admission(max_running=max_running_per_target, max_queue=max_queue)
         self._by_session: dict[int, RequestState] = {}
         self._numbers = itertools.count(1)
 
-    @property
-    def num_running(self) -> int:
-        """Number of running requests."""
-        return self._admission.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of waiting requests."""
-        return self._admission.num_waiting
-
-    @property
-    def num_paused(self) -> int:
-        """Number of requests that hold no pages until their readers read on."""
-        return self._admission.num_paused
-
     def all(self) -> tuple[RequestState, ...]:
         """Running, waiting and paused requests."""
-        return (*self._admission.running, *self._admission.waiting, *self._admission.paused)
+        return (*self.admission.running, *self.admission.waiting, *self.admission.paused)
 
     def running(self) -> tuple[RequestState, ...]:
         """Running requests."""
-        return self._admission.running
+        return self.admission.running
 
     def find(self, session: int) -> RequestState | None:
         """The running request with this session number."""
@@ -105,12 +90,12 @@ class RequestManager:
 
     def set_num_targets(self, num_targets: int) -> None:
         """Set the limit of running requests by the number of targets; that of one target while there is none."""
-        self._admission.set_max_running(self._max_running_per_target * max(1, num_targets))
+        self.admission.set_max_running(self._max_running_per_target * max(1, num_targets))
 
     def submit(self, request_state: RequestState) -> None:
         """Admit a request to the queue; ``CapacityError`` if the queue is full."""
         try:
-            self._admission.submit(request_state)
+            self.admission.submit(request_state)
         except CapacityError:
             self.endings.num_refused += 1
             raise
@@ -120,7 +105,7 @@ class RequestManager:
 
     def to_start(self) -> Iterator[RequestState]:
         """The requests that may start now, each with a new session number."""
-        while (request_state := self._admission.next()) is not None:
+        while (request_state := self.admission.next()) is not None:
             self.renumber(request_state)
             yield request_state
 
@@ -133,38 +118,30 @@ class RequestManager:
     def park(self, request_state: RequestState) -> None:
         """Return a request without room to its place in the queue, which stops until ``unblock``."""
         self._by_session.pop(request_state.session, None)
-        self._admission.put_back(request_state)
+        self.admission.put_back(request_state)
 
     def pause(self, request_state: RequestState) -> None:
         """Take a request whose pages are released out, until ``resume``."""
         self._by_session.pop(request_state.session, None)
-        self._admission.pause(request_state)
+        self.admission.pause(request_state)
         self._note_load()
 
     def resume(self, request_state: RequestState) -> bool:
         """Return a request to its place in the queue; return whether it was taken out."""
-        was_paused = self._admission.resume(request_state)
+        was_paused = self.admission.resume(request_state)
         self._note_load()
         return was_paused
-
-    def found_room(self, request_state: RequestState) -> bool:
-        """Record that the target has room; return whether others waited for that."""
-        return self._admission.found_room(request_state)
-
-    def unblock(self) -> None:
-        """Let requests start again, after room may have become free."""
-        self._admission.unblock()
 
     def end(self, request_state: RequestState, ending: Finish | Fail) -> None:
         """Record the end of a request."""
         self._by_session.pop(request_state.session, None)
         request_state.loop.leave_table()
-        self._admission.leave(request_state)
+        self.admission.leave(request_state)
         self._note_load()
         self._count(request_state, ending)
 
     def _note_load(self) -> None:
-        self.policy.set_load(self.num_running + self.num_waiting)
+        self.policy.set_load(self.admission.num_running + self.admission.num_waiting)
 
     def spec_stats(self) -> SpecDecodeStats:
         """Speculation statistics of all requests, running ones included."""

@@ -39,13 +39,13 @@ class RequestRunner:
 
     def unblock(self) -> None:
         """The targets may have room again."""
-        self._request_manager.unblock()
+        self._request_manager.admission.unblock()
         self._admit()
 
     def found_room(self, request: RequestState) -> None:
         """The target has room for the request."""
         request.place.refused_by.clear()
-        if self._request_manager.found_room(request):
+        if self._request_manager.admission.found_room(request):
             self._admit()
 
     def park(self, request: RequestState, retry_after_ms: int) -> None:

@@ -16,7 +16,7 @@ from outrider_coordinator.requests.request_state import EndedWait, RequestState
 from outrider_coordinator.requests.taken_answers import TakenAnswers
 from outrider_coordinator.session.actions import StepEnded
 from outrider_coordinator.session.logprobs import emitted_logprobs
-from outrider_coordinator.session.prepared_scores import TakenScores
+from outrider_coordinator.session.prepared import TakenScores
 from outrider_coordinator.session.state import SessionState, reason_of
 from outrider_coordinator.session.transitions import JudgedStep, end_step, end_wait
 from outrider_coordinator.stats.spec_decode_stats import StepCount, WithoutDraft

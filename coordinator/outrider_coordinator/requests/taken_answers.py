@@ -13,8 +13,8 @@ from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.actions import DraftWaitBegan, StepEnded, ToDraft, ToTarget
+from outrider_coordinator.session.prepared import PreparedScores, TakenScores
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals
-from outrider_coordinator.session.prepared_scores import PreparedScores, TakenScores
 from outrider_coordinator.session.table import Ints
 from outrider_coordinator.session.transitions import JudgedStep
 from outrider_coordinator.stats.request_timings import NANOSECONDS

@@ -14,8 +14,7 @@ from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreColumns
 from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
 from outrider_coordinator.session import state_feed
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.prepared import EVERY, NO_IDS, Bools, Which
-from outrider_coordinator.session.prepared_scores import UNUSUAL, PreparedScores, TakenScores
+from outrider_coordinator.session.prepared import EVERY, NO_IDS, UNUSUAL, Bools, PreparedScores, TakenScores, Which
 from outrider_coordinator.session.state import NOTHING_PROPOSED, SCORING
 from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy

@@ -20,8 +20,7 @@ from outrider.columns import I4, U4, U8, AnswerColumns, Column, ExtendColumns, S
 from outrider.prefix_hash import BLOCK_TOKENS, following
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts, PlacedEvidence, verdicts_on
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.prepared import EVERY, Bools, Which
-from outrider_coordinator.session.prepared_scores import UNUSUAL, PreparedScores, TakenScores
+from outrider_coordinator.session.prepared import EVERY, UNUSUAL, Bools, PreparedScores, TakenScores, Which
 from outrider_coordinator.session.state import DRAFTING, NOTHING_PROPOSED, SCORING, SessionState
 from outrider_coordinator.session.table import NO_TOKEN, Ints, SessionTable
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy

@@ -17,9 +17,8 @@ from outrider.columns import U4, AnswerColumns, Column
 from outrider.types import HiddenStates, TokenLogprob
 from outrider_coordinator.session import drafting, steps
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.prepared import Bools
+from outrider_coordinator.session.prepared import Bools, PreparedScores
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, waits_for_proposal
-from outrider_coordinator.session.prepared_scores import PreparedScores
 from outrider_coordinator.session.prepared_tokens import PreparedTokens, waits_for_token
 from outrider_coordinator.session.prepared_verdicts import PreparedVerdicts, waits_for_verdict
 from outrider_coordinator.session.state import DRAFTING, SessionState, SessionStatus
