@@ -213,7 +213,7 @@ def wait_for_channel(session: Session, arm: Arm) -> None:
 
 
 async def compare(arms: list[Arm], users: list[int], output_len: int, rounds: int, *, until: float) -> None:
-    """Play all arms in turn until all rounds are done, or the time is over."""
+    """Play all arms in turn until all rounds are done, or the time is over; print the table after each round."""
     decoding, most = Decoding(max_tokens=output_len), max(users)
     async with AsyncExitStack() as stack:
         for arm in arms:
@@ -231,6 +231,7 @@ async def compare(arms: list[Arm], users: list[int], output_len: int, rounds: in
                 for arm in arms[:: 1 if index % 2 else -1]:
                     await arm.play(prompts, decoding)
             print(f"round {index + 1} of {rounds}, {until - time.monotonic():.0f} s left", flush=True)
+            print(table(arms, users), flush=True)
             if time.monotonic() > until:
                 break
 
@@ -259,7 +260,6 @@ def main(
             wait_for_channel(session, each)
         print(f"started after {time.monotonic() - began:.0f} s", flush=True)
         asyncio.run(compare(arms, users, output_len, rounds, until=began + limit_s))
-        print(table(arms, users), flush=True)
 
 
 if __name__ == "__main__":
