@@ -27,6 +27,9 @@ from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
 from outrider.serving.steady.step import SteadyStep
 
+MAX_BEGUN_SESSIONS = 8
+"""Most sessions of a message of verdicts whose proposals are begun: more keep the draft busy, and beginning early gains
+nothing."""
 _OF_TEXTS = ("sessions", "num_kept_tokens", "rests", "counts", "token_ids")
 
 

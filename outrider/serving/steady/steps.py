@@ -36,6 +36,7 @@ from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
 from outrider.serving.steady.begun import (
+    MAX_BEGUN_SESSIONS,
     BegunSteps,
     Following,
     ShortenedForward,
@@ -169,9 +170,10 @@ class SteadySteps:
 
     def begin(self, link_id: int, verdicts: Verdicts, arrived_ns: int) -> None:
         """Begin the proposals that follow from verdicts, unless something that was asked for is to be begun."""
-        if self.pending is not None or self._executor.is_asynchronous:
-            return
         is_guess = verdicts.next_token_ids.item(0) == UNKNOWN
+        is_large = len(verdicts) > MAX_BEGUN_SESSIONS and not is_guess
+        if self.pending is not None or self._executor.is_asynchronous or is_large:
+            return
         rows = list(rows_after(self._sessions, self._executor, self._scheduler.queue, link_id, verdicts))
         if not is_guess:
             rows = [row._replace(draft_length=self._wanted.pop(row.session.key, row.draft_length)) for row in rows]
