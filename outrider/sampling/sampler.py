@@ -29,9 +29,11 @@ class Sampler:
         """Compiles the grammars of sessions; None: the service has no tokenizer."""
         self._mask_threads = MaskThreads()
 
-    def begin_masks(self, masks: Sequence[PositionMasks]) -> None:
-        """Start to make the masks of different sessions, while the forward runs whose logits they are for."""
-        self._mask_threads.begin(masks)
+    def begin_masks(self, masks: Sequence[PositionMasks], *, is_awaited: bool = False) -> None:
+        """Start to make the masks of different sessions, while the forward runs whose logits they are for.
+        ``is_awaited``: they are needed next.
+        """
+        self._mask_threads.begin(masks, is_awaited=is_awaited)
 
     def begin_scoring(self, logits: torch.Tensor, requests: Sequence[ScoreRequest]) -> Scoring:
         """Start to score every request's K+1 positions over ``logits`` [R, V] of any floating type."""

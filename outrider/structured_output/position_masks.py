@@ -181,8 +181,10 @@ class MaskThreads:
         self._pool: ThreadPoolExecutor | None = None
         self._executor: LLExecutor | None = None
 
-    def begin(self, masks: Sequence[PositionMasks]) -> None:
-        """Start to make masks of different sessions."""
+    def begin(self, masks: Sequence[PositionMasks], *, is_awaited: bool = False) -> None:
+        """Start to make masks of different sessions. ``is_awaited``: the caller waits for them next, so that another
+        thread would only have to be waited for.
+        """
         if not masks:
             return
         if self._pool is None:
@@ -195,7 +197,9 @@ class MaskThreads:
         threads = [self._pool.submit(_make_each, left) for _ in range(min(self._num_threads, len(new)))]
         for each in new:
             each.await_threads(threads)
-        if compiled:
+        if compiled and is_awaited:
+            make_together(compiled, self._executor)
+        elif compiled:
             together = [self._pool.submit(make_together, compiled, self._executor)]
             for each in compiled:
                 each.await_threads(together)

@@ -73,13 +73,15 @@ class JobRows:
         """The rows."""
         return RowBatch.of([_forward_row(row) for row in self._rows])
 
-    def begin_masks(self, sampler: Sampler) -> None:
-        """Start to make the masks of the grammars; once. The tokens of the rows are known."""
+    def begin_masks(self, sampler: Sampler, *, is_awaited: bool = False) -> None:
+        """Start to make the masks of the grammars; once. The tokens of the rows are known. ``is_awaited``: they are
+        needed next.
+        """
         if self._masks is not None:
             return
         self._masks = {id(row.job): _masks_of(row) for row in self._finished if row.job.sampling.has_grammar}
         if self._masks:
-            sampler.begin_masks(list(self._masks.values()))
+            sampler.begin_masks(list(self._masks.values()), is_awaited=is_awaited)
             self._give_masks()
 
     def _give_masks(self) -> None:

@@ -51,7 +51,7 @@ class ScoringForward:
         self._jobs = JobRows(shares, planes) if shares else None
         self._parts = [part for part in (self._step, self._jobs) if part is not None]
         if drawn is None:
-            self._begin_masks()  # while the forward runs
+            self._begin_masks(is_awaited=False)  # while the forward runs
         self._launch(drawn, None if step is None else step.plan)
         # Without it the forward's time would be counted where its result is first read.
         self._forward = Mark(runner.device)
@@ -74,10 +74,10 @@ class ScoringForward:
         ):
             part.hand_over(own, layers)
 
-    def _begin_masks(self) -> None:
+    def _begin_masks(self, *, is_awaited: bool = True) -> None:
         """Start to make the masks of grammars; the tokens of the rows are known."""
         for part in self._parts:
-            part.begin_masks(self._runner.sampler)
+            part.begin_masks(self._runner.sampler, is_awaited=is_awaited)
 
     def _begin_scoring(self) -> None:
         """Start the scoring, before the forward has ended: preparing it costs the device no time."""
@@ -119,7 +119,7 @@ class ScoringForward:
         if self._step is not None or jobs is None or not jobs.are_decode_steps:
             return None
         places = [i for i, job in enumerate(self.jobs) if not job.is_last_step]
-        jobs.begin_masks(self._runner.sampler)
+        jobs.begin_masks(self._runner.sampler, is_awaited=True)
         if not places or (drawn := jobs.drawn()) is None:
             return None
         if len(places) < len(self.jobs):

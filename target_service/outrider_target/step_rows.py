@@ -131,8 +131,10 @@ class StepRows:
             return forward_rows(step, columns, columns.draft_token_ids)
         return RowBatch.plain(self._own.sequences, step.bases - 1, None if self._is_drawn else step.tokens)
 
-    def begin_masks(self, sampler: Sampler) -> None:
-        """Start to make the masks of the grammars; once. The tokens of the rows are known."""
+    def begin_masks(self, sampler: Sampler, *, is_awaited: bool = False) -> None:
+        """Start to make the masks of the grammars; once. The tokens of the rows are known. ``is_awaited``: they are
+        needed next.
+        """
         if self._has_begun_masks:
             return
         self._has_begun_masks = True
@@ -143,7 +145,7 @@ class StepRows:
                 own = () if drafts is None else drafts[ends[place] - int(self._lengths[place]) : ends[place]]
                 output = text[min(sampling.open.prompt_length, len(text)) :]
                 self._masks[place] = sampling.masks(output, own, position=bases[place])
-        sampler.begin_masks(list(self._masks.values()))
+        sampler.begin_masks(list(self._masks.values()), is_awaited=is_awaited)
 
     def _texts(self) -> Iterator[list[int]]:
         """Committed tokens of each session, those of the step included, whether its sequence has these yet or not."""
