@@ -121,6 +121,11 @@ class Matcher:
     # For ``fill_masks``.
 
     @property
+    def grammar(self) -> LLMatcher:
+        """Engine at the beginning of the output, of which those of other matchers of the grammar are copies."""
+        return self._origin
+
+    @property
     def engine(self) -> LLMatcher | None:
         """Engine that fills the mask; None in free text."""
         return None if self._is_free else self._engine
@@ -169,18 +174,33 @@ class Matcher:
             self.keep()
 
 
+class MaskExecutors:
+    """Threads that fill masks, without the interpreter lock. Matchers of one grammar share a lexer and its lock, so
+    that eight threads take twice as long as one.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._single, self._several = LLExecutor(num_threads=1), LLExecutor(num_threads=num_threads)
+
+    def of(self, matchers: Sequence[Matcher]) -> LLExecutor:
+        """Several threads if most matchers have a grammar of their own, else one."""
+        num_grammars = len({id(matcher.grammar) for matcher in matchers})
+        return self._several if 2 * num_grammars > len(matchers) else self._single
+
+
 def fill_masks(
-    rows: Sequence[tuple[Matcher, int]], words: Words, executor: LLExecutor | None = None
+    rows: Sequence[tuple[Matcher, int]], words: Words, executors: MaskExecutors | None = None
 ) -> list[InvalidRequestError | None]:  # words [N, W]
     """Fill the masks of different matchers into these rows of ``words``; of each why it fails, if it does.
-    ``executor`` has the threads for it.
+    ``executors`` have the threads for it.
     """
     began = time.perf_counter()
     engines = [(engine, row) for matcher, row in rows if (engine := matcher.engine) is not None]
-    if executor is None or len(engines) == 1:
+    if executors is None or len(engines) == 1:
         for engine, row in engines:
             _fill(words[row], engine)
     elif engines:
+        executor = executors.of([matcher for matcher, _ in rows])
         executor.unsafe_compute_mask_ptr(engines, words.ctypes.data, words.shape[1] * words.itemsize, len(words))
     errors = [_completed(matcher, words[row]) for matcher, row in rows]
     seconds = (time.perf_counter() - began) / max(1, len(rows))

@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-from llguidance import LLExecutor
 
 from outrider.errors import InvalidRequestError
-from outrider.structured_output.matcher import Matcher, Outcome, Words, fill_masks
+from outrider.structured_output.matcher import MaskExecutors, Matcher, Outcome, Words, fill_masks
 
 _MOST_THREADS = 8
 _NO_WORDS: Words = np.zeros(0, dtype=np.int32)
@@ -141,8 +140,8 @@ class PositionMasks:
         self._num_made, self.ended_ns = num_made, time.perf_counter_ns()
 
 
-def make_together(masks: Sequence[PositionMasks], executor: LLExecutor | None = None) -> None:
-    """Make the masks of different sessions, position by position; ``executor`` has the threads for it."""
+def make_together(masks: Sequence[PositionMasks], executors: MaskExecutors | None = None) -> None:
+    """Make the masks of different sessions, position by position; ``executors`` have the threads for it."""
     for each in masks:
         each.compile()
     ends = np.cumsum([each.num_positions for each in masks]).tolist()
@@ -156,7 +155,7 @@ def make_together(masks: Sequence[PositionMasks], executor: LLExecutor | None = 
     place = 0
     while going := [index for index in going if masks[index].error is None and masks[index].go_to(place)]:
         rows = [(matcher, starts[index] + place) for index in going if (matcher := masks[index].matcher) is not None]
-        for index, error in zip(going, fill_masks(rows, words, executor), strict=True):
+        for index, error in zip(going, fill_masks(rows, words, executors), strict=True):
             masks[index].error = error
             num_made[index] = place + 1
         if not place:
@@ -179,7 +178,7 @@ class MaskThreads:
     def __init__(self) -> None:
         self._num_threads = 0
         self._pool: ThreadPoolExecutor | None = None
-        self._executor: LLExecutor | None = None
+        self._executors: MaskExecutors | None = None
 
     def begin(self, masks: Sequence[PositionMasks], *, is_awaited: bool = False) -> None:
         """Start to make masks of different sessions. ``is_awaited``: the caller waits for them next, so that another
@@ -190,7 +189,7 @@ class MaskThreads:
         if self._pool is None:
             self._num_threads = _num_threads()
             self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="grammar-masks")
-            self._executor = LLExecutor(num_threads=self._num_threads)
+            self._executors = MaskExecutors(self._num_threads)
         compiled = [each for each in masks if each.is_compiled]
         new = [each for each in masks if not each.is_compiled]
         left = deque(new)
@@ -198,9 +197,9 @@ class MaskThreads:
         for each in new:
             each.await_threads(threads)
         if compiled and is_awaited:
-            make_together(compiled, self._executor)
+            make_together(compiled, self._executors)
         elif compiled:
-            together = [self._pool.submit(make_together, compiled, self._executor)]
+            together = [self._pool.submit(make_together, compiled, self._executors)]
             for each in compiled:
                 each.await_threads(together)
 
