@@ -9,7 +9,7 @@ from outrider.benchmarks.tables.comparison import compared_systems, comparison_t
 from outrider.benchmarks.tables.plot import plot
 from tests.benchmarks.made_results import peer_result, serve_result
 
-_FAMILY = "h100-slow-host-8b-1b-"
+_FAMILY = "h100-beside-vllm-8b-1b-"
 
 
 def results_of_the_comparison() -> list[Result]:

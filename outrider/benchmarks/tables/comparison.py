@@ -16,7 +16,7 @@ from outrider.benchmarks.tables.serving import tokens_per_gpu, tokens_per_user
 
 _USERS_OF_TABLE = (1, 8, 32, 128)
 _OWN_ENGINE = "Outrider"
-_OUTRIDER = "h100-slow-host-8b-1b"
+_OUTRIDER = "h100-beside-vllm-8b-1b"
 """Family of Outrider's results."""
 _VLLM = ("h100-vllm-8b-1b-plain", "h100-vllm-8b-1b-k3")
 """Results of vLLM: without speculation, and with the same draft model."""
@@ -104,10 +104,11 @@ def _caption(results: Sequence[Result]) -> str:
     days = sorted({result.created_at[:10] for result in chosen})
     cards = sorted({device(result) for result in chosen})
     commits = sorted({result.environment.commit[:9] for result in chosen if result.kind == "serve"})
+    where = "one after the other on one machine" if len(days) == 1 else "on different machines of one kind"
     return (
         f"{' and '.join(cards)}: one GPU for both models, 8B and 1B shapes in bfloat16 with synthetic weights "
         "(about 0.8 of the judged draft tokens are accepted), greedy, 128 tokens in and 256 out, "
         "less the time of the first tokens. "
-        f"Medians. Measured on {' and '.join(days)} on different machines of one kind, Outrider at commit "
+        f"Medians. Measured on {' and '.join(days)}, {where}, Outrider at commit "
         f"{', '.join(commits)}. vLLM drafts 3 tokens per step; Outrider chooses 0 to 8."
     )
