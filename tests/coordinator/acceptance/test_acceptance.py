@@ -287,3 +287,10 @@ def test_scores_with_mass_outside_and_no_token_drawn_there_are_refused() -> None
     scores = sparse_scores([0.5], [0.5, 1], [-1, 1])
     with pytest.raises(ProtocolError):
         judge_one(JudgeRules(JudgingRule.REJECTION, 5), (0,), evidence, scores, seed=0, base=0)
+
+
+def test_a_draw_that_rounds_up_to_the_whole_sum_takes_the_last_weight_above_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outrider.randomness.scalar.coin", lambda *_: 1.0)
+    assert draw(1, 2, 3, np.array([0.25, 0.5, 0.0])) == 1
