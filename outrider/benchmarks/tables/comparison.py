@@ -104,11 +104,12 @@ def _caption(results: Sequence[Result]) -> str:
     days = sorted({result.created_at[:10] for result in chosen})
     cards = sorted({device(result) for result in chosen})
     commits = sorted({result.environment.commit[:9] for result in chosen if result.kind == "serve"})
+    lengths = " vLLM drafts 3 tokens per step;" if any(result.name == _VLLM[1] for result in results) else ""
     where = "one after the other on one machine" if len(days) == 1 else "on different machines of one kind"
     return (
         f"{' and '.join(cards)}: one GPU for both models, 8B and 1B shapes in bfloat16 with synthetic weights "
         "(about 0.8 of the judged draft tokens are accepted), greedy, 128 tokens in and 256 out, "
         "less the time of the first tokens. "
         f"Medians. Measured on {' and '.join(days)}, {where}, Outrider at commit "
-        f"{', '.join(commits)}. vLLM drafts 3 tokens per step; Outrider chooses 0 to 8."
+        f"{', '.join(commits)}.{lengths} Outrider chooses 0 to 8 draft tokens per step."
     )
