@@ -29,7 +29,7 @@ class Alone:
     def first_difference(self, stream: Stream) -> int | None:
         """Place in the output of the first token that is not the one of the text before it alone; None: all are."""
         text, begin = stream.text, len(stream.prompt)
-        session = SessionSampling(_opening(stream, self.runner.config.vocab_size))
+        session = SessionSampling(opening(stream, self.runner.config.vocab_size))
         sequence = self.runner.sequences.open(len(text))
         try:
             for start in range(0, len(text) - 1, _CHUNK):
@@ -44,7 +44,8 @@ class Alone:
         return None
 
 
-def _opening(stream: Stream, vocab_size: int) -> Open:
+def opening(stream: Stream, vocab_size: int) -> Open:
+    """The session of the stream's whole text."""
     sampling = SamplingParams(temperature=stream.temperature)
     rule = JudgingRule.COUPLED if stream.temperature else JudgingRule.GREEDY
     return Open(0, 0, sampling, stream.seed, rule, len(stream.prompt), len(stream.text), vocab_size)
