@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import jsonschema
-
 from outrider.errors import OutriderError
 from outrider.generation import GenerationResult
 from outrider.types import FinishReason, TokenLogprob
@@ -91,6 +89,8 @@ def _against_itself(reading: Reading) -> list[str]:
 
 
 def _matches(text: str, options: Mapping[str, Any]) -> bool:
+    import jsonschema  # streams without grammars are compared where it is not installed
+
     try:
         jsonschema.validate(json.loads(text), options["json_schema"])
     except (ValueError, jsonschema.ValidationError):

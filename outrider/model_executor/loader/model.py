@@ -162,7 +162,9 @@ def load_model(
         communicator = SINGLE_RANK if ranks is None else ranks.open_communicator(chosen_device, chosen_dtype)
         communicator.shard.check(config)
         num_ranks = communicator.shard.size
-        keeps_order = is_batch_invariant(batch_invariant, config, chosen_dtype, chosen_device, num_ranks=num_ranks)
+        keeps_order = is_batch_invariant(
+            batch_invariant, config, chosen_dtype, chosen_device, num_ranks=num_ranks, cached_dtype=cached_dtype
+        )
         if config.is_fallback:
             decoder = load_fallback(
                 folder, config, chosen_dtype, chosen_device, progress=progress, communicator=communicator
@@ -272,9 +274,17 @@ def _cached_dtype(setting: KVCacheDtype, dtype: torch.dtype, device: torch.devic
 
 
 def is_batch_invariant(
-    setting: BatchInvariance, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, num_ranks: int
+    setting: BatchInvariance,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    num_ranks: int,
+    cached_dtype: torch.dtype | None = None,
 ) -> bool:
-    """Mode that a setting means for a model; ``ConfigError`` where it is "on" and cannot be."""
+    """Mode that a setting means for a model; ``ConfigError`` where it is "on" and cannot be. ``cached_dtype`` is that of
+    the KV cache, None the model's.
+    """
     reason = obstacle(device, dtype, num_ranks=num_ranks)
     if config.quantization is not None and not config.quantization.keeps_order:
         reason = f"products with weights that are {config.quantization} do not keep one order of sums"
@@ -282,6 +292,10 @@ def is_batch_invariant(
         reason = "the code of transformers, which computes this model, promises no order of sums"
     if config.variant.has_wide_qk_norm and num_ranks > 1:
         reason = "queries and keys are normalised over heads of several ranks, whose sums have no fixed order"
+    if cached_dtype is not None and cached_dtype != dtype:
+        reason = (
+            "products with keys and values that are FP8 in the cache have another order in small tiles than in large"
+        )
     if setting == "on" and reason is not None:
         raise ConfigError("batch_invariant", f"cannot be on: {reason}")
     # On several GPUs, and in the interpreter, only where it is asked for.
