@@ -89,7 +89,7 @@ def test_an_fp8_cache_is_refused(capability: list[int]) -> None:
     for cached, expected in cases:
         found = is_batch_invariant("auto", config, torch.bfloat16, GPU, num_ranks=1, cached_dtype=cached)
         assert found is expected
-    with pytest.raises(ConfigError, match="batch_invariant: cannot be on: .* FP8 in the cache"):
+    with pytest.raises(ConfigError, match=r"batch_invariant: cannot be on: .* FP8 in the cache"):
         is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1, cached_dtype=torch.float8_e4m3fn)
 
 

@@ -282,8 +282,9 @@ def is_batch_invariant(
     num_ranks: int,
     cached_dtype: torch.dtype | None = None,
 ) -> bool:
-    """Mode that a setting means for a model; ``ConfigError`` where it is "on" and cannot be. ``cached_dtype`` is that of
-    the KV cache, None the model's.
+    """Mode that a setting means for a model; ``ConfigError`` where it is "on" and cannot be.
+
+    ``cached_dtype`` is that of the KV cache; None: the model's.
     """
     reason = obstacle(device, dtype, num_ranks=num_ranks)
     if config.quantization is not None and not config.quantization.keeps_order:
