@@ -532,7 +532,9 @@ def test_rows_with_grammars_are_scored_as_single_sessions(
     logits = logits_of(sum(request.num_positions for request in requests), vocab_size, dtype)
     if flaw == "not a number":
         logits[0, 5] = math.nan
-    outcomes = begin_scoring(logits.clone(), requests, fused=True).outcomes()
+    outcomes, truths = both(logits.clone(), requests)
+    for found, truth in zip(outcomes, truths, strict=True):
+        agree(found, truth)
     scoring = RowScoring(logits.clone(), as_columns(requests, vocab_size))
     tokens, sparse = scoring.tokens(), scoring.sparse()
     assert ((tokens is None) and (sparse is None)) == (flaw != "none" or WRONG in kinds)

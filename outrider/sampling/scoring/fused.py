@@ -24,6 +24,7 @@ from outrider.kernels.device_stream import to_device, to_host
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.scoring import Findings, Found, Launch, launch
 from outrider.sampling.checks import row_error
+from outrider.sampling.logits_processors.grammar_masks import masked_rows, masks_of
 from outrider.sampling.logits_processors.process import adjust_logits
 from outrider.sampling.metadata import SamplingMetadata
 from outrider.sampling.parameters import has_penalties
@@ -67,7 +68,10 @@ class Scoring:
         if launched is None and not keep_contract([requests[i] for i in self._fused], logits.shape[-1]):
             self._fail_invalid_requests()
         sound = [i for i in self._fused if i not in self._outcomes]
-        self._adjusted = [i for i in sound if self._metadata[i].is_adjusted]
+        can_mask = logits.dtype is not torch.float16  # has no number for what is refused
+        self._masked = [i for i in sound if self._metadata[i].is_masked and can_mask]
+        changed = [i for i in sound if self._metadata[i].is_adjusted]
+        self._adjusted = [i for i in changed if i not in self._masked]
         self._first = self._launch([i for i in sound if not self._metadata[i].is_adjusted], launched)
 
     def outcomes(self) -> list[ScoreOutcome]:
@@ -128,8 +132,9 @@ class Scoring:
 
     @functools.cached_property
     def _parts(self) -> list[_Part]:
-        """Launches: with the adjusted rows, for which the masks of grammars have to be made."""
-        return [part for part in (self._first, self._launch_adjusted()) if part is not None]
+        """Launches: with the masked and the adjusted rows, for which the masks of grammars have to be made."""
+        parts = self._first, self._launch_masked(), self._launch_adjusted()
+        return [part for part in parts if part is not None]
 
     @property
     def _has_drafts(self) -> bool:
@@ -150,6 +155,13 @@ class Scoring:
         """Sessions without an outcome that are not among the ``others``."""
         known = {*self._outcomes, *others}
         return [i for i in range(len(self._requests)) if i not in known]
+
+    def _launch_masked(self) -> _Part | None:
+        """Rows with a grammar alone are masked in the model's own logits."""
+        masks = [self._requests[i].masks or masks_of(self._requests[i]) for i in self._masked]
+        if masks:
+            masked_rows(self._logits, [(self._starts[i], each) for i, each in zip(self._masked, masks, strict=True)])
+        return self._launch(self._masked)
 
     def _launch_adjusted(self) -> _Part | None:
         """Only rows with penalties, bias or bans pay for a float32 copy and the way through PyTorch."""

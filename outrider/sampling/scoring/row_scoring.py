@@ -147,7 +147,7 @@ class RowScoring:
 
     @functools.cached_property
     def _singles(self) -> Scoring:
-        """Session by session. Masked rows are launched anew: they are masked by ``adjust_logits`` then."""
+        """Session by session. Masked rows are launched anew."""
         return self._score_singly(None if self._is_masked else self._launch)
 
     def drawn(self) -> Tensor | None:
