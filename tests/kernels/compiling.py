@@ -136,6 +136,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _look_up_kernel: {"BLOCK": 2048},
     _route_kernel: {
         **{"NUM_EXPERTS": 60, "NUM_CHOSEN": 4, "NORMALIZES": True, "IS_ALONE": True, "BLOCK_E": 64, "BLOCK_A": 4},
+        **{"NUM_GROUPS": 4, "GROUPS_CHOSEN": 2, "SCALE": 2.5},
     },
     _tile_kernel: {"WIDTH": 16, "BLOCK_E": 128, "BLOCK": 1024},
     _grouped_kernel: {
@@ -186,7 +187,7 @@ INTEGERS = {
     "schedule", "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters",
     "best_ids", "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
     "rounds", "num_rows", "step", "positions", "contexts", "marks", "found", "counts", "chosen",
-    "group_masses", "box", "numbers", "order", "tiles", "lengths", "starts", "ends", "token_slots",
+    "group_masses", "box", "words", "numbers", "order", "tiles", "lengths", "starts", "ends", "token_slots",
 }  # fmt: skip
 REALS = {
     "sums", "partials", "stats", "groups", "parts", "left_sum", "right_sum", "out_sum",

@@ -11,6 +11,7 @@ import torch
 from outrider.kernels.experts import (
     Mxfp4Matrix,
     Routing,
+    SigmoidScores,
     prepare_experts,
     prepare_fp8_experts,
     prepare_mxfp4_experts,
@@ -78,6 +79,18 @@ def check_tiles(routing: Routing, num_experts: int) -> None:
     if routing.expert_ids.shape[1] > 1:
         assert experts == sorted(experts)
     assert len(used) == sum(-(-ids.count(expert) // width) for expert in set(ids))
+
+
+@pytest.mark.parametrize(("num_groups", "num_groups_chosen", "normalizes"), [(1, 1, True), (4, 2, False), (3, 3, True)])
+def test_experts_are_chosen_by_sigmoids_within_groups(
+    num_groups: int, num_groups_chosen: int, normalizes: bool
+) -> None:
+    logits = random(9, 24, seed=1).to(DTYPE)
+    scores = SigmoidScores(random(24, seed=2), 2.5, num_groups, num_groups_chosen)
+    expected = reference.route(logits, 4, normalizes=normalizes, scores=scores)
+    found = route(logits, 4, normalizes=normalizes, scores=scores)
+    assert torch.equal(found.expert_ids, expected.expert_ids)
+    torch.testing.assert_close(found.weights, expected.weights)
 
 
 def test_logits_that_are_no_numbers_choose_experts_too() -> None:

@@ -68,6 +68,10 @@ MROPE: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 1, 1]},
 }
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
+GLM_4_5: dict[str, Any] = {
+    "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+    "num_hidden_layers": 3, "routed_scaling_factor": 1.5, "attention_bias": True, "head_dim": 8,
+}  # fmt: skip
 PHI_4_MINI: dict[str, Any] = {
     "tie_word_embeddings": True, "hidden_size": 64, "head_dim": 16, "partial_rotary_factor": 0.75,
     "original_max_position_embeddings": 120,
@@ -140,6 +144,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("glm", {"head_dim": 16}),
     "glm4": ("glm4", {"head_dim": 16, "attention_bias": True}),
     "glm4-a-quarter": ("glm4", {"head_dim": 16, "partial_rotary_factor": 0.25}),
+    "glm4-moe": ("glm4_moe", {**GLM_4_5, "use_qk_norm": True}),
+    "glm4-moe-groups": (
+        "glm4_moe",
+        {**GLM_4_5, "n_group": 3, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False, "head_dim": 16},
+    ),
     "granite": (
         "granite",
         {

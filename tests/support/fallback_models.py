@@ -30,10 +30,6 @@ FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
         "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24,
         "attention_k_eq_v": True, "num_global_key_value_heads": 1,
     },
-    "glm4_moe": {
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1,
-        "first_k_dense_replace": 1,
-    },
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},

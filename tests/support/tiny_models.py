@@ -199,6 +199,9 @@ def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
                 elif parameter.dim() == 1 or name.endswith("_bias"):
                     mean = 1.0 if "norm" in name and not (has_offset and "linear_attn" not in name) else 0.0
                     parameter.copy_(0.2 * torch.randn_like(parameter) + mean)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.copy_(0.2 * torch.randn_like(buffer))
     return model
 
 

@@ -1,10 +1,11 @@
 """Routing of tokens to experts (mixture of experts, MoE), and products with the weights of each token's experts
 (grouped GEMM).
 
-Contract: ``route`` takes a router's logits ``[T, E]`` and gives the ``Routing``: the A most probable experts of each
-token. ``prepare_experts`` and its forms for FP8 and MXFP4 take the weights of all experts, one after the other, and
-give an ``ExpertWeight``: ``(x [T, K] or [A * T, K], routing, bias) -> [A * T, N]``, in which the row of token t and its
-a-th expert is a * T + t. Weighted products [A, T, N] are what remains to be added up.
+Contract: ``route`` takes a router's logits ``[T, E]`` and gives the ``Routing``: the A experts of each token with the
+largest softmax, or the largest sigmoid by ``SigmoidScores``. ``prepare_experts`` and its forms for FP8 and MXFP4 take
+the weights of all experts, one after the other, and give an ``ExpertWeight``: ``(x [T, K] or [A * T, K], routing, bias)
+-> [A * T, N]``, in which the row of token t and its a-th expert is a * T + t. Weighted products [A, T, N] are what
+remains to be added up.
 
 On a GPU nothing waits for the host: pairs of tokens and experts are sorted into tiles whose number follows from the
 number of tokens alone. A row has the same bits with any other rows, at any place in a tile: columns are summed from the
@@ -17,28 +18,28 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.experts import reference
-from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing
+from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing, SigmoidScores
 from outrider.kernels.experts.reference import PlainExperts, RoundedExperts, widened_mxfp4
 from outrider.kernels.fp8_linear import Fp8Matrix, Rounding
 from outrider.kernels.fp8_linear.reference import widened
 from outrider.kernels.launching import has_kernels
 
 __all__ = [
-    "ExpertWeight", "Mxfp4Matrix", "Routing", "prepare_experts", "prepare_fp8_experts", "prepare_mxfp4_experts",
-    "route", "sum_experts",
+    "ExpertWeight", "Mxfp4Matrix", "Routing", "SigmoidScores", "prepare_experts", "prepare_fp8_experts",
+    "prepare_mxfp4_experts", "route", "sum_experts",
 ]  # fmt: skip
 
 
-def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool) -> Routing:
-    """The ``num_chosen`` most probable experts of each token by ``logits`` [T, E], weighted by their probabilities;
-    ``normalizes``: the weights of a token's experts add up to 1.
+def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool, scores: SigmoidScores | None = None) -> Routing:
+    """The ``num_chosen`` most probable experts of each token by ``logits`` [T, E], weighted by their probabilities, or
+    by ``scores``; ``normalizes``: the weights of a token's experts add up to 1, before they are scaled.
     """
     if has_kernels(logits.device):
         from outrider.kernels.experts import kernel, routing  # Triton is slow to import
 
         width = kernel.tiling_of(logits.shape[0] * num_chosen, logits.shape[1]).width
-        return routing.route(logits, num_chosen, normalizes=normalizes, width=width)
-    return reference.route(logits, num_chosen, normalizes=normalizes)
+        return routing.route(logits, num_chosen, normalizes=normalizes, width=width, scores=scores)
+    return reference.route(logits, num_chosen, normalizes=normalizes, scores=scores)
 
 
 def sum_experts(products: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

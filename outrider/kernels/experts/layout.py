@@ -24,6 +24,19 @@ class TokenTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class SigmoidScores:
+    """Scores of experts that are sigmoids of logits, and by which experts are chosen only from some groups."""
+
+    bias: torch.Tensor  # [E] float32, added where experts are chosen, but not to their weights
+    scale: float = 1.0
+    """Factor of the weights."""
+    num_groups: int = 1
+    """Neighbouring experts, as many in each group."""
+    num_groups_chosen: int = 1
+    """Groups with the largest sums of their two best scores."""
+
+
+@dataclass(frozen=True, slots=True)
 class Routing:
     """Experts of each token."""
 

@@ -5,16 +5,33 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing
+from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing, SigmoidScores
 from outrider.kernels.fp8_linear import Rounding, round_rows
 
 
-def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool) -> Routing:
-    """``logits`` [T, E] to the ``num_chosen`` most probable experts of each token and their probabilities."""
-    weights, ids = logits.float().softmax(-1).topk(num_chosen, -1)
+def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool, scores: SigmoidScores | None = None) -> Routing:
+    """``logits`` [T, E] to the ``num_chosen`` best experts of each token and their weights."""
+    if scores is None:
+        weights, ids = logits.float().softmax(-1).topk(num_chosen, -1)
+    else:
+        sigmoids = logits.float().sigmoid()
+        ids = _within_groups(sigmoids + scores.bias, scores).topk(num_chosen, -1)[1]
+        weights = sigmoids.gather(-1, ids)
     if normalizes:
         weights = weights / weights.sum(-1, keepdim=True)
+    if scores is not None:
+        weights = weights * scores.scale
     return Routing(ids.T.int().contiguous(), weights.T.contiguous())
+
+
+def _within_groups(ranks: torch.Tensor, scores: SigmoidScores) -> torch.Tensor:
+    """``ranks`` [T, E], those of experts in groups that are not chosen -inf."""
+    if scores.num_groups == 1:
+        return ranks
+    groups = ranks.view(len(ranks), scores.num_groups, -1)
+    best = groups.topk(2, -1)[0].sum(-1).topk(scores.num_groups_chosen, -1)[1]
+    is_chosen = torch.zeros(groups.shape[:2], dtype=torch.bool, device=ranks.device).scatter_(1, best, value=True)
+    return groups.masked_fill(~is_chosen[..., None], float("-inf")).view_as(ranks)
 
 
 _FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -14,20 +14,39 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.experts.layout import Routing, TokenTiles
+from outrider.kernels.experts.layout import Routing, SigmoidScores, TokenTiles
 from outrider.kernels.launching import launch_options
 
 _BLOCK = 1024
 """Pairs that are read together."""
 _TILES = tl.constexpr(128)
 """Tiles that are written together."""
+_NEVER = tl.constexpr(float("-inf"))
 _LARGEST = tl.constexpr(1e38)
 """Of a logit: the difference of two is a number."""
+
+
+@triton.jit
+def _within_groups(ranks, expert, SIZE: tl.constexpr, NUM_GROUPS: tl.constexpr, CHOSEN: tl.constexpr):
+    """``ranks`` [E], those of experts in groups of ``SIZE`` that are not chosen -inf."""
+    group, sums = expert // SIZE, tl.zeros_like(ranks)
+    for number in tl.static_range(NUM_GROUPS):
+        own = tl.where(group == number, ranks, _NEVER)
+        best = tl.max(own, 0)
+        place = tl.min(tl.where(own == best, expert, NUM_GROUPS * SIZE), 0)
+        second = tl.max(tl.where(expert == place, _NEVER, own), 0)
+        sums = tl.where(group == number, best + second, sums)
+    num_better = tl.zeros_like(expert)
+    for number in tl.static_range(NUM_GROUPS):
+        other = tl.max(tl.where(group == number, sums, _NEVER), 0)
+        num_better += ((other > sums) | ((other == sums) & (number < group))).to(tl.int32)
+    return tl.where(num_better < CHOSEN, ranks, _NEVER)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _route_kernel(
     logits_ptr,  # [T, E]
+    bias_ptr,  # [E] float32, of sigmoids
     ids_ptr,  # [A, T] int32
     weights_ptr,  # [A, T] float32
     order_ptr,  # [P] int32
@@ -36,6 +55,9 @@ def _route_kernel(
     NUM_EXPERTS: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     NORMALIZES: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,  # 0: weights are softmax
+    GROUPS_CHOSEN: tl.constexpr,
+    SCALE: tl.constexpr,
     IS_ALONE: tl.constexpr,  # one token: every pair is a tile
     BLOCK_E: tl.constexpr,
     BLOCK_A: tl.constexpr,
@@ -50,20 +72,28 @@ def _route_kernel(
     # What is no number, as in rows that fill up a graph, becomes one: compilers take it that an exp is at least 0.
     logits = tl.where(logits == logits, logits.to(tl.float32), -_LARGEST)  # noqa: PLR0124
     logits = tl.minimum(tl.maximum(logits, -_LARGEST), _LARGEST)
-    masses = tl.exp(logits - tl.max(logits, 0))
-    left = tl.where(expert < NUM_EXPERTS, masses, -1.0)
+    if NUM_GROUPS > 0:
+        masses = 1.0 / (1.0 + tl.exp(-logits))
+        left = masses + tl.load(bias_ptr + expert, mask=expert < NUM_EXPERTS, other=0.0)
+        left = tl.where(expert < NUM_EXPERTS, left, _NEVER)
+        if NUM_GROUPS > 1:
+            left = _within_groups(left, expert, NUM_EXPERTS // NUM_GROUPS, NUM_GROUPS, GROUPS_CHOSEN)
+    else:
+        masses = tl.exp(logits - tl.max(logits, 0))
+        left = tl.where(expert < NUM_EXPERTS, masses, _NEVER)
     chosen = tl.zeros([BLOCK_A], tl.float32)
     ids = tl.zeros([BLOCK_A], tl.int32)
     for number in tl.static_range(NUM_CHOSEN):
         largest = tl.max(left, 0)
         best = tl.min(tl.where(left == largest, expert, BLOCK_E), 0)
-        chosen = tl.where(place == number, largest, chosen)
+        weight = largest if NUM_GROUPS == 0 else tl.max(tl.where(expert == best, masses, 0.0), 0)
+        chosen = tl.where(place == number, weight, chosen)
         ids = tl.where(place == number, best, ids)
-        left = tl.where(expert == best, -2.0, left)
-    total = tl.sum(chosen, 0) if NORMALIZES else tl.sum(masses, 0)
+        left = tl.where(expert == best, _NEVER, left)
+    total = tl.sum(chosen, 0) if NORMALIZES else tl.sum(masses, 0) if NUM_GROUPS == 0 else 1.0
     inside = place < NUM_CHOSEN
     tl.store(ids_ptr + place * num_tokens + token, ids, mask=inside)
-    tl.store(weights_ptr + place * num_tokens + token, chosen / total, mask=inside)
+    tl.store(weights_ptr + place * num_tokens + token, chosen / total * SCALE, mask=inside)
     if IS_ALONE:
         tl.store(order_ptr + place, place, mask=inside)
         tl.store(tiles_ptr + place * 3, ids, mask=inside)
@@ -117,7 +147,9 @@ def _tile_kernel(
             tl.store(tiles_ptr + number * 3 + 2, number * 0, mask=number < num_tiles)
 
 
-def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool, width: int) -> Routing:
+def route(
+    logits: torch.Tensor, num_chosen: int, *, normalizes: bool, width: int, scores: SigmoidScores | None = None
+) -> Routing:
     """As the reference; pairs lie in tiles of at most ``width``."""
     num_tokens, num_experts = logits.shape
     num_pairs = num_tokens * num_chosen
@@ -129,9 +161,13 @@ def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool, width: int
     if not num_tokens:
         return routing
     block, is_alone = triton.next_power_of_2(num_experts), num_tokens == 1
+    groups, groups_chosen, scale, bias = 0, 0, 1.0, logits
+    if scores is not None:
+        groups, groups_chosen, scale, bias = scores.num_groups, scores.num_groups_chosen, scores.scale, scores.bias
     _route_kernel[(num_tokens,)](
-        logits, ids, weights, order, tiles, num_tokens, NUM_EXPERTS=num_experts, NUM_CHOSEN=num_chosen,
-        NORMALIZES=normalizes, IS_ALONE=is_alone, BLOCK_E=block, BLOCK_A=triton.next_power_of_2(num_chosen),
+        logits, bias, ids, weights, order, tiles, num_tokens, NUM_EXPERTS=num_experts, NUM_CHOSEN=num_chosen,
+        NORMALIZES=normalizes, NUM_GROUPS=groups, GROUPS_CHOSEN=groups_chosen, SCALE=scale, IS_ALONE=is_alone,
+        BLOCK_E=block, BLOCK_A=triton.next_power_of_2(num_chosen),
         num_warps=1 if block <= 256 else 4, **launch_options(logits),
     )  # fmt: skip
     if not is_alone:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.errors import ModelError
-from outrider.kernels.experts import route, sum_experts
+from outrider.kernels.experts import SigmoidScores, route, sum_experts
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.swiglu import clamped_swiglu, swiglu
 from outrider.model_executor.layers.context import LayerContext
-from outrider.model_executor.layers.contract import FeedForward, Residual, Weights
+from outrider.model_executor.layers.contract import FeedForward, Residual, Weights, whole
 from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features
@@ -56,12 +56,16 @@ class SparseMlp:
         gates_and_ups = _gates_and_ups(experts, inner)
         self.gate_up = Linear(context, hidden, gates_and_ups, bias=bias, module=module, num_experts=count)
         self.down = Linear(context, inner, outputs, bias=bias, module=module, num_experts=count)
-        self.shared = SharedExpert(context, module, experts.shared_size) if experts.shared_size else None
+        self.shared = SharedExpert(context, module, experts) if experts.shared_size else None
+        self._score_bias, self._scores = f"{names.router}.{names.score_bias}", None
+        if (form := experts.sigmoid) is not None:
+            offsets = torch.empty(count, dtype=torch.float32, device=context.device)
+            self._scores = SigmoidScores(offsets, form.scale, form.num_groups, form.num_groups_chosen)
 
     def __call__(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream with what was to be added, and what this block adds to it."""
         hidden, x = source.normed()
-        routing = route(self.router(x), self._num_chosen, normalizes=self._normalizes)
+        routing = route(self.router(x), self._num_chosen, normalizes=self._normalizes, scores=self._scores)
         gate_up, clamp = self.gate_up.method.grouped(x, routing), self._clamp
         inner = (
             swiglu(gate_up) if clamp is None else clamped_swiglu(gate_up, clamp.alpha, clamp.limit)
@@ -74,6 +78,8 @@ class SparseMlp:
     def weights(self) -> Weights:
         """The tensors of router and experts."""
         yield from self.router.weights(self._prefix)
+        if self._scores is not None:
+            yield self._prefix + self._score_bias, whole(self._scores.bias)
         yield from self.gate_up.weights(self._prefix)
         yield from self.down.weights(self._prefix)
         if self.shared is not None:
@@ -81,26 +87,31 @@ class SparseMlp:
 
 
 class SharedExpert:
-    """Expert that every token meets, weighted by the sigmoid of a gate."""
+    """Expert that every token meets, weighted by the sigmoid of a gate if it has one."""
 
-    def __init__(self, context: LayerContext, module: str, size: int) -> None:
+    def __init__(self, context: LayerContext, module: str, experts: ExpertsConfig) -> None:
         """``module``: prefix of its tensors' names in the whole model."""
+        size, name = experts.shared_size, experts.names.shared
         own, hidden = context.communicator.shard.inner(size), Features.all(context.config.hidden_size)
-        gate, up = (Features(size, own, f"shared_expert.{name}") for name in ("gate_proj", "up_proj"))
+        gate, up = (Features(size, own, f"{name}.{part}") for part in ("gate_proj", "up_proj"))
         self.gate_up = Linear(context, hidden, (gate, up), module=module)
-        output = Features.all(hidden.size, "shared_expert.down_proj")
+        output = Features.all(hidden.size, f"{name}.down_proj")
         self.down = Linear(context, Features(size, own), (output,), module=module)
-        weight = (Features.all(1, "shared_expert_gate"),)
-        self.weight = Linear(context, hidden, weight, module=module, make_method=UnquantizedLinear)
+        weight = (Features.all(1, f"{name}_gate"),)
+        self.weight = None
+        if experts.has_shared_gate:
+            self.weight = Linear(context, hidden, weight, module=module, make_method=UnquantizedLinear)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, hidden] to the same shape."""
-        return self.down(swiglu(self.gate_up(x))) * self.weight(x).sigmoid()
+        found = self.down(swiglu(self.gate_up(x)))
+        return found if self.weight is None else found * self.weight(x).sigmoid()
 
     def weights(self, prefix: str) -> Weights:
         """Its tensors."""
         for linear in (self.gate_up, self.down, self.weight):
-            yield from linear.weights(prefix)
+            if linear is not None:
+                yield from linear.weights(prefix)
 
 
 def _gates_and_ups(experts: ExpertsConfig, inner: Features) -> tuple[Features, ...]:

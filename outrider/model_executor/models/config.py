@@ -120,6 +120,20 @@ class ExpertNames:
     gate_up: str | None = None
     """One tensor of gate and up, whose rows alternate; None: they are two."""
     router: str = "gate"
+    shared: str = "shared_expert"
+    score_bias: str = "e_score_correction_bias"
+    """Of a router with sigmoid scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class SigmoidRouting:
+    """Router whose scores are sigmoids, as DeepSeek-V3 has it: experts are chosen by score and a bias, in the groups
+    with the best experts; weights are scores times ``scale``.
+    """
+
+    scale: float
+    num_groups: int
+    num_groups_chosen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +164,11 @@ class ExpertsConfig:
     clamp: SwigluClamp | None = None
     """None: silu(gate) * up."""
     shared_size: int = 0
-    """Inner features of an expert that every token meets, weighted by a gate; 0: there is none."""
+    """Inner features of an expert that every token meets; 0: there is none."""
+    has_shared_gate: bool = True
+    """Whether a gate weighs that expert."""
+    sigmoid: SigmoidRouting | None = None
+    """None: the router's scores are a softmax."""
 
 
 @dataclass(frozen=True, slots=True)

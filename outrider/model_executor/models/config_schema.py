@@ -138,6 +138,13 @@ class ConfigFile(SpecialTokens):
     moe_intermediate_size: Annotated[Count, Field(le=1 << 24)] | None = None
     shared_expert_intermediate_size: Annotated[Count, Field(le=1 << 24)] | None = None
     norm_topk_prob: bool | None = None
+    n_routed_experts: ExpertCount | None = None
+    n_shared_experts: ExpertCount | None = None
+    n_group: ExpertCount | None = None
+    topk_group: ExpertCount | None = None
+    first_k_dense_replace: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    routed_scaling_factor: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    use_qk_norm: bool | None = None
     decoder_sparse_step: Annotated[Count, Field(le=10_000)] | None = None
     mlp_only_layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=10_000)] | None = None
     linear_num_value_heads: Annotated[Count, Field(le=1 << 12)] | None = None
@@ -162,7 +169,8 @@ class ConfigFile(SpecialTokens):
             raise ValueError(
                 f"layer_types should name num_hidden_layers {self.num_hidden_layers}, and has {len(self.layer_types)}"
             )
-        experts, chosen = self.num_experts or self.num_local_experts, self.num_experts_per_tok
+        experts = self.num_experts or self.num_local_experts or self.n_routed_experts
+        chosen = self.num_experts_per_tok
         if experts and chosen and chosen > experts:
             raise ValueError(f"num_experts_per_tok should be at most num_experts {experts}, and is {chosen}")
         return self

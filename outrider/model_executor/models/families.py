@@ -22,6 +22,7 @@ from outrider.model_executor.models.config import (
     LayerNorms,
     MtpForm,
     RecurrentConfig,
+    SigmoidRouting,
     SwigluClamp,
     Variant,
 )
@@ -198,6 +199,33 @@ def _glm4(fields: Fields) -> FamilyTraits:
     return replace(_glm(fields), variant=Variant(norms=norms))
 
 
+_GLM4_MOE_NAMES = ExpertNames(shared="shared_experts")
+
+
+def _glm4_moe(fields: Fields) -> FamilyTraits:
+    num_layers, count = int(fields["num_hidden_layers"]), int(fields["n_routed_experts"])
+    form = SigmoidRouting(fields["routed_scaling_factor"], fields["n_group"], fields["topk_group"])
+    _check_groups(form, count, fields["num_experts_per_tok"])
+    experts = ExpertsConfig(
+        count, fields["num_experts_per_tok"], fields["moe_intermediate_size"], bool(fields["norm_topk_prob"]),
+        tuple(layer >= fields["first_k_dense_replace"] for layer in range(num_layers)), _GLM4_MOE_NAMES,
+        shared_size=fields["moe_intermediate_size"] * fields["n_shared_experts"], has_shared_gate=False, sigmoid=form,
+    )  # fmt: skip
+    return replace(_glm(fields), qk_norm=bool(fields["use_qk_norm"]), experts=experts)
+
+
+def _check_groups(form: SigmoidRouting, count: int, num_chosen: int) -> None:
+    """Raise ``ModelError`` unless experts are in groups of two at least, and those that are chosen have enough."""
+    groups, size = form.num_groups, count // max(1, form.num_groups)
+    if groups < 1 or count % groups or (groups > 1 and size < len(("best", "second"))):
+        raise ModelError(f"n_group should divide the {count} experts into groups of two or more, and is {groups}")
+    if not 1 <= form.num_groups_chosen <= groups or form.num_groups_chosen * size < num_chosen:
+        raise ModelError(
+            f"topk_group should be from 1 to n_group {groups}, with {num_chosen} experts at least, and is"
+            f" {form.num_groups_chosen}"
+        )
+
+
 def _granite(fields: Fields) -> FamilyTraits:
     variant = Variant(
         embedding_multiplier=fields["embedding_multiplier"],
@@ -347,6 +375,7 @@ FAMILIES = _by_architecture(
         ),
         ModelFamily("GlmForCausalLM", "glm", _glm, has_partial_rotary=True, rotates_pairs=True, fused=_FUSED_GATE),
         ModelFamily("Glm4ForCausalLM", "glm4", _glm4, has_partial_rotary=True, rotates_pairs=True, fused=_FUSED_GATE),
+        ModelFamily("Glm4MoeForCausalLM", "glm4_moe", _glm4_moe, feed_forward=sparse_mlp, has_partial_rotary=True),
         _hybrid("Qwen3_5ForCausalLM", "qwen3_5_text"),
         _hybrid("Qwen3_5ForConditionalGeneration", "qwen3_5", text_types=("qwen3_5_text",)),
         _hybrid("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),

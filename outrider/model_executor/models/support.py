@@ -77,6 +77,7 @@ FAMILIES = (
     FamilySupport("Gemma3ForConditionalGeneration", "Gemma 3 4B, 12B and 27B, text", _NONE, _LOGITS),
     FamilySupport("GlmForCausalLM", "GLM-4 9B (0414 and before, converted)", _NONE, _LOGITS),
     FamilySupport("Glm4ForCausalLM", "GLM-4 and GLM-Z1, 9B and 32B, 0414", _NONE, _LOGITS),
+    FamilySupport("Glm4MoeForCausalLM", "GLM-4.5, 4.5-Air, 4.6 and 4.7, with experts", _NONE, _LOGITS),
     FamilySupport("GraniteForCausalLM", "Granite 3.0 to 3.3, dense", _NONE, _LOGITS),
     FamilySupport(
         "Mistral3ForConditionalGeneration",
@@ -107,7 +108,6 @@ FALLBACKS = (
     FallbackSupport("gemma", "Gemma 1"),
     FallbackSupport("gemma4", "Gemma 4, text of models with images and sound"),
     FallbackSupport("gemma4_text", "Gemma 4, text"),
-    FallbackSupport("glm4_moe", "GLM 4.5 and 4.6, with experts"),
     FallbackSupport("gpt2", "GPT-2"),
     FallbackSupport("gpt_bigcode", "StarCoder"),
     FallbackSupport("gpt_neox", "GPT-NeoX and Pythia"),
