@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
+from outrider.config import TargetSettings
 from outrider.kv_cache import KVSequence
+from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.graph_shapes import GraphLimits
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
@@ -61,9 +63,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "": {},
     "fp8": {"quantization": "fp8"},
     "fp8-kv": {"kv_cache_dtype": "fp8"},
+    "x2": {"num_ranks": 2},
     "fast": {"batch_invariant": "off"},
 }
-"""Options of ``NAME:OPTION``; "fast" is the negative control."""
+"""Options of ``NAME:OPTION``; "x2" takes two GPUs, "fast" is the negative control."""
 
 
 def shape_of(name: str) -> dict[str, Any]:
@@ -181,15 +184,18 @@ class Comparison:
             self.runner.sequences.release(one)
 
 
-def load(name: str, folder: Path, **options: Any) -> ModelRunner:
+def load(name: str, folder: Path, *, num_ranks: int = 1, device: str = "cuda", **options: Any) -> ModelRunner:
     """A shape with weights of noise, in bfloat16."""
     folder.joinpath("config.json").write_text(json.dumps(shape_of(name)))
-    chosen: dict[str, Any] = {"batch_invariant": "on"} | options
-    return ModelRunner.load(
-        folder, device="cuda", dtype="bfloat16", load_format="dummy", num_pages=2500, max_model_len=4096,
-        num_state_slots=400, prefix_caching=False,
-        graphs=GraphLimits(max_draft_length=4, max_tokens=512, max_batched_tokens=4096), **chosen,
-    )  # fmt: skip
+    chosen: dict[str, Any] = {
+        "device": device, "dtype": "bfloat16", "load_format": "dummy", "num_pages": 2500, "max_model_len": 4096,
+        "prefix_caching": False, "batch_invariant": "on", **options,
+    }  # fmt: skip
+    if num_ranks > 1:
+        own = {"model": str(folder), "tensor_parallel_size": num_ranks, "max_batched_tokens": 4096}
+        return open_runner(TargetSettings.model_validate(own | chosen))
+    graphs = GraphLimits(max_draft_length=4, max_tokens=512, max_batched_tokens=4096)
+    return ModelRunner.load(folder, num_state_slots=400, graphs=graphs, **chosen)
 
 
 def main(names: Sequence[str]) -> int:
@@ -204,6 +210,7 @@ def main(names: Sequence[str]) -> int:
                 runner.warm_up()
                 sizes = Sizes()
                 found = list(Comparison(runner, sizes).differing())
+                runner.close()
         except Exception as error:  # the next shape is compared all the same
             found = [f"{type(error).__name__}: {error}"]
         num_differing += bool(found)
