@@ -17,6 +17,7 @@ ARCHITECTURES = (
     "Gemma3ForConditionalGeneration",
     "GlmForCausalLM",
     "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForCausalLM",
