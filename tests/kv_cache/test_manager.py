@@ -8,6 +8,7 @@ import pytest
 
 from outrider.errors import IntegrityError, InvalidRequestError, OutOfPagesError
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
+from outrider.kv_cache.integrity import check_sequence
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
 
 TEXT = list(range(100, 116))
@@ -348,3 +349,13 @@ def test_room_for_one_is_what_may_be_required() -> None:
     assert not manager.has_room_for_one(full)
     manager.release(sequence)
     assert not manager.has_room_for_one(sequence)
+
+
+def test_a_sequence_whose_last_page_was_given_back_has_no_integrity() -> None:
+    manager = make_manager()
+    sequence = hold(manager, TEXT[:8], committed=8)
+    sequence.holes = range(len(sequence.page_table) - 1)
+    check_sequence(sequence, manager.pool, None)
+    sequence.holes = range(len(sequence.page_table))
+    with pytest.raises(IntegrityError, match="the last one included"):
+        check_sequence(sequence, manager.pool, None)
