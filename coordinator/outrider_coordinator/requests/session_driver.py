@@ -102,17 +102,15 @@ class SessionDriver:
         for request, event, timing in received:
             if request.session != event.session or request.place.target is not replica:
                 continue  # it has moved since, by an event before this one
-            if request.trace.notes is not None:
-                request.trace.notes.answered(event, timing, is_draft=False)
             if isinstance(event, Scores):
-                handled = self._on_target_event(request, event, timing, handled)
+                handled = self._on_event(request, event, timing, handled, is_draft=False)
                 self._scored.append(request)
             else:
                 self._find_rooms()  # not once the target has preempted or refused
                 with records_about(request.log_fields):
                     if not is_stale_loss(request.loop, event):
                         log_trouble("target", event)
-                    handled = self._on_target_event(request, event, timing, handled)
+                    handled = self._on_event(request, event, timing, handled, is_draft=False)
         # At once: steps are counted before a reader that was behind reads on.
         self._output.put([request for request, _, _ in received])
 
@@ -178,14 +176,9 @@ class SessionDriver:
         for request, event, timing in received:
             if request.session != event.session or request.place.draft is not replica:
                 continue  # as above
-            if request.trace.notes is not None:
-                request.trace.notes.answered(event, timing, is_draft=True)
-            if isinstance(event, Proposal):
-                handled = self._on_draft_event(request, event, timing, handled)
-            else:
-                with records_about(request.log_fields):
-                    log_trouble("draft", event)
-                    handled = self._on_draft_event(request, event, timing, handled)
+            with records_about(request.log_fields):
+                log_trouble("draft", event)
+                handled = self._on_event(request, event, timing, handled, is_draft=True)
 
     def _first_of(self, batch: EventBatch[DraftEvent]) -> RequestState | None:
         """A request that the message is for."""
@@ -204,20 +197,20 @@ class SessionDriver:
             self._actions.carry_out(request, arrived)
         request.flush()
 
-    def _on_target_event(
-        self, request: RequestState, event: TargetEvent, timing: ItemTiming | None, arrived: float
+    def _on_event(
+        self,
+        request: RequestState,
+        event: Any,  # noqa: ANN401 - of either side
+        timing: ItemTiming | None,
+        arrived: float,
+        *,
+        is_draft: bool,
     ) -> float:
+        if request.trace.notes is not None:
+            request.trace.notes.answered(event, timing, is_draft=is_draft)
+        take = request.loop.on_draft_event if is_draft else request.loop.on_target_event
         try:
-            request.loop.on_target_event(event, timing)
-        except Exception as error:
-            self._fail(request, error)
-        return self._actions.carry_out(request, arrived)
-
-    def _on_draft_event(
-        self, request: RequestState, event: DraftEvent, timing: ItemTiming | None, arrived: float
-    ) -> float:
-        try:
-            request.loop.on_draft_event(event, timing)
+            take(event, timing)
         except Exception as error:
             self._fail(request, error)
         return self._actions.carry_out(request, arrived)
