@@ -74,7 +74,7 @@ class Matcher:
 
     def follow(self, token_ids: Sequence[int]) -> Outcome:
         """Go to the state after exactly these output tokens, up to the first that is refused."""
-        tokens = list(token_ids)
+        tokens = token_ids if isinstance(token_ids, list) else list(token_ids)
         if self._free_text is not None:
             length = self._free_text.length(tokens)
             self._is_free = length is None
@@ -241,9 +241,9 @@ def _set_bits(words: Words, places: Sequence[tuple[int, int]], *, value: bool) -
         bits[byte] = bits[byte] | mask if value else bits[byte] & (mask ^ 0xFF)
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
+def _common(first: list[int], second: list[int]) -> int:
     """Length of the common beginning."""
     shorter = min(len(first), len(second))
-    if first[:shorter] == second[:shorter]:
+    if (first if len(first) == shorter else first[:shorter]) == second[:shorter]:
         return shorter
     return next(place for place in range(shorter) if first[place] != second[place])

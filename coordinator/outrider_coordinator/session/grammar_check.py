@@ -25,11 +25,15 @@ class GrammarCheck:
         """True if these tokens may come next, do not end the output, and leave no text of more than ``most_forced``
         tokens without a choice. Adds nothing.
         """
+        length = len(self._token_ids)
+        self._token_ids += token_ids
         try:
-            if self._matcher.follow([*self._token_ids, *token_ids]) is not Outcome.OPEN:
+            if self._matcher.follow(self._token_ids) is not Outcome.OPEN:
                 return False
         except InvalidRequestError:  # which fails the session once the tokens are added
             return False
+        finally:
+            del self._token_ids[length:]
         return len(self._matcher.forced_tokens()) <= most_forced
 
     def take(self, token_id: int) -> None:
