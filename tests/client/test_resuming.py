@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from outrider import AsyncClient, Client
 from outrider.cli.app import app
+from outrider.client.attempts import MAX_FRUITLESS
 from outrider.client.resuming import ResumableGeneration, add_statistics
 from outrider.errors import (
     CapacityError,
@@ -106,6 +107,12 @@ def test_an_interrupted_stream_goes_on_where_it_was(service: Service, read: Read
         assert request.acceptance_method is AcceptanceMethod.COUPLED
         assert request.resume is not None and request.resume.model == "scripted"
         assert (request.max_tokens, request.sampling, request.stop) == (9, first.sampling, first.stop)
+
+
+def test_a_long_stream_is_no_row_of_fruitless_attempts(service: Service, read: Read) -> None:
+    service.generator.failures.append((MAX_FRUITLESS + 5, GONE))
+    result = result_of(read(service.address, prompt="x", max_tokens=MAX_FRUITLESS + 8))
+    assert len(result.token_ids) == MAX_FRUITLESS + 8
 
 
 def test_the_result_is_of_the_whole(service: Service, read: Read) -> None:
