@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -74,9 +75,9 @@ def test_rows_have_tokens_of_their_own(role: str, monkeypatch: pytest.MonkeyPatc
     assert max(met) > 8
 
 
-def counted(met: list[int], logits: torch.Tensor, num_chosen: int, *, normalizes: bool) -> Routing:
+def counted(met: list[int], logits: torch.Tensor, num_chosen: int, **options: Any) -> Routing:
     """The routing; how many experts it meets is added to ``met``."""
-    routing = route(logits, num_chosen, normalizes=normalizes)
+    routing = route(logits, num_chosen, **options)
     met.append(len(set(routing.expert_ids.flatten().tolist())))
     return routing
 
