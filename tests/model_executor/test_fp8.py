@@ -32,6 +32,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3_moe": ("qwen3_moe", {"seed": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "glm4_moe": (
+        "glm4_moe",
+        {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "first_k_dense_replace": 1},
+    ),
     "qwen3.5": ("qwen3_5_text", {"seed": 1, "linear_num_key_heads": 4, "linear_value_head_dim": 16}),
 }
 
