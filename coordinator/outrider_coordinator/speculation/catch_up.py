@@ -13,8 +13,8 @@ from outrider_coordinator.speculation.session_state import ControlledSession
 
 LONGEST_INLINE_FEED = 16
 """Committed tokens that a draft may lack when it is asked for a proposal; what is longer is computed beforehand."""
-_BEGIN, _END = 0.25, 0.02
-"""Shares of the sessions whose drafts lack more, at which a catch-up begins and ends."""
+_SHARE = 0.1
+"""Share of the sessions whose drafts lack more, from which on the others wait."""
 _LONGEST_S = 1.0
 """So long after the last draft that has caught up the others, which may have no room, are not waited for."""
 
@@ -31,10 +31,10 @@ class CatchUp:
     def update(self, now: float, sessions: Collection[ControlledSession], *, is_wanted: bool) -> None:
         """Begin or end a catch-up of those sessions that are to draft; ``is_wanted``: drafts may compute text now."""
         was_active, self.is_active = self.is_active, False
-        if not is_wanted or not self._is_due(sessions):
+        num_lagging = _num_lagging(sessions)
+        if not is_wanted or num_lagging <= _SHARE * len(sessions):
             self._last_s = None
         else:
-            num_lagging = _num_lagging(sessions)
             if self._last_s is None or num_lagging < self._num_lagging:
                 self._last_s = now
             self._num_lagging = num_lagging
@@ -45,9 +45,6 @@ class CatchUp:
         """True if a catch-up has begun since this was asked last, and goes on."""
         has_begun, self._has_begun = self._has_begun, False
         return has_begun
-
-    def _is_due(self, sessions: Collection[ControlledSession]) -> bool:
-        return _num_lagging(sessions) > (_BEGIN if self._last_s is None else _END) * len(sessions)
 
 
 def _num_lagging(sessions: Collection[ControlledSession]) -> int:

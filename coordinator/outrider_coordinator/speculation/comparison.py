@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from outrider_coordinator.speculation.acceptance import Acceptance
 from outrider_coordinator.speculation.expectation import Expectation
 from outrider_coordinator.speculation.mode import Mode, ModeSwitch
 from outrider_coordinator.speculation.population import Population
@@ -16,11 +15,8 @@ _MAX_TRIAL_TEXT_SHARE = 0.05
 class Comparison:
     """Decides whether the mode of one target's sessions is to change."""
 
-    def __init__(
-        self, population: Population, expectation: Expectation, acceptance: Acceptance, switch: ModeSwitch
-    ) -> None:
-        self._population, self._expected = population, expectation
-        self._acceptance, self._switch = acceptance, switch
+    def __init__(self, population: Population, expectation: Expectation, switch: ModeSwitch) -> None:
+        self._population, self._expected, self._switch = population, expectation, switch
         self.speculated_s = 0.0
         """Seconds of service when speculation was last timed."""
 
@@ -43,13 +39,11 @@ class Comparison:
         if is_untouched:  # going on with speculation has the price of the text too
             rates[Mode.SPECULATIVE] /= 1.0 + lacked_s / max(left_s, plain_s)
             return rates[mode.other] > rates[mode]
-        share = expected.text_share(len(self._population), reads_states=self._population.reads_states)
-        rates[Mode.SPECULATIVE] /= 1.0 + share
         gain = rates[mode.other] / rates[mode] - 1.0
         text_s = 0.0 if self._is_speculating else lacked_s
         if self._switch.observe(now, gain, text_s, plain_s):
             return self._is_speculating or left_s * gain > text_s
-        return gain > self._acceptance.error and self._switch.is_worth(gain, text_s, plain_s, left_s)
+        return self._switch.is_worth(gain, text_s, plain_s, left_s)
 
     def _rates(self, now: float, *, may_try: bool, is_untouched: bool) -> dict[Mode, float]:
         """Expected rates of both modes beside what other coordinators do; optimistic where speculation may be tried."""

@@ -38,7 +38,7 @@ class DraftLengthController:
         self._rounds, self._catch_up = RoundLearner(self.costs), CatchUp()
         self.sessions = Population()
         self.expectation = Expectation(self.costs, self._acceptance, self._rounds)
-        self._comparison = Comparison(self.sessions, self.expectation, self._acceptance, self._switch)
+        self._comparison = Comparison(self.sessions, self.expectation, self._switch)
         self._rounds_since_choice = self._num_at_choice = 0
         self._busy_s = 0.0
         """Time of service."""
@@ -87,6 +87,10 @@ class DraftLengthController:
     def is_measured(self) -> bool:
         """True if speculation was measured with about as many sessions, rather than expected from the profile."""
         return self.costs.knows_speculation(self.expectation.num_rows(len(self.sessions)))
+
+    def text_seconds(self, num_tokens: float) -> float:
+        """Time in which drafts compute ``num_tokens`` of text."""
+        return self._comparison.text_seconds(num_tokens)
 
     def length(self, session: ControlledSession) -> int:
         """Draft length of the session's next step; 0 while prompts are computed, which longer steps would hold up."""
@@ -150,7 +154,6 @@ class DraftLengthController:
         """A message of the target has come; ``now`` is in seconds."""
         if self.sessions.may_draft:
             self._busy_s += min(now - self._rounds.current.now, _MAX_INTERVAL_S)
-            self.expectation.free_share.note(float(not self.sessions.has_prompts))
         self._rounds.current = Round(now)
 
     def note_verdicts(self, verdicts: Iterable[SessionVerdict]) -> None:
@@ -167,16 +170,12 @@ class DraftLengthController:
         if not session.has_begun:
             self._note_begun(session)
         if num_drafted:
-            overall = self._acceptance.mean
-            num_judged = self._acceptance.note(num_drafted, num_accepted)
-            session.acceptance.note(num_judged, num_accepted, overall)
+            self._acceptance.note(num_drafted, num_accepted)
             self._probe.note_step(session)
 
     def _note_begun(self, session: ControlledSession) -> None:
         """The session's prompt has been computed."""
         session.has_begun, session.began_s = True, self._busy_s
-        if session.limit:
-            self.expectation.new_lag.note(max(session.draft_lag, 0))
         self.sessions.num_prompts -= 1
         self._has_prompt_ended = True
         if not self.sessions.has_prompts:
@@ -194,10 +193,9 @@ class DraftLengthController:
         if not self._has_text_come:
             self._rounds.note_draft(num_rows, draft_length, self.sessions.context, seconds)
 
-    def note_draft_text(self, num_tokens: int, seconds: float) -> None:
-        """A forward of the draft that only took in text, and its time."""
+    def note_draft_text(self) -> None:
+        """The draft had a forward that only took in text."""
         self._has_text_come = True
-        self.expectation.text.note(num_tokens, seconds)
         if self._catch_up.is_active:
             self._update_catch_up()
 
@@ -214,11 +212,7 @@ class DraftLengthController:
         context = self.sessions.context
         self._rounds.note_forward(rows, tokens, context, seconds, other_rows=other_rows, other_drafts=other_drafts)
         has_speculated = self._rounds.note_round(
-            len(self.sessions),
-            context,
-            is_disturbed=self._is_disturbed,
-            other_rows=other_rows,
-            others_draft=other_drafts > 0,
+            context, is_disturbed=self._is_disturbed, other_rows=other_rows, others_draft=other_drafts > 0
         )
         if has_speculated:
             self._comparison.speculated_s = self._busy_s
@@ -231,7 +225,6 @@ class DraftLengthController:
         if self.sessions.has_prompts or self._has_prompt_ended:
             self._switch.pause(self._busy_s)
             self.sessions.interrupt()
-            self._rounds.interrupt()
         self._has_prompt_ended = False
 
     @property
@@ -288,12 +281,10 @@ class DraftLengthController:
         if has_changed:
             self._probe.end(self._busy_s)
             self._comparison.speculated_s = self._busy_s
-            if mode is Mode.PLAIN:
-                self._acceptance.lighten()
         if mode is Mode.SPECULATIVE and choice is not None:
-            self.sessions.set_lengths(choice.lengths)
+            self.sessions.set_length(choice.length)
         elif not self._probe.sessions:
-            self.sessions.set_lengths(None)
+            self.sessions.set_length(0)
         return has_changed
 
     def _probe_if_due(self) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-import numpy as np
-
 from outrider_coordinator.speculation.acceptance import PRIOR_TOKENS, Acceptance
-from outrider_coordinator.speculation.goodput import Choice, best_choice, usefulness
-from outrider_coordinator.speculation.mode import Mode, TextPrice
+from outrider_coordinator.speculation.goodput import Choice, best_choice
+from outrider_coordinator.speculation.mode import Mode
 from outrider_coordinator.speculation.rounds import RoundLearner
 from outrider_coordinator.speculation.session_state import ControlledSession
 from outrider_coordinator.speculation.step_costs import Average, StepCosts
@@ -35,10 +33,9 @@ class Expectation:
         self.rounds: dict[Mode, tuple[float, float]] = dict.fromkeys(Mode, (0.0, 0.0))
         """Tokens and seconds of a round of each mode at the last choice."""
         self.length = 0
-        """Longest draft length of that speculation."""
-        self.text = TextPrice()
-        self.request_s, self.new_lag, self.free_share = Average(), Average(), Average(1.0)
-        """Of requests: seconds, tokens that a new session's draft lacks; share of the time without prompts."""
+        """Draft length of that speculation."""
+        self.request_s = Average()
+        """Seconds that requests take."""
         self._costs, self._acceptance, self._learner = costs, acceptance, rounds
 
     @property
@@ -54,18 +51,14 @@ class Expectation:
         """Estimate both modes; returns the best speculation, None where no session may draft."""
         rows = self.num_rows(len(sessions))
         plain_s = self._costs.plain(rows, context)
-        overall = self._acceptance.mean
-        useful = usefulness(
-            self._acceptance.by_position(),
-            np.array([session.acceptance.relative(overall) for session in sessions]),
-            np.array([session.limit for session in sessions]),
+        limits = [session.limit for session in sessions]
+        choice = best_choice(
+            self._acceptance.by_position(), limits, lambda drafted: self._costs.speculative(rows, context, drafted)
         )
-        together = max(1, round(self._learner.share.value * rows))
-        choice = best_choice(useful, lambda longest: self._costs.speculative(together, context, longest), self.length)
         self.rounds[Mode.PLAIN] = len(sessions), plain_s
         self.rates[Mode.PLAIN] = len(sessions) / plain_s
         if choice is not None:
-            self.length = choice.longest
+            self.length = choice.length
             self.rounds[Mode.SPECULATIVE] = choice.tokens, choice.seconds
             self.rates[Mode.SPECULATIVE] = choice.rate / (1.0 + _TAIL_A_DOUBLING * math.log2(rows))
         return choice
@@ -104,12 +97,5 @@ class Expectation:
 
     def text_seconds(self, num_tokens: float, *, reads_states: bool) -> float:
         """Time in which drafts take in text; those that read hidden states have the target compute it again."""
-        again_s = self._costs.scored_token_seconds * num_tokens if reads_states else 0.0
-        return again_s + self.text.seconds(num_tokens, self.plain_round_s)
-
-    def text_share(self, num_sessions: int, *, reads_states: bool) -> float:
-        """Time that the text of sessions to come takes, as a share of the time in which sessions may draft."""
-        if not self.request_s.num_samples:
-            return 0.0
-        seconds = self.text_seconds(self.new_lag.value * num_sessions, reads_states=reads_states)
-        return seconds / max(self.request_s.value * self.free_share.value, self.plain_round_s)
+        again_s = self._costs.scored_token_seconds if reads_states else 0.0
+        return num_tokens * (again_s + self._costs.text_token_seconds)

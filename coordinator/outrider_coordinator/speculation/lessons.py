@@ -63,7 +63,7 @@ def note_proposals(controller: DraftLengthController, batch: EventBatch[DraftEve
         num_rows = max(batch.report.batch_size, sum(length > 0 for length in lengths))
         controller.note_draft(num_rows, max(lengths), _seconds(batch.report))
     elif lengths:
-        controller.note_draft_text(batch.report.num_tokens, _seconds(batch.report))
+        controller.note_draft_text()
 
 
 def _seconds(report: ForwardReport) -> float:

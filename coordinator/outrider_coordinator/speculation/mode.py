@@ -11,12 +11,6 @@ import enum
 
 SWITCH_ROUNDS = 6.0
 """Price of a switch in plain rounds, without any text."""
-_MIN_TEXT_TOKENS = 64
-"""Tokens of a forward from which on it tells the price of text: a smaller one takes hardly less time."""
-_TEXT_ROUND_TOKENS = 600.0
-"""Tokens of text that a draft takes in during a plain round, until it was measured."""
-_SLOWER_TEXT = 1.05
-"""Factor by which the price of text may rise with a forward: slow ones may have waited for the target's."""
 
 
 class Mode(enum.StrEnum):
@@ -29,23 +23,6 @@ class Mode(enum.StrEnum):
     def other(self) -> Mode:
         """The other of the two."""
         return Mode.PLAIN if self is Mode.SPECULATIVE else Mode.SPECULATIVE
-
-
-class TextPrice:
-    """Seconds in which drafts take in text that they lack."""
-
-    def __init__(self) -> None:
-        self._token_s: float | None = None
-
-    def note(self, num_tokens: int, seconds: float) -> None:
-        """Learn from a draft's forward over ``num_tokens`` of text."""
-        if num_tokens >= _MIN_TEXT_TOKENS and seconds > 0.0:
-            newest = seconds / num_tokens
-            self._token_s = newest if self._token_s is None else min(_SLOWER_TEXT * self._token_s, newest)
-
-    def seconds(self, num_tokens: float, plain_s: float) -> float:
-        """Time for ``num_tokens``; ``plain_s`` is that of a plain round."""
-        return num_tokens * (plain_s / _TEXT_ROUND_TOKENS if self._token_s is None else self._token_s)
 
 
 class ModeSwitch:

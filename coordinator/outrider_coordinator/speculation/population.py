@@ -74,10 +74,10 @@ class Population:
         """Mean draft length of the sessions' next steps."""
         return sum(session.length for session in self._sessions) / max(len(self._sessions), 1)
 
-    def set_lengths(self, lengths: tuple[int, ...] | None) -> None:
-        """Set the draft length of each session; None: of all to 0."""
-        for session, length in zip(self._sessions, lengths or [0] * len(self._sessions), strict=True):
-            session.length = length
+    def set_length(self, length: int) -> None:
+        """Set the draft length of all sessions, each up to its limit."""
+        for session in self._sessions:
+            session.length = min(length, session.limit)
 
     def interrupt(self) -> None:
         """The sessions' rounds under way cannot be timed."""

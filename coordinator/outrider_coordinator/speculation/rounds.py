@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from outrider_coordinator.speculation.mode import Mode
 from outrider_coordinator.speculation.step_costs import Average, StepCosts
 
-_NUM_ROUNDS_NOT_AHEAD = 3
-"""Plain rounds after others before the target computes ahead, so that rounds are as short as they get."""
 _NUM_COLD_ROUNDS = 12
 """First rounds of each mode that are not timed: a process's first forwards take several times as long."""
 _MIN_DRAFTING_SHARE = 0.8
@@ -49,13 +47,10 @@ class RoundLearner:
 
     def __init__(self, costs: StepCosts) -> None:
         self.current = Round(0.0)
-        self.share = Average(1.0)
-        """Share of the sessions in one forward while they draft: less than 1 where groups take turns."""
         self.other_rows, self.other_drafts = Average(), Average()
         """Sessions of other coordinators in a forward, and draft tokens of each."""
         self._costs = costs
         self._had_drafts = False
-        self._num_plain_rounds = 0
         self._num_rounds = dict.fromkeys(Mode, 0)
 
     def note_draft(self, num_rows: int, draft_length: int, context: float, seconds: float) -> None:
@@ -74,34 +69,26 @@ class RoundLearner:
         if rows < tokens <= rows * (1 + self.current.longest) and seconds > 0.0 and not self._is_cold:
             self._costs.note_scoring(rows, tokens / rows, context, seconds)
 
-    def note_round(
-        self, num_sessions: int, context: float, *, is_disturbed: bool, other_rows: int, others_draft: bool
-    ) -> bool:
+    def note_round(self, context: float, *, is_disturbed: bool, other_rows: int, others_draft: bool) -> bool:
         """Learn from the duration of the current round; returns whether it was one of speculation by all.
 
         Nothing is learned of rounds with prompts or drafts' text, nor of plain ones beside other coordinators' drafts.
         """
         found, drafts = self.current, self.current.num_drafting > 0
         had_drafts, self._had_drafts = self._had_drafts, drafts
-        self._num_plain_rounds = 0 if drafts or is_disturbed else self._num_plain_rounds + 1
         if is_disturbed or (others_draft and not drafts):
             return False
         self._num_rounds[Mode.SPECULATIVE if drafts else Mode.PLAIN] += 1
         if not found.seconds or self._is_cold:
             return False
         rows = found.num_rows + other_rows
-        if not drafts and self._num_plain_rounds > _NUM_ROUNDS_NOT_AHEAD:
+        if not (drafts or had_drafts):
             self._costs.note_plain_round(rows, context, found.seconds)
         elif had_drafts and found.num_drafting >= _MIN_DRAFTING_SHARE * found.num_rows:
-            self.share.note(min(found.num_rows / max(num_sessions, 1), 1.0))
             drafted = found.num_drafted / found.num_rows
             self._costs.note_speculative_round(rows, drafted, found.longest, context, found.seconds)
             return True
         return False
-
-    def interrupt(self) -> None:
-        """Start counting plain rounds again: prompts were computed."""
-        self._num_plain_rounds = 0
 
     @property
     def _is_cold(self) -> bool:

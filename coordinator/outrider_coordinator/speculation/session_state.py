@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from outrider_coordinator.speculation.acceptance import SessionAcceptance
-
 _NEW_ROUNDS = 12
 """Rounds after which a session is no longer new."""
 UNBOUNDED = 1_000_000
@@ -16,10 +14,10 @@ SessionVerdict: TypeAlias = "tuple[ControlledSession, int, int, int]"
 
 
 class ControlledSession:
-    """Draft length, acceptance and timing of one session."""
+    """Draft length and timing of one session."""
 
     __slots__ = (
-        "acceptance", "began_s", "context", "draft_lag", "has_begun", "has_drafted", "has_ever_drafted", "length",
+        "began_s", "context", "draft_lag", "has_begun", "has_drafted", "has_ever_drafted", "length",
         "limit", "max_tokens", "num_left", "num_probes", "num_rounds", "reads_states", "round_began",
     )  # fmt: skip
 
@@ -35,7 +33,6 @@ class ControlledSession:
         """True if its draft reads hidden states, so that the target computes again what the draft lacks."""
         self.length = 0
         """Draft length of the next step."""
-        self.acceptance = SessionAcceptance()
         self.num_rounds = self.num_probes = self.draft_lag = 0
         self.has_drafted = self.has_ever_drafted = False
         """True if the last step, or any on this target, had draft tokens."""

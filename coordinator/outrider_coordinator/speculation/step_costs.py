@@ -8,7 +8,7 @@ size, and the time between the forwards of speculative rounds by batch size. Dur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -28,6 +28,9 @@ _NOMINAL_TARGET_S, _NOMINAL_TARGET_S_A_TOKEN = 5e-3, 0.02e-3
 Traffic corrects the scale."""
 _NOMINAL_DRAFT_S = 1e-3
 """Duration of one draft token where the service measured none: of a 1B model on a GPU."""
+
+_TEXT_FACTOR = 2.0
+"""Factor of the time of drafts' text: their forwards are small, and run beside the target's."""
 
 
 class StepTable:
@@ -51,14 +54,15 @@ class StepTable:
         points = target if is_target else draft
         return cls(StepCost(rows, length, 0, round(1e9 * seconds)) for rows, length, seconds in points)
 
-    def seconds(self, rows: float, length: float, context: float = 0.0) -> float:
+    def seconds(self, rows: int, length: float, context: float = 0.0) -> float:
         """Duration of a step of ``rows`` sessions, of ``length`` tokens each behind ``context`` tokens in the cache."""
-        curve = self._curve(max(1, round(rows)))
-        whole = min(int(length), len(curve) - 2)
-        seconds = float(curve[whole] + (length - whole) * (curve[whole + 1] - curve[whole]))
-        if context > self._context:
-            seconds += (context - self._context) * float(np.interp(rows, self._rows, self._slopes))
-        return seconds
+        return float(self.times(rows, np.array([length]), context)[0])
+
+    def times(self, rows: int, lengths: np.ndarray, context: float) -> np.ndarray:  # [K] -> [K]
+        """Duration with each length."""
+        curve = self._curve(max(1, rows))
+        more_s = max(context - self._context, 0.0) * float(np.interp(rows, self._rows, self._slopes))
+        return np.asarray(np.interp(lengths, np.arange(len(curve)), curve) + more_s)
 
     @property
     def token_seconds(self) -> float:
@@ -158,7 +162,7 @@ class StepCosts:
     def note_speculative_round(self, rows: int, drafted: float, longest: int, context: float, seconds: float) -> None:
         """A round took so long in which each session drafted, ``drafted`` tokens in the mean."""
         average = self._overheads.setdefault(bucket_of(rows), Average(self.overhead(rows)))
-        forwards = self._forwards(rows, drafted, longest, context)
+        forwards = float(self._forwards(rows, context, np.array([longest]), np.array([drafted]))[0])
         average.note(seconds - forwards, _MAX_STEP * (forwards + average.value))
 
     # What is expected.
@@ -182,28 +186,35 @@ class StepCosts:
         """Duration of each token of text that the target computes again for a draft that reads its hidden states."""
         return self._target.token_seconds
 
+    @property
+    def text_token_seconds(self) -> float:
+        """Duration of each token of text that a draft takes in: the target's, by the ratio of their smallest steps.
+
+        Not learned: a process's first forward of text takes a hundred times as long, and others wait for the target's.
+        """
+        return _TEXT_FACTOR * self._target.token_seconds * self._draft.seconds(1, 1) / self._target.seconds(1, 1)
+
     def plain(self, rows: int, context: float) -> float:
         """Duration of a plain round."""
         return math.exp(self._plain_scale(rows)) * self._target.seconds(rows, 1, context)
 
-    def speculative(self, rows: int, context: float, longest: int) -> Callable[[float], float]:
-        """Duration of a speculative round, as a function of the draft tokens of each session in the mean."""
-        fixed = math.exp(self._draft_scale.value) * self._draft.seconds(rows, longest, context) + self.overhead(rows)
-        scale = self._scoring_scale(rows)
-        return lambda drafted: fixed + scale * self._target.seconds(rows, 1.0 + drafted, context)
+    def speculative(self, rows: int, context: float, drafted: np.ndarray) -> np.ndarray:  # [K] -> [K]
+        """Duration of rounds with each draft length; ``drafted``: draft tokens of a session in the mean."""
+        return self.overhead(rows) + self._forwards(rows, context, np.arange(1, len(drafted) + 1), drafted)
 
     def overhead(self, rows: int) -> float:
         """Time between the forwards of a speculative round."""
         nearest = _nearest(self._overheads, rows)
         if nearest is None:
-            return _usual_overhead(rows)
+            return _OVERHEAD_S + _OVERHEAD_S_A_ROW * rows
         bucket, seconds = nearest
-        if bucket == bucket_of(rows) or seconds <= 0.0:
+        if bucket == bucket_of(rows):
             return seconds
-        return seconds * _usual_overhead(rows) / _usual_overhead(_middle(bucket))
+        return max(seconds + _OVERHEAD_S_A_ROW * (rows - _middle(bucket)), min(seconds, 0.0))
 
-    def _forwards(self, rows: int, drafted: float, longest: int, context: float) -> float:
-        return self.speculative(rows, context, longest)(drafted) - self.overhead(rows)
+    def _forwards(self, rows: int, context: float, longest: np.ndarray, drafted: np.ndarray) -> np.ndarray:  # all [K]
+        draft = math.exp(self._draft_scale.value) * self._draft.times(rows, longest, context)
+        return np.asarray(draft + self._scoring_scale(rows) * self._target.times(rows, 1.0 + drafted, context))
 
     def _plain_scale(self, rows: int) -> float:
         nearest = _nearest(self._plain, rows)
@@ -221,10 +232,6 @@ def bucket_of(rows: int) -> int:
 
 def _middle(bucket: int) -> int:
     return (3 << bucket) >> 2
-
-
-def _usual_overhead(rows: int) -> float:
-    return _OVERHEAD_S + _OVERHEAD_S_A_ROW * rows
 
 
 def _nearest(averages: dict[int, Average], rows: int) -> tuple[int, float] | None:

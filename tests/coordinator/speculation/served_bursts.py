@@ -23,8 +23,6 @@ _MOST_DRAFTED = 8
 _ROUNDS_NOT_AHEAD = 2
 _TEXT_ROUNDS = 3
 """Plain rounds until a draft has told that it holds the text that it was brought."""
-_LAST_TEXT = 70
-"""Tokens of the last forward of a text, which waits for the target's forward."""
 _AHEAD_MS = 0.1
 """What lies between plain forwards that are computed ahead."""
 
@@ -217,9 +215,7 @@ class Served:
         if any(lengths) and num_tokens:
             text_ms = max(text_ms, target)  # it waits for the target's forward, and the next proposals for it
         if num_tokens:
-            self.controller.note_draft_text(num_tokens, text_ms / 1e3)
-            for _ in range(pair.num_last_texts):
-                self.controller.note_draft_text(_LAST_TEXT, target / 1e3)
+            self.controller.note_draft_text()
         self.devices.now += (whole + text_ms) / 1e3
         self.rounds.append((max(lengths), (whole + text_ms) / 1e3))
         self._tell(sessions, lengths, draft, target, tokens=len(sessions) + sum(lengths))

@@ -44,8 +44,6 @@ class H200:
     """Tokens of text that the draft computes in a round at most, where no session drafts."""
     text_beside_drafts: int = 1_000_000
     """The same where some do."""
-    num_last_texts: int = 1
-    """Small forwards at a text's end, which wait for the target."""
     are_texts_cached: bool = False
     """Whether a draft has a user's text in its prefix cache once it was brought it."""
 
@@ -312,7 +310,7 @@ class Controlled:
         """Milliseconds by which the draft's prefill of so many tokens delays the target."""
         milliseconds = self.load.pair.prefill(num_tokens)
         if num_tokens:
-            self.controller.note_draft_text(num_tokens, milliseconds / 1e3)
+            self.controller.note_draft_text()
         return milliseconds
 
     def _tell(

@@ -1,11 +1,9 @@
-"""Switch of the mode, price of text, and acceptance probes."""
+"""Switch of the mode, and acceptance probes."""
 
 from __future__ import annotations
 
-import pytest
-
 from outrider_coordinator.speculation import ControlledSession, Mode
-from outrider_coordinator.speculation.mode import ModeSwitch, TextPrice
+from outrider_coordinator.speculation.mode import ModeSwitch
 from outrider_coordinator.speculation.probe import Probe
 
 PLAIN_S = 0.005
@@ -37,17 +35,6 @@ def test_only_changes_of_the_mode_are_counted() -> None:
     switch = ModeSwitch()
     assert [switch.take(mode) for mode in (Mode.PLAIN, Mode.SPECULATIVE, Mode.SPECULATIVE)] == [False, True, False]
     assert switch.num_switches == 1
-
-
-def test_the_price_of_text_follows_the_quickest_forwards() -> None:
-    price = TextPrice()
-    unknown = price.seconds(600, PLAIN_S)
-    assert unknown == pytest.approx(PLAIN_S)
-    price.note(16, 1.0)  # too small to tell
-    assert price.seconds(600, PLAIN_S) == unknown
-    price.note(1000, 0.01)
-    price.note(1000, 0.5)  # waited for the target
-    assert price.seconds(1000, PLAIN_S) == pytest.approx(0.0105)
 
 
 def sessions_of(count: int, *, num_left: int = 100) -> list[ControlledSession]:

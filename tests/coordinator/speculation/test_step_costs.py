@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from outrider.types import StepCost
@@ -43,7 +44,7 @@ def test_a_profile_that_is_off_by_a_factor_is_corrected_by_rounds() -> None:
         costs.note_scoring(16, 5, 0, 0.8 * 9e-3)
         costs.note_draft(16, 5, 0, 1.5 * 10e-3)
     assert costs.plain(16, 0) == pytest.approx(1.3 * 6e-3, rel=0.03)
-    forwards_s = costs.speculative(16, 0, 5)(4.0) - costs.overhead(16)
+    forwards_s = costs.speculative(16, 0, np.full(5, 4.0))[-1] - costs.overhead(16)
     assert forwards_s == pytest.approx(0.8 * 9e-3 + 1.5 * 10e-3, rel=0.03)
 
 
@@ -55,6 +56,11 @@ def test_the_time_between_forwards_is_learned_by_batch_size() -> None:
     assert costs.overhead(16) == pytest.approx(4e-3, rel=0.05)
     assert costs.overhead(64) > 1.5 * usual
     assert costs.knows_speculation(16) and not costs.knows_speculation(64)
+
+
+def test_text_costs_a_draft_less_than_the_target_by_the_ratio_of_their_steps() -> None:
+    assert StepCosts(TARGET, DRAFT).text_token_seconds == pytest.approx(StepTable(TARGET).token_seconds / 2)
+    assert 5e-6 < StepCosts().text_token_seconds < 2e-5
 
 
 def test_an_outlier_moves_an_average_by_its_limit_only() -> None:
