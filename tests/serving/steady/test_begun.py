@@ -597,3 +597,29 @@ def test_answers_one_by_one_are_told_as_far_as_they_were_asked_for() -> None:
     found, held = shortened(ExecutorOutput([proposal, error], 0), [2, 1])
     assert found.results == [replace(proposal, token_ids=(1, 2)), error]
     assert not held
+
+
+def two_commands(**changes: Any) -> Any:
+    items = [Extend(number, 5, 6, (b"", 60 + number), (7,), 4) for number in (1, 2)]
+    return command_columns([items[0], replace(items[1], **changes)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({"generation": 6}, True),
+        ({"generation": 6, "draft_length": 2}, True),
+        ({"generation": 4}, False),
+        ({"generation": 5}, False),
+        ({"generation": 6, "draft_length": 0}, False),
+        ({"generation": 6, "num_kept_tokens": 7}, False),
+        ({"generation": 6, "token_ids": (8,)}, False),
+        ({"generation": 6, "prefix_hash": (b"", 61)}, False),
+        ({"generation": 6, "trace_parent": "00-1"}, False),
+    ],
+)
+def test_a_step_that_runs_is_adopted_by_newer_commands_for_its_texts(changes: dict[str, Any], *, is_same: bool) -> None:
+    begun_columns = two_commands()
+    columns = two_commands(**changes)
+    columns = replace(columns, generations=np.maximum(columns.generations, [6, 0]).astype("<u8"))
+    assert begun.continue_same(columns, begun_columns) is is_same
