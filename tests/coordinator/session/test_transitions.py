@@ -296,7 +296,7 @@ def test_many_sessions_do_what_each_does_alone(
     length: int, temperature: float, layers: tuple[int, ...], num_sessions: int, is_controlled: bool
 ) -> None:
     count = play(length, temperature, layers, num_sessions, is_controlled=is_controlled)
-    assert count["alone"] and count["together"] > (50 if is_controlled else count["alone"] / 2), count
+    assert count["alone"] and count["together"] > (40 if is_controlled else count["alone"] / 2), count
 
 
 def play(
