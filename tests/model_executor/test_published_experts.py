@@ -144,6 +144,22 @@ def test_published_experts_of_qwen3_vl_are_stacked_by_columns(tmp_path: Path) ->
     assert last["up_proj"].part == (slice(127, 128), slice(768, 1536))
 
 
+def stacked(folder: Path, **tensors: tuple[str, tuple[int, ...]]) -> dict[str, StoredTensor]:
+    """Tensors of a layer's block, by the last parts of their names."""
+    names = {f"model.layers.0.mlp.{name.replace('__', '.')}": tensor for name, tensor in tensors.items()}
+    return {name: StoredTensor(name, folder, *tensor, 1024, name) for name, tensor in names.items()}
+
+
+def test_scales_of_a_router_do_not_take_the_place_of_its_weight(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B))
+    experts = read_model_config(tmp_path).experts
+    assert experts is not None
+    tensors = stacked(tmp_path, gate__weight=("F8_E4M3", (128, 2048)), gate__weight_scale_inv=("F32", (1, 16)))
+    expected = dict(tensors)
+    unstack_experts(tensors, experts)
+    assert tensors == expected
+
+
 STACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24}),
     "mixtral": ("mixtral", {"num_local_experts": 5}),

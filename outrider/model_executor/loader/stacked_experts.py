@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outrider.model_executor.loader.checkpoint import StoredTensor
     from outrider.model_executor.models.config import ExpertsConfig, ModelConfig
 
-_BLOCK = re.compile(r"((?:model\.layers\.\d+\.)?)mlp\.(gate\.weight|experts\.(?:gate_up|down)_proj)(_scale_inv)?$")
+_BLOCK = re.compile(r"((?:model\.layers\.\d+\.)?)mlp\.(gate\.weight$|experts\.(?:gate_up|down)_proj)(_scale_inv)?$")
 _ALTERNATING = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(?:_(blocks|scales|bias))?")
 _NUM_AXES = 3
 _WIDE = ("F64", "F32", "F16", "BF16")
