@@ -93,6 +93,15 @@ def test_experts_are_chosen_by_sigmoids_within_groups(
     torch.testing.assert_close(found.weights, expected.weights)
 
 
+def test_experts_whose_sigmoids_are_all_zero_have_no_weight() -> None:
+    scores = SigmoidScores(random(24, seed=2), 2.5, 4, 2)
+    logits = torch.full_like(random(3, 24), -200.0)
+    expected = reference.route(logits, 4, normalizes=True, scores=scores)
+    found = route(logits, 4, normalizes=True, scores=scores)
+    assert torch.equal(found.expert_ids, expected.expert_ids)
+    assert not found.weights.any() and not expected.weights.any()
+
+
 def test_logits_that_are_no_numbers_choose_experts_too() -> None:
     """As of rows that fill up a graph: what is chosen does not matter, but it must be there."""
     logits = random(5, 20)

@@ -18,7 +18,7 @@ def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool, scores: Si
         ids = _within_groups(sigmoids + scores.bias, scores).topk(num_chosen, -1)[1]
         weights = sigmoids.gather(-1, ids)
     if normalizes:
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids can all be 0
     if scores is not None:
         weights = weights * scores.scale
     return Routing(ids.T.int().contiguous(), weights.T.contiguous())

@@ -90,7 +90,7 @@ def _route_kernel(
         chosen = tl.where(place == number, weight, chosen)
         ids = tl.where(place == number, best, ids)
         left = tl.where(expert == best, _NEVER, left)
-    total = tl.sum(chosen, 0) if NORMALIZES else tl.sum(masses, 0) if NUM_GROUPS == 0 else 1.0
+    total = tl.sum(chosen, 0) + 1e-20 if NORMALIZES else tl.sum(masses, 0) if NUM_GROUPS == 0 else 1.0
     inside = place < NUM_CHOSEN
     tl.store(ids_ptr + place * num_tokens + token, ids, mask=inside)
     tl.store(weights_ptr + place * num_tokens + token, chosen / total * SCALE, mask=inside)

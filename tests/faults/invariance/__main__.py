@@ -2,7 +2,8 @@
 
 Two drafts serve one target. Users come, share prefixes, go on where they ended, and need more pages than there are;
 drafts are killed. Then some streams are written again alone without drafts, and all texts are computed alone,
-position by position. Ends with 1 if a stream differs. ``--batch-invariant off`` is the negative control.
+position by position. Ends with 1 if a stream differs or no text was compared.
+``--batch-invariant off`` is the negative control.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _compare(settings: TargetSettings, streams: list[Stream], limit_s: float) ->
         f"against each text alone: {found} of {num_compared} streams differ, {num_tokens} tokens;"
         f" {len(streams)} streams in all"
     )
-    return found
+    return found or int(num_compared == 0)
 
 
 async def _served(layout: Layout, load: Load, streams: list[Stream], options: argparse.Namespace) -> int:
