@@ -45,6 +45,8 @@ _FAILED = re.compile(r"failed to compile JSON schema: (.*?)(?:\s\d+ \| .*)?$", r
 _MESSAGE_CHARACTERS = 300
 _MOST_TRIED = 200
 """Parts of a schema."""
+_LONGEST_SEARCH_S = 0.5
+"""How long the part of a schema that cannot be compiled is looked for: each try compiles all within a part again."""
 
 
 class GrammarCompiler:
@@ -197,10 +199,15 @@ def _path_of(grammar: Grammar, keywords: Sequence[str]) -> str:
 
 
 def _located(grammar: Grammar, reason: str) -> str:
-    """Why a schema cannot be compiled, after the path of the innermost part that cannot for the same reason."""
+    """Why a schema cannot be compiled, after the path of the innermost part that cannot for the same reason; without a
+    path if that is not found soon.
+    """
+    last = time.perf_counter() + _LONGEST_SEARCH_S
     for path, schema in schemas_of(grammar):
         parts = list(itertools.islice(subschemas(schema), _MOST_TRIED))
         for pointer, part in reversed(parts):
+            if time.perf_counter() > last:
+                return reason
             if reason in _reason_of(part):
                 return f"{path}{pointer}: {reason}" if path or pointer else reason
     return reason

@@ -114,6 +114,28 @@ def test_what_is_not_supported_is_refused_by_its_place(kind: str, text: Any, fie
     assert caught.value.field == field and words in caught.value.problem
 
 
+def test_a_part_that_is_not_found_soon_is_refused_without_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try compiles a part again with all within it, so that a large schema would hold its thread for long."""
+    schema: Any = {"enum": ["a"]}
+    for _ in range(40):
+        schema = {"properties": {"next": schema}}
+    wrong = {"properties": {"a": {"pattern": "("}, "b": schema}}
+    validate, tried = LLMatcher.validate_grammar, list[str]()
+
+    def note(grammar: str) -> str:
+        tried.append(grammar)
+        return str(validate(grammar))
+
+    monkeypatch.setattr(LLMatcher, "validate_grammar", note)
+    for longest_s, place, most in ((60.0, "/properties/a: regex", 100), (-1.0, "regex", 0)):
+        tried.clear()
+        monkeypatch.setattr("outrider.structured_output.compiler._LONGEST_SEARCH_S", longest_s)
+        with pytest.raises(InvalidRequestError) as caught:
+            matcher("json_schema", wrong)
+        assert caught.value.problem.startswith(place) and "unclosed group" in caught.value.problem
+        assert (len(tried) > 0) == (most > 0) and len(tried) <= most
+
+
 def allowed(found: Matcher) -> set[int]:
     bits = np.unpackbits(found.mask().view(np.uint8), bitorder="little")[:VOCAB_SIZE]
     return set(np.flatnonzero(bits).tolist())
