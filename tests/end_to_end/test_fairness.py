@@ -123,6 +123,7 @@ async def test_a_running_stream_goes_on_through_a_long_prefill(draft_length: int
         wire=wire,
         target_settings=chunked,
         draft_settings=chunked,
+        draft_ahead="in_turn",  # an item for a proposal that was begun before, and has ended, needs no forward
         **PATIENT,
     ) as stack:
         common = {"temperature": 0, "ignore_eos": True, "num_speculative_tokens": draft_length}
