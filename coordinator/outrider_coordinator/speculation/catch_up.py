@@ -31,8 +31,8 @@ class CatchUp:
     def update(self, now: float, sessions: Collection[ControlledSession], *, is_wanted: bool) -> None:
         """Begin or end a catch-up of those sessions that are to draft; ``is_wanted``: drafts may compute text now."""
         was_active, self.is_active = self.is_active, False
-        num_lagging = _num_lagging(sessions)
-        if not is_wanted or num_lagging <= _SHARE * len(sessions):
+        num_lagging = _num_lagging(sessions) if is_wanted else 0
+        if num_lagging <= _SHARE * len(sessions):
             self._last_s = None
         else:
             if self._last_s is None or num_lagging < self._num_lagging:
