@@ -20,7 +20,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.gated_delta.convolution import INDICES, convolved, decay_of, input_at, rate_of, tokens_of
+from outrider.kernels.gated_delta.convolution import (
+    INDICES,
+    convolved,
+    decay_of,
+    input_at,
+    of_length_1,
+    rate_of,
+    tokens_of,
+)
 from outrider.kernels.gated_delta.layout import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights
 from outrider.kernels.launching import launch_options
 
@@ -126,7 +134,7 @@ def _chunk_kernel(
     is_first = in_keys & (head % GROUP == 0)
     k = convolved(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first,
                   columns + NUM_KEY_HEADS * KEY_DIM, in_keys, size, LOG, TAPS)  # fmt: skip
-    k = k / tl.sqrt(tl.sum(k * k, 1) + 1e-6)[:, None]
+    k = of_length_1(k)
     tl.store(keys_ptr + places, k, mask=is_first)
     lower = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between * rate[:, None]
     system = _inverse(tl.where(at > to, lower, 0.0), LEVELS, C, PRECISION) * rate[None, :]
@@ -135,7 +143,7 @@ def _chunk_kernel(
 
     q = convolved(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first, columns, in_keys, size, LOG,
                   TAPS)  # fmt: skip
-    q = q / tl.sqrt(tl.sum(q * q, 1) + 1e-6)[:, None] / (KEY_DIM**0.5)
+    q = of_length_1(q) / (KEY_DIM**0.5)
     tl.store(queries_ptr + places, q, mask=is_first)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
     tl.store(weights_ptr + squares, scores, mask=is_token[:, None])

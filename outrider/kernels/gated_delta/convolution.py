@@ -62,3 +62,9 @@ def convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, column, insi
         weights = tl.load(taps_ptr + column * TAPS + tap + 0 * position, mask=inside, other=0.0)
         total += weights * input_at(inputs_ptr, log_ptr, before, kept, first, column, inside, size, LOG)
     return silu(total)
+
+
+@triton.jit
+def of_length_1(rows):
+    """``rows`` [P, N], each over its length."""
+    return rows / tl.sqrt(tl.sum(rows * rows, 1) + 1e-6)[:, None]

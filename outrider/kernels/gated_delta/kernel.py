@@ -20,7 +20,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.gated_delta.chunks import follow_chunks
-from outrider.kernels.gated_delta.convolution import INDICES, convolved, decay_of, input_at, rate_of, tokens_of
+from outrider.kernels.gated_delta.convolution import (
+    INDICES,
+    convolved,
+    decay_of,
+    input_at,
+    of_length_1,
+    rate_of,
+    tokens_of,
+)
 from outrider.kernels.gated_delta.layout import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights
 from outrider.kernels.launching import launch_options
 
@@ -31,12 +39,6 @@ _TOKENS = 4
 _WARPS = 1
 _COLUMNS = 1024
 """Inputs that a program copies to the log."""
-
-
-@triton.jit
-def _of_length_1(rows):
-    """``rows`` [P, N], each over its length."""
-    return rows / tl.sqrt(tl.sum(rows * rows, 1) + 1e-6)[:, None]
 
 
 @triton.jit
@@ -107,7 +109,7 @@ def _delta_kernel(
         all_q = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, queries[None, :], inside, size, LOG, TAPS)
         inside = is_token[:, None] & is_value[None, :]
         all_v = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, values[None, :], inside, size, LOG, TAPS)
-        all_k, all_q = _of_length_1(all_k), _of_length_1(all_q) / (KEY_DIM**0.5)
+        all_k, all_q = of_length_1(all_k), of_length_1(all_q) / (KEY_DIM**0.5)
         rates = rate_of(input_at(inputs_ptr, log_ptr, position, kept, first, rate_column, is_token, size, LOG))
         wide = input_at(inputs_ptr, log_ptr, position, kept, first, rate_column + NUM_HEADS, is_token, size, LOG)
         decays = tl.exp(decay_of(wide, slope, bias))
