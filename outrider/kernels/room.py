@@ -6,15 +6,26 @@ library's kernels are faster for more rows. What is computed of such rows is nev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-_SIZES = (16, 32, 64, 80, 128, 160, 192, 256, 384)
+_TILES = (16, 32, 64, 80, 128, 160, 192, 256, 384)
 """Rows of whole tiles, as the tables of ``linear.selection`` have them."""
 
 
-def empty_rows(num_rows: int, *sizes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[T, *sizes], uninitialised, with memory behind it up to the next number of rows that tiles have."""
-    room = next((size for size in _SIZES if size >= num_rows), num_rows)
+def empty_rows(
+    num_rows: int,
+    *sizes: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    tiles: Sequence[int] = _TILES,
+    step: int = 1,
+) -> torch.Tensor:
+    """[T, *sizes], uninitialised, with memory behind it up to the next number of rows that ``tiles`` have; of more rows
+    than these up to a multiple of ``step``.
+    """
+    room = next((rows for rows in tiles if rows >= num_rows), -(-num_rows // step) * step)
     return torch.empty(room, *sizes, dtype=dtype, device=device)[:num_rows]
 
 

@@ -14,11 +14,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.fp8_linear.layout import FP8, Rounding
 from outrider.kernels.launching import launch_options
+from outrider.kernels.room import empty_rows
 
 _MAX = tl.constexpr(448.0)
 _LEAST = tl.constexpr(1e-10)
-_WIDTHS = (16, 32, 64)
-_WIDEST = 128
+_TILES = (16, 32, 64)
+_LARGEST_TILE = 128
 """Rows of the products' tiles, which take much longer if they end beyond what is there."""
 _GROUPS = 8
 """Groups of a program."""
@@ -77,8 +78,7 @@ def rounded(x: torch.Tensor, rounding: Rounding) -> Rounded:
     is_static = rounding.scale is not None
     group = 128 if is_static else min(rounding.group or size, size)
     num_groups = triton.cdiv(size, group)
-    room = next((width for width in _WIDTHS if num_tokens <= width), triton.cdiv(num_tokens, _WIDEST) * _WIDEST)
-    numbers = torch.empty(room, size, dtype=FP8, device=x.device)[:num_tokens]
+    numbers = empty_rows(num_tokens, size, dtype=FP8, device=x.device, tiles=_TILES, step=_LARGEST_TILE)
     scales = None
     if not is_static:
         scales = torch.empty(num_groups, num_tokens, dtype=torch.float32, device=x.device)
