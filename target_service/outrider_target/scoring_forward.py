@@ -119,7 +119,7 @@ class ScoringForward:
         if self._step is not None or jobs is None or not jobs.are_decode_steps:
             return None
         places = [i for i, job in enumerate(self.jobs) if not job.is_last_step]
-        jobs.begin_masks(self._runner.sampler, is_awaited=True)
+        self._begin_masks()
         if not places or (drawn := jobs.drawn()) is None:
             return None
         if len(places) < len(self.jobs):
