@@ -40,6 +40,8 @@ class DraftLengthController:
         self.expectation = Expectation(self.costs, self._acceptance, self._rounds)
         self._comparison = Comparison(self.sessions, self.expectation, self._switch)
         self._rounds_since_choice = self._num_at_choice = 0
+        self._chosen_mode = Mode.PLAIN
+        """Mode after the last choice between messages."""
         self._busy_s = 0.0
         """Time of service."""
         self._has_prompt_ended = self._has_text_come = self._is_fresh = False
@@ -135,10 +137,10 @@ class DraftLengthController:
         """A session comes to live on the target, which computes its prompt first."""
         if session in self.sessions:
             return
-        is_first = session.limit > 0 and not self.sessions.may_draft
+        is_first = not self.sessions.may_draft
         self.sessions.add(session)
-        if is_first:
-            self._begin_alone()
+        if session.limit and (is_first or bucket_of(len(self.sessions)) != bucket_of(self._num_at_choice)):
+            self._choose_at_arrival()
         session.enter(self.first_length)
 
     def leave(self, session: ControlledSession) -> None:
@@ -243,20 +245,20 @@ class DraftLengthController:
     # Choosing.
 
     def choose(self) -> bool:
-        """Choose anew, if it is time to; to be called between messages. Returns whether the mode has changed."""
+        """Choose anew, if it is time to; to be called between messages. Returns whether the mode is another than after
+        the choice before.
+        """
         if not self._is_due:
             return False
         is_fresh, self._is_fresh, self._is_choice_awaited = self._is_fresh, False, False
-        self._rounds_since_choice, self._num_at_choice = 0, len(self.sessions)
-        choice = self._estimate()
-        if choice is None:
-            return self._take(Mode.PLAIN, None)
-        mode = self.mode.other if self._comparison.is_to_switch(self._busy_s, is_fresh=is_fresh) else self.mode
-        has_changed = self._take(mode, choice)
-        if mode is Mode.PLAIN:
+        self._rounds_since_choice = 0
+        if not self._take_better(is_fresh=is_fresh):
+            self._take(Mode.PLAIN, None)
+        elif self.mode is Mode.PLAIN:
             self._probe_if_due()
         self._update_catch_up()
-        return has_changed
+        before, self._chosen_mode = self._chosen_mode, self.mode
+        return self.mode is not before
 
     @property
     def _is_due(self) -> bool:
@@ -265,27 +267,30 @@ class DraftLengthController:
         has_changed = bucket_of(len(self.sessions)) != bucket_of(self._num_at_choice)
         return self._is_fresh or has_changed or self._rounds_since_choice >= _ROUNDS_BETWEEN_CHOICES[self.mode]
 
-    def _begin_alone(self) -> None:
-        """The first session that may draft enters: nothing was brought to any draft yet, so the better mode is free."""
-        choice = self._estimate()
-        if choice is not None:
-            is_faster = self._comparison.optimistic_rate(self._busy_s) > self.expectation.rates[Mode.PLAIN]
-            self._take(Mode.SPECULATIVE if is_faster else Mode.PLAIN, choice)
+    def _choose_at_arrival(self) -> None:
+        """Choose the mode of a burst as it arrives: while no session has drafted, a switch costs only drafts' text."""
+        if not any(session.has_ever_drafted for session in self.sessions):
+            self._take_better(is_fresh=True)
 
-    def _estimate(self) -> Choice | None:
-        return self.expectation.estimate(tuple(self.sessions), self.sessions.context)
+    def _take_better(self, *, is_fresh: bool) -> bool:
+        """Compare both modes and take the better one; returns False, taking none, where no session may draft."""
+        self._num_at_choice = len(self.sessions)
+        choice = self.expectation.estimate(tuple(self.sessions), self.sessions.context)
+        if choice is None:
+            return False
+        is_to_switch = self._comparison.is_to_switch(self._busy_s, is_fresh=is_fresh)
+        self._take(self.mode.other if is_to_switch else self.mode, choice)
+        return True
 
-    def _take(self, mode: Mode, choice: Choice | None) -> bool:
+    def _take(self, mode: Mode, choice: Choice | None) -> None:
         """Set the mode, and the lengths."""
-        has_changed = self._switch.take(mode)
-        if has_changed:
+        if self._switch.take(mode):
             self._probe.end(self._busy_s)
             self._comparison.speculated_s = self._busy_s
         if mode is Mode.SPECULATIVE and choice is not None:
             self.sessions.set_length(choice.length)
         elif not self._probe.sessions:
             self.sessions.set_length(0)
-        return has_changed
 
     def _probe_if_due(self) -> None:
         if self._probe.is_due(self._busy_s):

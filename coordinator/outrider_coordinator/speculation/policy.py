@@ -248,11 +248,9 @@ class DraftLengthPolicy:
         if controller is None:
             return
         self._lessons.learn(controller)
-        num_switches = controller.num_switches
         if controller.choose():
-            level = logging.INFO if controller.num_switches != num_switches else logging.DEBUG
             fields = log_fields(target, controller) | {"reason": reason_of(controller)}
-            _log.log(level, _CHANGES[controller.mode], extra={"fields": fields})
+            _log.info(_CHANGES[controller.mode], extra={"fields": fields})
         if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
             _log.debug("draft lengths were chosen", extra={"fields": log_fields(target, controller)})
 

@@ -68,17 +68,19 @@ def test_a_change_of_the_mode_is_told_in_the_log_with_its_reason(caplog: pytest.
     policy = DraftLengthPolicy(8, is_controlled=True)
     sessions = [policy.session(None) for _ in range(128)]
     with caplog.at_level(logging.INFO, logger="outrider_coordinator.speculation.policy"):
-        for session in sessions:
-            policy.enter(session, TARGET)
-        policy.begin(TARGET, 1.0)
-        for session in sessions:
-            policy.note_verdict(session, 0, 0, draft_lag=4000)
-        policy.end(TARGET, ForwardReport(1, 1, 1, 4_000_000, 128, 128 * 40, 0))
-        policy.choose(TARGET)
+        for arrived in (sessions[:1], sessions[1:]):
+            for session in arrived:
+                policy.enter(session, TARGET)
+            policy.begin(TARGET, 1.0)
+            for session in arrived:
+                policy.note_verdict(session, 0, 0, draft_lag=4000)
+            policy.end(TARGET, ForwardReport(1, 1, 1, 4_000_000, len(arrived), len(arrived) * 40, 0))
+            policy.choose(TARGET)
     controller = policy.controller(TARGET)
     assert controller is not None
     assert controller.mode is Mode.PLAIN
-    (record,) = caplog.records
+    first, record = caplog.records
+    assert first.message == "decoding is speculative from now on"
     assert record.message == "decoding is plain from now on"
     fields = record.__dict__["fields"]
     assert fields["reason"] == reason_of(controller)

@@ -183,6 +183,27 @@ def test_the_services_step_costs_decide_before_any_traffic() -> None:
         assert "by the services' step costs" in reason_of(controller)
 
 
+@pytest.mark.parametrize("has_drafted", [False, True])
+def test_a_burst_is_plain_as_it_arrives_unless_sessions_draft_already(has_drafted: bool) -> None:
+    """So that a target decodes ahead while it computes the prompts."""
+    policy = DraftLengthPolicy(4, is_controlled=True)
+    first, *others = (policy.session(None) for _ in range(128))
+    policy.enter(first, "target")
+    assert policy.is_to_draft(first)
+    policy.begin("target", 1.0)
+    policy.note_verdict(first, 0, 0, draft_lag=0)
+    policy.end("target", None)
+    policy.choose("target")
+    if has_drafted:
+        policy.begin("target", 1.1)
+        policy.note_verdict(first, 4, 4, draft_lag=0)
+        policy.end("target", None)
+        policy.choose("target")
+    for session in others:
+        policy.enter(session, "target")
+    assert {policy.is_to_draft(session) for session in (first, *others)} == {has_drafted}
+
+
 def test_the_mean_of_fixed_lengths_is_that_of_the_requests_that_run() -> None:
     policy = DraftLengthPolicy(5)
     sessions = [policy.session(None), policy.session(12), policy.session(0)]
