@@ -19,7 +19,8 @@ from outrider.model_executor.model_runner import ModelRunner, PlannedBatch
 from outrider.ports import Score, Scores
 from outrider.sampling.scoring.session_rows import may_be_rows
 from outrider.sampling.session import SessionSampling
-from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
+from outrider.serving.executor import ExecutorOutput, InFlightForward, QueuedForward
+from outrider.serving.paged_executor import PagedExecutor
 from outrider.serving.session import Session
 from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.sessions import are_all
@@ -34,34 +35,17 @@ TargetSession = Session[KVSequence]
 COLUMN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION)
 
 
-class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
+class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
     """Scores with one model. On a GPU forwards are asynchronous, and plain steps may be queued behind each other."""
 
     def __init__(self, runner: ModelRunner, planes: TargetPlanes | None = None) -> None:
         """``planes`` take hidden states to drafts; None: they go inline."""
+        super().__init__(runner.sequences)
         self._runner, self._planes = runner, planes
 
-    @property
-    def num_pages_free(self) -> int:
-        """KV pages that are free."""
-        return self._runner.sequences.num_free
-
-    @property
-    def num_pages_unused(self) -> int:
-        """Of all KV pages."""
-        return self._runner.sequences.num_pages_free
-
-    def num_pages_needed(self, job: ScoreJob, num_tokens: int) -> int:
-        """Free KV pages for so many of the job's tokens."""
-        return self._runner.sequences.pages_needed(job.sequence, num_tokens)
-
-    def fits(self, batch: Sequence[tuple[ScoreJob, int]]) -> bool:
-        """True if there are free KV pages for so many tokens of each job."""
-        return self._runner.sequences.fit((job.sequence, num_tokens) for job, num_tokens in batch)
-
-    def fits_alone(self, job: ScoreJob) -> bool:
-        """True if there are pages for all of the job's tokens, chunk by chunk."""
-        return self._runner.sequences.fits_alone(job.sequence, job.num_left)
+    def kv_of(self, job: ScoreJob) -> KVSequence:
+        """The job's sequence."""
+        return job.sequence
 
     def check(self, session: TargetSession, item: Score) -> Scores | None:
         """Raise ``InvalidRequestError`` for an item that cannot be served; none is answered without a forward."""

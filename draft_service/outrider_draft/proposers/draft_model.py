@@ -37,7 +37,8 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
-from outrider.serving.executor import Executor, ExecutorOutput
+from outrider.serving.executor import ExecutorOutput
+from outrider.serving.paged_executor import PagedExecutor
 from outrider.serving.session import Session
 from outrider.serving.steady.begun import asks_for_same
 from outrider.serving.steady.plain_step import PlainStep
@@ -145,39 +146,24 @@ class ProposalJob:
         self.token_ids, self.num_left = draws.token_ids[-1:], 1
 
 
-class ModelProposer(Executor[TailSequence, Extend, ProposalJob, Proposal]):
+class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
     """Proposes with one model. Forwards are synchronous."""
 
     def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner.sequences)
         self.runner = runner
         window = runner.config.attention_window
         self.sequences = TailSequences(runner.sequences, None if window is None else window.size)
         self._can_loop = runner.drafting is not None
         self._max_rows = runner.max_draft_rows
 
-    @property
-    def num_pages_free(self) -> int:
-        """KV pages that are free."""
-        return self.runner.sequences.num_free
+    def kv_of(self, job: ProposalJob) -> KVSequence:
+        """The sequence to which the job writes."""
+        return job.kv
 
-    @property
-    def num_pages_unused(self) -> int:
-        """Of all KV pages."""
-        return self.runner.sequences.num_pages_free
-
-    def num_pages_needed(self, job: ProposalJob, num_tokens: int) -> int:
-        """Free KV pages for the job's tokens and, where one launch draws all, for those that it draws."""
-        return self.runner.sequences.pages_needed(job.kv, num_tokens + _num_drawn_after(job, num_tokens))
-
-    def fits(self, batch: Sequence[tuple[ProposalJob, int]]) -> bool:
-        """True if there are free KV pages for what ``num_pages_needed`` counts of each job."""
-        return self.runner.sequences.fit(
-            (job.kv, num_tokens + _num_drawn_after(job, num_tokens)) for job, num_tokens in batch
-        )
-
-    def fits_alone(self, job: ProposalJob) -> bool:
-        """True if there are pages for all of the job's tokens, chunk by chunk."""
-        return self.runner.sequences.fits_alone(job.kv, job.num_left + _num_drawn_after(job, job.num_left))
+    def num_written(self, job: ProposalJob, num_tokens: int) -> int:
+        """The job's tokens and, where one launch draws all, those that it draws."""
+        return num_tokens + _num_drawn_after(job, num_tokens)
 
     def check(self, session: DraftSession, item: Extend) -> Proposal | None:
         """An empty proposal for a session that outgrew this model; ``InvalidRequestError`` for a bad item."""

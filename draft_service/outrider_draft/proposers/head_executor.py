@@ -25,7 +25,8 @@ from outrider.ports import Extend, Proposal
 from outrider.sampling.parameters import needs_history
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
-from outrider.serving.executor import Executor, ExecutorOutput
+from outrider.serving.executor import ExecutorOutput
+from outrider.serving.paged_executor import PagedExecutor
 from outrider.serving.session import Session
 from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.steady.sessions import Ints
@@ -83,30 +84,31 @@ class HeadJob:
         return self.sequence.kv
 
 
-class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
+class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
     """Proposes with one head. Forwards are synchronous. On a GPU, sessions that lack few pairs compute them and draw
     all their tokens in one launch.
     """
 
     def __init__(self, runner: DraftHeadRunner) -> None:
+        super().__init__(runner.sequences)
         self.runner = runner
         self.sequences = StateSequences(runner.sequences)
         config = runner.head.config
         self._width = config.target_hidden_size * len(config.hidden_state_layers)
         self._vocab_size = config.layer.vocab_size
 
-    @property
-    def num_pages_free(self) -> int:
-        """KV pages that are free."""
-        return self.runner.sequences.pool.num_free
+    def kv_of(self, job: HeadJob) -> KVSequence | None:
+        """The sequence of the job's pairs."""
+        return job.sequence.kv
 
-    def num_pages_needed(self, job: HeadJob, num_tokens: int) -> int:
-        """Free KV pages for so many of the job's pairs and, with the last of them, for those that it drafts."""
-        kv, count = job.sequence.kv, min(num_tokens, job.num_pairs_left)
-        if kv is None or not count:
-            return 0
-        drafted = max(0, job.draft_length - 1) if count == job.num_left else 0
-        return self.runner.sequences.pages_needed(kv, count + drafted)
+    def num_written(self, job: HeadJob, num_tokens: int) -> int:
+        """So many of the job's pairs and, with the last of them, those that it drafts."""
+        count = min(num_tokens, job.num_pairs_left)
+        return count + self.num_drafted(job) if count and count == job.num_left else count
+
+    def num_drafted(self, job: HeadJob) -> int:
+        """Tokens that a job writes when its pairs are computed."""
+        return max(0, job.draft_length - 1)
 
     def check(self, session: HeadSession, item: Extend) -> Proposal | None:
         """An empty proposal for a session that outgrew the head; ``InvalidRequestError`` for a bad item."""

@@ -321,6 +321,9 @@ class SteadySteps:
             self._note_asked(step)
 
     def _note_asked(self, step: SteadyStep) -> None:
+        if self._wanted:
+            for key in step.keys:
+                self._wanted.pop(key, None)
         for session, generation in zip(step.sessions, step.columns.generations.tolist(), strict=True):
             session.generation, session.used_ns = generation, step.arrived_ns
         self._scheduler.note_steady(step)

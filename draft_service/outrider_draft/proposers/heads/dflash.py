@@ -46,13 +46,9 @@ class BlockExecutor(HeadExecutor):
         self._block_runner = runner
         self._longest = runner.block_head.config.block_size - 1
 
-    def num_pages_needed(self, job: HeadJob, num_tokens: int) -> int:
-        """Free KV pages for so many of the job's states and, with the last of them, for its block."""
-        kv, count = job.sequence.kv, min(num_tokens, job.num_pairs_left)
-        if kv is None or not count:
-            return 0
-        block = job.draft_length + 1 if job.draft_length and count == job.num_left else 0
-        return self.runner.sequences.pages_needed(kv, count + block)
+    def num_drafted(self, job: HeadJob) -> int:
+        """The job's block."""
+        return job.draft_length + 1 if job.draft_length else 0
 
     def begin(self, session: HeadSession, item: Extend) -> HeadJob:
         """As of any head; no more tokens than a block has."""
