@@ -15,12 +15,14 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Refused, Release, Score, Scores, SessionFailed, SessionLost
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.sampling.session import SessionSampling
+from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.types import SamplingParams, Support
 from outrider_target.service import build_core
 from tests.support.core_driver import Driver, open_session, score_item
 from tests.support.tiny_models import build_tiny_model, load_reference
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119]
+DRAFTS = [7, 8]
 NUM_IDS = 257
 
 
@@ -181,13 +183,18 @@ def test_a_bad_item_fails_its_session_alone(driver: Driver, runner: ModelRunner,
     assert all_pages_free(runner)
 
 
-def test_logits_that_are_no_numbers_fail_their_session_alone(tmp_path: Path) -> None:
-    folder = build_tiny_model(tmp_path / "model")
+def runner_with_a_bad_token(folder: Path) -> ModelRunner:
+    """A target that token 66 makes say NaN."""
+    build_tiny_model(folder)
     model: Any = load_reference(folder)
     with torch.no_grad():
         model.get_input_embeddings().weight[66] = torch.nan
     model.save_pretrained(folder)
-    runner = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=64)
+    return ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=64)
+
+
+def test_logits_that_are_no_numbers_fail_their_session_alone(tmp_path: Path) -> None:
+    runner = runner_with_a_bad_token(tmp_path / "model")
     driver = Driver(build_core(runner))
     events = driver.run(
         opened(0),
@@ -207,6 +214,23 @@ def test_logits_that_are_no_numbers_fail_their_session_alone(tmp_path: Path) -> 
     fresh = driver.run(opened(3), score_item(3, 2, PROMPT))  # in the pages that held NaN
     assert fresh[0].form == by_session[0].form
     driver.core.drop_link(0)
+
+
+def test_logits_that_are_no_numbers_fail_their_session_of_a_batch_alone(tmp_path: Path) -> None:
+    driver, sessions = Driver(build_core(runner_with_a_bad_token(tmp_path / "model"))), range(6)
+    texts = [[*PROMPT, 20 + session, 66 if session == 3 else 30] for session in sessions]
+    driver.run(*(opened(session) for session in sessions), *(score_item(one, 2, PROMPT) for one in sessions))
+    for count, generation in ((9, 3), (10, 4)):  # the first brings the sessions together
+        items = [score_item(one, generation, texts[one][:count], DRAFTS, num_kept_tokens=count - 1) for one in sessions]
+        columns = target_commands_from_proto(target_commands_to_proto(items))
+        answers = {event.session: event for event in driver.run(*columns)}
+    failed = answers.pop(3)
+    assert isinstance(failed, SessionFailed)
+    assert (failed.generation, failed.code) == (4, "NonFiniteLogitsError")
+    alone = Driver(build_core(runner_with_a_bad_token(tmp_path / "other")))
+    for session, answer in answers.items():
+        (expected,) = alone.run(opened(session), score_item(session, 4, texts[session], DRAFTS))
+        assert (answer.generation, answer.form) == (4, expected.form)
 
 
 def test_a_session_with_nothing_allowed_fails_alone(driver: Driver) -> None:

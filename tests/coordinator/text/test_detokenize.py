@@ -93,6 +93,14 @@ def test_each_cut_between_prompt_and_output_gives_the_text(kind: Callable[[], Te
         check(tokenizer, Case(tuple(ids[:cut]), tuple(ids[cut:]), skips=True))
 
 
+def test_a_pattern_of_more_tokens_than_a_cut_window_keeps_is_replaced() -> None:
+    letters = "abcdefghijklz"
+    words = Tokenizer(models.WordLevel({letter: index for index, letter in enumerate(letters)}, unk_token="z"))
+    words.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(letters[:-1], "X")])
+    ids = [*[12] * 70, *range(12), *[12] * 5, *range(11)]
+    check(text_tokenizer(words), Case((12,), tuple(ids), skips=True))
+
+
 def test_a_panic_of_the_library_is_an_error_of_the_model() -> None:
     """A panic is no ``Exception``: nothing would keep it to the session that it belongs to."""
     words = Tokenizer(models.WordLevel({" ": 0, "a": 1}, unk_token="a"))

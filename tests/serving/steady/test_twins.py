@@ -311,6 +311,7 @@ def test_a_head_says_and_holds_the_same(method: str, samplings: Samplings, tmp_p
     twins.run(100 if loops else 50)
     assert executor.num_columns > 10, twins.outcomes
     assert other.num_columns == 0
+    assert twins.outcomes["answers in columns"] > 10, twins.outcomes
     assert twins.outcomes["SessionLost"], twins.outcomes
     assert twins.outcomes["SessionFailed"] or not loops, twins.outcomes
     assert steady.num_pages_free == plain.num_pages_free

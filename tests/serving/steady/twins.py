@@ -291,6 +291,7 @@ class Twins:
         for core in self.cores:
             messages = core.step()
             said.append([(link_id, *self._as_read(batch)) for link_id, batch in messages])
+            self.outcomes["answers in columns"] += sum(len(batch.columns) for _, batch in messages)
             core.tidy()
         assert same(said[0], said[1]), said
         self._compare_books()
