@@ -10,88 +10,58 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.errors import OutriderError, ProtocolError
+from outrider.errors import ProtocolError
 from outrider.types import (
     DenseEvidence,
     DenseScores,
     Evidence,
-    IntArray,
     ScoreForm,
     SparseEvidence,
     SparseScores,
     TokenScores,
     TypicalScores,
 )
-
-ROW_SUM_TOLERANCE = 1e-4
-"""A row of probabilities summed in float64; float32 rows of a thousand ids are off by some 1e-6."""
-TARGET_SUM_TOLERANCE = 1e-2
-"""Support and outside mass together; wide, since a target sums 128k float32 probabilities."""
-
-
-class EvidenceError(OutriderError):
-    """A proposal that cannot be judged; the message has the reason."""
+from outrider_coordinator.acceptance.vectorized import (
+    ROW_SUM_TOLERANCE,
+    TARGET_SUM_TOLERANCE,
+    Rows,
+    are_near_1,
+    are_sound,
+)
 
 
-def check_proposal(
+def is_sound_proposal(
     token_ids: Sequence[int], evidence: Evidence, *, expects: type | None, asked: int, num_token_ids: int
-) -> None:
-    """Raise ``EvidenceError`` unless the proposal can be judged.
+) -> bool:
+    """True if the proposal can be judged.
 
     ``expects`` is the form of evidence the rule needs, None for rules that need none; ``asked`` the draft length.
     """
-    _require(len(token_ids) <= asked, "more tokens than asked for")
-    _require(all(0 <= token_id < num_token_ids for token_id in token_ids), "a draft token out of range")
+    if len(token_ids) > asked or not all(0 <= token_id < num_token_ids for token_id in token_ids):
+        return False
     if expects is None or not token_ids:
-        return
-    _require(isinstance(evidence, expects), f"evidence is {type(evidence).__name__}, not {expects.__name__}")
+        return True
+    if not isinstance(evidence, expects):
+        return False
     if isinstance(evidence, SparseEvidence):
-        _check_sparse(token_ids, evidence, num_token_ids)
-    elif isinstance(evidence, DenseEvidence):
-        _check_dense(token_ids, evidence, num_token_ids)
+        return _is_sound_sparse_evidence(token_ids, evidence, num_token_ids)
+    return isinstance(evidence, DenseEvidence) and _is_sound_dense_evidence(token_ids, evidence, num_token_ids)
 
 
-def _check_sparse(token_ids: Sequence[int], evidence: SparseEvidence, num_token_ids: int) -> None:
-    counts, ids, probs = evidence.counts, evidence.token_ids, evidence.probs
-    _require(counts.shape == (len(token_ids),), "one row for each draft token is needed")
-    _require(int(counts.min()) > 0, "an empty row")
-    ends = np.cumsum(counts)
-    _require(ids.shape == probs.shape == (int(ends[-1]),), "ids and probabilities do not fit the counts")
-    _require(int(ids.min()) >= 0 and int(ids.max()) < num_token_ids, "an id out of range")
-    _require(float(probs.min()) > 0, "a probability that is not above 0")  # false for NaN; the sums find infinity
-    _check_sums(np.add.reduceat(probs, ends - counts, dtype=np.float64))
-    _require(_all_distinct(np.arange(len(counts)).repeat(counts), ids, num_token_ids), "an id twice in a row")
-    drafted = np.array(token_ids, dtype=ids.dtype).repeat(counts)
-    _require(np.count_nonzero(ids == drafted) == len(token_ids), "a draft token outside its own support")
+def _is_sound_sparse_evidence(token_ids: Sequence[int], evidence: SparseEvidence, num_token_ids: int) -> bool:
+    num_ids = int(evidence.counts.sum())
+    if evidence.counts.shape != (len(token_ids),) or not evidence.token_ids.shape == evidence.probs.shape == (num_ids,):
+        return False
+    return are_sound(Rows.of_one(token_ids, evidence), np.array([num_token_ids]))
 
 
-def _all_distinct(rows: np.ndarray, ids: IntArray, num_token_ids: int) -> bool:
-    keys = rows * num_token_ids + ids
-    keys.sort()
-    return bool((keys[1:] != keys[:-1]).all())
-
-
-def _check_dense(token_ids: Sequence[int], evidence: DenseEvidence, num_token_ids: int) -> None:
+def _is_sound_dense_evidence(token_ids: Sequence[int], evidence: DenseEvidence, num_token_ids: int) -> bool:
     probs = evidence.probs
-    _require(probs.ndim == 2 and probs.shape[0] == len(token_ids), "one row for each draft token is needed")
-    _require(bool((np.isfinite(probs) & (probs >= 0)).all()), "a probability below 0")
-    _require(probs.shape[1] > max(token_ids), "a draft token outside its row")
-    _check_sums(probs[:, :num_token_ids].sum(axis=1, dtype=np.float64))
+    if probs.ndim != 2 or probs.shape[0] != len(token_ids) or probs.shape[1] <= max(token_ids):
+        return False
     drafted = probs[np.arange(len(token_ids)), np.asarray(token_ids)]
-    _require(bool((drafted > 0).all()), "a draft token of probability 0")
-
-
-def _check_sums(sums: np.ndarray) -> None:
-    _require(_are_near_1(sums, ROW_SUM_TOLERANCE), "a row that does not sum to 1")
-
-
-def _are_near_1(sums: np.ndarray, tolerance: float) -> bool:
-    return all(abs(total - 1.0) <= tolerance for total in sums.tolist())  # false for NaN
-
-
-def _require(holds: bool, reason: str) -> None:
-    if not holds:
-        raise EvidenceError(reason)
+    sums = probs[:, :num_token_ids].sum(axis=1, dtype=np.float64)
+    return _is_non_negative(probs) and are_near_1(sums, ROW_SUM_TOLERANCE) and bool((drafted > 0).all())
 
 
 def check_scores(
@@ -133,7 +103,7 @@ def _is_sound_sparse(count: int, evidence: SparseEvidence | None, scores: Sparse
     drawn = zip([*outside.tolist()[:-1], 1.0], ids.tolist(), strict=True)
     return (
         float(outside.min()) >= 0
-        and _are_near_1(sums, TARGET_SUM_TOLERANCE)
+        and are_near_1(sums, TARGET_SUM_TOLERANCE)
         and all(0 <= token_id < num_token_ids for mass, token_id in drawn if mass > 0)
     )
 
@@ -155,7 +125,7 @@ def _is_sound_dense(count: int, scores: DenseScores, num_token_ids: int) -> bool
         return False
     # Nothing may lie on padded ids, or one of them could be drawn.
     sums = probs[:, :num_token_ids].sum(axis=1, dtype=np.float64)
-    return _is_non_negative(probs) and _are_near_1(sums, TARGET_SUM_TOLERANCE)
+    return _is_non_negative(probs) and are_near_1(sums, TARGET_SUM_TOLERANCE)
 
 
 def _is_non_negative(values: np.ndarray) -> bool:

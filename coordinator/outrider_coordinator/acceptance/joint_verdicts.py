@@ -21,8 +21,7 @@ from outrider.randomness.philox_numpy import uniform
 from outrider.randomness.streams import Stream
 from outrider.types import FloatArray, IntArray, SparseEvidence
 from outrider.values import step_value
-from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
-from outrider_coordinator.acceptance.vectorized import Doubles, Indices, Rows, are_near_1
+from outrider_coordinator.acceptance.vectorized import TARGET_SUM_TOLERANCE, Doubles, Indices, Rows, are_near_1
 
 _NO_REJECTION = 1 << 40
 

@@ -97,7 +97,7 @@ class JudgeRules:
 def judge_one(
     rules: JudgeRules, draft_token_ids: Sequence[int], evidence: Evidence, scores: ScoreForm, *, seed: int, base: int
 ) -> Verdict:
-    """The verdict on a proposal that ``check_proposal`` let through.
+    """The verdict on a proposal that ``is_sound_proposal`` let through.
 
     ``base`` is the committed length the proposal builds on; draft token i stands at position ``base + i``. Raises
     ``ProtocolError`` for scores that do not answer the proposal.

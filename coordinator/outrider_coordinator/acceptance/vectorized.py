@@ -1,7 +1,6 @@
-"""Supports of the proposals of a message as arrays, and the checks of ``evidence`` on all of them.
+"""Supports of proposals as arrays, of one or of all of a message, and the checks of what a draft says of them.
 
-Says nothing of what is wrong: where a proposal is not in order, each is checked by itself. Verdicts are made in
-``joint_verdicts``.
+Verdicts are made in ``joint_verdicts``.
 """
 
 from __future__ import annotations
@@ -14,8 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.columns import AnswerColumns, ragged
-from outrider.types import FloatArray, IntArray
-from outrider_coordinator.acceptance.evidence import ROW_SUM_TOLERANCE
+from outrider.types import FloatArray, IntArray, SparseEvidence
+
+ROW_SUM_TOLERANCE = 1e-4
+"""A row of probabilities summed in float64; float32 rows of a thousand ids are off by some 1e-6."""
+TARGET_SUM_TOLERANCE = 1e-2
+"""Support and outside mass together; wide, since a target sums 128k float32 probabilities."""
 
 Indices = NDArray[np.int64]
 Doubles = NDArray[np.float64]
@@ -34,50 +37,37 @@ class Rows:
     probs: FloatArray  # [N]
 
     @classmethod
+    def of(cls, num_rows: Indices, counts: Indices, drafted: Indices, ids: IntArray, probs: FloatArray) -> Rows:
+        """With what follows from the counts."""
+        starts, cases = counts.cumsum() - counts, np.arange(num_rows.size).repeat(num_rows)
+        return cls(num_rows, counts, starts, cases, drafted, ids, probs)
+
+    @classmethod
     def of_columns(cls, proposals: AnswerColumns[Any]) -> Rows:
         """Of proposals that came as columns, with supports."""
         supports = proposals.supports
         if supports is None:
             raise ValueError("these proposals have no supports")
         num_rows, counts = proposals.counts.astype(np.int64), supports.counts.astype(np.int64)
-        return cls(
-            num_rows=num_rows,
-            counts=counts,
-            starts=counts.cumsum() - counts,
-            cases=np.arange(num_rows.size).repeat(num_rows),
-            drafted=proposals.token_ids.astype(np.int64),
-            ids=supports.token_ids,
-            probs=supports.probs,
-        )
+        return cls.of(num_rows, counts, proposals.token_ids.astype(np.int64), supports.token_ids, supports.probs)
+
+    @classmethod
+    def of_one(cls, draft_token_ids: Sequence[int], evidence: SparseEvidence) -> Rows:
+        """Of a single proposal."""
+        num_rows, drafted = np.array([len(draft_token_ids)]), np.array(draft_token_ids, dtype=np.int64)
+        return cls.of(num_rows, evidence.counts.astype(np.int64), drafted, evidence.token_ids, evidence.probs)
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
         """The cases of all parts, one part after the other."""
-        num_rows, counts = (np.concatenate([getattr(part, name) for part in parts]) for name in ("num_rows", "counts"))
-        return cls(
-            num_rows=num_rows,
-            counts=counts,
-            starts=counts.cumsum() - counts,
-            cases=np.arange(num_rows.size).repeat(num_rows),
-            drafted=np.concatenate([part.drafted for part in parts]),
-            ids=np.concatenate([part.ids for part in parts]),
-            probs=np.concatenate([part.probs for part in parts]),
-        )
+        names = ("num_rows", "counts", "drafted", "ids", "probs")
+        return cls.of(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def selected(self, cases: Indices) -> Rows:
         """Of these cases alone."""
         rows = ragged(self.num_rows, cases)
         ids = ragged(self.counts, rows)
-        num_rows, counts = self.num_rows[cases], self.counts[rows]
-        return Rows(
-            num_rows=num_rows,
-            counts=counts,
-            starts=counts.cumsum() - counts,
-            cases=np.arange(num_rows.size).repeat(num_rows),
-            drafted=self.drafted[rows],
-            ids=self.ids[ids],
-            probs=self.probs[ids],
-        )
+        return Rows.of(self.num_rows[cases], self.counts[rows], self.drafted[rows], self.ids[ids], self.probs[ids])
 
     def where_drafted(self) -> Indices:
         """Indices of the draft tokens in their supports, if they are there."""
@@ -88,15 +78,12 @@ class Rows:
         return np.add.reduceat(values, self.starts, dtype=np.float64)
 
 
-def are_sound_columns(proposals: AnswerColumns[Any], limits: Indices) -> bool:  # limits [C]
-    """True if ``check_proposal`` would accept the evidence of all proposals, which came as columns."""
-    supports = proposals.supports
-    if supports is None or not supports.counts.size or int(supports.counts.min()) < 1:
+def are_sound(rows: Rows, limits: Indices) -> bool:  # limits [C]
+    """True if each draft token was drawn from its support: distinct ids below the limit, with probabilities above 0
+    that sum to 1.
+    """
+    if not rows.counts.size or int(rows.counts.min()) < 1:
         return False
-    return _are_sound_rows(Rows.of_columns(proposals), limits)
-
-
-def _are_sound_rows(rows: Rows, limits: Indices) -> bool:  # limits [C]
     ids, probs = rows.ids, rows.probs
     return bool(
         ids.item(ids.argmin()) >= 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.ports import DraftEvent, ItemTiming, Opened, Preempted, Proposal, Refused, SessionFailed, SessionLost
-from outrider_coordinator.acceptance import EvidenceError, check_proposal
+from outrider_coordinator.acceptance import is_sound_proposal
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.actions import RetryDraftAfter
 from outrider_coordinator.session.draft_side import Drafted
@@ -44,17 +44,13 @@ def on_proposal(session: SessionState, event: Proposal, timing: ItemTiming | Non
 
 def _may_be_judged(session: SessionState, event: Proposal, draft_length: int) -> bool:
     rules = session.engine_request.rules
-    try:
-        check_proposal(
-            event.token_ids,
-            event.evidence,
-            expects=rules.evidence_form,
-            asked=draft_length,
-            num_token_ids=rules.num_token_ids,
-        )
-    except EvidenceError:
-        return False
-    return True
+    return is_sound_proposal(
+        event.token_ids,
+        event.evidence,
+        expects=rules.evidence_form,
+        asked=draft_length,
+        num_token_ids=rules.num_token_ids,
+    )
 
 
 def on_other(session: SessionState, event: DraftEvent) -> None:

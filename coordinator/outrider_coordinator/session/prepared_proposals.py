@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreAhead, ScoreColumns, SupportColumns
 from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence, SupportedProposals
-from outrider_coordinator.acceptance.vectorized import Rows, are_sound_columns
+from outrider_coordinator.acceptance.vectorized import Rows, are_sound
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared import NO_IDS, Bools, Prepared
 from outrider_coordinator.session.state import DRAFTING, SCORING
@@ -87,7 +87,9 @@ class PreparedProposals(Prepared):
         known = ids.view(U4) if ids.dtype == I4 else ids  # a negative one is high, too
         if known.item(known.argmax()) >= self.limit:
             return False
-        return not self.is_sparse or are_sound_columns(answers, self.limits)
+        if not self.is_sparse:
+            return True
+        return answers.supports is not None and are_sound(Rows.of_columns(answers), self.limits)
 
     def announcement(self, channel: int, plane: int) -> ScoreAhead | None:
         """What the target is to score when the proposals come by a channel; None unless ``announce`` was called

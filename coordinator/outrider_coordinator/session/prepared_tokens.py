@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreColumns
-from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
+from outrider_coordinator.acceptance.vectorized import TARGET_SUM_TOLERANCE
 from outrider_coordinator.session import state_feed
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared import EVERY, NO_IDS, UNUSUAL, Bools, PreparedScores, TakenScores, Which

@@ -359,7 +359,7 @@ class _TimedCore(EngineCore[Any, Any, Any, Any]):
 @contextlib.contextmanager
 def _timed_judging(times: StepTimes) -> Iterator[None]:
     places: tuple[tuple[Any, str], ...] = (
-        (target_events, "judge"), (draft_events, "check_proposal"), (PreparedVerdicts, "judge"),
+        (target_events, "judge"), (draft_events, "is_sound_proposal"), (PreparedVerdicts, "judge"),
     )  # fmt: skip
     originals = [(place, name, getattr(place, name)) for place, name in places]
     for place, name, original in originals:

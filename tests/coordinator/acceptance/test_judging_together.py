@@ -12,10 +12,11 @@ from outrider.columns import AnswerColumns, SupportColumns
 from outrider.errors import ProtocolError
 from outrider.ports import Proposal
 from outrider.types import JudgingRule, SparseEvidence, SparseScores
-from outrider_coordinator.acceptance import EvidenceError, JudgeRules, NextToken, Verdict, check_proposal, judge_one
+from outrider_coordinator.acceptance import JudgeRules, NextToken, Verdict, is_sound_proposal, judge_one
 from outrider_coordinator.acceptance.draws import coin
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts
-from outrider_coordinator.acceptance.vectorized import Rows, are_sound_columns
+from outrider_coordinator.acceptance.vectorized import Rows
+from outrider_coordinator.acceptance.vectorized import are_sound as are_sound_rows
 
 VOCAB_SIZE = 50
 RULES = JudgeRules(JudgingRule.REJECTION, VOCAB_SIZE)
@@ -56,7 +57,7 @@ def columns_of(cases: Sequence[ProposalCase]) -> AnswerColumns[Proposal]:
 
 
 def are_sound(cases: Sequence[ProposalCase]) -> bool:
-    return are_sound_columns(columns_of(cases), np.full(len(cases), VOCAB_SIZE))
+    return are_sound_rows(Rows.of_columns(columns_of(cases)), np.full(len(cases), VOCAB_SIZE))
 
 
 def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
@@ -121,17 +122,10 @@ def alone(case: ScoredCase) -> Verdict:
 
 
 def is_sound_alone(case: ProposalCase) -> bool:
-    try:
-        check_proposal(
-            case.draft_token_ids,
-            case.evidence,
-            expects=SparseEvidence,
-            asked=len(case.draft_token_ids),
-            num_token_ids=VOCAB_SIZE,
-        )
-    except EvidenceError:
-        return False
-    return True
+    count = len(case.draft_token_ids)
+    return is_sound_proposal(
+        case.draft_token_ids, case.evidence, expects=SparseEvidence, asked=count, num_token_ids=VOCAB_SIZE
+    )
 
 
 @pytest.mark.parametrize("closeness", [0.0, 0.5, 0.95])
@@ -190,7 +184,7 @@ def spoilt_evidence(evidence: SparseEvidence, how: str) -> SparseEvidence:
 
 
 @pytest.mark.parametrize("how", ["range", "negative id", "twice", "sum", "nan", "zero", "empty"])
-def test_one_bad_proposal_sends_all_to_be_checked_alone(how: str) -> None:
+def test_one_bad_proposal_is_found_among_all(how: str) -> None:
     cases = [case.proposal for case in made_cases(6)]
     index = next(index for index, case in enumerate(cases) if case.evidence.counts[0] > 2)
     cases[index] = replace(cases[index], evidence=spoilt_evidence(cases[index].evidence, how))
