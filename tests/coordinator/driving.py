@@ -25,7 +25,6 @@ from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.speculation import DraftLengthPolicy
-from outrider_coordinator.stats.spec_decode_stats import StepCount
 
 
 def make_plan(
@@ -82,7 +81,7 @@ class Driven:
             to_target.append(action.command)
         elif isinstance(action, StepEnded):
             self.steps.append(action)
-            count_step(self.loop, action)
+            self.loop.spec_stats.count_step(action)
             self.token_ids.extend(action.token_ids)
             self.text += self.loop.output.take_text()
         elif isinstance(action, Finish | Fail):
@@ -97,12 +96,6 @@ class Driven:
             self.timer = None
         else:
             self.retries.append(action)
-
-
-def count_step(loop: SessionLoop, step: StepEnded) -> None:
-    """Count a step where no request does."""
-    count = StepCount(step.num_draft_tokens, step.num_accepted, len(step.token_ids), step.no_draft_reason)
-    loop.spec_stats.count_step(count)
 
 
 class Core(Protocol):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable
 
 from outrider.generation import Delta, GenerationResult, Progress, Usage
-from outrider.ports import ItemTiming
-from outrider.types import TokenLogprob
 from outrider_coordinator.requests.deadline_timer import DeadlineTimer
 from outrider_coordinator.requests.output_collector import OutputCollector
 from outrider_coordinator.requests.request_log import log_ending
@@ -17,7 +14,6 @@ from outrider_coordinator.session.actions import Action, DraftWaitEnded, Fail, F
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 from outrider_coordinator.stats.request_timings import NANOSECONDS, RequestTimings
-from outrider_coordinator.stats.spec_decode_stats import StepCount
 from outrider_coordinator.tracing import RequestTrace
 from outrider_coordinator.tracing.requests import NOT_TRACED
 
@@ -26,20 +22,6 @@ PROGRESS_INTERVAL_S = 0.25
 
 MAX_UNCOUNTED = 16
 """Ends of steps and of waits that may wait to be counted. Counted one after the other, each takes half the time."""
-
-
-class EndedWait(NamedTuple):
-    """End of a wait for a proposal, or of a step, not counted yet."""
-
-    timing: ItemTiming | None
-    """The service's own time."""
-    arrived: float
-    """Time in seconds at which the service's answer was read."""
-    handled: float
-    """Time in seconds at which the session's next command was decided."""
-    is_prefill: bool
-    step: StepCount | None
-    """None: it was a wait for a proposal."""
 
 
 class RequestState:
@@ -65,7 +47,7 @@ class RequestState:
         """How often its reader was behind."""
         self.draft_wait_began: float | None = None
         """When it began to wait for a proposal that has not come; by the event loop's clock."""
-        self._uncounted: list[EndedWait] = []
+        self._uncounted: list[tuple[StepEnded | DraftWaitEnded, float, float]] = []
         self.output_collector = OutputCollector(
             loop.output.take_text, num_tokens=len(loop.engine_request.emitted_token_ids)
         )
@@ -112,30 +94,17 @@ class RequestState:
         self.count_steps()
         self.request_timings.note_resumed()
 
-    def note(self, action: StepEnded | DraftWaitEnded, arrived: float, handled: float) -> None:
-        """Record the end of a step or of a wait for a proposal, and queue the step's output."""
-        if isinstance(action, DraftWaitEnded):
-            self.note_end(EndedWait(action.timing, arrived, handled, action.is_prefill, None))
-            return
-        step = StepCount(
-            action.num_draft_tokens,
-            action.num_accepted,
-            len(action.token_ids),
-            action.no_draft_reason,
-            action.num_forced_tokens,
-        )
-        self.note_end(EndedWait(action.timing, arrived, handled, action.is_prefill, step))
-        self.put_output(action.token_ids, action.logprobs, handled)
+    def note(self, ended: StepEnded | DraftWaitEnded, arrived: float, handled: float) -> None:
+        """Record the end of a step or of a wait for a proposal, which is counted later, and queue the step's output,
+        which ``flush`` gives to the user.
 
-    def note_end(self, ended: EndedWait) -> None:
-        """Record the end of a step or of a wait, which is counted later."""
-        self._uncounted.append(ended)
+        The service's answer was read at ``arrived``; the session's next command was decided at ``handled``.
+        """
+        self._uncounted.append((ended, arrived, handled))
         if len(self._uncounted) >= MAX_UNCOUNTED:
             self.count_steps()
-
-    def put_output(self, token_ids: Sequence[int], logprobs: tuple[TokenLogprob, ...] | None, handled: float) -> None:
-        """Queue the output of a step; ``flush`` gives it to the user."""
-        self.output_collector.put(token_ids, logprobs, self._progress(handled))
+        if isinstance(ended, StepEnded):
+            self.output_collector.put(ended.token_ids, ended.logprobs, self._progress(handled))
 
     def note_in_trace(self, action: Action, at: float | None = None) -> None:
         """Record an action of a traced session, of now or of ``at`` (s). Items are traced while steps are shown."""
@@ -149,13 +118,13 @@ class RequestState:
         """Count the steps and waits that have ended since the last call."""
         uncounted, self._uncounted = self._uncounted, []
         timings, spec_stats = self.request_timings, self.loop.spec_stats
-        for timing, arrived, handled, is_prefill, step in uncounted:
-            if step is None:
-                timings.draft_wait_ended(arrived, handled, timing, is_prefill=is_prefill)
-            else:
-                timings.step_ended(arrived, handled, timing, is_prefill=is_prefill)
+        for ended, arrived, handled in uncounted:
+            if isinstance(ended, StepEnded):
+                timings.step_ended(arrived, handled, ended.timing, is_prefill=ended.is_prefill)
                 timings.note_output(handled)
-                spec_stats.count_step(step)
+                spec_stats.count_step(ended)
+            else:
+                timings.draft_wait_ended(arrived, handled, ended.timing, is_prefill=ended.is_prefill)
 
     def flush(self) -> None:
         """Wake the reader for new output, once the services have their next commands."""

@@ -15,8 +15,8 @@ from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.actions import DraftWaitBegan, StepEnded, ToDraft, ToTarget
 from outrider_coordinator.session.prepared import PreparedScores, TakenScores
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals
+from outrider_coordinator.session.state import reason_of
 from outrider_coordinator.session.table import Ints
-from outrider_coordinator.session.transitions import JudgedStep
 from outrider_coordinator.stats.request_timings import NANOSECONDS
 
 
@@ -50,13 +50,15 @@ class TakenAnswers:
         if self.token_ids is None:
             self.token_ids = self.taken.commit() or []
 
-    def steps(self) -> Iterator[JudgedStep]:
-        """The steps that ended."""
-        taken, rows = self.taken, self.batch.prepared.rows
+    def steps(self) -> Iterator[StepEnded]:
+        """The steps that ended, without logprobs."""
+        taken = self.taken
         if isinstance(taken, TakenScores) and self.token_ids is not None:
-            bases, reasons = rows[taken.places, col.LENGTH].tolist(), rows[taken.places, col.REASON].tolist()
+            rows = self.batch.prepared.rows[taken.places]
+            numbers, bases = rows[:, col.STEP].tolist(), rows[:, col.LENGTH].tolist()
             counts = taken.num_drafted.tolist(), taken.num_accepted.tolist()
-            yield from map(JudgedStep, bases, *counts, self.token_ids, reasons)
+            reasons = map(reason_of, rows[:, col.REASON].tolist())
+            yield from map(StepEnded, numbers, bases, *counts, self.token_ids, reasons, self.timings)
 
     @functools.cached_property
     def events(self) -> list[Any]:

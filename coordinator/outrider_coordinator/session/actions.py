@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.errors import OutriderError
 from outrider.ports import DraftCommand, ItemTiming, TargetCommand
 from outrider.types import FinishReason, TokenLogprob
 from outrider.values import step_value
-from outrider_coordinator.acceptance import Verdict
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
@@ -26,8 +27,7 @@ class ToTarget:
     command: TargetCommand
 
 
-@step_value(frozen=True, slots=True)
-class StepEnded:
+class StepEnded(NamedTuple):
     """A judged step, with everything that output, statistics, traces and the request log need.
 
     It precedes the commands of the next step and may be processed after they were sent. It ends the wait for the
@@ -39,25 +39,20 @@ class StepEnded:
     base_length: int
     """Committed tokens that the proposal built on."""
     num_draft_tokens: int
-    verdict: Verdict
-    token_ids: tuple[int, ...]
+    num_accepted: int
+    """Of the draft tokens, or of the forced ones."""
+    token_ids: Sequence[int]
     """New output: accepted tokens and the one after them, up to the token that ends the generation."""
-    logprobs: tuple[TokenLogprob, ...] | None
-    """One for each of ``token_ids``; None where none are wanted."""
     no_draft_reason: WithoutDraft
     """Counts where ``num_draft_tokens`` is 0."""
-    timing: ItemTiming | None
+    timing: ItemTiming | None = None
     """The target's own time for the scores, where it said so."""
-    is_prefill: bool
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each of ``token_ids``; None where none are wanted."""
+    is_prefill: bool = False
     """True if the target took in the whole text: the first step, and one in which the session was rebuilt."""
-
     num_forced_tokens: int = 0
     """Tokens that were proposed because the grammar forces them; then there are no draft tokens."""
-
-    @property
-    def num_accepted(self) -> int:
-        """Number of accepted tokens of the proposal."""
-        return self.verdict.num_accepted
 
 
 @step_value(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def _commit(
         new, logprobs = new[:num_emitted], None if logprobs is None else logprobs[:num_emitted]
     session.tokens.extend(new)
     session.actions.append(
-        StepEnded(session.step, base, num_drafted, verdict, new, logprobs, reason, timing, is_prefill, num_forced)
+        StepEnded(session.step, base, num_drafted, num_accepted, new, reason, timing, logprobs, is_prefill, num_forced)
     )
     if finish is None:
         steps.begin(session)

@@ -9,32 +9,21 @@ one session on the same rows (``draft_events``, ``target_events``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from outrider.columns import U4, AnswerColumns, Column
-from outrider.types import HiddenStates, TokenLogprob
+from outrider.types import HiddenStates
 from outrider_coordinator.session import drafting, steps
 from outrider_coordinator.session import table_columns as col
+from outrider_coordinator.session.actions import StepEnded
 from outrider_coordinator.session.prepared import Bools, PreparedScores
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, waits_for_proposal
 from outrider_coordinator.session.prepared_tokens import PreparedTokens, waits_for_token
 from outrider_coordinator.session.prepared_verdicts import PreparedVerdicts, waits_for_verdict
 from outrider_coordinator.session.state import DRAFTING, SessionState, SessionStatus
 from outrider_coordinator.session.table import Ints, SessionTable
-
-
-class JudgedStep(NamedTuple):
-    """A step that ended."""
-
-    base_length: int
-    num_drafted: int
-    num_accepted: int
-    token_ids: list[int]
-    """New ones."""
-    reason: int
-    """Column ``REASON``, for a plain step."""
 
 
 def prepare(table: SessionTable, index: Ints) -> PreparedProposals | PreparedScores | None:
@@ -84,28 +73,22 @@ def end_wait(session: SessionState) -> None:
         side.states.move_to(max(0, side.held - 1))
 
 
-def end_step(
-    session: SessionState,
-    step: JudgedStep,
-    states: HiddenStates | None,
-    logprobs: Sequence[TokenLogprob] | None = None,
-    *,
-    is_drafting: bool,
-) -> JudgedStep:
+def end_step(session: SessionState, step: StepEnded, states: HiddenStates | None, *, is_drafting: bool) -> StepEnded:
     """What a session keeps of a step, once the command of the next has left; the step, up to the stop text that ends
     the output, if one does. A ``Prepare``, or the end, may be among the session's actions.
 
-    ``states`` and ``logprobs``: those that came with the scores. ``is_drafting``: the next step waits for a proposal.
+    ``states``: those that came with the scores. ``is_drafting``: the next step waits for a proposal.
     """
-    count, finish = session.output.push_counted(step.token_ids, logprobs)
+    count, finish = session.output.push_counted(step.token_ids, step.logprobs)
     if finish is not None:
         session.tokens.cut(len(step.token_ids) - count)
-        step = step._replace(token_ids=step.token_ids[:count])
+        logprobs = None if step.logprobs is None else step.logprobs[:count]
+        step = step._replace(token_ids=step.token_ids[:count], logprobs=logprobs)
     length = step.base_length + step.num_accepted
     if states is not None and session.draft.wants_states:
         session.draft.states.put(states, length)
     lag = drafting.draft_lag(session, length)
-    session.policy.note_verdict(session.speculation, step.num_drafted, step.num_accepted, draft_lag=lag)
+    session.policy.note_verdict(session.speculation, step.num_draft_tokens, step.num_accepted, draft_lag=lag)
     if finish is not None:
         session.status = SessionStatus.SCORING  # no wait for a proposal has begun
         steps.end(session, finish)

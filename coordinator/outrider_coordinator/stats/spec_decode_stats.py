@@ -5,9 +5,12 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from outrider.generation import SpeculationStats
+
+if TYPE_CHECKING:
+    from outrider_coordinator.session.actions import StepEnded
 
 
 class WithoutDraft(enum.StrEnum):
@@ -45,18 +48,6 @@ class WithoutDraft(enum.StrEnum):
     """The grammar forces the next tokens, which are proposed without a draft."""
     NOTHING_PROPOSED = "nothing_proposed"
     """The draft had nothing to propose."""
-
-
-class StepCount(NamedTuple):
-    """A judged step, as it is counted."""
-
-    num_drafted: int
-    num_accepted: int
-    """Of the draft tokens, or of the forced ones."""
-    num_emitted: int
-    why_not: WithoutDraft
-    """Counts where there was no draft token."""
-    num_forced: int = 0
 
 
 @dataclass(slots=True)
@@ -101,14 +92,14 @@ class SpecDecodeStats:
         """Replies that came too late to mean anything."""
         return self.num_stale_draft_replies + self.num_stale_target_replies
 
-    def count_step(self, step: StepCount) -> None:
+    def count_step(self, step: StepEnded) -> None:
         """Count one step."""
-        num_drafted, num_accepted, num_emitted, why_not, num_forced = step
+        num_drafted, num_accepted = step.num_draft_tokens, step.num_accepted
         self.num_steps += 1
-        self.num_emitted_tokens += num_emitted
+        self.num_emitted_tokens += len(step.token_ids)
         if not num_drafted:
-            self.without_draft[why_not] += 1
-            self.num_forced_tokens += num_forced
+            self.without_draft[step.no_draft_reason] += 1
+            self.num_forced_tokens += step.num_forced_tokens
             self.num_accepted_forced_tokens += num_accepted
             return
         self.num_drafts += 1

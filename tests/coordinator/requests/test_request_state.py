@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from outrider_coordinator.requests.request_manager import RequestManager
-from outrider_coordinator.requests.request_state import MAX_UNCOUNTED, EndedWait, RequestState
+from outrider_coordinator.requests.request_state import MAX_UNCOUNTED, RequestState
+from outrider_coordinator.session.actions import StepEnded
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.speculation import DraftLengthPolicy
-from outrider_coordinator.stats.spec_decode_stats import StepCount, WithoutDraft
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from tests.coordinator.driving import make_plan
 
 POLICY = DraftLengthPolicy(4)
 
 
-def a_step(num_accepted: int, *, handled: float = 2.0) -> EndedWait:
-    count = StepCount(4, num_accepted, num_accepted + 1, WithoutDraft.NOTHING_PROPOSED)
-    return EndedWait(None, handled - 0.5, handled, False, count)
+def a_step(num_accepted: int) -> StepEnded:
+    return StepEnded(1, 8, 4, num_accepted, [7] * (num_accepted + 1), WithoutDraft.NOTHING_PROPOSED)
 
 
 def a_request() -> RequestState:
@@ -25,7 +25,7 @@ def test_readings_include_steps_that_were_not_counted_yet() -> None:
     manager, request = RequestManager(POLICY, max_running_per_target=1, max_queue=1), a_request()
     manager.submit(request)
     for num_accepted in (4, 1):
-        request.note_end(a_step(num_accepted))
+        request.note(a_step(num_accepted), 1.5, 2.0)
     found = manager.spec_stats()
     assert (found.num_steps, found.num_accepted_tokens, found.num_judged_tokens) == (2, 5, 6)
     assert manager.spec_stats() == found
@@ -34,7 +34,7 @@ def test_readings_include_steps_that_were_not_counted_yet() -> None:
 def test_no_more_steps_than_a_few_wait_to_be_counted() -> None:
     request = a_request()
     for _ in range(MAX_UNCOUNTED):
-        request.note_end(a_step(0))
+        request.note(a_step(0), 1.5, 2.0)
     assert request.loop.spec_stats.num_steps == MAX_UNCOUNTED
 
 
@@ -42,7 +42,7 @@ def test_steps_before_a_pause_are_no_part_of_it() -> None:
     request = a_request()
     request.admit()
     now = request.request_timings.now()
-    request.note_end(a_step(0, handled=now + 2.0))
+    request.note(a_step(0), now + 1.5, now + 2.0)
     request.pause()
     assert request.loop.spec_stats.num_steps == 1
     assert request.request_timings.summary().target > 1.0  # a pause that came first would have cut it short

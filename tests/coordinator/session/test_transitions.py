@@ -28,13 +28,14 @@ from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
 from outrider_coordinator.session import table_columns as col
+from outrider_coordinator.session.actions import StepEnded
 from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.prepared_proposals import PreparedProposals
 from outrider_coordinator.session.prepared_verdicts import PreparedVerdicts
+from outrider_coordinator.session.state import reason_of
 from outrider_coordinator.session.table import SessionTable
 from outrider_coordinator.session.transitions import (
-    JudgedStep,
     end_step,
     end_wait,
     prepare,
@@ -255,7 +256,8 @@ class Twins:
             results.places, results.num_drafted.tolist(), results.num_accepted.tolist(), token_ids, states, strict=True
         ):
             row = found.rows[place]
-            step = JudgedStep(row.item(col.LENGTH), drafted, accepted, new, row.item(col.REASON))
+            reason = reason_of(row.item(col.REASON))
+            step = StepEnded(row.item(col.STEP), row.item(col.LENGTH), drafted, accepted, new, reason)
             end_step(found.sessions[place], step, each, is_drafting=is_drafting)
 
     def found_for(self, columns: AnswerColumns[Any]) -> Any:
