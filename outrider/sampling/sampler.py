@@ -29,6 +29,13 @@ class Sampler:
         """Compiles the grammars of sessions; None: the service has no tokenizer."""
         self._mask_threads = MaskThreads()
 
+    def use_grammars(self, grammars: GrammarCompiler | None) -> None:
+        """Compile grammars with this, from now on; prepares it, which takes up to a second."""
+        self.grammars = grammars
+        if grammars is not None:
+            grammars.num_lexers = self._mask_threads.num_threads
+            grammars.warm_up()
+
     def begin_masks(self, masks: Sequence[PositionMasks], *, is_awaited: bool = False) -> None:
         """Start to make the masks of different sessions, while the forward runs whose logits they are for.
         ``is_awaited``: they are needed next.

@@ -13,8 +13,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -39,6 +41,8 @@ MAX_CACHED = 256
 """Compiled grammars that are kept."""
 MAX_CACHED_CHARACTERS = 8 << 20
 """Characters of all of them."""
+_MOST_SHARING = 8
+"""Matchers in use that share a lexer and its lock, before the grammar is compiled once more."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
 _FAILED = re.compile(r"failed to compile JSON schema: (.*?)(?:\s\d+ \| .*)?$", re.DOTALL)
 """Before a part of the grammar."""
@@ -49,6 +53,14 @@ _LONGEST_SEARCH_S = 0.5
 """How long the part of a schema that cannot be compiled is looked for: each try compiles all within a part again."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A compiled grammar, and the matchers in use that share its lexer."""
+
+    engine: LLMatcher
+    matchers: WeakSet[Matcher] = field(default_factory=WeakSet)
+
+
 class GrammarCompiler:
     """Compiles grammars for the tokenizer of one model."""
 
@@ -57,10 +69,12 @@ class GrammarCompiler:
         self._content = tokenizer_files.get(TOKENIZER_FILE)
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
+        self.num_lexers = 1
+        """Of one grammar at most: threads that fill masks."""
         self._tokenizer: LLTokenizer | None = None
         self.statistics = GrammarStatistics()
         self._lock = threading.Lock()
-        self._cached: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._cached: OrderedDict[Grammar, list[_Compiled]] = OrderedDict()
 
     @classmethod
     def of(cls, description: ModelDescription) -> GrammarCompiler | None:
@@ -74,8 +88,9 @@ class GrammarCompiler:
         """A matcher at the beginning of the output, which one of ``end_token_ids`` ends; ``InvalidRequestError`` says
         what the grammar may not be.
         """
-        return Matcher(
-            self._engine_of(grammar),
+        compiled = self._compiled(grammar)
+        matcher = Matcher(
+            compiled.engine,
             vocab_size=self._vocab_size,
             end_token_ids=end_token_ids,
             hidden_token_ids=self._eos,
@@ -83,20 +98,29 @@ class GrammarCompiler:
             note_mask=self.statistics.note_mask,
             renew=partial(self._renewed, grammar),
         )
-
-    def _engine_of(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
-            engine = self._cached.get(grammar)
-        if engine is None:
-            engine = self._measured(grammar)
-            self._keep(grammar, engine)
-        return engine
+            compiled.matchers.add(matcher)
+        return matcher
+
+    def _compiled(self, grammar: Grammar) -> _Compiled:
+        """The one whose lexer the fewest share; a new one where all are shared by many."""
+        with self._lock:
+            found = self._cached.get(grammar, [])
+            least = min(found, key=lambda each: len(each.matchers), default=None)
+            if least is not None and (len(least.matchers) < _MOST_SHARING or len(found) >= self.num_lexers):
+                return least
+        new = _Compiled(self._measured(grammar))
+        with self._lock:
+            self._cached.setdefault(grammar, []).append(new)
+            while len(self._cached) > MAX_CACHED or self._num_characters > MAX_CACHED_CHARACTERS:
+                self._cached.popitem(last=False)
+        return new
 
     def _renewed(self, grammar: Grammar, failed: LLMatcher) -> LLMatcher:
         with self._lock:
-            if self._cached.get(grammar) is failed:
-                del self._cached[grammar]
-        return self._engine_of(grammar)
+            found = self._cached.get(grammar, [])
+            found[:] = [each for each in found if each.engine is not failed]
+        return self._compiled(grammar).engine
 
     def _measured(self, grammar: Grammar) -> LLMatcher:
         began = time.perf_counter()
@@ -114,12 +138,6 @@ class GrammarCompiler:
         found: bytes = self._tokenizer.decode_bytes([token_id])
         return found
 
-    def _keep(self, grammar: Grammar, engine: LLMatcher) -> None:
-        with self._lock:
-            self._cached[grammar] = engine
-            while len(self._cached) > MAX_CACHED or self._num_characters > MAX_CACHED_CHARACTERS:
-                self._cached.popitem(last=False)
-
     def warm_up(self) -> None:
         """Prepare the tokenizer, which takes up to a second; one that cannot be used is told to who needs it."""
         with contextlib.suppress(InvalidRequestError):
@@ -127,7 +145,7 @@ class GrammarCompiler:
 
     @property
     def _num_characters(self) -> int:
-        return sum(len(grammar.text) for grammar in self._cached)
+        return sum(len(grammar.text) * len(found) for grammar, found in self._cached.items())
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         tokenizer = self._prepared_tokenizer(grammar.field)

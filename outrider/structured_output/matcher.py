@@ -175,17 +175,16 @@ class Matcher:
 
 
 class MaskExecutors:
-    """Threads that fill masks, without the interpreter lock. Matchers of one grammar share a lexer and its lock, so
-    that eight threads take twice as long as one.
+    """Threads that fill masks, without the interpreter lock. Matchers that share a lexer wait for its lock: they are
+    filled by one thread.
     """
 
     def __init__(self, num_threads: int) -> None:
         self._single, self._several = LLExecutor(num_threads=1), LLExecutor(num_threads=num_threads)
 
-    def of(self, matchers: Sequence[Matcher]) -> LLExecutor:
-        """Several threads if most matchers have a grammar of their own, else one."""
-        num_grammars = len({id(matcher.grammar) for matcher in matchers})
-        return self._several if 2 * num_grammars > len(matchers) else self._single
+    def of(self, lexers: Collection[int]) -> LLExecutor:
+        """As many threads as there are lexers at most."""
+        return self._several if len(set(lexers)) > 1 else self._single
 
 
 def fill_masks(
@@ -195,12 +194,13 @@ def fill_masks(
     ``executors`` have the threads for it.
     """
     began = time.perf_counter()
-    engines = [(engine, row) for matcher, row in rows if (engine := matcher.engine) is not None]
+    by_lexer = sorted(rows, key=lambda each: id(each[0].grammar))  # neighbours are filled by one thread
+    engines = [(engine, row) for matcher, row in by_lexer if (engine := matcher.engine) is not None]
     if executors is None or len(engines) == 1:
         for engine, row in engines:
             _fill(words[row], engine)
     elif engines:
-        executor = executors.of([matcher for matcher, _ in rows])
+        executor = executors.of([id(matcher.grammar) for matcher, _ in rows])
         executor.unsafe_compute_mask_ptr(engines, words.ctypes.data, words.shape[1] * words.itemsize, len(words))
     errors = [_completed(matcher, words[row]) for matcher, row in rows]
     seconds = (time.perf_counter() - began) / max(1, len(rows))

@@ -176,7 +176,7 @@ class MaskThreads:
     """Threads that make the masks of forwards. They start with the first grammar."""
 
     def __init__(self) -> None:
-        self._num_threads = 0
+        self.num_threads = _num_threads()
         self._pool: ThreadPoolExecutor | None = None
         self._executors: MaskExecutors | None = None
 
@@ -187,13 +187,12 @@ class MaskThreads:
         if not masks:
             return
         if self._pool is None:
-            self._num_threads = _num_threads()
-            self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="grammar-masks")
-            self._executors = MaskExecutors(self._num_threads)
+            self._pool = ThreadPoolExecutor(self.num_threads, thread_name_prefix="grammar-masks")
+            self._executors = MaskExecutors(self.num_threads)
         compiled = [each for each in masks if each.is_compiled]
         new = [each for each in masks if not each.is_compiled]
         left = deque(new)
-        threads = [self._pool.submit(_make_each, left) for _ in range(min(self._num_threads, len(new)))]
+        threads = [self._pool.submit(_make_each, left) for _ in range(min(self.num_threads, len(new)))]
         for each in new:
             each.await_threads(threads)
         if compiled and is_awaited:

@@ -115,6 +115,14 @@ class JobRows:
         """Whether each is one token, and nothing but what follows it is asked for."""
         return all(map(_is_decode_step, self._rows))
 
+    def launch_scoring(self) -> bool:
+        """Launch all of the scoring, for which masks are waited for; False if something is read of logits or states once
+        the forward has ended.
+        """
+        if self._handover is not None or any(row.num_prompt_rows for row in self._rows):
+            return False
+        return self._scoring is None or self._scoring.launch_all()
+
     def drawn(self) -> torch.Tensor | None:
         """What follows each text, [B] on the device; None if the device does not know."""
         return None if self._scoring is None else self._scoring.drawn()

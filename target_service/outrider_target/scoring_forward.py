@@ -102,12 +102,14 @@ class ScoringForward:
 
     @torch.inference_mode()
     def drawn(self) -> torch.Tensor | None:
-        """What follows each text of a step, [B] on the device; None if the device does not know, or jobs are beside.
-        The tokens of the step are known; waits for masks of grammars.
+        """What follows each text of a step, [B] on the device; None if the device does not know, or jobs beside it have
+        results that are read once the forward has ended. The tokens of the step are known; waits for masks of grammars.
         """
-        if self._step is None or self._jobs is not None:
+        if self._step is None:
             return None
         self._begin_masks()
+        if self._jobs is not None and not self._jobs.launch_scoring():
+            return None
         return self._step.drawn()
 
     @torch.inference_mode()

@@ -56,9 +56,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
     ) -> None:
         """``planes`` take hidden states to drafts; None: they go inline."""
         self.runner = runner
-        runner.sampler.grammars = GrammarCompiler.of(description)
-        if runner.sampler.grammars is not None:
-            runner.sampler.grammars.warm_up()
+        runner.sampler.use_grammars(GrammarCompiler.of(description))
         core = build_core(
             runner,
             max_batched_tokens=max_batched_tokens,

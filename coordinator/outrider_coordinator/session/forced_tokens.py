@@ -15,6 +15,17 @@ from outrider_coordinator.session.state import SessionState
 MAX_FORCED_TOKENS = 16
 """Of one step. CUDA graphs cover draft lengths up to this."""
 
+_LEAST_BESIDE_DRAFTS = 2
+_LEAST_AHEAD = 3
+"""Where the target computes plain steps ahead, of which it has begun up to two that a proposal makes useless."""
+
+
+def least_forced(session: SessionState, draft_length: int) -> int:
+    """Forced tokens that are worth a step of their own. ``draft_length``: tokens that the draft would be asked for."""
+    if draft_length:
+        return _LEAST_BESIDE_DRAFTS
+    return _LEAST_AHEAD if session.target.lookahead_credit else 1
+
 
 def forced_proposal(session: SessionState) -> Drafted:
     """The forced tokens after the committed ones; nothing where there are none, or where they cannot be judged."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from outrider.columns import U4, U8, AnswerColumns, Column, ExtendColumns, ScoreColumns
 from outrider_coordinator.session import state_feed
 from outrider_coordinator.session import table_columns as col
+from outrider_coordinator.session.forced_tokens import least_forced
 from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
 
@@ -119,9 +120,10 @@ class PreparedScores(Prepared):
         rows = zip(self.sessions, token_ids, strict=True)
         return np.array([session.output.ending_token_ids.isdisjoint(ids) for session, ids in rows], dtype=np.bool_)
 
-    def _leave_choice(self, token_ids: Sequence[Sequence[int]], *, most_forced: int) -> Bools:
-        """Sessions whose grammar goes on after their new tokens and forces no more than ``most_forced`` after them."""
-        rows = zip(self.sessions, token_ids, strict=True)
-        return np.array(
-            [session.output.leaves_choice(ids, most_forced=most_forced) for session, ids in rows], dtype=np.bool_
-        )
+    def _leave_choice(self, token_ids: Sequence[Sequence[int]], *, is_drafting: bool) -> Bools:
+        """Sessions whose grammar goes on after their new tokens, and forces too few after them for a proposal."""
+        found = [
+            session.output.leaves_choice(ids, most_forced=least_forced(session, int(is_drafting)) - 1)
+            for session, ids in zip(self.sessions, token_ids, strict=True)
+        ]
+        return np.array(found, dtype=np.bool_)

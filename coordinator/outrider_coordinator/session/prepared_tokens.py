@@ -59,7 +59,7 @@ class PreparedTokens(PreparedScores):
         if self.table.may_end(listed):
             goes_on &= self._do_not_end([[token_id] for token_id in listed])
         if self.has_grammars:
-            goes_on &= self._leave_choice([[token_id] for token_id in listed], most_forced=0)
+            goes_on &= self._leave_choice([[token_id] for token_id in listed], is_drafting=False)
         if self._reads_any:
             goes_on &= ~np.array([state_feed.is_to_follow(session) for session in self.sessions])
         which: Which = EVERY

@@ -160,7 +160,7 @@ class PreparedVerdicts(PreparedScores):
         if self._has_ends or self.table.may_end(next_ids.tolist()):
             goes_on = goes_on & self._do_not_end(self._new_ids(EVERY, accepted, next_ids))
         if self.has_grammars:
-            goes_on = goes_on & self._leave_choice(self._new_ids(EVERY, accepted, next_ids), most_forced=1)
+            goes_on = goes_on & self._leave_choice(self._new_ids(EVERY, accepted, next_ids), is_drafting=True)
         if states is not None:
             goes_on = goes_on & (states.starts == self._base - 1) & (states.counts == self._counts + 1)
             goes_on = goes_on & (accepted < LONGEST_INLINE_FEED)

@@ -29,7 +29,7 @@ from outrider_coordinator.session.drafting import (
     why_not_asked,
     will_draft,
 )
-from outrider_coordinator.session.forced_tokens import forced_proposal
+from outrider_coordinator.session.forced_tokens import forced_proposal, least_forced
 from outrider_coordinator.session.readiness import Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.session.state_feed import is_to_follow, part_length, wants_states
@@ -65,7 +65,7 @@ def begin(session: SessionState) -> None:
         return
     length = draft_length(session)
     forced = forced_proposal(session)
-    if len(forced.token_ids) > (1 if length else 0):
+    if len(forced.token_ids) >= least_forced(session, length):
         session.proposal, session.no_draft_reason = forced, WithoutDraft.FORCED
         feed_states(session)
         score(session)
@@ -237,11 +237,13 @@ def go_on(session: SessionState) -> None:
 
 def _goes_on_plain(session: SessionState) -> bool:
     """True if the steps after this one are expected to have no proposal either."""
-    if session.proposal.token_ids or session.resumed_finish is not None or session.output.num_remaining <= 1:
+    reason, num_plain = session.no_draft_reason, session.target.num_plain_steps
+    if session.resumed_finish is not None or session.output.num_remaining <= 1 + len(session.proposal.token_ids):
         return False
     if is_to_follow(session):
         return False  # steps that are computed ahead hand over no states
-    reason, num_plain = session.no_draft_reason, session.target.num_plain_steps
+    if session.proposal.token_ids:
+        return reason is WithoutDraft.FORCED and not draft_length(session)
     if reason is WithoutDraft.PREFILL:
         return not is_soon_to_draft(session)
     if reason in _SOON_TO_DRAFT:

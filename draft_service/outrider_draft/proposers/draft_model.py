@@ -82,9 +82,7 @@ def _step_costs(runner: ModelRunner, settings: DraftSettings, description: Model
 def serve_model(proposer: ModelProposer, description: ModelDescription) -> ServedProposer:
     """A proposer over a runner that is loaded."""
     runner = proposer.runner
-    runner.sampler.grammars = GrammarCompiler.of(description)
-    if runner.sampler.grammars is not None:
-        runner.sampler.grammars.warm_up()
+    runner.sampler.use_grammars(GrammarCompiler.of(description))
     pool = runner.sequences.pool
     room = pool.num_pages * pool.page_size
     window = proposer.sequences.window

@@ -87,6 +87,14 @@ class Scoring:
             self._score(self._missing())
         return [self._outcomes[i] for i in range(len(self._requests))]
 
+    def launch_all(self) -> bool:
+        """Launch what waits for masks of grammars; False if a session is not scored by kernels from the model's own
+        logits.
+        """
+        if len(self._fused) < len(self._requests) or self._adjusted:
+            return False
+        return bool(self._parts)
+
     def drawn(self) -> Tensor | None:
         """Next token of each session, [R] int32 on the device, valid once the kernels have ended.
 

@@ -281,8 +281,8 @@ class PlainSteps:
         step = batch.plain
         if step is None or self._due is not None or not self._lookahead.is_possible:
             return None
-        if any(request.status is not RequestStatus.ABORTED for request, _ in batch.scheduled):
-            return None  # something is beside it
+        if any(request.status is not RequestStatus.ABORTED for request in batch.prefills):
+            return None  # the rest of a prompt does not wait for it
         num_unasked = self._num_unasked([*self._computed, step])
         if self._may_grow and any(len(self._to_follow(one, num_unasked)) for one in self._computed):
             return None  # sessions wait to be served beside it

@@ -108,6 +108,9 @@ class Drawing(Scoring):
         self._words = [self._drawn(outcome.form) for outcome in score(self._logits, requests)]
         return torch.tensor(self._words, dtype=torch.int32)
 
+    def launch_all(self) -> bool:
+        return not any(needs_adjusting(one.open) or one.open.num_logprobs is not None for one in self._requests)
+
     def drawn_token(self, index: int) -> int:
         return self._words[index]
 
