@@ -60,10 +60,10 @@ class Histogram:
         self._counts = [0] * (len(self._bounds) + 1)
         self._total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one observation."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count an observation, or as many equal ones."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._total += value * count
 
     def read(self) -> HistogramReading:
         """Histogram as counted so far."""

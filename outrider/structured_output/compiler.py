@@ -95,7 +95,7 @@ class GrammarCompiler:
             end_token_ids=end_token_ids,
             hidden_token_ids=self._eos,
             free_text=FreeText(grammar.after.encode(), self._bytes_of) if grammar.after else None,
-            note_mask=self.statistics.note_mask,
+            note_masks=self.statistics.note_masks,
             renew=partial(self._renewed, grammar),
         )
         with self._lock:

@@ -17,7 +17,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
-from outrider.errors import InvalidRequestError
+from outrider.errors import IntegrityError, InvalidRequestError, OutriderError
 from outrider.structured_output.free_text import FreeText
 
 Words = NDArray[np.int32]
@@ -49,13 +49,14 @@ class Matcher:
         end_token_ids: Collection[int],
         hidden_token_ids: Collection[int] = (),
         free_text: FreeText | None = None,
-        note_mask: Callable[[float], None] = lambda seconds: None,
+        note_masks: Callable[[float, int], None] = lambda seconds, count: None,
         renew: Callable[[LLMatcher], LLMatcher] = lambda engine: engine,
     ) -> None:
         """``engine``: at the beginning of an output. ``end_token_ids`` may come only where the output matches as a
         whole, and end it. ``hidden_token_ids``: ends of sequence that the engine knows. ``free_text`` comes before
-        what has to match. ``note_mask`` takes the seconds of each mask. ``renew`` compiles the grammar of ``engine``
-        again: copies share a lexer, which fails for all of them once their outputs together have filled it.
+        what has to match. ``note_masks`` takes the seconds of some masks and their number. ``renew`` compiles the
+        grammar of ``engine`` again: copies share a lexer, which fails for all of them once their outputs together have
+        filled it.
         """
         self._renew = renew
         self._origin = self._trunk = engine
@@ -70,7 +71,7 @@ class Matcher:
         self._consumed: list[int] = []
         """Tokens after the free text."""
         self._free_text, self._is_free = free_text, False
-        self._note_mask = note_mask
+        self.note_masks = note_masks
 
     def follow(self, token_ids: Sequence[int]) -> Outcome:
         """Go to the state after exactly these output tokens, up to the first that is refused."""
@@ -144,10 +145,6 @@ class Matcher:
         if self._engine.is_accepting():
             _set_bits(words, self._end_bits, value=True)
 
-    def note_mask(self, seconds: float) -> None:
-        """Count a mask."""
-        self._note_mask(seconds)
-
     def _ask(self, question: Callable[[LLMatcher], AnswerT]) -> AnswerT:
         """The engine's answer; ``InvalidRequestError`` if an engine that is compiled anew fails too."""
         answer = question(self._engine)
@@ -189,32 +186,52 @@ class MaskExecutors:
 
 def fill_masks(
     rows: Sequence[tuple[Matcher, int]], words: Words, executors: MaskExecutors | None = None
-) -> list[InvalidRequestError | None]:  # words [N, W]
+) -> list[OutriderError | None]:  # words [N, W]
     """Fill the masks of different matchers into these rows of ``words``; of each why it fails, if it does.
     ``executors`` have the threads for it.
     """
     began = time.perf_counter()
     by_lexer = sorted(rows, key=lambda each: id(each[0].grammar))  # neighbours are filled by one thread
     engines = [(engine, row) for matcher, row in by_lexer if (engine := matcher.engine) is not None]
-    if executors is None or len(engines) == 1:
-        for engine, row in engines:
-            _fill(words[row], engine)
-    elif engines:
-        executor = executors.of([id(matcher.grammar) for matcher, _ in rows])
-        executor.unsafe_compute_mask_ptr(engines, words.ctypes.data, words.shape[1] * words.itemsize, len(words))
-    errors = [_completed(matcher, words[row]) for matcher, row in rows]
-    seconds = (time.perf_counter() - began) / max(1, len(rows))
-    for matcher, _ in rows:
-        matcher.note_mask(seconds)
+    failures: dict[int, OutriderError] = {}
+    try:
+        if executors is None or len(engines) == 1:
+            failures = _fill_each(engines, words)
+        elif engines:
+            executor = executors.of([id(matcher.grammar) for matcher, _ in rows])
+            executor.unsafe_compute_mask_ptr(engines, words.ctypes.data, words.shape[1] * words.itemsize, len(words))
+    except Exception:  # of one of them
+        failures = _fill_each(engines, words)
+    errors = [failures.get(row) or _completed(matcher, words[row]) for matcher, row in rows]
+    for matcher, _ in rows[:1]:  # all have the same compiler
+        matcher.note_masks(time.perf_counter() - began, len(rows))
     return errors
 
 
-def _completed(matcher: Matcher, words: Words) -> InvalidRequestError | None:
+def _fill_each(engines: Sequence[tuple[LLMatcher, int]], words: Words) -> dict[int, OutriderError]:
+    """Fill masks one by one; why rows fail."""
+    failures = dict[int, OutriderError]()
+    for engine, row in engines:
+        try:
+            _fill(words[row], engine)
+        except Exception as error:
+            failures[row] = as_session_error(error)
+    return failures
+
+
+def _completed(matcher: Matcher, words: Words) -> OutriderError | None:
     try:
         matcher.complete(words)
-    except InvalidRequestError as error:
-        return error
+    except Exception as error:
+        return as_session_error(error)
     return None
+
+
+def as_session_error(error: Exception) -> OutriderError:
+    """The error that a session fails with, whatever a grammar's engine has raised."""
+    if isinstance(error, OutriderError):
+        return error
+    return IntegrityError(f"the grammar engine failed: {type(error).__name__}: {error}"[:_MESSAGE_CHARACTERS])
 
 
 def _fill(words: Words, engine: LLMatcher) -> None:

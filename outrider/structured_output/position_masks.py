@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from outrider.errors import InvalidRequestError
-from outrider.structured_output.matcher import MaskExecutors, Matcher, Outcome, Words, fill_masks
+from outrider.errors import OutriderError
+from outrider.structured_output.matcher import MaskExecutors, Matcher, Outcome, Words, as_session_error, fill_masks
 
 _MOST_THREADS = 8
 _NO_WORDS: Words = np.zeros(0, dtype=np.int32)
@@ -53,7 +53,7 @@ class PositionMasks:
         self._threads: Sequence[Future[None]] = ()
         self._matcher: Matcher | None = None
         self._text: list[int] = []
-        self.error: InvalidRequestError | None = None
+        self.error: OutriderError | None = None
         """Why the session fails: the grammar cannot be compiled, or not be followed further."""
         self.began_ns = self.ended_ns = 0
         """Readings of ``time.perf_counter_ns`` before and after the masks were made."""
@@ -112,12 +112,12 @@ class PositionMasks:
         if self._matcher is None and self.error is None:
             try:
                 self._matcher = self._find_matcher()
-            except InvalidRequestError as error:
-                self.error = error
+            except Exception as error:
+                self.error = as_session_error(error)
 
     def begin(self, words: Words) -> None:  # [K+1, W]
         """Take the memory of the masks."""
-        self._words, self._text, self._is_made = words, list(self._output), True
+        self._words, self._text, self._is_made = words, [*self._output], True
 
     def go_to(self, place: int) -> bool:
         """Follow the text up to a position; False if that and all after it stay unmasked, or the session fails."""
@@ -126,8 +126,8 @@ class PositionMasks:
         self._text += self._drafts[place - 1 : place] if place else ()
         try:
             return self._matcher.follow(self._text) is Outcome.OPEN
-        except InvalidRequestError as error:
-            self.error = error
+        except Exception as error:
+            self.error = as_session_error(error)
             return False
 
     def keep(self) -> None:

@@ -29,10 +29,10 @@ class GrammarStatistics:
         with self._lock:
             self.num_failures += 1
 
-    def note_mask(self, seconds: float) -> None:
-        """Count the mask of one position."""
+    def note_masks(self, seconds: float, count: int) -> None:
+        """Count the masks of positions that were made together."""
         with self._lock:
-            self.mask_seconds.observe(seconds)
+            self.mask_seconds.observe(seconds / count, count)
 
     def compile_readings(self) -> list[Reading]:
         """Readings of a process that compiles grammars of requests first."""

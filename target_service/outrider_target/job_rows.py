@@ -116,8 +116,8 @@ class JobRows:
         return all(map(_is_decode_step, self._rows))
 
     def launch_scoring(self) -> bool:
-        """Launch all of the scoring, for which masks are waited for; False if something is read of logits or states once
-        the forward has ended.
+        """Launch all of the scoring, after a wait for masks; False if something is read of logits or states once the
+        forward has ended.
         """
         if self._handover is not None or any(row.num_prompt_rows for row in self._rows):
             return False

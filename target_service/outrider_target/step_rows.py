@@ -140,23 +140,22 @@ class StepRows:
         self._has_begun_masks = True
         drafts = None if self._columns is None else self._columns.draft_token_ids.tolist()
         ends, bases = self._lengths.cumsum().tolist(), self._step.bases.tolist()
-        for place, (sampling, text) in enumerate(zip(self._own.samplings, self._texts(), strict=True)):
+        for place, (sampling, (kept, new)) in enumerate(zip(self._own.samplings, self._texts(), strict=True)):
             if sampling.has_grammar:
                 own = () if drafts is None else drafts[ends[place] - int(self._lengths[place]) : ends[place]]
-                output = text[min(sampling.open.prompt_length, len(text)) :]
+                output = self._own.sequences[place].token_ids[sampling.open.prompt_length : kept]
+                output += new[max(0, sampling.open.prompt_length - kept) :]
                 self._masks[place] = sampling.masks(output, own, position=bases[place])
         sampler.begin_masks(list(self._masks.values()), is_awaited=is_awaited)
 
-    def _texts(self) -> Iterator[list[int]]:
-        """Committed tokens of each session, those of the step included, whether its sequence has these yet or not."""
+    def _texts(self) -> Iterator[tuple[int, list[int]]]:
+        """Of each session the committed tokens that its sequence keeps, and those that the step brings."""
         step = self._step
         if isinstance(step, SteadyStep):
             ids, ends = step.columns.token_ids.tolist(), step.columns.counts.cumsum().tolist()
-            kept, new = step.kept.tolist(), [ids[start:end] for start, end in itertools.pairwise([0, *ends])]
-        else:
-            kept, new = (step.bases - 1).tolist(), [[token_id] for token_id in step.tokens.tolist()]
-        for sequence, count, own in zip(self._own.sequences, kept, new, strict=True):
-            yield [*sequence.token_ids[:count], *own]
+            new = [ids[start:end] for start, end in itertools.pairwise([0, *ends])]
+            return zip(step.kept.tolist(), new, strict=True)
+        return zip((step.bases - 1).tolist(), [[token_id] for token_id in step.tokens.tolist()], strict=True)
 
     def hand_over(self, states: torch.Tensor, layers: Sequence[int]) -> None:  # [T, F]
         """Hand the hidden states of ``layers`` that are asked for to the drafts; the rows are launched."""

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from outrider.errors import InvalidRequestError
+from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.structured_output import MaskThreads, Matcher, Outcome, PositionMasks, made_within
 from outrider.types import Grammar, GrammarKind
 from tests.structured_output.vocabularies import letters
@@ -80,3 +80,38 @@ def test_masks_are_made_while_the_caller_does_something_else() -> None:
     assert has_begun.wait(20) and not masks.ended_ns
     may_end.set()
     assert allowed(masks, 0) == {0, 2}
+
+
+@pytest.mark.parametrize("is_awaited", (True, False))
+@pytest.mark.parametrize("place", ("compile", "follow", "complete"))
+def test_an_engine_that_raises_fails_its_own_session_alone(
+    monkeypatch: pytest.MonkeyPatch, place: str, is_awaited: bool
+) -> None:
+    broken, sound = matcher(), matcher()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    if place != "compile":
+        monkeypatch.setattr(broken, place, fail)
+    find = fail if place == "compile" else lambda: broken
+    several = [
+        PositionMasks(find, (), (), position=3, is_compiled=True),  # type: ignore[arg-type]
+        PositionMasks(lambda: sound, (0,), (), position=4, is_compiled=True),
+    ]
+    MaskThreads().begin(several, is_awaited=is_awaited)
+    assert allowed(several[1], 4) == {1} and several[1].error is None
+    words = several[0].at(3)
+    assert isinstance(several[0].error, IntegrityError) and words is not None and not words.any()
+    assert "RuntimeError: a bug" in str(several[0].error)
+
+
+def test_many_matchers_of_one_grammar_share_several_lexers() -> None:
+    compiler = letters("abc")
+    compiler.num_lexers = 3
+    held = [compiler.compile(TEXTS, (END,)) for _ in range(40)]
+    assert len({id(each.grammar) for each in held}) == 3
+    masks = [PositionMasks(lambda each=each: each, (0,), (1,), position=4, is_compiled=True) for each in held]
+    MaskThreads().begin(masks)
+    assert all(allowed(each, 4) == {1} and allowed(each, 5) == {1, 2} for each in masks)
+    del held, masks
