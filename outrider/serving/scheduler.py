@@ -200,7 +200,8 @@ class Scheduler:
         if not batch.may_queue_next:
             return None
         batch.may_queue_next = False
-        return None if self.queue.due else self.plain.step_behind(batch)
+        is_waited_for = any(request.status is not RequestStatus.RUNNING for request in self.queue.due)
+        return None if is_waited_for else self.plain.step_behind(batch)
 
     def abort(self, key: SessionKey) -> list[AnyRequest]:
         """Give up a session's requests; returns them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_an_engine_that_raises_fails_its_own_session_alone(
         monkeypatch.setattr(broken, place, fail)
     find = fail if place == "compile" else lambda: broken
     several = [
-        PositionMasks(find, (), (), position=3, is_compiled=True),  # type: ignore[arg-type]
+        PositionMasks(find, (), (), position=3, is_compiled=True),
         PositionMasks(lambda: sound, (0,), (), position=4, is_compiled=True),
     ]
     MaskThreads().begin(several, is_awaited=is_awaited)
@@ -106,12 +107,16 @@ def test_an_engine_that_raises_fails_its_own_session_alone(
     assert "RuntimeError: a bug" in str(several[0].error)
 
 
+def _same(found: Matcher) -> Matcher:
+    return found
+
+
 def test_many_matchers_of_one_grammar_share_several_lexers() -> None:
     compiler = letters("abc")
     compiler.num_lexers = 3
     held = [compiler.compile(TEXTS, (END,)) for _ in range(40)]
     assert len({id(each.grammar) for each in held}) == 3
-    masks = [PositionMasks(lambda each=each: each, (0,), (1,), position=4, is_compiled=True) for each in held]
+    masks = [PositionMasks(partial(_same, each), (0,), (1,), position=4, is_compiled=True) for each in held]
     MaskThreads().begin(masks)
     assert all(allowed(each, 4) == {1} and allowed(each, 5) == {1, 2} for each in masks)
     del held, masks

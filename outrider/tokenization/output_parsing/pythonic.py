@@ -11,7 +11,7 @@ from outrider.tokenization.output_parsing.events import CallArguments, CallStart
 from outrider.tokenization.output_parsing.held_text import HeldTextParser
 
 _START, _END = "<|python_start|>", "<|python_end|>"
-_NAME = re.compile(r"[A-Za-z_][\w.]*")
+_NAME = re.compile(r"[\w.-]+")
 _ARGUMENT = re.compile(r"\s*([^\s=,()\[\]{}'\"*]+)\s*=")
 _BLANKS = " \t\r\n"
 
@@ -106,13 +106,18 @@ def _marks(text: str) -> Iterator[tuple[int, str, int]]:
 
 def _parse(call: str) -> tuple[str | None, str]:
     """Name and arguments (JSON) of a call; no name for what cannot be read."""
-    call, names = _renamed(call.strip())
+    call = call.strip()
+    if (name := _NAME.match(call)) is None:
+        return None, ""
+    call, names = _renamed(f"_{call[name.end() :]}")
     try:
         tree = ast.parse(call, mode="eval").body
-        if not isinstance(tree, ast.Call) or tree.args or len(set(names.values())) < len(tree.keywords):
+        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
+            return None, ""
+        if tree.args or len(set(names.values())) < len(tree.keywords):
             return None, ""
         values = {names[keyword.arg or ""]: _literal(keyword.value) for keyword in tree.keywords}
-        return ast.unparse(tree.func), json.dumps(values, ensure_ascii=False)
+        return name.group(), json.dumps(values, ensure_ascii=False)
     except (KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None, ""
 
@@ -130,6 +135,11 @@ def _renamed(call: str) -> tuple[str, dict[str, str]]:
             parts += [call[end : found.start(1)], name]
             end = found.end(1)
     return "".join([*parts, call[end:]]), names
+
+
+def is_argument_name(name: str) -> bool:
+    """True if a call with such an argument can be read."""
+    return _ARGUMENT.fullmatch(f"{name}=") is not None
 
 
 def _literal(node: ast.expr) -> object:

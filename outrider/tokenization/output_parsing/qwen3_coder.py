@@ -95,3 +95,8 @@ class Qwen3CoderParser(HeldTextParser):
 def _without_margins(value: str) -> str:
     """The value without the line breaks that set it off from its tags."""
     return value.removeprefix("\n").removesuffix("\n")
+
+
+def is_tag_name(name: str) -> bool:
+    """True if a call with such a parameter can be read."""
+    return ">" not in name and name == name.strip()

@@ -15,6 +15,8 @@ from typing import Any
 
 from outrider.errors import InvalidRequestError
 from outrider.structured_output import embedded_schema
+from outrider.tokenization.output_parsing.pythonic import is_argument_name
+from outrider.tokenization.output_parsing.qwen3_coder import is_tag_name
 from outrider.tokenization.output_parsing.schema_types import branches_of, resolved, types_of
 
 Json = Any
@@ -95,7 +97,7 @@ class _Tool:
         head, end = _text(f"{self.name}("), _text(")")
         if not self.is_strict:
             return f"{head} (other ({_text(', ')} other)*)? {end}"
-        properties, required = self._properties()
+        properties, required = self._properties(is_argument_name)
         parts = [f"part_{self._index}_{place}" for place in range(len(properties))]
         for part, (name, schema) in zip(parts, properties.items(), strict=True):
             self.rules.append(f"{part}: {_text(f'{name}=')} {self._shared_value(name, schema)}\n")
@@ -113,15 +115,15 @@ class _Tool:
         head = _text(f"<function={self.name}>\n")
         if not self.is_strict:
             return f"{head} other"
-        properties, required = self._properties()
+        properties, required = self._properties(is_tag_name)
         parts = []
         for name, schema in properties.items():
             part = f"{_text(f'<parameter={name}>')} {_text(_LINE)} {self._tagged_value(name, schema)}"
             parts.append(part if name in required else f"({part})?")
         return " ".join([head, *parts, _text("</function>")])
 
-    def _properties(self) -> tuple[Mapping[str, Json], Sequence[str]]:
-        """Properties, and the names of those that are required."""
+    def _properties(self, is_name: Callable[[str], bool]) -> tuple[Mapping[str, Json], Sequence[str]]:
+        """Properties, and the names of those that are required. ``is_name`` tells names that can be read in a call."""
         schema = self.schema if isinstance(self.schema, Mapping) else {}
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if schema.get("type") != "object" or not isinstance(properties, Mapping):
@@ -131,6 +133,10 @@ class _Tool:
         if unkept := [word for word in _NOT_OF_CALLS if word in schema]:
             raise InvalidRequestError(
                 self.field, f"/{unkept[0]} is not supported: this model writes properties one by one"
+            )
+        if unread := [name for name in properties if not is_name(name)]:
+            raise InvalidRequestError(
+                self.field, f"/properties/{unread[0]} has a name that cannot be read in the calls of this model"
             )
         return properties, required
 

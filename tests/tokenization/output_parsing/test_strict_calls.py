@@ -297,6 +297,29 @@ MALFORMED: tuple[tuple[Any, str], ...] = (
 )
 
 
+NAMED = {
+    "hermes": '<tool_call>\n{"name": "get-weather", "arguments": {"%s": 5}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=get-weather>\n<parameter=%s>\n5\n</parameter>\n</function>\n</tool_call>",
+    "mistral": '[TOOL_CALLS][{"name": "get-weather", "arguments": {"%s": 5}}]',
+    "llama3_json": '{"name": "get-weather", "parameters": {"%s": 5}}',
+    "pythonic": "[get-weather(%s=5)]",
+}
+
+
+@pytest.mark.parametrize("form", NAMED)
+@pytest.mark.parametrize("name", ("from", "max-results", "größe", "2fa", "$id"))
+def test_names_that_are_none_in_python_are_read(form: str, name: str) -> None:
+    parameters = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
+    tools, text = [tool("get-weather", parameters)], NAMED[form] % name
+    assert matcher(form, tools).follow([*ids(text), EOS]) is Outcome.ENDED
+    parser = OutputFormat(form).make_parser(tools, "")
+    assert parser is not None
+    events = [*itertools.chain.from_iterable(map(parser.push, text)), *parser.finish()]
+    assert [event.name for event in events if isinstance(event, CallStart)] == ["get-weather"]
+    arguments = "".join(event.text for event in events if isinstance(event, CallArguments))
+    assert json.loads(arguments) == {name: 5}
+
+
 @pytest.mark.parametrize("form", ("hermes", "mistral", "llama3_json", "pythonic"))
 def test_what_cannot_be_compiled_is_named_by_its_path(form: str) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
@@ -322,6 +345,8 @@ def test_schemas_of_properties_without_plain_types(form: str, schema: Any) -> No
         ("qwen3_coder", {"anyOf": [WEATHER]}, "properties"),
         ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, "a/pattern"),
         *((form, *case) for form in ("qwen3_coder", "pythonic") for case in MALFORMED),
+        ("pythonic", {"type": "object", "properties": {"two words": {}}}, "/properties/two words has a name"),
+        ("qwen3_coder", {"type": "object", "properties": {"a>b": {}}}, "/properties/a>b has a name"),
     ),
 )
 def test_schemas_that_cannot_be_kept_to_are_named(form: str, parameters: Any, problem: str) -> None:
