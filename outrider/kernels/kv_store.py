@@ -1,7 +1,8 @@
 """Storing keys and values in their slots, and copying pages.
 
 Contract: ``kv`` is the cache of one layer, ``[num_pages * page_size, 2, H_kv, D]``, with keys at index 0 and values at
-1, so that the key and value of a token are adjacent. Slots are distinct and in range. PyTorch on every device.
+1, so that the key and value of a token are adjacent. Slots are distinct and in range; where there are kernels
+``store_heads`` writes nothing for slot -1. The others are PyTorch on every device.
 """
 
 from __future__ import annotations
@@ -10,10 +11,22 @@ from collections.abc import Sequence
 
 import torch
 
+from outrider.kernels.launching import has_kernels
+
 
 def store_kv(kv: torch.Tensor, slots: torch.Tensor, key_value: torch.Tensor) -> None:
     """Write ``key_value`` [T, 2, H_kv, D] to ``kv`` [S, 2, H_kv, D] at ``slots`` [T] int64."""
     as_bytes(kv).index_copy_(0, slots, as_bytes(key_value))
+
+
+def store_heads(kv: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Write ``keys`` and ``values`` [T, H_kv, D], of any strides, to ``kv`` [S, 2, H_kv, D] at ``slots`` [T]."""
+    if has_kernels(kv.device):
+        from outrider.kernels import kv_store_kernel  # Triton is slow to import
+
+        kv_store_kernel.store_heads(kv, slots, keys, values)
+    else:
+        store_kv(kv, slots.long(), torch.stack((keys, values), dim=1).to(kv.dtype))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

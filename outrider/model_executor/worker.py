@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -22,14 +21,16 @@ from outrider.kernels.device_stream import Mark, to_device
 from outrider.kernels.launching import has_kernels, num_processors
 from outrider.kernels.paged_attention import prepare_prompts
 from outrider.kernels.paged_attention.device_plan import num_counters
+from outrider.kv_cache import page_table_of
 from outrider.model_executor.cuda_graphs import Captured, CaptureProgress, ForwardGraphs, capture_all, capture_limits
-from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, spans_in, unpack
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, pack, spans_in, unpack
 from outrider.model_executor.distributed.communicator import broadcast_token_ids
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of
 from outrider.model_executor.graph_coverage import describe_coverage
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
+from outrider.model_executor.input_batch import ForwardBatch
 from outrider.model_executor.kv_cache_sizing import explaining_out_of_memory
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
@@ -37,6 +38,8 @@ from outrider.model_executor.loader.model import LoadedModel, LoadOptions, Ranks
 from outrider.model_executor.worker_commands import Operation, WorkerCommand, batch_of, copies_of, layers_of, shape_of
 
 _log = logging.getLogger(__name__)
+_GRAPH_TOLERANCE = 0.02
+"""Of the largest logit, between a graph and its launches."""
 
 
 class Worker:
@@ -58,8 +61,7 @@ class Worker:
         """
         model = loaded.model
         if model.config.is_fallback:
-            # Graphs of its modules are captured where their memory is set; by default they run eagerly.
-            drafting, graphs = None, replace(graphs, memory_bytes=graphs.memory_bytes or 0)
+            drafting = None
         self.model, self.config = model, model.config
         self.page_size, self.num_pages, self.max_model_len = loaded.page_size, loaded.num_pages, loaded.max_model_len
         """No sequence may hold more tokens than ``max_model_len``."""
@@ -211,14 +213,35 @@ class Worker:
         report = progress or _ignore_progress
         try:
             self.captured = capture_all(self._graphs, self.draft_loop, self.device, limits, report, least=least)
+            if self.config.is_fallback and not self._graphs_agree():
+                raise RuntimeError("a replayed forward gives other logits than its launches")
         except RuntimeError as error:
             if not self.config.is_fallback:
                 raise
             self._graphs.clear()
+            self.captured = None
             _log.warning(
                 "%s runs without CUDA graphs: its code cannot be captured: %s", self.config.architecture, error
             )
         _log.info("CUDA graphs, %s", self.graph_coverage)
+
+    def _graphs_agree(self) -> bool:
+        """True if two tokens of a text, one after the other, get the same logits with and without a graph: code that is
+        not ours may keep what it found while it was captured.
+        """
+        for position in range(2):
+            batch = ForwardBatch(
+                token_ids=[position], positions=[position], slots=[position], page_tables=[page_table_of([0])],
+                query_starts=[0, 1], context_lengths=[position + 1], logit_indices=[0], page_copies=(),
+            )  # fmt: skip
+            shape = self.shape_for(BatchShape.of(batch))
+            arguments = shape.num_rows, shape.num_tokens, shape.max_queries, 1
+            command = WorkerCommand(Operation.FORWARD, arguments, pack(batch, shape))
+            found = self.forward(command)[0].float()
+            expected = self.model.run(self._inputs_of(command, None), self.kv_cache)[0].float()
+            if not torch.allclose(found, expected, atol=_GRAPH_TOLERANCE * float(expected.abs().max()), rtol=0):
+                return False
+        return True
 
     def take_device(self) -> None:
         """Select the device for launches of this thread; CUDA's current device is per thread."""

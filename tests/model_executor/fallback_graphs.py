@@ -20,7 +20,7 @@ def main(name: str) -> None:
     set_up_quick_interpreter()
     torch.set_num_threads(1)
     folder, text = build_fallback(name), random_ids(60, seed=1)
-    limits = GraphLimits(max_sequences=3, max_draft_length=3, max_tokens=16, memory_bytes=1 << 30)
+    limits = GraphLimits(max_sequences=3, max_draft_length=3, max_tokens=16)
     runner = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=40, graphs=limits)
     runner.capture()
     with torch.inference_mode():

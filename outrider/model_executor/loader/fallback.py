@@ -63,4 +63,6 @@ def load_fallback(
         "%s: %s runs through transformers: expect %s of native speed", folder, config.architecture, FALLBACK_SPEED
     )
     with reporting_progress(progress, sizes.weight_bytes):
-        return TransformersDecoder(folder, config, dtype=dtype, device=device, communicator=communicator)
+        return TransformersDecoder(
+            folder, config, dtype=dtype, device=device, communicator=communicator, groups=sizes.groups
+        )

@@ -29,7 +29,8 @@ from outrider.model_executor.models.config_reader import without_warnings
 from outrider.model_executor.models.decoder import Decoder
 from outrider.model_executor.models.fallback_attention import HOLDER, NAME, Current, Paged, Probe, register
 from outrider.model_executor.models.fallback_config import has_other_parts, transformers_config
-from outrider.model_executor.models.fallback_linear import covered_linears, replace_linears
+from outrider.model_executor.models.fallback_linear import Groups, covered_linears, recording_inputs, replace_linears
+from outrider.model_executor.models.fallback_norm import replace_norms
 from outrider.model_executor.models.fallback_sharding import share_linears
 from outrider.model_executor.models.fallback_states import LayerStates
 from outrider.model_executor.models.json_files import one_line, read_object
@@ -84,9 +85,9 @@ class _Module:
         return self.model.config.get_text_config(decoder=True)
 
     def _run_probe(self) -> Probe:
-        """A forward of one token, which shows whether the decoder's output is all that the head reads."""
+        """A forward of two tokens, which shows whether the decoder's output is all that the head reads."""
         probe = self.current.attention = Probe(getattr(self._config, "sliding_window", None))
-        token = torch.zeros(1, 1, dtype=torch.long, device=next(self.model.parameters()).device)
+        token = torch.zeros(1, 2, dtype=torch.long, device=next(self.model.parameters()).device)
         compute, outputs = self.decoder.forward, list[Any]()
 
         def forward(*inputs: Any, **options: Any) -> Any:  # noqa: ANN401 - transformers' own
@@ -125,13 +126,16 @@ class TransformersDecoder(Decoder):
         dtype: torch.dtype,
         device: torch.device,
         communicator: Communicator = SINGLE_RANK,
+        groups: Groups = (),
     ) -> None:
-        """Load the folder; ``ModelError`` where its attention cannot be replaced by ours."""
+        """Load the folder, with one product for each of the ``groups`` of linear layers; ``ModelError`` where its
+        attention cannot be replaced by ours.
+        """
         self.config, self.part = config, communicator.shard.part_of(config)
         self.dtype, self.device, self.batch_invariant = dtype, device, False
         self.communicator, self.shard = communicator, communicator.shard
         with _explained(folder):
-            self._module = _Module(self._loaded(folder), config.num_layers)
+            self._module = _Module(self._loaded(folder, groups), config.num_layers)
             self._states = LayerStates(self._module.model, config.num_layers)
         self.kv_cache_layout = KVCacheLayout.of(self._module.specs)
         self._groups = [group for group, _ in self.kv_cache_layout.places]
@@ -163,8 +167,8 @@ class TransformersDecoder(Decoder):
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _loaded(self, folder: Path) -> Any:  # noqa: ANN401 - transformers' own class
-        """The model with our attention, and with our linear layers where it is quantized."""
+    def _loaded(self, folder: Path, groups: Groups) -> Any:  # noqa: ANN401 - transformers' own class
+        """The model with our attention, norms and linear layers."""
         own = transformers_config(read_object(folder / "config.json"))
         with without_warnings():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -175,9 +179,12 @@ class TransformersDecoder(Decoder):
         _check_found(self.config.architecture, found)
         if self.shard.size > 1:
             share_linears(model, self.communicator, self.config.num_kv_heads)
-        if self.config.quantization is not None:
-            replace_linears(model, self.config.quantization, self.dtype, self.device)
-        return model.eval().to(self.device)
+        if self.config.quantization is None:
+            model.to(self.device)
+        replace_linears(model, self.config.quantization, groups, self.dtype, self.device)
+        model.eval().to(self.device)
+        replace_norms(model, self.dtype)
+        return model
 
 
 @contextlib.contextmanager
@@ -201,6 +208,8 @@ class FallbackSizes:
     weight_bytes: int
     layout: KVCacheLayout | None
     """None: it is known only with the weights."""
+    groups: Groups = ()
+    """Linear layers that can be one product."""
 
 
 class _FirstRank(SingleRank):
@@ -223,13 +232,28 @@ def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype, num_ra
         if num_ranks > 1:
             share_linears(model, _FirstRank(num_ranks), config.num_kv_heads)
         linears = [] if config.quantization is None else list(covered_linears(model, config.quantization))
-        layout = None
-        try:
-            layout = KVCacheLayout.of(_Module(model, config.num_layers).specs)
-        except (NotImplementedError, RuntimeError) as error:
-            if "meta" not in str(error):  # else of an operation that needs numbers
-                raise
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    num_quantized = sum(linear.weight.numel() for _, linear in linears)
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        num_quantized = sum(linear.weight.numel() for _, linear in linears)
+        layout, groups = _try_out(model, config)
     weight_bytes = num_parameters * dtype.itemsize - num_quantized * (dtype.itemsize - 1)
-    return FallbackSizes(num_stored, weight_bytes, layout)
+    return FallbackSizes(num_stored, weight_bytes, layout, groups)
+
+
+def _try_out(model: Any, config: ModelConfig) -> tuple[KVCacheLayout | None, Groups]:  # noqa: ANN401
+    """Cache of a model without numbers, None where its code needs numbers, and the linear layers that can be merged:
+    its code takes what they give as parts of one tensor.
+    """
+    try:
+        with recording_inputs(model) as groups:
+            layout = KVCacheLayout.of(_Module(model, config.num_layers).specs)
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):  # else of an operation that needs numbers
+            raise
+        return None, ()
+    replace_linears(model, None, groups, torch.float32, torch.device("meta"))
+    try:
+        _Module(model, config.num_layers)
+    except Exception as error:
+        _log.info("%s: linear layers stay apart: %s", config.architecture, one_line(error))
+        return layout, ()
+    return layout, groups

@@ -14,8 +14,8 @@ import torch
 from transformers import AttentionInterface
 
 from outrider.errors import ModelError
-from outrider.kernels.kv_store import store_kv
-from outrider.kernels.paged_attention import DevicePlan, paged_attention
+from outrider.kernels.kv_store import store_heads
+from outrider.kernels.paged_attention import paged_attention
 from outrider.kv_cache import KVCacheSpec
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import AttentionInputs
@@ -76,10 +76,7 @@ class Paged:
         kv, inputs = self.kv_cache.layer(place), self.inputs[place]
         queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))
         if place not in self.places[:layer]:
-            content, slots = torch.stack((keys, values), dim=1).to(kv.dtype), inputs.slots.long()
-            if isinstance(inputs.plan, DevicePlan):
-                slots, content = _without_padding(kv, slots, content)
-            store_kv(kv, slots, content)
+            store_heads(kv, inputs.slots, keys, values)
         return paged_attention(
             queries.contiguous(), kv, inputs.plan, scale=options.get("scaling"), softcap=options.get("softcap")
         )[None]
@@ -92,17 +89,6 @@ class Current:
     attention: Probe | Paged | None = None
     given: torch.Tensor | None = None
     """What the decoder returns without being run: [1, T, hidden]."""
-
-
-def _without_padding(kv: torch.Tensor, slots: torch.Tensor, content: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots and content of tokens [T] of a CUDA graph, some of which have slot -1: these write what the first token
-    writes, or, where there is no token at all, what the last slot holds.
-    """
-    is_empty, last = slots[:1] < 0, kv.shape[0] - 1
-    first_slot = torch.where(is_empty, last, slots[:1])
-    first = torch.where(is_empty.view(1, 1, 1, 1), kv[last:], content[:1])
-    is_real = slots >= 0
-    return torch.where(is_real, slots, first_slot), torch.where(is_real.view(-1, 1, 1, 1), content, first)
 
 
 def _attention(

@@ -1,8 +1,11 @@
-"""Linear layers of a model of transformers, replaced by ours where their weights are quantized while loading."""
+"""Linear layers of a model of transformers, replaced by ours: one product for layers that read the same tensor, FP8
+where weights are quantized while loading.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -13,58 +16,123 @@ from outrider.model_executor.layers.linear_method import Features, LinearMethod,
 from outrider.model_executor.layers.linear_methods import linear_method_of
 from outrider.model_executor.layers.quantization import Quantization
 
+Groups = Sequence[Sequence[str]]
+"""Names of linear layers that read the same tensor."""
 
-class _MethodLinear(nn.Module):
-    """Linear layer whose product a ``LinearMethod`` computes: [..., K] to [..., N]."""
 
-    def __init__(self, method: LinearMethod) -> None:
+class _Product:
+    """Product of linear layers that read one tensor, computed where the first of them is called."""
+
+    def __init__(self, method: LinearMethod, sizes: Sequence[int]) -> None:
+        self._method, self._sizes = method, list(sizes)
+        self._input: torch.Tensor | None = None
+        self._parts: dict[int, torch.Tensor] = {}
+        """Outputs of ``_input`` that are still to be taken, each once."""
+
+    def part(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """Output of one layer: [..., K] to [..., N]."""
+        if x is not self._input or number not in self._parts:
+            output = self._method(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+            self._input, self._parts = x, dict(enumerate(output.split(self._sizes, -1)))
+        found = self._parts.pop(number)
+        if not self._parts:
+            self._input = None
+        return found
+
+
+class _PartLinear(nn.Module):
+    """One linear layer of a product: [..., K] to [..., N]."""
+
+    def __init__(self, product: _Product, number: int) -> None:
         super().__init__()
-        self._method = method
+        self._product, self._number = product, number
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., K] by the weight."""
-        return self._method(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+        return self._product.part(self._number, x)
+
+
+@contextlib.contextmanager
+def recording_inputs(model: nn.Module) -> Iterator[list[list[str]]]:
+    """Groups of neighbouring linear layers that read the same tensor in the one forward within."""
+    found: list[list[str]] = []
+    readers: dict[tuple[str, int], list[str]] = {}
+    inputs: list[torch.Tensor] = []  # kept, so that no two have one id
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        def before(_: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+            inputs.append(arguments[0])
+            readers.setdefault((name.rpartition(".")[0], id(arguments[0])), []).append(name)
+
+        return before
+
+    hooks = [module.register_forward_pre_hook(hook(name)) for name, module in _linears(model)]
+    try:
+        yield found
+    finally:
+        for one in hooks:
+            one.remove()
+        found += [names for names in readers.values() if len(names) == len(set(names)) > 1]
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Linear layers by name, but for the head: its modules may differ in what they do with it."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and module is not head:
+            yield name, module
 
 
 def covered_linears(model: nn.Module, quantization: Quantization) -> Iterator[tuple[str, nn.Linear]]:
-    """Linear layers, by name, that a format covers; ``ModelError`` where there are none. The head is not among them:
-    its modules may differ in what they do with it.
-    """
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear and module is not head and quantization.covers([name])
-    ]
+    """Linear layers, by name, that a format covers; ``ModelError`` where there are none."""
+    found = [(name, module) for name, module in _linears(model) if quantization.covers([name])]
     if not found:
         raise ModelError("none of its layers is a linear one that can be FP8")
     yield from found
 
 
-def replace_linears(model: nn.Module, quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:
-    """Put ours in the place of the layers that a format covers, one after the other: each is released when its copy
-    is made.
+def replace_linears(
+    model: nn.Module, quantization: Quantization | None, groups: Groups, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Put ours in the place of linear layers, one product after the other: layers are released when their copy is
+    made. ``quantization`` None: of the ``groups`` only.
     """
-    make, linears = linear_method_of(quantization), list(covered_linears(model, quantization))
-    for name, linear in tqdm(linears, desc="Quantizing"):  # which reports progress
-        parent, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, _MethodLinear(_filled(make, name, linear, dtype, device)))
+    make, singles = linear_method_of(quantization), list[list[str]]()
+    linears = dict(_linears(model))
+    if quantization is not None:
+        linears, grouped = dict(covered_linears(model, quantization)), {name for group in groups for name in group}
+        singles = [[name] for name in linears if name not in grouped]
+    wanted = [names for names in (*groups, *singles) if all(name in linears for name in names)]
+    for names in wanted if quantization is None else tqdm(wanted, desc="Quantizing"):  # which reports progress
+        members = [linears.pop(name) for name in names]
+        product = _Product(_filled(make, names, members, dtype, device), [one.out_features for one in members])
+        for number, name in enumerate(names):
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, _PartLinear(product, number))
+        members.clear()
 
 
 def _filled(
-    make: Callable[[LinearSpec], LinearMethod], name: str, linear: nn.Linear, dtype: torch.dtype, device: torch.device
+    make: Callable[[LinearSpec], LinearMethod],
+    names: Sequence[str],
+    linears: Sequence[nn.Linear],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> LinearMethod:
-    """A method with the weight and bias of a linear layer."""
-    size = linear.out_features
-    spec = LinearSpec(
-        Features.all(linear.in_features), (Features.all(size, name),), size, linear.bias is not None, dtype, device
-    )
-    method = make(spec)
+    """A method with the weights and biases of linear layers, one after the other."""
+    sizes, has_bias = [one.out_features for one in linears], any(one.bias is not None for one in linears)
+    outputs = tuple(Features.all(size, name) for size, name in zip(sizes, names, strict=True))
+    method = make(LinearSpec(Features.all(linears[0].in_features), outputs, sum(sizes), has_bias, dtype, device))
     for kind, parameter in method.parameters().items():
-        content = getattr(linear, kind).detach()
-        if parameter.write is None:
-            parameter.tensor.copy_(content)
-        else:
-            parameter.write(slice(0, size), content)
+        start = 0
+        for linear in linears:
+            rows, content = slice(start, start + linear.out_features), getattr(linear, kind)
+            start = rows.stop
+            if content is None:
+                parameter.tensor[rows].zero_()
+            elif parameter.write is None:
+                parameter.tensor[rows].copy_(content.detach())
+            else:
+                parameter.write(rows, content.detach())
     method.prepare()
     return method
