@@ -30,12 +30,12 @@ Heads are drafts that read hidden states: EAGLE, EAGLE-3, DFlash, Medusa and MLP
 
 FALLBACK_HEAD = f"""
 Decoders of other families run through transformers' code with paged attention (`--model-impl transformers`; auto
-where no family fits), if every layer attends through its attention interface. Such models run eagerly unless
-`--cuda-graph-memory-mb` is set: expect {FALLBACK_SPEED} of native speed. `--tensor-parallel-size` shares their linear
-layers by transformers' plan; models with experts, or without a plan, are refused then. On one device `--quantization
-fp8` makes FP8 of their linear layers. Heads find the states of all layers. Frequencies that depend on the longest
-sequence are refused. Code from a model's folder is never run. Logits were compared with transformers in float32, or
-the model is refused, by `outrider check` too:
+where no family fits), if every layer attends through its attention interface. RMS norms and products are ours; CUDA
+graphs are used if they give the same logits: expect {FALLBACK_SPEED} of native speed. `--tensor-parallel-size` shares
+linear layers by transformers' plan; models with experts, or without a plan, are refused then. On one device
+`--quantization fp8` makes FP8 of their linear layers. Heads find the states of all layers. Frequencies that depend on
+the longest sequence are refused. Code from a model's folder is never run. Logits were compared with transformers in
+float32, or the model is refused, by `outrider check` too:
 
 | `model_type` | models | |
 |---|---|---|
@@ -70,8 +70,8 @@ load. With `--tensor-parallel-size` above 1 a scale for each token is that of a 
 share the inputs; groups and static scales are the same for any number of ranks.
 
 Experts are read a tensor for each expert, as published, or stacked, as transformers 5 has them in memory or Qwen3-VL
-stores them. Routers keep 16 or 32 bits in every format. An input that experts share has one static scale, the largest
-of theirs.
+stores them. With `--enable-expert-parallel` each GPU has some of them whole. Routers keep 16 or 32 bits in every
+format. An input that experts share has one static scale, the largest of theirs.
 
 Adapters (LoRA) are not served: merge them. Images, and weights of 4 bits other than gpt-oss's, are not served.
 

@@ -35,6 +35,9 @@ def check(
     tensor_parallel_size: Annotated[
         int, typer.Option("--tensor-parallel-size", "-tp", min=1, help="GPUs that share the model.")
     ] = 1,
+    enable_expert_parallel: Annotated[
+        bool, typer.Option("--enable-expert-parallel", help="Whole experts on each GPU.")
+    ] = False,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest sequence, in tokens.")] = None,
 ) -> None:
     """Say how a model would load and how much memory it takes, or why it would not.
@@ -44,7 +47,7 @@ def check(
     given: dict[str, Any] = {"model": model, "revision": revision, "load_format": "dummy", "dtype": dtype}
     asked = {
         "quantization": quantization, "kv_cache_dtype": kv_cache_dtype, "model_impl": model_impl,
-        "tensor_parallel_size": tensor_parallel_size,
+        "tensor_parallel_size": tensor_parallel_size, "enable_expert_parallel": enable_expert_parallel,
     }  # fmt: skip
     settings = TargetSettings.model_validate({**given, **asked, "max_model_len": max_model_len})
     found: ModelEstimate = _engine().estimate_model(
@@ -55,6 +58,7 @@ def check(
         model_impl=settings.model_impl,
         tensor_parallel_size=settings.tensor_parallel_size,
         max_model_len=settings.max_model_len,
+        enable_expert_parallel=settings.enable_expert_parallel,
     )
     output.print(_table(found, settings.tensor_parallel_size))
 

@@ -12,6 +12,7 @@ from outrider.kernels.experts import (
     Mxfp4Matrix,
     Routing,
     SigmoidScores,
+    part_of,
     prepare_experts,
     prepare_fp8_experts,
     prepare_mxfp4_experts,
@@ -144,6 +145,20 @@ def test_products(num_tokens: int, size: int, out: int, one: bool) -> None:
     assert found.shape == (2, num_tokens, out)
     check(found, expected)
     check(sum_experts(found, DTYPE), expected.sum(0))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9, 40])
+def test_products_of_two_parts_of_the_experts_add_up(num_tokens: int) -> None:
+    """Expert parallelism: weighted products of experts elsewhere are zeros, also where a part has none of a token's."""
+    num_experts, size, out = 7, 72, 40
+    weight = random(num_experts * out, size).to(DTYPE)
+    routing, x = routing_of(num_tokens, num_experts), random(num_tokens, size, seed=1).to(DTYPE)
+    whole = prepare_experts(weight, num_experts)(x, routing, None, is_weighted=True)
+    total = torch.zeros_like(whole)
+    for held in (range(3), range(3, 7)):
+        experts = prepare_experts(weight[held.start * out : held.stop * out], len(held))
+        total += experts(x, part_of(routing, held), None, is_weighted=True)
+    assert torch.equal(total, whole)
 
 
 ROUNDINGS = {

@@ -32,6 +32,7 @@ ALWAYS_ON = {
 DEFAULTS = {
     "it is the default": (
         "--no-enforce-eager --no-disable-log-stats --no-allow-credentials --no-disable-custom-all-reduce"
+        " --no-enable-expert-parallel"
     ),
     "it is the model's own length": "--max-model-len=-1|auto",
     "safetensors are read": "--load-format=auto|hf",
@@ -59,6 +60,8 @@ SETTINGS = {
 
 SETTING_SWITCHES = {
     "--allow-credentials": "gateway.allow_credentials=true",
+    "--enable-expert-parallel": "target.enable_expert_parallel=true",
+    "-ep": "target.enable_expert_parallel=true",
     "--disable-custom-all-reduce": "target.one_shot_all_reduce=false draft.one_shot_all_reduce=false",
 }
 """The same for switches."""
@@ -72,9 +75,9 @@ _OTHER_PARSERS = "the parsers are those of --tool-call-parser and --reasoning-pa
 _NO_OFFLOAD = "weights and KV cache stay on the device"
 _NO_CODE = "code of a model's repository is never run"
 _NO_GRAMMAR = "grammars are compiled by llguidance, without options"
-_NO_EXPERTS = "models with experts are not served"
+_NO_EXPERTS = "experts are divided over the ranks of tensor parallelism: --enable-expert-parallel"
 _NO_PLUGINS = "other code is not loaded; a proposer of your own is --method module:Class of `outrider draft`"
-_NO_MAMBA = "models with attention alone are served"
+_NO_MAMBA = "recurrent states have the model's type and pages' snapshots: see state_snapshot_interval (--set)"
 _SEVERAL_HOSTS = "start a service's processes on several hosts by torchrun: see docs/operations.md"
 _EDIT_CONFIG = "edit the model's config.json"
 _OTHER_METRICS = "see docs/metrics.md for the metrics that there are"
@@ -106,7 +109,7 @@ ALWAYS_OFF = {
         " --guided-decoding-disable-fallback"
     ),
     _NO_EXPERTS: (
-        "--enable-expert-parallel -ep --enable-eplb --enable-ep-weight-filter --enable-elastic-ep --enable-hc-sp"
+        "--enable-eplb --enable-ep-weight-filter --enable-elastic-ep --enable-hc-sp"
         " --enable-return-routed-experts --eplb-log-balancedness --enable-dbo --dcp-q-replicate"
     ),
     _NO_MAMBA: (

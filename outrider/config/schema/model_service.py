@@ -67,6 +67,11 @@ class ModelServiceSettings(Section):
     tensor_parallel_size: Positive = Field(
         1, description="Processes that share the model, each on a device of its own, counted from the one named."
     )
+    enable_expert_parallel: bool = Field(
+        False,
+        description="Divide whole experts over the processes of tensor_parallel_size, instead of a share of every"
+        " expert; for models with experts.",
+    )
     one_shot_all_reduce: bool = Field(
         True,
         description="Use a one-shot all-reduce over symmetric memory for small sums on GPUs of one host, where a"
@@ -84,7 +89,7 @@ class ModelServiceSettings(Section):
     model_impl: ModelImplementation = Field(
         "auto",
         description="Whose code computes the model. native: ours; transformers: that of transformers with our"
-        " attention, eager, on one device, unquantized; auto: native where the family is supported (docs/models.md),"
+        " attention, norms and products; auto: native where the family is supported (docs/models.md),"
         " else transformers.",
     )
     batch_invariant: BatchInvariant = Field(

@@ -15,6 +15,8 @@ are batch-invariant in any mode, if the router's are.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from outrider.kernels.experts import reference
@@ -25,7 +27,7 @@ from outrider.kernels.fp8_linear.reference import widened
 from outrider.kernels.launching import has_kernels
 
 __all__ = [
-    "ExpertWeight", "Mxfp4Matrix", "Routing", "SigmoidScores", "prepare_experts", "prepare_fp8_experts",
+    "ExpertWeight", "Mxfp4Matrix", "Routing", "SigmoidScores", "part_of", "prepare_experts", "prepare_fp8_experts",
     "prepare_mxfp4_experts", "route", "sum_experts",
 ]  # fmt: skip
 
@@ -40,6 +42,17 @@ def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool, scores: Si
         width = kernel.tiling_of(logits.shape[0] * num_chosen, logits.shape[1]).width
         return routing.route(logits, num_chosen, normalizes=normalizes, width=width, scores=scores)
     return reference.route(logits, num_chosen, normalizes=normalizes, scores=scores)
+
+
+def part_of(routing: Routing, held: range) -> Routing:
+    """The routing to some neighbouring experts, counted from the first of them (expert parallelism)."""
+    ids, tiles = routing.expert_ids - held.start, routing.tiles
+    if tiles is not None:
+        experts = tiles.tiles[:, 0] - held.start
+        is_held = (experts >= 0) & (experts < len(held))
+        parts = torch.where(is_held, experts, 0), tiles.tiles[:, 1], torch.where(is_held, tiles.tiles[:, 2], 0)
+        tiles = replace(tiles, tiles=torch.stack(parts, dim=1))
+    return Routing(ids, routing.weights, tiles, is_partial=True)
 
 
 def sum_experts(products: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -213,7 +213,8 @@ class TritonExperts(ExpertWeight):
         """``x`` [T, K] or [P, K] to [P, N], or weighted to float32 [A, T, N]."""
         num_pairs, size = routing.weights.numel(), self._weight.shape[0] // self._num_experts
         if is_weighted:
-            out = torch.empty(*routing.weights.shape, size, dtype=torch.float32, device=x.device)
+            make = torch.zeros if routing.is_partial else torch.empty
+            out = make(*routing.weights.shape, size, dtype=torch.float32, device=x.device)
         else:
             out = empty_rows(num_pairs, size, dtype=x.dtype, device=x.device)
         if num_pairs:

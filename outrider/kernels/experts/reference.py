@@ -67,9 +67,9 @@ class PlainExperts(ExpertWeight):
     ) -> torch.Tensor:
         """``x`` [T, K] or [P, K] to [P, N], or weighted to [A, T, N]."""
         ids, num_experts = routing.expert_ids.flatten(), self._weight.shape[0]
-        out = torch.empty(len(ids), self._weight.shape[1], dtype=x.dtype, device=x.device)
+        out = torch.zeros(len(ids), self._weight.shape[1], dtype=x.dtype, device=x.device)
         biases = None if bias is None else bias.view(num_experts, -1)
-        for expert in torch.unique(ids).tolist():
+        for expert in torch.unique(ids[(ids >= 0) & (ids < num_experts)]).tolist():
             pairs = (ids == expert).nonzero().flatten()
             offset = None if biases is None else biases[expert]
             out[pairs] = F.linear(x[pairs % len(x)], self._weight[expert], offset)

@@ -210,6 +210,7 @@ def _load_options(
         "kv_cache_dtype": settings.kv_cache_dtype,
         "model_impl": settings.model_impl,
         "batch_invariant": settings.batch_invariant,
+        "enable_expert_parallel": settings.enable_expert_parallel,
     }
 
 

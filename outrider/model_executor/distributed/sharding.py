@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.model_executor.models.config import ModelConfig, RecurrentConfig
+    from outrider.model_executor.models.config import ExpertsConfig, ModelConfig, RecurrentConfig
 
 SETTING = "tensor_parallel_size"
+EXPERT_SETTING = "enable_expert_parallel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,17 @@ class Shard:
             heads % self.size == 0 or self.size % heads == 0, self.size, f"its {heads} key and value heads, nor they it"
         )
         experts, recurrent = config.experts, config.recurrent
-        sizes = [] if experts is None else [experts.intermediate_size, experts.shared_size]
+        sizes = [] if experts is not None and all(experts.layers) else [config.intermediate_size]
+        if experts is not None:
+            sizes += [0 if experts.is_parallel else experts.intermediate_size, experts.shared_size]
+        if experts is not None and experts.is_parallel and experts.count < self.size:
+            raise ConfigError(
+                SETTING, f"{self.size} does not fit this model: of {experts.count} experts each needs one"
+            )
         if recurrent is not None:
             heads = recurrent.num_key_heads
             _require(heads % self.size == 0, self.size, f"its {heads} key heads of recurrent layers")
-        for inner in (config.intermediate_size, *sizes):
+        for inner in sizes:
             _require(inner % self.size == 0, self.size, f"its MLP size {inner}")
 
     def part_of(self, config: ModelConfig) -> ModelConfig:
@@ -60,6 +67,10 @@ class Shard:
             return self._share(config.num_kv_heads)
         own = self.rank * config.num_kv_heads // self.size
         return range(own, own + 1)
+
+    def experts(self, experts: ExpertsConfig) -> range:
+        """Its experts of a layer; with expert parallelism as many as the others have, or one more."""
+        return self.inner(experts.count) if experts.is_parallel else range(experts.count)
 
     def key_heads(self, recurrent: RecurrentConfig) -> range:
         """Its key heads of recurrent layers, whose heads of values it has too."""

@@ -1,8 +1,9 @@
 """Experts (mixture of experts, MoE): a router chooses a few of many gated feed-forward layers for each token.
 
 The weights of all experts of a layer lie one after the other in one linear layer, so that every weight format and every
-division among ranks is that of linear layers. Of several ranks each holds a share of every expert's inner features;
-what the last product gives is then a part of a sum. The router has the model's own type in every format.
+division among ranks is that of linear layers. Of several ranks each holds a share of every expert's inner features, or
+some experts whole (expert parallelism); what the last product gives is then a part of a sum. The router has the model's
+own type in every format, on every rank.
 
 Shape letters: ``T`` tokens, ``A`` experts of a token.
 """
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.errors import ModelError
-from outrider.kernels.experts import SigmoidScores, route, sum_experts
+from outrider.kernels.experts import Routing, SigmoidScores, part_of, route, sum_experts
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.swiglu import clamped_swiglu, swiglu
 from outrider.model_executor.layers.context import LayerContext
@@ -26,7 +27,8 @@ from outrider.model_executor.layers.linear_methods import UnquantizedLinear
 from outrider.model_executor.layers.quantization import MXFP4_GROUP, Numbers
 
 if TYPE_CHECKING:
-    from outrider.model_executor.models.config import ExpertsConfig
+    from outrider.model_executor.distributed.sharding import Shard
+    from outrider.model_executor.models.config import ExpertsConfig, ModelConfig
 
 
 class SparseMlp:
@@ -41,21 +43,19 @@ class SparseMlp:
         self._prefix = f"{names.block}."
         is_summed_here = not context.is_alone or config.variant.norms.has_after
         self._leaves_sum = not is_summed_here and has_kernels(context.device)
-        module, count, own = f"model.layers.{layer}.{names.block}.", experts.count, context.communicator.shard.inner
+        module, count, shard = f"model.layers.{layer}.{names.block}.", experts.count, context.communicator.shard
         hidden = Features.all(config.hidden_size)
-        is_mxfp4 = config.quantization is not None and config.quantization.numbers is Numbers.MXFP4
-        inner = Features(
-            experts.intermediate_size, own(experts.intermediate_size, multiple=MXFP4_GROUP if is_mxfp4 else 1)
-        )
+        self._held = shard.experts(experts)
+        inner = _inner_features(config, experts, shard)
         bias, self._clamp = experts.has_bias, experts.clamp
         self.router = Linear(
             context, hidden, (Features.all(count, names.router),), bias=bias, module=module,
             make_method=UnquantizedLinear,
         )  # fmt: skip
-        outputs = tuple(Features.all(hidden.size, f"experts.{expert}.{names.down}") for expert in range(count))
-        gates_and_ups = _gates_and_ups(experts, inner)
-        self.gate_up = Linear(context, hidden, gates_and_ups, bias=bias, module=module, num_experts=count)
-        self.down = Linear(context, inner, outputs, bias=bias, module=module, num_experts=count)
+        outputs = tuple(Features.all(hidden.size, f"experts.{expert}.{names.down}") for expert in self._held)
+        gates_and_ups, num_held = _gates_and_ups(experts, inner, self._held), len(self._held)
+        self.gate_up = Linear(context, hidden, gates_and_ups, bias=bias, module=module, num_experts=num_held)
+        self.down = Linear(context, inner, outputs, bias=bias, module=module, num_experts=num_held)
         self.shared = SharedExpert(context, module, experts) if experts.shared_size else None
         self._score_bias, self._scores = f"{names.router}.{names.score_bias}", None
         if (form := experts.sigmoid) is not None:
@@ -65,7 +65,7 @@ class SparseMlp:
     def __call__(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream with what was to be added, and what this block adds to it."""
         hidden, x = source.normed()
-        routing = route(self.router(x), self._num_chosen, normalizes=self._normalizes, scores=self._scores)
+        routing = self._route(x)
         gate_up, clamp = self.gate_up.method.grouped(x, routing), self._clamp
         inner = (
             swiglu(gate_up) if clamp is None else clamped_swiglu(gate_up, clamp.alpha, clamp.limit)
@@ -74,6 +74,12 @@ class SparseMlp:
         if self.shared is not None:
             return hidden, sum_experts(products, hidden.dtype).add_(self.shared(x))
         return hidden, products if self._leaves_sum else sum_experts(products, hidden.dtype)
+
+    def _route(self, x: torch.Tensor) -> Routing:
+        """Experts of each token that this rank holds."""
+        logits = self.router(x)
+        routing = route(logits, self._num_chosen, normalizes=self._normalizes, scores=self._scores)
+        return routing if len(self._held) == logits.shape[1] else part_of(routing, self._held)
 
     def weights(self) -> Weights:
         """The tensors of router and experts."""
@@ -114,9 +120,18 @@ class SharedExpert:
                 yield from linear.weights(prefix)
 
 
-def _gates_and_ups(experts: ExpertsConfig, inner: Features) -> tuple[Features, ...]:
-    """Outputs of the first product of all experts: of each its gates, then its ups."""
-    names, own, numbers = experts.names, inner.own, range(experts.count)
+def _inner_features(config: ModelConfig, experts: ExpertsConfig, shard: Shard) -> Features:
+    """Inner features of each expert that this rank holds."""
+    size = experts.intermediate_size
+    if experts.is_parallel:
+        return Features.all(size)
+    is_mxfp4 = config.quantization is not None and config.quantization.numbers is Numbers.MXFP4
+    return Features(size, shard.inner(size, multiple=MXFP4_GROUP if is_mxfp4 else 1))
+
+
+def _gates_and_ups(experts: ExpertsConfig, inner: Features, numbers: range) -> tuple[Features, ...]:
+    """Outputs of the first product of some experts: of each its gates, then its ups."""
+    names, own = experts.names, inner.own
     if names.gate_up is None:
         sides = [(expert, name) for expert in numbers for name in (names.gate, names.up)]
         return tuple(Features(inner.size, own, f"experts.{expert}.{name}") for expert, name in sides)

@@ -19,6 +19,7 @@ from outrider.model_executor.loader.model import (
     QuantizationName,
     choose_length,
     window_request,
+    with_parallel_experts,
 )
 from outrider.model_executor.models import FALLBACK_SPEED, ModelConfig, read_model_config
 from outrider.model_executor.models.families import family_of
@@ -76,6 +77,7 @@ def estimate_model(
     model_impl: ModelImplementation = "auto",
     tensor_parallel_size: int = 1,
     max_model_len: int | None = None,
+    enable_expert_parallel: bool = False,
 ) -> ModelEstimate:
     """Estimate of a model folder whose weights need not be there.
 
@@ -87,6 +89,8 @@ def estimate_model(
     if config.is_fallback:
         is_shared = tensor_parallel_size > 1
         check_fallback(config, load_format="safetensors", kv_cache_dtype=kv_cache_dtype, is_shared=is_shared)
+    if enable_expert_parallel:
+        config = with_parallel_experts(config)
     Shard(0, tensor_parallel_size).check(config)
     chosen = config.dtype if dtype == "auto" else getattr(torch, dtype, None)
     if not isinstance(chosen, torch.dtype):

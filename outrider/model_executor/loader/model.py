@@ -25,13 +25,14 @@ from outrider.kv_cache.sizing import (
     WindowRequest,
 )
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
+from outrider.model_executor.distributed.sharding import EXPERT_SETTING
 from outrider.model_executor.kv_cache_sizing import (
     check_weights_fit,
     choose_cache_size,
     explaining_out_of_memory,
     graph_bytes,
 )
-from outrider.model_executor.layers.quantization import ONLINE
+from outrider.model_executor.layers.quantization import ONLINE, Activations
 from outrider.model_executor.loader.checkpoint import StoredTensor, read_checkpoint, read_family_tensors
 from outrider.model_executor.loader.fallback import check_fallback, load_fallback
 from outrider.model_executor.loader.kv_scales import read_kv_scales
@@ -107,6 +108,8 @@ class LoadOptions(TypedDict, total=False):
     batch_invariant: BatchInvariance
     """"on": a token's results do not depend on the batch, or ``ConfigError``; "auto": so where it costs little."""
     num_state_slots: int | None
+    enable_expert_parallel: bool
+    """Of several ranks each holds some experts whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,7 @@ def load_model(
     model_impl: ModelImplementation = "auto",
     batch_invariant: BatchInvariance = "off",
     num_state_slots: int | None = None,
+    enable_expert_parallel: bool = False,
 ) -> LoadedModel:
     """Load a folder in the Hugging Face layout, with the options of ``LoadOptions``.
 
@@ -153,6 +157,8 @@ def load_model(
     largest forward. ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = replace(read_model_config(folder, model_impl), attention_window=attention_window)
+    if enable_expert_parallel:
+        config = with_parallel_experts(config)
     config, stored = _checked(config, folder, load_format, quantization, kv_cache_dtype=kv_cache_dtype, ranks=ranks)
     length = choose_length(config, max_model_len)
     config = config.for_length(length)
@@ -192,6 +198,17 @@ def load_model(
         return LoadedModel(
             decoder, page_size, size.num_pages, length, cached_dtype, size.num_state_slots, size.num_window_pages
         )
+
+
+def with_parallel_experts(config: ModelConfig) -> ModelConfig:
+    """The configuration with whole experts on each rank; ``ConfigError`` for a model that cannot have that."""
+    if config.experts is None:
+        raise ConfigError(EXPERT_SETTING, f"is set, and {config.architecture} has no experts that ranks could divide")
+    if config.quantization is not None and config.quantization.activations is Activations.STATIC:
+        raise ConfigError(
+            EXPERT_SETTING, "does not go with static scales of activations, of which the largest of all experts holds"
+        )
+    return replace(config, experts=replace(config.experts, is_parallel=True))
 
 
 def window_request(

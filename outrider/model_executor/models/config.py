@@ -169,6 +169,8 @@ class ExpertsConfig:
     """Whether a gate weighs that expert."""
     sigmoid: SigmoidRouting | None = None
     """None: the router's scores are a softmax."""
+    is_parallel: bool = False
+    """Expert parallelism: of several ranks each holds some experts whole, not a share of every expert."""
 
 
 @dataclass(frozen=True, slots=True)

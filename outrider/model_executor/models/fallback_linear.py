@@ -33,7 +33,7 @@ class _Product:
         """Output of one layer: [..., K] to [..., N]."""
         if x is not self._input or number not in self._parts:
             output = self._method(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
-            self._input, self._parts = x, dict(enumerate(output.split(self._sizes, -1)))
+            self._input, self._parts = x, dict(enumerate(torch.split(output, self._sizes, -1)))
         found = self._parts.pop(number)
         if not self._parts:
             self._input = None

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from outrider.model_executor.synthetic.recipe import Recipe, write_recipe
-from tests.model_executor.distributed.two_ranks import FP8_MODELS, MADE, MORE, MXFP4_MODEL, THROUGH_TRANSFORMERS
+from tests.model_executor.distributed.two_ranks import (
+    EXPERT_PARALLEL,
+    FP8_MODELS,
+    MADE,
+    MORE,
+    MXFP4_MODEL,
+    THROUGH_TRANSFORMERS,
+)
 from tests.model_executor.parity import build
 from tests.model_executor.test_parity import MODELS
 from tests.support.fallback_models import build_fallback
@@ -21,7 +28,9 @@ DEADLINE_S = 280
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_every_architecture_shared_by_two(tmp_path: Path) -> None:
-    for architecture, config in (one for group in (MODELS, MORE, FP8_MODELS, MADE) for one in group.values()):
+    for architecture, config in (
+        one for group in (MODELS, MORE, FP8_MODELS, MADE, EXPERT_PARALLEL) for one in group.values()
+    ):
         build(architecture, **config)  # so that the ranks find them made: of several, transformers saves rank 0's alone
     build(MXFP4_MODEL[0], **MXFP4_MODEL[1])
     for name in THROUGH_TRANSFORMERS:

@@ -65,6 +65,15 @@ MXFP4_MODEL: tuple[str, dict[str, Any]] = ("gpt_oss", {"intermediate_size": 96})
 """Whose experts' features are shared in halves of 32 and 64."""
 
 
+EXPERT_PARALLEL: dict[str, tuple[str, dict[str, Any]]] = {
+    "shared expert": ("qwen3_5_moe_text", {}),
+    "odd number": ("mixtral", {"num_local_experts": 5, "intermediate_size": 47}),
+    "biases": ("gpt_oss", {}),
+    "one a token": ("qwen3_moe", {"num_experts_per_tok": 1}),
+}
+"""Families whose ranks hold whole experts; of an odd number one holds more."""
+
+
 class BothRun(Member):
     """Ranks that run the same steps without being told, since the test makes them on both."""
 
@@ -140,7 +149,10 @@ def check_made(folder: Path, rank: int, load_format: LoadFormat) -> None:
 def check_fp8(source: Path, form: str, rank: int) -> None:
     """Scales of whole blocks, tensors and rows: the parts round their inputs as the whole does."""
     with tempfile.TemporaryDirectory() as place:
-        check_logits(quantize_folder(source, Path(place) / "fp8", FORMATS[form]), rank)
+        folder = quantize_folder(source, Path(place) / "fp8", FORMATS[form])
+        check_logits(folder, rank)
+        if "moe" in source.name and "static" not in form:
+            check_whole_experts(folder, rank)
 
 
 def check_logits(folder: Path, rank: int, **more: Any) -> None:
@@ -156,6 +168,20 @@ def check_mxfp4(source: Path, rank: int) -> None:
         folder = mxfp4_models.quantize_folder(source, Path(place) / "mxfp4")
         check_logits(folder, rank)
         check_made(folder, rank, "dummy")
+        check_whole_experts(folder, rank)
+
+
+def check_whole_experts(folder: Path, rank: int) -> None:
+    """Expert parallelism: no rank reads another's experts, and sums are those of the whole model."""
+    settings: dict[str, Any] = {"dtype": "float64", "page_size": 4, "num_pages": 60}
+    expected = logits_of(ModelRunner.load(folder, **settings))
+    shared = ModelRunner.load(folder, **settings, ranks=BothRun(rank), enable_expert_parallel=True)
+    torch.testing.assert_close(logits_of(shared), expected, atol=TOLERANCE, rtol=0)
+    names = [name for name, _ in shared.worker.model.weights() if ".experts." in name]
+    held = {int(name.split(".experts.")[1].split(".")[0]) for name in names}
+    experts = shared.config.experts
+    assert experts is not None
+    assert held == set(range(experts.count)[rank * experts.count // SIZE : (rank + 1) * experts.count // SIZE])
 
 
 class Measuring(NoGraphs):
@@ -271,6 +297,8 @@ def main(store: str, rank: int, synthetic: str) -> None:
         for architecture, config in FP8_MODELS.values():
             check_fp8(build(architecture, **config), form, rank)
     check_logits(build("qwen3"), rank, kv_cache_dtype="fp8")
+    for architecture, config in EXPERT_PARALLEL.values():
+        check_whole_experts(build(architecture, **config), rank)
     check_mxfp4(build(MXFP4_MODEL[0], **MXFP4_MODEL[1]), rank)
     for name in THROUGH_TRANSFORMERS:
         check_through_transformers(build_fallback(name), rank)
