@@ -27,10 +27,9 @@ def input_at(inputs_ptr, log_ptr, position, kept, first, column, inside, size, L
     """Inputs of the tokens at ``position`` [P, 1] in ``column`` [N], float32: of the row's own from ``kept`` on, of
     those before from the log.
     """
-    is_own, is_logged = position >= kept, (position >= 0) & (position < kept)
-    own = tl.load(inputs_ptr + (first + position - kept) * size + column, mask=inside & is_own, other=0.0)
-    logged = tl.load(log_ptr + (position % LOG) * size + column, mask=inside & is_logged, other=0.0)
-    return tl.where(is_own, own, logged).to(tl.float32)
+    own, logged = inputs_ptr + (first + position - kept) * size, log_ptr + (position % LOG) * size
+    rows = tl.where(position >= kept, own, logged)
+    return tl.load(rows + column, mask=inside & (position >= 0), other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -53,13 +52,16 @@ def decay_of(x, slope, bias):
 
 
 @triton.jit
-def convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, column, inside, size, LOG: tl.constexpr,
-              TAPS: tl.constexpr):  # fmt: skip
-    """Silu of the causal convolution at ``position`` [P, 1] in ``column`` [1, N] where ``inside`` [P, N], else 0."""
+def convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, column, is_token, is_column, size,
+              LOG: tl.constexpr, TAPS: tl.constexpr):  # fmt: skip
+    """Silu of the causal convolution at ``position`` [P, 1] in ``column`` [1, N] where ``is_token`` and ``is_column``,
+    else 0.
+    """
+    inside = is_token & is_column
     total = tl.zeros(inside.shape, tl.float32)
     for tap in tl.static_range(TAPS):
         before = position - (TAPS - 1) + tap
-        weights = tl.load(taps_ptr + column * TAPS + tap + 0 * position, mask=inside, other=0.0)
+        weights = tl.load(taps_ptr + column * TAPS + tap, mask=is_column, other=0.0)
         total += weights * input_at(inputs_ptr, log_ptr, before, kept, first, column, inside, size, LOG)
     return silu(total)
 

@@ -102,13 +102,13 @@ def _delta_kernel(
     for begin in range(start, last, TOKENS):
         position = begin + tl.arange(0, TOKENS)
         is_token, at = position < last, position[:, None]
-        is_own = is_token & (position >= kept)  # others are replayed
-        inside = is_token[:, None] & is_key[None, :]
-        all_k = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, keys[None, :], inside, size, LOG, TAPS)
-        inside = is_own[:, None] & is_key[None, :]
-        all_q = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, queries[None, :], inside, size, LOG, TAPS)
-        inside = is_token[:, None] & is_value[None, :]
-        all_v = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, values[None, :], inside, size, LOG, TAPS)
+        needed, is_own = is_token[:, None], (is_token & (position >= kept))[:, None]  # others are replayed
+        all_k = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, keys[None, :], needed, is_key[None, :], size,
+                          LOG, TAPS)  # fmt: skip
+        all_q = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, queries[None, :], is_own, is_key[None, :],
+                          size, LOG, TAPS)  # fmt: skip
+        all_v = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, values[None, :], needed, is_value[None, :],
+                          size, LOG, TAPS)  # fmt: skip
         all_k, all_q = of_length_1(all_k), of_length_1(all_q) / (KEY_DIM**0.5)
         rates = rate_of(input_at(inputs_ptr, log_ptr, position, kept, first, rate_column, is_token, size, LOG))
         wide = input_at(inputs_ptr, log_ptr, position, kept, first, rate_column + NUM_HEADS, is_token, size, LOG)
