@@ -54,6 +54,11 @@ def shared_bytes(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) - _SYSTEM_BYTES
 
 
+def stages_within(wanted: int, stage_bytes: int, device: torch.device) -> int:
+    """Stages of a pipelined loop: as many as wanted, or as shared memory holds; at least one."""
+    return max(1, min(wanted, shared_bytes(device) // stage_bytes))
+
+
 @functools.cache
 def _interprets() -> bool:
     """Triton reads the variable itself, once, when a kernel's module is imported."""

@@ -21,7 +21,7 @@ from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing
 from outrider.kernels.experts.mxfp4 import packed, sum_mxfp4_columns
 from outrider.kernels.fp8_linear import Fp8Matrix, Rounding
 from outrider.kernels.fp8_linear.rounding import Rounded, rounded
-from outrider.kernels.launching import launch_options, shared_bytes
+from outrider.kernels.launching import launch_options, stages_within
 from outrider.kernels.room import empty_rows
 
 BLOCK_K = 128
@@ -152,7 +152,12 @@ _TILINGS = (
 )
 """(most pairs of an expert on average, tiling), found with experts of 2048 x 768 on an H100."""
 
-_MXFP4_TILINGS = {16: Tiling(16, 64, 4, 5), 32: Tiling(32, 64, 4, 4), 64: Tiling(64, 128, 8, 4), 128: Tiling(128, 128, 8, 3)}
+_MXFP4_TILINGS = {
+    16: Tiling(16, 64, 4, 5),
+    32: Tiling(32, 64, 4, 4),
+    64: Tiling(64, 128, 8, 4),
+    128: Tiling(128, 128, 8, 3),
+}
 
 
 def tiling_of(num_pairs: int, num_experts: int) -> Tiling:
@@ -207,7 +212,8 @@ class TritonExperts(ExpertWeight):
         _grouped_kernel[(tiles.tiles.shape[0], triton.cdiv(size, tiling.block_n))](
             x.numbers, weight, unused if x.scales is None else x.scales, unused if scales is None else scales,
             unused if bias is None else bias, tiles.order, tiles.tiles, routing.weights, out,
-            x.numbers.shape[0], size, weight.shape[0], K=x.numbers.shape[1], X_GROUPS=0 if x.scales is None else x.scales.shape[0],
+            x.numbers.shape[0], size, weight.shape[0],
+            K=x.numbers.shape[1], X_GROUPS=0 if x.scales is None else x.scales.shape[0],
             WEIGHT_GROUPS=0 if scales is None or is_mxfp4 else scales.shape[1], SCALE_ROWS=self._scale_rows,
             IS_ROUNDED=x.numbers.dtype == weight.dtype, IS_MXFP4=is_mxfp4,
             IS_FAST=x.numbers.dtype == torch.bfloat16 and out.device.type == "cuda", HAS_BIAS=bias is not None,
@@ -219,4 +225,4 @@ class TritonExperts(ExpertWeight):
         """Tiles that are loaded ahead, as many as shared memory holds."""
         row_bytes = BLOCK_K if self._is_mxfp4 else BLOCK_K * self._weight.dtype.itemsize
         tile_bytes = tiling.block_n * row_bytes + BLOCK_K * tiling.width * _MOST_INPUT_BYTES
-        return max(1, min(tiling.num_stages, shared_bytes(self._weight.device) // tile_bytes))
+        return stages_within(tiling.num_stages, tile_bytes, self._weight.device)

@@ -1,5 +1,5 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN201, PLR0917
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """MXFP4 weights on a GPU: their form in memory, and sums of their columns.
 
@@ -24,6 +24,8 @@ _GROUP = 32
 _SCALES = (34, 160)
 """Exponents, + 127, of scales; others are as good as none. A widened number is 2 ** -32 of what it is."""
 _SCALE_OFFSET = 94
+_PACKED_ROWS = 8192
+"""At once."""
 _PLACES = (
     ((15, 0), (8, 0), (7, 0), (6, 0)),
     ((15, -3), (8, -3), (7, -3), (6, -3)),
@@ -70,10 +72,6 @@ def packed(matrix: Mxfp4Matrix) -> tuple[torch.Tensor, torch.Tensor]:
     return words.flatten(1), scales.T.contiguous()
 
 
-_PACKED_ROWS = 8192
-"""At once."""
-
-
 @triton.jit
 def _multiplier(scales, group: tl.constexpr):
     """Of the numbers of a group, as two bfloat16 in 32 bits."""
@@ -83,10 +81,9 @@ def _multiplier(scales, group: tl.constexpr):
 @triton.jit
 def _widened(word, scales, group: tl.constexpr, DTYPE: tl.constexpr):
     """Numbers of a group, without the instructions of ``_CONVERSION``."""
+    bits = (word << (3 * group)) & 0x81C0
     if group == 3:
         bits = ((word << 1) & 0x8000) | ((word >> 3) & 0x0180) | ((word >> 7) & 0x0040)
-    else:
-        bits = (word << (3 * group)) & 0x81C0
     small = (bits << 16).to(tl.float32, bitcast=True) * (2.0**126)
     scale = ((((scales >> (8 * group)) & 255) - 94) << 23).to(tl.float32, bitcast=True)
     return (small * scale).to(DTYPE)

@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from outrider.kernels.fetching import fetch_ahead
 from outrider.kernels.fp8_linear.layout import Fp8Matrix
 from outrider.kernels.fp8_linear.rounding import Rounded
-from outrider.kernels.launching import launch_options
+from outrider.kernels.launching import launch_options, stages_within
 from outrider.kernels.room import with_room
 
 BLOCK_K = 128
@@ -134,6 +134,7 @@ def fp8_product(
     out = torch.empty(*parts, num_tokens, out_features, dtype=dtype or torch.float32, device=x.numbers.device)
     groups = triton.cdiv(num_tokens, tiling.width)
     rows = with_room(x.numbers, groups * tiling.width)
+    stage_bytes = BLOCK_K * (tiling.block_n + tiling.width * x.numbers.dtype.itemsize)
     unused = matrix.scales
     _fp8_kernel[(groups, triton.cdiv(out_features, tiling.block_n), splits if is_split else 1)](
         TensorDescriptor.from_tensor(rows, [tiling.width, BLOCK_K]),
@@ -144,6 +145,7 @@ def fp8_product(
         WEIGHT_GROUPS=matrix.scales.shape[1], SCALE_ROWS=matrix.rows, IS_ROUNDED=x.numbers.dtype.itemsize == 1,
         HAS_BIAS=bias is not None and not is_split, FETCHED=_FETCHED if num_tokens <= _FETCHING else 0,
         WIDTH=tiling.width, BLOCK_N=tiling.block_n, BLOCK_K=BLOCK_K, num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages, enable_fp_fusion=False, **launch_options(out),
+        num_stages=stages_within(tiling.num_stages, stage_bytes, out.device), enable_fp_fusion=False,
+        **launch_options(out),
     )  # fmt: skip
     return out

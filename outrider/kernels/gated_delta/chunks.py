@@ -132,8 +132,8 @@ def _chunk_kernel(
     columns = (head // GROUP) * KEY_DIM + key
     places = token[:, None] * NUM_KEY_HEADS * KEY_DIM + columns
     is_first = in_keys & (head % GROUP == 0)
-    k = convolved(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first,
-                  columns + NUM_KEY_HEADS * KEY_DIM, is_token[:, None], key < KEY_DIM, size, LOG, TAPS)  # fmt: skip
+    k = convolved(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first, columns + NUM_KEY_HEADS * KEY_DIM,
+                  is_token[:, None], key < KEY_DIM, size, LOG, TAPS)  # fmt: skip
     k = of_length_1(k)
     tl.store(keys_ptr + places, k, mask=is_first)
     lower = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between * rate[:, None]
@@ -141,16 +141,16 @@ def _chunk_kernel(
     squares = (token[:, None] * NUM_HEADS + head) * C + to
     tl.store(systems_ptr + squares, system, mask=is_token[:, None])
 
-    q = convolved(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first, columns, is_token[:, None], key < KEY_DIM, size, LOG,
-                  TAPS)  # fmt: skip
+    q = convolved(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first, columns,
+                  is_token[:, None], key < KEY_DIM, size, LOG, TAPS)  # fmt: skip
     q = of_length_1(q) / (KEY_DIM**0.5)
     tl.store(queries_ptr + places, q, mask=is_first)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
     tl.store(weights_ptr + squares, scores, mask=is_token[:, None])
 
     columns = head * VALUE_DIM + value
-    v = convolved(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first,
-                  columns + 2 * NUM_KEY_HEADS * KEY_DIM, is_token[:, None], value < VALUE_DIM, size, LOG, TAPS)  # fmt: skip
+    v = convolved(inputs_ptr, log_ptr, taps_ptr, position[:, None], kept, first, columns + 2 * NUM_KEY_HEADS * KEY_DIM,
+                  is_token[:, None], value < VALUE_DIM, size, LOG, TAPS)  # fmt: skip
     tl.store(values_ptr + token[:, None] * NUM_HEADS * VALUE_DIM + columns, v, mask=in_values)
 
 
