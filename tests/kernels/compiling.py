@@ -28,7 +28,7 @@ from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _
 from outrider.kernels.fp8_linear.kernel import _fp8_kernel
 from outrider.kernels.fp8_linear.rounding import _round_kernel
 from outrider.kernels.gated_delta.chunks import _chunk_kernel, _follow_kernel
-from outrider.kernels.gated_delta.kernel import _delta_kernel, _gated_norm_kernel, _log_kernel
+from outrider.kernels.gated_delta.kernel import _convolve_kernel, _delta_kernel, _gated_norm_kernel, _log_kernel
 from outrider.kernels.linear.ordered import _ordered_kernel
 from outrider.kernels.linear.skinny import _skinny_kernel
 from outrider.kernels.linear.split_k import _split_k_gate_kernel, _split_k_kernel, _sum_partials_kernel
@@ -144,8 +144,12 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
         **{"IS_WEIGHTED": True, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128, "IS_MXFP4": False, "IS_FAST": False},
     },
     _delta_kernel: {
+        **{"NUM_HEADS": 32, "NUM_KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "LOG": 64},
+        **{"KEYS": 128, "VALUES": 32, "IN_CHUNKS": True},
+    },
+    _convolve_kernel: {
         **{"NUM_HEADS": 32, "NUM_KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "LOG": 64, "TAPS": 4},
-        **{"KEYS": 128, "VALUES": 32, "TOKENS": 4, "IN_CHUNKS": True},
+        **{"WIDTH": 128, "TOKENS": 4, "IN_CHUNKS": True},
     },
     _chunk_kernel: {
         **{"NUM_HEADS": 48, "NUM_KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "LOG": 64, "TAPS": 4, "KEYS": 128},

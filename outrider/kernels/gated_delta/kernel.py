@@ -35,16 +35,70 @@ from outrider.kernels.launching import launch_options
 _VALUES = 32
 """Values of a head that a program follows: enough programs for one row of a model to fill a GPU."""
 _TOKENS = 4
-"""Tokens whose inputs are computed at once: more take registers from those who wait."""
-_WARPS = 1
+"""Tokens whose channels are computed at once."""
 _COLUMNS = 1024
 """Inputs that a program copies to the log."""
 
 
 @triton.jit
-def _row(rows, is_it):
-    """The row [N] of ``rows`` [P, N] where ``is_it`` [P] is true."""
-    return tl.sum(tl.where(is_it[:, None], rows, 0.0), 0)
+def _channels_of(own_ptr, replayed_ptr, position, kept, first, row, channels, LOG: tl.constexpr):
+    """Pointers to the channels of a row's tokens at ``position``: own ones [T, C], and replayed ones [B, R, C]."""
+    own, replayed = own_ptr + (first + position - kept) * channels, row.to(tl.int64) * LOG + position % LOG
+    return tl.where(position >= kept, own, replayed_ptr + replayed * channels)
+
+
+@triton.jit(do_not_specialize_on_alignment=INDICES)
+def _convolve_kernel(
+    inputs_ptr,  # [T, N]
+    logs_ptr,  # [S, R, N]
+    own_ptr,  # [T, C] float32
+    replayed_ptr,  # [B, R, C] float32
+    query_starts_ptr,  # [B + 1]
+    lengths_ptr,  # [B]
+    token_slots_ptr,  # [T]
+    slots_ptr,  # [B]
+    starts_ptr,  # [B]
+    taps_ptr,  # [C, TAPS] float32
+    NUM_HEADS: tl.constexpr,
+    NUM_KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    LOG: tl.constexpr,
+    TAPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOKENS: tl.constexpr,
+    IN_CHUNKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    head, row = tl.program_id(0), tl.program_id(1)  # heads of queries, of keys, of values
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    first, count, slot = tokens_of(query_starts_ptr, token_slots_ptr, slots_ptr, row)
+    if slot < 0:
+        return
+    length, start = tl.load(lengths_ptr + row).to(tl.int64), tl.load(starts_ptr + row).to(tl.int64)
+    kept = length - count
+    channels = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM
+    size = channels + 2 * NUM_HEADS
+    log_ptr = logs_ptr + slot * LOG * size
+    is_query, is_value = head < NUM_KEY_HEADS, head >= 2 * NUM_KEY_HEADS
+    place = tl.arange(0, WIDTH)[None, :]
+    value_column = 2 * NUM_KEY_HEADS * KEY_DIM + (head - 2 * NUM_KEY_HEADS) * VALUE_DIM
+    column = tl.where(is_value, value_column, head * KEY_DIM) + place
+    is_column = place < tl.where(is_value, VALUE_DIM, KEY_DIM)
+    last = tl.where(IN_CHUNKS & (count > LOG), kept, length)
+    for begin in range(tl.where(is_query, kept, start), last, TOKENS):
+        position = begin + tl.arange(0, TOKENS)[:, None]
+        is_token = position < last
+        found = convolved(inputs_ptr, log_ptr, taps_ptr, position, kept, first, column, is_token, is_column, size, LOG,
+                          TAPS)  # fmt: skip
+        if not is_value:
+            found = of_length_1(found)
+        if is_query:
+            found = found / (KEY_DIM**0.5)
+        target = _channels_of(own_ptr, replayed_ptr, position, kept, first, row, channels, LOG)
+        tl.store(target + column, found, mask=is_token & is_column)
 
 
 @triton.jit(do_not_specialize_on_alignment=INDICES)
@@ -52,6 +106,8 @@ def _delta_kernel(
     inputs_ptr,  # [T, N]
     states_ptr,  # [S, H, K, V] float32
     logs_ptr,  # [S, R, N]
+    own_ptr,  # [T, C] float32
+    replayed_ptr,  # [B, R, C] float32
     out_ptr,  # [T, H, V] float32
     query_starts_ptr,  # [B + 1]
     lengths_ptr,  # [B]
@@ -59,7 +115,6 @@ def _delta_kernel(
     slots_ptr,  # [B]
     starts_ptr,  # [B]
     ends_ptr,  # [B]
-    taps_ptr,  # [C, TAPS] float32
     decay_ptr,  # [H] float32
     bias_ptr,  # [H] float32
     NUM_HEADS: tl.constexpr,
@@ -67,10 +122,8 @@ def _delta_kernel(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     LOG: tl.constexpr,
-    TAPS: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
-    TOKENS: tl.constexpr,
     IN_CHUNKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -85,8 +138,8 @@ def _delta_kernel(
     length = tl.load(lengths_ptr + row).to(tl.int64)
     start, end = tl.load(starts_ptr + row).to(tl.int64), tl.load(ends_ptr + row).to(tl.int64)
     kept = length - count
-    size = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM + 2 * NUM_HEADS
-    rate_column = size - 2 * NUM_HEADS + head
+    channels = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM
+    size = channels + 2 * NUM_HEADS
     key = tl.arange(0, KEYS)
     is_key, is_value = key < KEY_DIM, value < VALUE_DIM
     queries = (head // (NUM_HEADS // NUM_KEY_HEADS)) * KEY_DIM + key
@@ -99,32 +152,20 @@ def _delta_kernel(
     slope, bias = tl.load(decay_ptr + head), tl.load(bias_ptr + head)
     is_long = IN_CHUNKS & (count > LOG)
     last = tl.where(is_long, kept, length)
-    for begin in range(start, last, TOKENS):
-        position = begin + tl.arange(0, TOKENS)
-        is_token, at = position < last, position[:, None]
-        needed, is_own = is_token[:, None], (is_token & (position >= kept))[:, None]  # others are replayed
-        all_k = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, keys[None, :], needed, is_key[None, :], size,
-                          LOG, TAPS)  # fmt: skip
-        all_q = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, queries[None, :], is_own, is_key[None, :],
-                          size, LOG, TAPS)  # fmt: skip
-        all_v = convolved(inputs_ptr, log_ptr, taps_ptr, at, kept, first, values[None, :], needed, is_value[None, :],
-                          size, LOG, TAPS)  # fmt: skip
-        all_k, all_q = of_length_1(all_k), of_length_1(all_q) / (KEY_DIM**0.5)
-        rates = rate_of(input_at(inputs_ptr, log_ptr, position, kept, first, rate_column, is_token, size, LOG))
-        wide = input_at(inputs_ptr, log_ptr, position, kept, first, rate_column + NUM_HEADS, is_token, size, LOG)
-        decays = tl.exp(decay_of(wide, slope, bias))
-        for token in range(begin, tl.minimum(begin + TOKENS, last)):
-            is_it = position == token
-            k, q, v = _row(all_k, is_it), _row(all_q, is_it), _row(all_v, is_it)
-            rate, decay = tl.sum(tl.where(is_it, rates, 0.0)), tl.sum(tl.where(is_it, decays, 0.0))
-            state = state * decay
-            state += k[:, None] * (rate * (v - tl.sum(state * k[:, None], 0)))[None, :]
-            if token + 1 == end:
-                tl.store(states_ptr + places, state, mask=in_state)
-            if token >= kept:
-                found = tl.sum(state * q[:, None], 0)
-                place = (first + token - kept) * NUM_HEADS + head
-                tl.store(out_ptr + place * VALUE_DIM + value, found, mask=is_value)
+    for token in range(start, last):
+        row_ptr = _channels_of(own_ptr, replayed_ptr, token, kept, first, row, channels, LOG)
+        k = tl.load(row_ptr + keys, mask=is_key, other=0.0)
+        v = tl.load(row_ptr + values, mask=is_value, other=0.0)
+        rate = rate_of(input_at(inputs_ptr, log_ptr, token, kept, first, channels + head, True, size, LOG))
+        wide = input_at(inputs_ptr, log_ptr, token, kept, first, channels + NUM_HEADS + head, True, size, LOG)
+        state = state * tl.exp(decay_of(wide, slope, bias))
+        state += k[:, None] * (rate * (v - tl.sum(state * k[:, None], 0)))[None, :]
+        if token + 1 == end:
+            tl.store(states_ptr + places, state, mask=in_state)
+        if token >= kept:
+            q = tl.load(row_ptr + queries, mask=is_key, other=0.0)
+            place = (first + token - kept) * NUM_HEADS + head
+            tl.store(out_ptr + place * VALUE_DIM + value, tl.sum(state * q[:, None], 0), mask=is_value)
     if is_long:
         tl.store(states_ptr + places, state, mask=in_state)
 
@@ -201,14 +242,23 @@ def gated_delta(
     out = torch.empty(len(inputs), shape.num_heads, shape.value_dim, dtype=torch.float32, device=inputs.device)
     if not len(inputs) or not num_rows:
         return out
-    values = min(_VALUES, triton.next_power_of_2(shape.value_dim))
+    values, log_shape = min(_VALUES, triton.next_power_of_2(shape.value_dim)), (num_rows, log_length)
+    own, replayed = (
+        torch.empty(*sizes, shape.num_channels, dtype=torch.float32, device=inputs.device)
+        for sizes in ((len(inputs),), log_shape)
+    )
+    width = max(shape.key_dim, shape.value_dim)
+    sizes = {"NUM_HEADS": shape.num_heads, "NUM_KEY_HEADS": shape.num_key_heads, "KEY_DIM": shape.key_dim,
+             "VALUE_DIM": shape.value_dim, "LOG": log_length, "IN_CHUNKS": rows.in_chunks}  # fmt: skip
+    _convolve_kernel[2 * shape.num_key_heads + shape.num_heads, num_rows](
+        inputs, logs, own, replayed, rows.query_starts, rows.context_lengths, rows.token_slots, rows.slots, rows.starts,
+        weights.taps, TAPS=shape.num_taps, WIDTH=triton.next_power_of_2(width), TOKENS=_TOKENS, num_warps=1,
+        **sizes, **launch_options(inputs),
+    )  # fmt: skip
     _delta_kernel[triton.cdiv(shape.value_dim, values), shape.num_heads, num_rows](
-        inputs, states, logs, out, rows.query_starts, rows.context_lengths, rows.token_slots,
-        rows.slots, rows.starts, rows.ends,
-        weights.taps, weights.decay, weights.bias, NUM_HEADS=shape.num_heads, NUM_KEY_HEADS=shape.num_key_heads,
-        KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, LOG=log_length, TAPS=shape.num_taps,
-        KEYS=triton.next_power_of_2(shape.key_dim), VALUES=values, TOKENS=_TOKENS, IN_CHUNKS=rows.in_chunks,
-        num_warps=_WARPS, **launch_options(inputs),
+        inputs, states, logs, own, replayed, out, rows.query_starts, rows.context_lengths, rows.token_slots,
+        rows.slots, rows.starts, rows.ends, weights.decay, weights.bias,
+        KEYS=triton.next_power_of_2(shape.key_dim), VALUES=values, num_warps=1, **sizes, **launch_options(inputs),
     )  # fmt: skip
     if rows.in_chunks:
         follow_chunks(inputs, slots, rows, weights, shape, out)
