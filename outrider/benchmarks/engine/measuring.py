@@ -239,6 +239,8 @@ def _fill(runner: ModelRunner, sequences: list[KVSequence], lengths: list[int]) 
                 rows.append(ForwardRow(sequence, text[sequence.length : sequence.length + count], 0))
                 room -= count
         runner.forward(rows)
+        for row in rows:
+            runner.sequences.commit(row.sequence, row.sequence.length)
         left = [(sequence, text) for sequence, text in left if sequence.length < len(text)]
 
 
