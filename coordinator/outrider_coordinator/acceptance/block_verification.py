@@ -26,7 +26,7 @@ from outrider.types import DenseEvidence, DenseScores, SparseEvidence, SparseSco
 from outrider_coordinator.acceptance.dense import fit_columns
 from outrider_coordinator.acceptance.draws import coin, draw
 from outrider_coordinator.acceptance.rejection import indices_of_drafted
-from outrider_coordinator.acceptance.verdict import NextToken, Verdict
+from outrider_coordinator.acceptance.verdict import Verdict
 
 Doubles = NDArray[np.float64]
 ResidualAt = Callable[[int, float], Doubles]
@@ -39,16 +39,16 @@ def judge_block(
     """The verdict over a sparse support: its last weight stands for the token that the target drew outside."""
     count = len(draft_token_ids)
     if evidence is None or not count:
-        return Verdict(0, int(scores.outside_token_ids[0]), NextToken.BONUS)
+        return Verdict(0, int(scores.outside_token_ids[0]))
     residual_at = sparse_residuals(evidence, scores)
     ratios = sparse_ratios(draft_token_ids, evidence, scores)
     kept, weights = _longest(ratios, residual_at, seed=seed, base=base)
     if kept == count:
-        return Verdict(count, int(scores.outside_token_ids[count]), NextToken.BONUS)
+        return Verdict(count, int(scores.outside_token_ids[count]))
     start, width = int(evidence.counts[:kept].sum()), int(evidence.counts[kept])
     drawn = draw(seed, base, base + kept, weights)
     token_id = evidence.token_ids[start + drawn] if drawn < width else scores.outside_token_ids[kept]
-    return Verdict(kept, int(token_id), NextToken.RECOVERED)
+    return Verdict(kept, int(token_id))
 
 
 def judge_dense_block(
@@ -57,7 +57,7 @@ def judge_dense_block(
     """The verdict over whole rows."""
     target, count = scores.target_probs.astype(np.float64), len(draft_token_ids)  # [K+1, V]
     if evidence is None or not count:
-        return Verdict(0, draw(seed, base, base, target[0]), NextToken.BONUS)
+        return Verdict(0, draw(seed, base, base, target[0]))
     draft = fit_columns(evidence.probs, target.shape[1]).astype(np.float64)  # [K, V]
     places = np.arange(count), np.asarray(draft_token_ids)
     ratios = (target[:count][places] / draft[places]).tolist()
@@ -65,8 +65,8 @@ def judge_dense_block(
         ratios, lambda index, rho: np.maximum(rho * target[index] - draft[index], 0.0), seed=seed, base=base
     )
     if kept == count:
-        return Verdict(count, draw(seed, base, base + count, target[count]), NextToken.BONUS)
-    return Verdict(kept, draw(seed, base, base + kept, weights), NextToken.RECOVERED)
+        return Verdict(count, draw(seed, base, base + count, target[count]))
+    return Verdict(kept, draw(seed, base, base + kept, weights))
 
 
 def sparse_ratios(draft_token_ids: Sequence[int], evidence: SparseEvidence, scores: SparseScores) -> list[float]:  # [K]

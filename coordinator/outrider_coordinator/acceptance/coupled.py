@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.types import TokenScores
-from outrider_coordinator.acceptance.verdict import NextToken, Verdict
+from outrider_coordinator.acceptance.verdict import Verdict
 
 
 def judge_coupled(draft_token_ids: Sequence[int], scores: TokenScores) -> Verdict:
@@ -15,7 +15,6 @@ def judge_coupled(draft_token_ids: Sequence[int], scores: TokenScores) -> Verdic
     the seed's Gumbel noise.
     """
     own = scores.token_ids
-    for index, token_id in enumerate(draft_token_ids):
-        if token_id != own[index]:
-            return Verdict(index, own[index], NextToken.RECOVERED)
-    return Verdict(len(draft_token_ids), own[len(draft_token_ids)], NextToken.BONUS)
+    pairs = enumerate(zip(draft_token_ids, own, strict=False))
+    accepted = next((index for index, (drafted, token_id) in pairs if drafted != token_id), len(draft_token_ids))
+    return Verdict(accepted, own[accepted])

@@ -9,7 +9,7 @@ import numpy as np
 from outrider.types import DenseEvidence, DenseScores, FloatArray, TypicalScores
 from outrider_coordinator.acceptance.draws import coin, draw
 from outrider_coordinator.acceptance.typical import judge_typical
-from outrider_coordinator.acceptance.verdict import NextToken, Verdict
+from outrider_coordinator.acceptance.verdict import Verdict
 
 ENTROPY_EPSILON = 1e-5
 
@@ -20,16 +20,16 @@ def judge_dense_rejection(
     """Rejection sampling over whole rows; the residual is drawn over the whole row."""
     target = scores.target_probs.astype(np.float64)  # [K+1, V]
     if evidence is None or not draft_token_ids:
-        return Verdict(0, draw(seed, base, base, target[0]), NextToken.BONUS)
+        return Verdict(0, draw(seed, base, base, target[0]))
     draft = fit_columns(evidence.probs, target.shape[1]).astype(np.float64)  # [K, V]
     for index, token_id in enumerate(draft_token_ids):
         if coin(seed, base, base + index) < target[index, token_id] / draft[index, token_id]:
             continue
         residual = np.maximum(target[index] - draft[index], 0.0)
         if residual.any():
-            return Verdict(index, draw(seed, base, base + index, residual), NextToken.RECOVERED)
+            return Verdict(index, draw(seed, base, base + index, residual))
     count = len(draft_token_ids)
-    return Verdict(count, draw(seed, base, base + count, target[count]), NextToken.BONUS)
+    return Verdict(count, draw(seed, base, base + count, target[count]))
 
 
 def judge_dense_typical(

@@ -13,7 +13,7 @@ import numpy as np
 
 from outrider.types import SparseEvidence, SparseScores
 from outrider_coordinator.acceptance.draws import coin, draw
-from outrider_coordinator.acceptance.verdict import NextToken, Verdict
+from outrider_coordinator.acceptance.verdict import Verdict
 
 
 def judge_rejection(
@@ -21,7 +21,7 @@ def judge_rejection(
 ) -> Verdict:
     """Accept x when u < target(x)/draft(x), strictly; at the first rejection draw from the residual."""
     if evidence is None or not draft_token_ids:
-        return Verdict(0, int(scores.outside_token_ids[0]), NextToken.BONUS)
+        return Verdict(0, int(scores.outside_token_ids[0]))
     drafted = indices_of_drafted(draft_token_ids, evidence)  # [K] into the flat support
     ratios = scores.support_probs[drafted].astype(np.float64) / evidence.probs[drafted]  # [K]
     end = 0
@@ -31,9 +31,9 @@ def judge_rejection(
             continue
         token_id = _draw_recovered(row, index, evidence, scores, seed=seed, base=base)
         if token_id is not None:
-            return Verdict(index, token_id, NextToken.RECOVERED)
+            return Verdict(index, token_id)
         # An empty residual: the distributions are equal up to rounding, so the token stands.
-    return Verdict(len(draft_token_ids), int(scores.outside_token_ids[-1]), NextToken.BONUS)
+    return Verdict(len(draft_token_ids), int(scores.outside_token_ids[-1]))
 
 
 def indices_of_drafted(draft_token_ids: Sequence[int], evidence: SparseEvidence) -> np.ndarray:

@@ -12,7 +12,7 @@ from outrider.columns import AnswerColumns, SupportColumns
 from outrider.errors import ProtocolError
 from outrider.ports import Proposal
 from outrider.types import JudgingRule, SparseEvidence, SparseScores
-from outrider_coordinator.acceptance import JudgeRules, NextToken, Verdict, is_sound_proposal, judge_one
+from outrider_coordinator.acceptance import JudgeRules, Verdict, is_sound_proposal, judge_one
 from outrider_coordinator.acceptance.draws import coin
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts
 from outrider_coordinator.acceptance.vectorized import Rows
@@ -76,11 +76,12 @@ def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
     )
     if judged is None:
         return None
-    counts = zip(judged[0].tolist(), judged[1].tolist(), rows.num_rows.tolist(), strict=True)
-    return [
-        Verdict(accepted, token_id, NextToken.BONUS if accepted == drafted else NextToken.RECOVERED)
-        for accepted, token_id, drafted in counts
-    ]
+    return list(map(Verdict, judged[0].tolist(), judged[1].tolist()))
+
+
+def are_all_kept(verdicts: Sequence[Verdict], cases: Sequence[ScoredCase]) -> list[bool]:
+    lengths = [len(case.proposal.draft_token_ids) for case in cases]
+    return [verdict.num_accepted == length for verdict, length in zip(verdicts, lengths, strict=True)]
 
 
 def made_case(random: Generator, *, closeness: float = 0.5) -> ScoredCase:
@@ -135,7 +136,7 @@ def test_the_same_verdicts(seed: int, closeness: float) -> None:
     assert are_sound([case.proposal for case in cases])
     together = judge_together(cases)
     assert together == [alone(case) for case in cases]
-    assert {verdict.source for verdict in together or ()} == set(NextToken)
+    assert together and set(are_all_kept(together, cases)) == {True, False}
 
 
 def test_the_order_and_the_company_do_not_matter() -> None:
@@ -161,7 +162,7 @@ def test_a_target_that_agrees_exactly_keeps_all() -> None:
     ]
     together = judge_together(agreeing)
     assert together == [alone(case) for case in agreeing]
-    assert all(verdict.source is NextToken.BONUS for verdict in together or ())
+    assert together and all(are_all_kept(together, agreeing))
 
 
 def spoilt_evidence(evidence: SparseEvidence, how: str) -> SparseEvidence:
@@ -260,7 +261,7 @@ def test_an_empty_residual_is_left_to_who_judges_alone() -> None:
         )
         for case in (*cases, *made_cases(10, 400))
     ]
-    assert all(alone(case).source is NextToken.BONUS for case in short)
+    assert all(are_all_kept([alone(case) for case in short], short))
     assert judge_together(short) is None, "some coin falls above 0.991"
 
 
