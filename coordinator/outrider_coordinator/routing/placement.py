@@ -105,6 +105,7 @@ class Placement:
     def forget_target(self, replica: TargetReplica) -> None:
         """A target is lost, with its prefix cache."""
         self._target_prefixes.forget(replica)
+        self._policy.forget(replica)
 
     def forget_draft(self, replica: DraftReplica) -> None:
         """A draft is lost, with its prefix cache."""

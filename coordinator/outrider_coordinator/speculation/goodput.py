@@ -13,9 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-HIGHEST = 0.98
-"""Largest acceptance that is expected of a token."""
-
 RoundSeconds = Callable[[np.ndarray], np.ndarray]
 """Seconds of a round with each draft length, [K], by the draft tokens of a session in the mean, [K]."""
 
@@ -43,7 +40,7 @@ def best_choice(by_position: np.ndarray, limits: Sequence[int], seconds: RoundSe
     longest = min(max(limits, default=0), len(by_position))
     if not longest:
         return None
-    useful = np.cumprod(np.minimum(by_position[:longest], HIGHEST))
+    useful = np.cumprod(by_position[:longest])
     num_drafting = (np.array(limits)[:, None] > np.arange(longest)).sum(axis=0)  # at each position
     tokens = len(limits) + np.cumsum(useful * num_drafting)
     times = seconds(np.cumsum(num_drafting) / len(limits))

@@ -22,9 +22,6 @@ from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 _log = logging.getLogger(__name__)
 
-_MAX_IDLE_CONTROLLERS = 64
-"""Controllers past which those of targets without sessions are dropped."""
-
 
 class DraftLengthPolicy:
     """Draft lengths by request, by load and, where it is controlled, by expected throughput.
@@ -115,6 +112,10 @@ class DraftLengthPolicy:
         controller = self._controller_of.pop(session, None)
         if controller is not None:
             controller.leave(session)
+
+    def forget(self, target: object) -> None:
+        """The target is lost: when it is back, it may be another process."""
+        self._controllers.pop(target, None)
 
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
         """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks.
@@ -281,8 +282,6 @@ class DraftLengthPolicy:
         return min(most, sum(firsts) / len(firsts)) if firsts else most
 
     def _add(self, target: object) -> DraftLengthController:
-        if len(self._controllers) >= _MAX_IDLE_CONTROLLERS:
-            self._controllers = {key: kept for key, kept in self._controllers.items() if kept.sessions}
         self._controllers[target] = controller = DraftLengthController(MAX_DRAFT_LENGTH)
         return controller
 

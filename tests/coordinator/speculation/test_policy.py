@@ -204,6 +204,19 @@ def test_a_burst_is_plain_as_it_arrives_unless_sessions_draft_already(has_drafte
     assert {policy.is_to_draft(session) for session in (first, *others)} == {has_drafted}
 
 
+def test_a_target_that_is_lost_is_learned_anew() -> None:
+    policy = DraftLengthPolicy(4, is_controlled=True)
+    session = policy.session(None)
+    policy.enter(session, "target")
+    before = policy.controller("target")
+    policy.forget("target")
+    assert policy.controller("target") is None and not policy.end("target", None)
+    policy.leave(session)
+    policy.enter(session, "target")
+    assert policy.controller("target") is not before
+    policy.forget("another")
+
+
 def test_the_mean_of_fixed_lengths_is_that_of_the_requests_that_run() -> None:
     policy = DraftLengthPolicy(5)
     sessions = [policy.session(None), policy.session(12), policy.session(0)]
