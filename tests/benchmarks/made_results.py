@@ -1,6 +1,7 @@
 """Results as the benchmarks write them, with figures that are easy to check."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from outrider.benchmarks.peers.engines import Pair
 from outrider.benchmarks.peers.run import Load, PeerOutcome, PeerPlan, to_result
@@ -8,7 +9,7 @@ from outrider.benchmarks.schema import Result, Series
 from tests.benchmarks.test_schema import make_result
 
 
-def serve_result(users: int, *, num_gpus: int = 2, family: str = "") -> Result:
+def serve_result(users: int, *, num_gpus: int = 2) -> Result:
     configuration = {
         "pair": "a / b",
         "traffic": {"max_concurrency": users},
@@ -30,21 +31,28 @@ def serve_result(users: int, *, num_gpus: int = 2, family: str = "") -> Result:
     )
     figures: dict[str, dict[str, float]] = {"speculation": {}, "baseline": {}}
     return dataclasses.replace(
-        make_result(f"{family}users{users}"), kind="serve", configuration=configuration, series=series, figures=figures
+        make_result(f"users{users}"), kind="serve", configuration=configuration, series=series, figures=figures
     )
 
 
 def peer_result(name: str, users: tuple[int, ...], *, length: int = 3) -> Result:
     """A result of vLLM, without speculation where ``length`` is 0."""
-    engine, ms = ("vllm-speculative", 4.0) if length else ("vllm", 8.0)
+    return engines_result(name, {"vllm-speculative" if length else "vllm": (4.0 if length else 8.0, users)}, length)
+
+
+def engines_result(name: str, engines: Mapping[str, tuple[float, tuple[int, ...]]], length: int = 3) -> Result:
+    """A result of several engines: milliseconds per token, and numbers of users."""
     prompt = (0,) * 128
+    most = sorted({count for _, users in engines.values() for count in users})
     plan = PeerPlan(
-        (engine,),
+        ("vllm",),
         Pair("a", "b", "cuda", "bfloat16", length, 512),
-        tuple(Load(count, ((prompt,) * count,)) for count in users),
+        tuple(Load(count, ((prompt,) * count,)) for count in most),
     )
     outcomes = [
-        PeerOutcome(engine, (ms,), (1.0,), ((1,),) * count, (2 * ms,), count, "0.26.0+cu129", (ms,)) for count in users
+        PeerOutcome(engine, (ms,), (1.0,), ((1,),) * count, (2 * ms,), count, "0.26.0+cu129", (ms,))
+        for engine, (ms, users) in engines.items()
+        for count in users
     ]
     facts = {"pair": "8b-1b", "target": "8b-1b target", "synthetic": True}
     result = to_result(outcomes, plan, name=name, configuration=facts)

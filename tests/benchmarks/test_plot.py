@@ -7,15 +7,15 @@ from outrider.benchmarks.report import BEGIN, END, main
 from outrider.benchmarks.schema import RESULTS, Result, save
 from outrider.benchmarks.tables.comparison import compared_systems, comparison_table
 from outrider.benchmarks.tables.plot import plot
-from tests.benchmarks.made_results import peer_result, serve_result
+from tests.benchmarks.made_results import engines_result, peer_result, serve_result
 
-_FAMILY = "h100-beside-vllm-8b-1b-"
+_NAME = "h100-http-8b-1b"
 
 
 def results_of_the_comparison() -> list[Result]:
-    own = [serve_result(users, family=_FAMILY) for users in (8, 1, 128)]
-    plain, drafted = ("h100-vllm-8b-1b-plain", 0), ("h100-vllm-8b-1b-k3", 3)
-    return [*own, *(peer_result(name, (1, 8), length=length) for name, length in (drafted, plain))]
+    theirs = {"vllm-speculative": (4.0, (1, 8)), "vllm": (8.0, (1, 8))}
+    own = {"outrider-speculative": (3.0, (8, 1, 128)), "outrider": (6.0, (8, 1, 128))}
+    return [engines_result(_NAME, {**theirs, **own})]
 
 
 def test_systems_are_ours_and_then_the_peers_each_alone_first() -> None:
@@ -31,8 +31,8 @@ def test_systems_are_ours_and_then_the_peers_each_alone_first() -> None:
 def test_points_are_in_order_of_users_per_gpu_and_from_the_mean_over_streams() -> None:
     plain, drafted, _, peer = compared_systems(results_of_the_comparison())
     assert list(drafted.points) == [1, 8, 128]
-    assert (drafted.points[8].per_gpu, drafted.points[8].per_user) == (1600.0, 400.0)
-    assert (plain.points[1].per_gpu, plain.points[1].per_user) == (100.0, 200.0)
+    assert (drafted.points[8].per_gpu, drafted.points[8].per_user) == (8e3 / 6, 1e3 / 3)
+    assert (plain.points[1].per_gpu, plain.points[1].per_user) == (1e3 / 12, 1e3 / 6)
     assert (peer.points[8].per_gpu, peer.points[8].per_user) == (1000.0, 250.0)
 
 

@@ -100,7 +100,7 @@ def num_gpus(engine: str, pair: Pair) -> int | None:
     """GPUs of an engine; None on a CPU."""
     if pair.device == "cpu":
         return None
-    return pair.tensor_parallel_size if NEEDS[engine] == "vllm" else 1
+    return pair.tensor_parallel_size if NEEDS.get(engine) == "vllm" else 1
 
 
 def one_user_error(engine: str) -> ConfigError:

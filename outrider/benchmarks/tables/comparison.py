@@ -10,16 +10,22 @@ from dataclasses import dataclass
 
 from outrider.benchmarks.samples import ratio
 from outrider.benchmarks.schema import Result
-from outrider.benchmarks.tables.cells import Row, device, family, median_of, number, table
-from outrider.benchmarks.tables.peers import measurements
-from outrider.benchmarks.tables.serving import tokens_per_gpu, tokens_per_user
+from outrider.benchmarks.tables.cells import Row, device, number, table
+from outrider.benchmarks.tables.peers import Measurement, measurements
 
 _USERS_OF_TABLE = (1, 8, 32, 128)
 _OWN_ENGINE = "Outrider"
-_OUTRIDER = "h100-beside-vllm-8b-1b"
-"""Family of Outrider's results."""
-_VLLM = ("h100-vllm-8b-1b-plain", "h100-vllm-8b-1b-k3")
-"""Results of vLLM: without speculation, and with the same draft model."""
+_RUN = "h100-http-8b-1b"
+"""Result of all systems: their servers were measured over HTTP by one client, users by users in turn."""
+_ENGINES = {
+    "outrider": _OWN_ENGINE,
+    "outrider-speculative": _OWN_ENGINE,
+    "vllm": "vLLM",
+    "vllm-speculative": "vLLM",
+}
+"""Engines of the result in the order of the table, and their names in it."""
+_LONGEST = 8
+"""Draft tokens per step at most, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +52,25 @@ class System:
 
 def compared_systems(results: Sequence[Result]) -> list[System]:
     """Systems of the comparison that were measured: Outrider's first, each without and with a draft model."""
-    own = [result for result in results if result.kind == "serve" and family(result) == _OUTRIDER]
-    peers = sorted((result for result in results if result.name in _VLLM), key=lambda result: _VLLM.index(result.name))
-    systems = [_own_system(own, "baseline"), _own_system(own, "speculation"), *map(_peer_system, peers)]
+    found = [one for result in _chosen(results) for one in measurements(result)]
+    systems = [_system(engine, [one for one in found if one.engine == engine]) for engine in _ENGINES]
     return [system for system in systems if system.points]
 
 
-def _own_system(results: Sequence[Result], arm: str) -> System:
-    points = {}
-    for result in results:
-        milliseconds = median_of(result, "after_first_tokens", arm=arm)
-        per_gpu, per_user = tokens_per_gpu(result, arm), tokens_per_user(result, arm)
-        if milliseconds and per_gpu and per_user:
-            points[int(result.configuration["traffic"]["max_concurrency"])] = Point(per_gpu, per_user, milliseconds)
-    return System(_named(_OWN_ENGINE, is_plain=arm == "baseline"), arm == "baseline", dict(sorted(points.items())))
+def _chosen(results: Sequence[Result]) -> list[Result]:
+    return [result for result in results if result.name == _RUN]
 
 
-def _peer_system(result: Result) -> System:
-    found = list(measurements(result))
+def _system(engine: str, found: Sequence[Measurement]) -> System:
     points = {
         one.num_users: Point(one.tokens_per_gpu, one.tokens_per_user, one.after_first_ms)
         for one in found
         if one.tokens_per_gpu and one.tokens_per_user and one.after_first_ms
     }
-    version = found[0].system.replace("vllm", "vLLM") if found else "vLLM"
-    is_plain = result.name == _VLLM[0]
-    return System(_named(version, is_plain=is_plain), is_plain, dict(sorted(points.items())))
+    version = "" if engine.startswith("outrider") or not found else f" {found[0].version.partition('+')[0]}"
+    is_plain = not engine.endswith("-speculative")
+    name = _named(_ENGINES[engine] + version, is_plain=is_plain)
+    return System(name, is_plain, dict(sorted(points.items())))
 
 
 def _named(engine: str, *, is_plain: bool) -> str:
@@ -100,16 +99,12 @@ def _gain(users: int, systems: Sequence[System]) -> float | None:
 
 
 def _caption(results: Sequence[Result]) -> str:
-    chosen = [result for result in results if family(result) == _OUTRIDER or result.name in _VLLM]
-    days = sorted({result.created_at[:10] for result in chosen})
-    cards = sorted({device(result) for result in chosen})
-    commits = sorted({result.environment.commit[:9] for result in chosen if result.kind == "serve"})
-    lengths = " vLLM drafts 3 tokens per step;" if any(result.name == _VLLM[1] for result in results) else ""
-    where = "one after the other on one machine" if len(days) == 1 else "on different machines of one kind"
+    (chosen,) = _chosen(results)
+    length = chosen.configuration["engines"].get("vllm-speculative", {}).get("num_speculative_tokens", 0)
+    theirs = f"vLLM drafts {length} tokens per step, " if length else ""
     return (
-        f"{' and '.join(cards)}: one GPU for both models, 8B and 1B shapes in bfloat16 with synthetic weights "
-        "(about 0.8 of the judged draft tokens are accepted), greedy, 128 tokens in and 256 out, "
-        "less the time of the first tokens. "
-        f"Medians. Measured on {' and '.join(days)}, {where}, Outrider at commit "
-        f"{', '.join(commits)}.{lengths} Outrider chooses 0 to 8 draft tokens per step."
+        f"{device(chosen)}: one GPU for both models, 8B and 1B shapes in bfloat16 with synthetic weights (about 0.8 of "
+        "the judged draft tokens are accepted), greedy, 128 tokens in and 256 out, less the time of the first tokens. "
+        f"Medians. Both servers over HTTP with one client on one GPU, measured on {chosen.created_at[:10]} in turn, "
+        f"Outrider at commit {chosen.environment.commit[:9]}. {theirs}Outrider 0 to {_LONGEST}, as it chooses."
     )
