@@ -61,7 +61,7 @@ def proposal_lengths(step: SteadyStep) -> Ints:  # [B]
 
 
 def keeps_bounds(step: SteadyStep, *, vocab_size: int) -> bool:
-    """Whether every item of a step keeps to ``check_extend``."""
+    """True if every item of a step keeps to ``check_extend``."""
     ids = step.columns.token_ids.tolist()
     return (
         min(ids) >= 0

@@ -24,7 +24,7 @@ class ForwardTimes:
         self._slowest_s[size] = max(seconds, _DECAY * self._slowest_s[size])
 
     def knows(self, num_tokens: int) -> bool:
-        """Whether a forward of this size was recorded."""
+        """True if a forward of this size was recorded."""
         return self._slowest_s[num_tokens.bit_length()] > 0.0
 
     def longest_s(self, num_tokens: int) -> float:

@@ -112,7 +112,7 @@ class InputProcessor:
             self._begin(session, item, arrived_ns)
 
     def _is_served_by_known(self, session: Session[Any], item: Item, arrived_ns: int) -> bool:
-        """Whether what a session has asked for before, or is computed ahead, takes care of the item."""
+        """True if what a session has asked for before, or is computed ahead, takes care of the item."""
         due = self._scheduler.queue.due_of(session.key)
         if self._match_prepared(session, item, arrived_ns):
             return True
@@ -181,7 +181,7 @@ class InputProcessor:
     # Items.
 
     def _match_prepared(self, session: Session[Any], item: Item, arrived_ns: int) -> bool:
-        """Whether an item was prepared: its answer is held, and goes out now, or is being computed."""
+        """True if an item was prepared: its answer is held, and goes out now, or is being computed."""
         request = self._scheduler.lookahead.match(session.key, item)
         if request is None:
             return False

@@ -42,7 +42,7 @@ class PageBudget:
         """Pages for all that was due when so many requests had been put: no fewer than it needs now."""
 
     def admits(self, session: Session[Any], job: Job) -> bool:
-        """Whether a session that begins would find pages for all of its job."""
+        """True if a session that begins would find pages for all of its job."""
         needed = self._executor.num_pages_needed(job, job.num_left)
         num_free = self._executor.num_pages_free
         if not needed or self._has_room_for_all(needed, num_free):
@@ -63,7 +63,7 @@ class PageBudget:
         return is_alone and self._executor.fits_alone(job)
 
     def _has_room_for_all(self, needed: int, num_free: int) -> bool:
-        """Whether there is room whatever the ages: of many sessions that begin together, each is counted once."""
+        """True if there is room whatever the ages: of many sessions that begin together, each is counted once."""
         put, self._num_puts = self._queue.put_since(self._num_puts), self._queue.num_puts
         self._num_promised += sum(
             self._executor.num_pages_needed(each.job, each.job.num_left)
@@ -92,13 +92,13 @@ class PageBudget:
         return scheduled
 
     def surely_fit(self, scheduled: ScheduledTokens, num_beside: int) -> bool:
-        """Whether a batch can be served beside so many sessions with one token each, wherever their texts end."""
+        """True if a batch can be served beside so many sessions with one token each, wherever their texts end."""
         num_tokens = sum(num_tokens for _, num_tokens in scheduled)
         most = num_tokens + _MOST_AHEAD * len(scheduled) + 2 * num_beside  # no token takes more than a page and a copy
         return most <= self._executor.num_pages_free
 
     def has_room(self, scheduled: ScheduledTokens) -> bool:
-        """Whether a batch can be served without preempting a session."""
+        """True if a batch can be served without preempting a session."""
         return self._executor.fits([(request.job, num_tokens) for request, num_tokens in scheduled])
 
     def _without_prepared(self, scheduled: ScheduledTokens) -> ScheduledTokens:

@@ -123,7 +123,7 @@ class Scheduler:
     # Requests.
 
     def admits(self, session: Session[Any], job: Job) -> bool:
-        """Whether a session that begins would find KV pages for all of its job."""
+        """True if a session that begins would find KV pages for all of its job."""
         return self._pages.admits(session, job)
 
     def add(self, request: AnyRequest) -> None:
@@ -136,7 +136,7 @@ class Scheduler:
         self._delay.note_return(key, arrived_ns)
 
     def takes_steady(self, step: SteadyStep) -> bool:
-        """Whether the budget allows a forward of all items of a step; otherwise they share it one by one."""
+        """True if the budget allows a forward of all items of a step; otherwise they share it one by one."""
         is_few = max(step.columns.counts.tolist()) <= MAX_ROW_TOKENS
         return is_few and step.num_tokens <= self._budget.max_batched_tokens
 
@@ -166,7 +166,7 @@ class Scheduler:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is due and nothing held."""
+        """True if nothing is due and nothing held."""
         return self.queue.is_empty and self.plain.is_empty
 
     def take_plain(
@@ -231,7 +231,7 @@ class Scheduler:
             batch.queue_chunks_ns = began_ns + int(_QUEUED_AFTER * expected_ns)
 
     def are_chunks_due(self, in_flight: Sequence[Batch]) -> bool:
-        """Whether it is time to try to queue chunks of prompts behind a batch."""
+        """True if it is time to try to queue chunks of prompts behind a batch."""
         if len(in_flight) != 1 or in_flight[0].queue_chunks_ns is None:
             return False
         return self._clock() >= in_flight[0].queue_chunks_ns

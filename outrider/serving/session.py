@@ -127,7 +127,7 @@ class Session(Generic[SequenceT]):
     used_ns: int = 0
     """When something last came for it."""
     is_told_opened: bool = False
-    """Whether its ``Open`` was answered with ``Opened``."""
+    """True if its ``Open`` was answered with ``Opened``."""
     lookahead_credit: int = 0
     """Plain steps that may yet be computed before they are asked for: what is left of a ``Prepare``."""
     executor_state: object = None

@@ -53,7 +53,7 @@ class SessionTable(Generic[SequenceT]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether new sessions are refused whatever the room."""
+        """True if new sessions are refused whatever the room."""
         return self._closed_because is not None
 
     def get(self, link_id: int, session: int) -> Session[SequenceT] | None:
@@ -62,7 +62,7 @@ class SessionTable(Generic[SequenceT]):
         return of_link.open.get(session) if of_link is not None else None
 
     def is_overtaken(self, link_id: int, session: int, generation: int) -> bool:
-        """Whether a newer item has been seen for the session."""
+        """True if a newer item has been seen for the session."""
         return generation < self._sessions_of(link_id).newest_generation(session)
 
     def num_pages(self, session: Session[SequenceT]) -> int:
@@ -70,7 +70,7 @@ class SessionTable(Generic[SequenceT]):
         return self._store.num_pages(session.sequence)
 
     def holds(self, session: Session[SequenceT]) -> bool:
-        """Whether this very session is still open."""
+        """True if this very session is still open."""
         return self.get(*session.key) is session
 
     def open(self, link_id: int, command: Open) -> Refused | SessionFailed | None:

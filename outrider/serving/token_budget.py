@@ -76,7 +76,7 @@ class Job(Protocol):
 
 
 def is_running(job: Job) -> bool:
-    """Whether a job belongs to a session that runs, rather than to one whose prompt is being taken in."""
+    """True if a job belongs to a session that runs, rather than to one whose prompt is being taken in."""
     return job.num_left - job.num_last < _FEW_TOKENS
 
 
@@ -189,7 +189,7 @@ class PrefillChunkSize:
 
 
 class PrefillDelayPolicy:
-    """Whether a prompt's chunk had better wait for the running sessions that will soon be back.
+    """True if a prompt's chunk had better wait for the running sessions that will soon be back.
 
     A running session is away between its answer and its next item. A chunk that starts meanwhile makes it wait for a
     whole forward, and then for its own; one that waits is served beside it in the same. So a chunk waits where it would

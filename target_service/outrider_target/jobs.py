@@ -48,12 +48,12 @@ class ScoreJob:
 
     @property
     def wants_states(self) -> bool:
-        """Whether hidden states are asked for."""
+        """True if hidden states are asked for."""
         return self.score.hidden_states_from is not None
 
     @property
     def is_last_step(self) -> bool:
-        """Whether the token that is drawn now is the session's last, after which nothing is asked for."""
+        """True if the token that is drawn now is the session's last, after which nothing is asked for."""
         return self.base + 1 >= self.open.max_length
 
     @property
@@ -101,7 +101,7 @@ def check_score(opened: Open, item: Score, *, vocab_size: int) -> None:
 
 
 def needs_support(opened: Open) -> bool:
-    """Whether the answer is about the ids of a support."""
+    """True if the answer is about the ids of a support."""
     return opened.judging_rule is JudgingRule.REJECTION
 
 

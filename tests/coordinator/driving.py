@@ -122,7 +122,7 @@ class Bench:
         self.sent_to_draft: list[Any] = []
         self.sent_to_target: list[Any] = []
         self.draft_answers = True
-        """Whether the draft's answers arrive; those that do not are kept in ``late``."""
+        """True if the draft's answers arrive; those that do not are kept in ``late``."""
         self.late: list[DraftEvent] = []
         self.change_draft_events: Callable[[list[DraftEvent]], list[DraftEvent]] = list
         self.change_target_events: Callable[[list[TargetEvent]], list[TargetEvent]] = list

@@ -78,7 +78,7 @@ class Stack:
         return self._draft
 
     def is_free(self) -> bool:
-        """Whether neither service holds a page."""
+        """True if neither service holds a page."""
         toys: list[ToyTarget | ToyDraft] = [self.target, *([self._draft] if self._draft else [])]
         return all(toy.num_pages_free == toy.description.num_pages for toy in toys)
 

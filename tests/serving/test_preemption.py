@@ -45,7 +45,7 @@ class _Service:
         return self.opened
 
     def begin(self, number: int, arrival_ns: int, num_pages: int) -> bool:
-        """Whether a session is admitted; it waits then, and is gone otherwise."""
+        """True if a session is admitted; it waits then, and is gone otherwise."""
         command = open_session(number, prompt_length=1, max_length=9, num_token_ids=9, arrival_ns=arrival_ns)
         sequence: Any = SimpleNamespace()
         session, job = Session(0, command, sequence, 9, 1), _Job(num_pages)

@@ -144,5 +144,5 @@ class RequestTimings:
 
 
 def _is_ahead(timing: ItemTiming) -> bool:
-    """Whether an answer was begun before its command came: then none of its time is spent in the queue."""
+    """True if an answer was begun before its command came: then none of its time is spent in the queue."""
     return not timing.queue_ns and timing.total_ns > 0

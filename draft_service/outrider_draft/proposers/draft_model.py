@@ -252,7 +252,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         return True
 
     def takes_columns(self, step: SteadyStep) -> bool:
-        """Whether every item keeps to ``check_extend`` and fits one loop, pages suffice for certain, and all proposals
+        """True if every item keeps to ``check_extend`` and fits one loop, pages suffice for certain, and all proposals
         have evidence, or none has.
         """
         columns, rows = step.columns, step.rows
@@ -289,7 +289,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         return state
 
     def _masks(self, opened: Open) -> bool:
-        """Whether a grammar masks the draft's own tokens, which are then drawn one by one."""
+        """True if a grammar masks the draft's own tokens, which are then drawn one by one."""
         return opened.sampling.grammar is not None and self.runner.sampler.grammars is not None
 
     def _metadata_of(self, opened: Open) -> DraftMetadata:

@@ -183,7 +183,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         return self.runner.max_catch_up > 0
 
     def takes_columns(self, step: SteadyStep) -> bool:
-        """Whether every item keeps to ``check_extend`` and brings its tokens' states, and pages suffice for certain."""
+        """True if every item keeps to ``check_extend`` and brings its tokens' states, and pages suffice for certain."""
         columns, lengths = step.columns, self.lengths(step).tolist()
         if not isinstance(columns, ExtendColumns) or not self._has_states(step, columns.states):
             return False
@@ -198,7 +198,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         return keeps_bounds(step, vocab_size=self._vocab_size) and self.runner.sequences.surely_fit(len(step), most)
 
     def _has_states(self, step: SteadyStep, states: StateColumns | None) -> bool:
-        """Whether the states were fetched, and are of the positions that the items must bring."""
+        """True if the states were fetched, and are of the positions that the items must bring."""
         if states is None or states.tensor is None or states.width != self._width:
             return False
         starts, counts = (step.kept - 1).tolist(), step.columns.counts.tolist()

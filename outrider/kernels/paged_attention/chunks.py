@@ -157,7 +157,7 @@ _TILING = ChunkTiling(large_m=128, block_n=128, num_warps=8, num_stages=3)
 
 
 def takes_chunks(query: torch.Tensor, max_queries: int) -> bool:
-    """Whether these tiles are for a batch in which some row may have ``max_queries``, and fit the device."""
+    """True if these tiles are for a batch in which some row may have ``max_queries``, and fit the device."""
     return max_queries > MAX_DECODE_QUERIES and can_take_chunks(query.dtype, query.shape[-1], query.device)
 
 

@@ -63,13 +63,13 @@ class DevicePlan:
     num_sinks: int = 0
     """First tokens of a context that are seen besides the window."""
     batch_invariant: bool = False
-    """Whether outputs must not depend on the batch: ``invariant`` then computes all rows."""
+    """True if outputs must not depend on the batch: ``invariant`` then computes all rows."""
     schedule: torch.Tensor | None = None  # [fields, P] int32
     """Of a decoding batch of several rows, or of any batch-invariant one, made in the forward: see ``prepare_plan``."""
 
 
 def can_take_chunks(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
-    """Whether the kernel for prompts and chunks supports these types and heads, and fits the device."""
+    """True if the kernel for prompts and chunks supports these types and heads, and fits the device."""
     return dtype.itemsize == 2 and head_dim <= _WIDEST_CHUNK_HEAD and shared_bytes(device) >= _CHUNK_BYTES
 
 

@@ -71,7 +71,7 @@ def blocks_of(num_queries: int, context: int) -> Iterator[Block]:
 
 
 def takes_prompts(query: torch.Tensor, plan: DevicePlan) -> bool:
-    """Whether all rows see all of their contexts, and are long enough and so cut that little is padding."""
+    """True if all rows see all of their contexts, and are long enough and so cut that little is padding."""
     spans, fits_pages = plan.rows.spans, BLOCK % plan.page_size == 0
     return bool(spans) and fits_pages and _has_library(query) and all(_suits(span, plan.window) for span in spans)
 
@@ -90,7 +90,7 @@ def _has_library(query: torch.Tensor) -> bool:
 
 @functools.cache
 def takes_heads(head_dim: int, device: torch.device) -> bool:
-    """Whether the library attends with heads of this size on a GPU, by the bounds that PyTorch has for it."""
+    """True if the library attends with heads of this size on a GPU, by the bounds that PyTorch has for it."""
     if head_dim % _ALIGNED or not torch.backends.cudnn.is_available():
         return False
     has_wide = torch.cuda.get_device_capability(device) == (9, 0) and (torch.backends.cudnn.version() or 0) >= _WIDE

@@ -23,12 +23,12 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def is_known(model_type: object) -> bool:
-    """Whether transformers has a decoder of this type."""
+    """True if transformers has a decoder of this type."""
     return isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def has_other_parts(architecture: str) -> bool:
-    """Whether models of a class take images or sound too."""
+    """True if models of a class take images or sound too."""
     return architecture.endswith("ForConditionalGeneration")
 
 

@@ -40,7 +40,7 @@ class FamilyTraits:
     sliding_windows: tuple[int | None, ...]
     """Layer by layer, how many of the last tokens are seen; None: all."""
     qk_norm: bool = False
-    """Whether queries and keys are normalised head by head before they are turned."""
+    """True if queries and keys are normalised head by head before they are turned."""
     variant: Variant = LLAMA
     rope_types: tuple[str, ...] = ()
     """Layer by layer, the key of its parameters in ``rope_parameters``; empty: all layers have the same ones."""
@@ -64,15 +64,15 @@ class ModelFamily:
     mtp: MtpForm | None = None
     """Layers for multi-token prediction that checkpoints may hold, which the model itself does not run."""
     has_partial_rotary: bool = False
-    """Whether a share of each head's features may be rotated alone."""
+    """True if a share of each head's features may be rotated alone."""
     rotates_pairs: bool = False
-    """Whether neighbouring features are rotated together."""
+    """True if neighbouring features are rotated together."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Projections that checkpoints keep as one, and their parts from the first row on."""
     has_layer_ropes: bool = False
-    """Whether ``rope_parameters`` has parameters for each type of layer."""
+    """True if ``rope_parameters`` has parameters for each type of layer."""
     is_text_part: bool = False
-    """Whether checkpoints hold a model that takes images or sound too, of which the text part is served."""
+    """True if checkpoints hold a model that takes images or sound too, of which the text part is served."""
     text_types: tuple[str, ...] = ()
     """``model_type`` of such a text part."""
 
@@ -414,7 +414,7 @@ def family_of(architecture: str) -> ModelFamily:
 
 
 def is_native(architecture: str) -> bool:
-    """Whether there is a family of an architecture."""
+    """True if there is a family of an architecture."""
     return _OTHER_NAMES.get(architecture, architecture) in FAMILIES
 
 

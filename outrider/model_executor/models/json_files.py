@@ -22,7 +22,7 @@ _MAX_SHOWN = 60
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is there; ``ModelError`` when what is there is no file that can be read, a dangling link say."""
+    """True if a file is there; ``ModelError`` when what is there is no file that can be read, a dangling link say."""
     try:
         if path.is_file():
             return True

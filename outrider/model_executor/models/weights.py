@@ -44,7 +44,7 @@ def cache_layout(config: ModelConfig, dtype: torch.dtype) -> KVCacheLayout:
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint may have this tensor though nothing is done with it."""
+    """True if a checkpoint may have this tensor though nothing is done with it."""
     family = family_of(config.architecture)
     if is_of_other_part(name, family):
         return True

@@ -35,7 +35,7 @@ class Inbox(Generic[EntryT]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no entry; for any thread."""
+        """True if there is no entry; for any thread."""
         return not self._entries
 
     def take_all(self) -> list[EntryT]:

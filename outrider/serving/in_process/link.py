@@ -62,7 +62,7 @@ class LocalLink(Generic[CommandT, EventT]):
         self.num_taken = 0
         """Commands that the thread has taken; changed by that alone."""
         self.is_read = False
-        """Whether its reader has passed on all that was delivered, and waits for more."""
+        """True if its reader has passed on all that was delivered, and waits for more."""
         self._inbox = inbox
         self._loop = loop
         self._batches: deque[EventBatch[EventT]] = deque()

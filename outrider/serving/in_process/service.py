@@ -78,7 +78,7 @@ class InProcessService(Generic[CommandT, EventT]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether links can be opened; False after a failure and after ``close``."""
+        """True if links can be opened; False after a failure and after ``close``."""
         return self._thread.is_alive
 
     @property

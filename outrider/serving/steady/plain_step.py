@@ -39,7 +39,7 @@ class KnownTokens:
 
     @staticmethod
     def is_one(form: ScoreForm) -> bool:
-        """Whether scores are one token, as those of a plain step are."""
+        """True if scores are one token, as those of a plain step are."""
         if isinstance(form, TokenScores):
             return len(form.token_ids) == 1
         return isinstance(form, SparseScores) and len(form.outside_token_ids) == 1
@@ -115,7 +115,7 @@ class PlainStep:
 
     @property
     def is_needed(self) -> bool:
-        """Whether any of it is to be asked for or followed yet."""
+        """True if any of it is to be asked for or followed yet."""
         return bool((self.is_here & (~self.is_asked | self.is_open)).any())
 
     @property

@@ -92,21 +92,21 @@ class PlainSteps:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is due or runs, and nothing is held for an item to come."""
+        """True if nothing is due or runs, and nothing is held for an item to come."""
         return self._due is None and self._running is None and not any(step.unasked.any() for step in self._computed)
 
     @property
     def has_members(self) -> bool:
-        """Whether any session has rows, or had."""
+        """True if any session has rows, or had."""
         return bool(self._members)
 
     @property
     def is_due(self) -> bool:
-        """Whether a step may be started, if nothing runs."""
+        """True if a step may be started, if nothing runs."""
         return self._due is not None or (self._may_grow and self._lookahead.is_possible)
 
     def is_asked(self, key: SessionKey) -> bool:
-        """Whether a session waits for an answer."""
+        """True if a session waits for an answer."""
         if key not in self._members:
             return False
         found = [(step, step.place_of(key)) for step in self._under_way()]
@@ -177,7 +177,7 @@ class PlainSteps:
         return step
 
     def awaits(self, batch: Batch) -> bool:
-        """Whether sessions of a batch of requests are to join when it has ended: no single items are queued behind
+        """True if sessions of a batch of requests are to join when it has ended: no single items are queued behind
         it.
         """
         if len(batch.scheduled) < FEWEST_SESSIONS or not self._lookahead.is_possible:
@@ -425,7 +425,7 @@ class PlainSteps:
         return found
 
     def _fit(self, step: PlainStep, places: Rows, rows: Rows, columns: ScoreColumns) -> Bools:
-        """Whether rows of columns ask for just what was prepared."""
+        """True if rows of columns ask for just what was prepared."""
         kept = step.bases[places] - 1
         counts, starts = columns.counts, columns.counts.cumsum() - columns.counts
         at = np.minimum(starts[rows], max(0, columns.token_ids.size - 1))

@@ -78,11 +78,11 @@ class RunningSessions:
 
     @property
     def are_sparse(self) -> Bools:  # [B]
-        """Whether their answers are ``SparseScores``."""
+        """True if their answers are ``SparseScores``."""
         return self.properties["are_sparse"]
 
     def do_not_end(self, token_ids: Ints, bases: Ints) -> Bools:
-        """Whether these tokens, each after so many, are followed by another step."""
+        """True if these tokens, each after so many, are followed by another step."""
         goes_on = (token_ids >= 0) & (bases + 1 < self.max_lengths)
         if self.endings:
             for place in np.flatnonzero(np.isin(token_ids, list(self.endings))).tolist():
@@ -106,7 +106,7 @@ class RunningSessions:
 
 
 def are_all(flags: NDArray[np.bool_]) -> bool:
-    """Whether all are set: of few, a third of the time of ``flags.all()``."""
+    """True if all are set: of few, a third of the time of ``flags.all()``."""
     return 0 not in flags.tobytes()
 
 

@@ -54,7 +54,7 @@ class SteadyStep:
 
     @property
     def is_scoring(self) -> bool:
-        """Whether the items are ``Score``."""
+        """True if the items are ``Score``."""
         return isinstance(self.columns, ScoreColumns)
 
     @property

@@ -82,7 +82,7 @@ class WaitingSessions:
         return places if is_here and len(set(places)) == len(places) else None
 
     def _keep_their_text(self, columns: CommandColumns, places: Places) -> bool:
-        """Whether every item is new, keeps what was committed, no more than is held, and names the text that it is. A
+        """True if every item is new, keeps what was committed, no more than is held, and names the text that it is. A
         session that was answered since then, as plain steps are, has committed more.
 
         Row by row: of up to some 60 rows arrays take more time, and several times as much where caches are cold.
@@ -105,7 +105,7 @@ class WaitingSessions:
         return self._are_their_texts(columns, range(len(bases)) if places is _ALL else places)
 
     def _are_their_texts(self, columns: CommandColumns, places: Sequence[int]) -> bool:
-        """Whether all keep the texts whose hashes they bring, hashed again: some end past a block."""
+        """True if all keep the texts whose hashes they bring, hashed again: some end past a block."""
         start = 0
         heads = zip(places, columns.num_kept_tokens.tolist(), columns.rests.tolist(), strict=True)
         for place, length, rest in heads:

@@ -104,7 +104,7 @@ class Fleet:
         return Stream(self.coordinator, request)
 
     def is_free(self) -> bool:
-        """Whether no page is held anywhere."""
+        """True if no page is held anywhere."""
         return all(toy.num_pages_free == toy.description.num_pages for toy in self.toys)
 
     def is_attached(self, num_targets: int, num_drafts: int = 0) -> bool:

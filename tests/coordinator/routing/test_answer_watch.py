@@ -28,7 +28,7 @@ class Watched:
         self.watch = AnswerWatch(lambda: self.now)
 
     def overdue_after(self, seconds: float, *, forward_limit_s: float = 0.0) -> bool:
-        """Whether any look within so many seconds found an item overdue."""
+        """True if any look within so many seconds found an item overdue."""
         found = False
         for _ in range(round(seconds / LOOK_INTERVAL_S)):
             self.now += LOOK_INTERVAL_S

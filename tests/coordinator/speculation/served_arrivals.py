@@ -28,7 +28,7 @@ class _Prompt:
     num_left: int
     num_output_tokens: int
     is_for_both: bool
-    """Whether the draft computes it at the same time."""
+    """True if the draft computes it at the same time."""
 
 
 class ServedArrivals(Served):

@@ -36,7 +36,7 @@ class H200:
 
     num_cards: int = 1
     reads_states: bool = False
-    """Whether the draft reads hidden states, so that the target computes anew what it lacks."""
+    """True if the draft reads hidden states, so that the target computes anew what it lacks."""
     prompt_tokens: int = 128
     most_lacked: int = 1_000_000
     """Tokens of text that a session's draft has to be brought at most: fewer than it has not seen with a window."""
@@ -45,7 +45,7 @@ class H200:
     text_beside_drafts: int = 1_000_000
     """The same where some do."""
     are_texts_cached: bool = False
-    """Whether a draft has a user's text in its prefix cache once it was brought it."""
+    """True if a draft has a user's text in its prefix cache once it was brought it."""
 
     def target(self, rows: int, tokens: int) -> float:
         return interpolate(_PLAIN, rows) if tokens == rows else interpolate(_SCORING, tokens)

@@ -107,7 +107,7 @@ class Known:
     drafts: Sequence[int] = ()
     is_new: bool = True
     is_sampled: bool = False
-    """Whether scores are about supports."""
+    """True if scores are about supports."""
 
 
 class Twins:
