@@ -51,7 +51,7 @@ class ScoringForward:
         self._jobs = JobRows(shares, planes) if shares else None
         self._parts = [part for part in (self._step, self._jobs) if part is not None]
         if drawn is None:
-            self._begin_masks(is_awaited=False)  # while the forward runs
+            self.begin_masks()
         self._launch(drawn, None if step is None else step.plan)
         # Without it the forward's time would be counted where its result is first read.
         self._forward = Mark(runner.device)
@@ -74,8 +74,8 @@ class ScoringForward:
         ):
             part.hand_over(own, layers)
 
-    def _begin_masks(self, *, is_awaited: bool = True) -> None:
-        """Start to make the masks of grammars; the tokens of the rows are known."""
+    def begin_masks(self, *, is_awaited: bool = False) -> None:
+        """Start to make the masks of grammars, while the forward runs; the tokens of the rows are known."""
         for part in self._parts:
             part.begin_masks(self._runner.sampler, is_awaited=is_awaited)
 
@@ -107,7 +107,7 @@ class ScoringForward:
         """
         if self._step is None:
             return None
-        self._begin_masks()
+        self.begin_masks(is_awaited=True)
         if self._jobs is not None and not self._jobs.launch_scoring():
             return None
         return self._step.drawn()
@@ -121,7 +121,7 @@ class ScoringForward:
         if self._step is not None or jobs is None or not jobs.are_decode_steps:
             return None
         places = [i for i, job in enumerate(self.jobs) if not job.is_last_step]
-        self._begin_masks()
+        self.begin_masks(is_awaited=True)
         if not places or (drawn := jobs.drawn()) is None:
             return None
         if len(places) < len(self.jobs):
@@ -146,7 +146,7 @@ class ScoringForward:
         """Wait for it; called once."""
         self._forward.wait()
         computed = time.perf_counter_ns()
-        self._begin_masks()
+        self.begin_masks(is_awaited=True)
         if self._jobs is None:
             output: ExecutorOutput[Scores] = ExecutorOutput((), computed, self._used_graph)
         else:
