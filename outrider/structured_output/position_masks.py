@@ -92,6 +92,11 @@ class PositionMasks:
             words[:, : known.shape[1]] = known
         return words
 
+    @property
+    def is_ready(self) -> bool:
+        """True if ``wait`` would not wait for a thread."""
+        return all(thread.done() for thread in self._threads)
+
     def wait(self) -> None:
         """Wait for the threads, or make the masks if none was started."""
         for thread in self._threads:

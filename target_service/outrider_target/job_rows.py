@@ -115,6 +115,11 @@ class JobRows:
         """Whether each is one token, and nothing but what follows it is asked for."""
         return all(map(_is_decode_step, self._rows))
 
+    @property
+    def has_masks(self) -> bool:
+        """True if the masks of the grammars are made."""
+        return self._masks is not None and all(masks.is_ready for masks in self._masks.values())
+
     def launch_scoring(self) -> bool:
         """Launch all of the scoring, after a wait for masks; False if something is read of logits or states once the
         forward has ended.

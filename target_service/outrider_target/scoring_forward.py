@@ -50,6 +50,8 @@ class ScoringForward:
         self._step = None if step is None else StepRows(step, planes, is_drawn=drawn is not None)
         self._jobs = JobRows(shares, planes) if shares else None
         self._parts = [part for part in (self._step, self._jobs) if part is not None]
+        self._is_launched = False
+        """Scoring was started, that of masked rows too."""
         if drawn is None:
             self.begin_masks()
         self._launch(drawn, None if step is None else step.plan)
@@ -91,8 +93,13 @@ class ScoringForward:
         """Rows of the step, and those of the jobs: the last ``count``."""
         return [rows] if len(self._parts) == 1 else [rows[: len(rows) - count], rows[len(rows) - count :]]
 
+    @torch.inference_mode()
     def is_done(self) -> bool:
-        """Whether the forward has ended."""
+        """Whether the forward has ended. Starts the scoring that waited for masks, once these are made."""
+        if not self._is_launched and all(part.has_masks for part in self._parts):
+            self._is_launched = True
+            for part in self._parts:
+                part.launch_scoring()
         return self._forward.is_reached()
 
     @property

@@ -172,6 +172,15 @@ class StepRows:
         )
         self._scoring = sampler.begin_rows(logits, scored)
 
+    @property
+    def has_masks(self) -> bool:
+        """True if the masks of the grammars are made."""
+        return self._has_begun_masks and all(masks.is_ready for masks in self._masks.values())
+
+    def launch_scoring(self) -> bool:
+        """Launch all of the scoring, after a wait for masks; False where there are no kernels for it."""
+        return self._scoring.launch()
+
     def drawn(self) -> torch.Tensor | None:
         """What follows each text, [B] on the device; None if the device does not know."""
         return self._scoring.drawn()

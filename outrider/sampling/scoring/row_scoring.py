@@ -150,6 +150,10 @@ class RowScoring:
         """Session by session. Masked rows are launched anew."""
         return self._score_singly(None if self._is_masked else self._launch)
 
+    def launch(self) -> bool:
+        """Launch the kernels, for which the masks of grammars have to be made; False without kernels."""
+        return self._launch is not None
+
     def drawn(self) -> Tensor | None:
         """Token of each row, [R] int32 on the device; any number for an unsound row. None without kernels."""
         if self._launch is None:
