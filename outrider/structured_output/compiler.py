@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from outrider.errors import InvalidRequestError
 from outrider.structured_output.free_text import FreeText
@@ -46,6 +46,9 @@ _MOST_SHARING = 8
 _UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
 _FAILED = re.compile(r"failed to compile JSON schema: (.*?)(?:\s\d+ \| .*)?$", re.DOTALL)
 """Before a part of the grammar."""
+_OF_GRAMMAR = re.compile(r"^at \d+\(\d+\): (?:invalid regex .*? \(in regex\): )?|\s\d+ \| start: .*$", re.DOTALL)
+"""Places in the grammar that a regular expression is translated into."""
+_MATCHES_NOTHING = "NoExtensionBias"
 _MESSAGE_CHARACTERS = 300
 _MOST_TRIED = 200
 """Parts of a schema."""
@@ -153,7 +156,9 @@ class GrammarCompiler:
         if engine.is_error():
             raise InvalidRequestError(grammar.field, _problem(grammar, engine.get_error()))
         if problem := _first_problem(engine, self._vocab_size):
-            raise InvalidRequestError(grammar.field, f"is too large to be followed: {problem}")
+            is_empty = _MATCHES_NOTHING in problem
+            what = "matches no text" if is_empty else f"is too large to be followed: {problem}"
+            raise InvalidRequestError(grammar.field, what)
         return engine
 
     def _prepared_tokenizer(self, field: str) -> LLTokenizer:
@@ -194,7 +199,7 @@ def _translate(grammar: Grammar) -> str:
             choices = " | ".join(json.dumps(text) for text in json.loads(grammar.text))
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
-    except (ValueError, GbnfToLarkError) as error:
+    except Exception as error:  # of any type, by what is wrong
         raise InvalidRequestError(grammar.field, " ".join(str(error).split())[:_MESSAGE_CHARACTERS]) from error
 
 
@@ -205,7 +210,10 @@ def _problem(grammar: Grammar, message: str) -> str:
     if "oneOf constraints" in message:
         return f"{_path_of(grammar, ['oneOf'])} is not supported where its branches may overlap; anyOf is"
     failed = _FAILED.search(message)
-    reason = " ".join((message if failed is None else failed.group(1)).split())
+    found_reason = message if failed is None else failed.group(1)
+    if grammar.kind in (GrammarKind.REGEX, GrammarKind.CHOICE):
+        found_reason = _OF_GRAMMAR.sub("", found_reason)
+    reason = " ".join(found_reason.split())
     is_of_schema = failed is not None or grammar.kind is GrammarKind.JSON_SCHEMA
     return (_located(grammar, reason) if is_of_schema else reason)[:_MESSAGE_CHARACTERS]
 

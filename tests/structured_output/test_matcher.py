@@ -106,12 +106,16 @@ def test_other_grammars(kind: str, text: Any, valid: list[str], invalid: list[st
         ("regex", "(?=a)b", "regex", "look-ahead"),
         ("lark", "start: x", "grammar", "unknown name"),
         ("lark", "nothing", "grammar", "::="),
+        ("regex", r"[^\s\S]", "regex", "matches no text"),
+        ("json_schema", {"$ref": "#"}, "json_schema", "matches no text"),
+        ("lark", "", "grammar", "No 'root' rule found"),
     ),
 )
 def test_what_is_not_supported_is_refused_by_its_place(kind: str, text: Any, field: str, words: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         matcher(kind, text)
     assert caught.value.field == field and words in caught.value.problem
+    assert kind == "lark" or "start:" not in caught.value.problem  # the user's grammar has none
 
 
 def test_a_part_that_is_not_found_soon_is_refused_without_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
