@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from outrider.kernels.fp8_linear import FP8
 from outrider.kernels.linear.invariant import InvariantWeight
 from outrider.kernels.linear.ordered import OrderedTiling, ordered_product
 from outrider.kernels.linear.skinny import skinny_product
@@ -198,13 +199,13 @@ LENGTH = 200 if INTERPRETED else 3000
 class Text:
     """Queries, keys and values of a text in pages."""
 
-    def __init__(self, length: int, *, head_dim: int = 16) -> None:
+    def __init__(self, length: int, *, head_dim: int = 16, cached: torch.dtype | None = None) -> None:
         heads, kv_heads = 4, 2
         self.length, self.page_size = length, 4
         self.heads = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
         self.dtype = torch.float16 if INTERPRETED else torch.bfloat16
         self.query = random(length, heads, head_dim, dtype=self.dtype)
-        self.keys_values = random(length, 2, kv_heads, head_dim, dtype=self.dtype)
+        self.keys_values = random(length, 2, kv_heads, head_dim, dtype=self.dtype).to(cached or self.dtype)
 
     def attend(
         self, spans: list[tuple[int, int]], window: int | None = None, sinks: int = 0,
@@ -223,8 +224,9 @@ class Text:
         contexts, queries = ([span[i] for span in spans] for i in (0, 1))
         pages = 4 * sum(-(-context // self.page_size) for context in contexts) + 8
         batch, slots = ragged_batch(self.page_size, contexts, queries, num_pages=pages)
-        kv = torch.full((pages * self.page_size, *self.keys_values.shape[1:]), NAN, device=DEVICE, dtype=self.dtype)
-        kv[slots] = torch.cat([self.keys_values[:context] for context in contexts])
+        kv = torch.full((pages * self.page_size, *self.keys_values.shape[1:]), NAN, device=DEVICE)
+        kv = kv.to(self.keys_values.dtype)
+        kv.view(torch.uint8)[slots] = torch.cat([self.keys_values[:context].view(torch.uint8) for context in contexts])
         query = torch.cat([self.query[context - count : context] for context, count in spans])
         counters = torch.zeros(600, dtype=torch.int32, device=DEVICE)
         frame = BatchFrame(self.page_size, (window,), counters, (sinks,), batch_invariant=True)
@@ -289,11 +291,13 @@ def _tilings_for(spans: list[tuple[int, int]], head_dim: int) -> tuple[SegmentTi
     ("window", "sinks", "has_logits"),
     [(None, 0, False), (50, 0, False), (50, 3, False), (None, 0, True), (50, 0, True)],
 )
-@pytest.mark.parametrize("head_dim", [16] if INTERPRETED else [16, 128, 256])
+@pytest.mark.parametrize(
+    ("head_dim", "cached"), [(16, None)] if INTERPRETED else [(16, None), (128, None), (128, FP8), (256, None)]
+)
 def test_attention_has_the_same_bits_in_any_batch_and_chunk(
-    window: int | None, sinks: int, has_logits: bool, head_dim: int
+    window: int | None, sinks: int, has_logits: bool, head_dim: int, cached: torch.dtype | None
 ) -> None:
-    text = Text(LENGTH, head_dim=head_dim)
+    text = Text(LENGTH, head_dim=head_dim, cached=cached)
     logits = random(4, dtype=torch.float32) if has_logits else None
     tiling = TILINGS[-1] if INTERPRETED or head_dim <= 128 else None
     whole = text.attend([(LENGTH, LENGTH)], window, sinks, tiling, sink_logits=logits)

@@ -82,6 +82,10 @@ MUTANTS: dict[str, Mutant] = {
         [("own_sum * fade + _sum_weights(weights)", "own_sum * fade + tl.sum(weights, 1)")],
         _WHOLE_ATTENTION,
     ),
+    "columns-follow-the-cache": Mutant(
+        f"{_ATTENTION}/segments.py", [("if IS_COMPILED and numbers", "if False and numbers")],
+        f"{_WHOLE_ATTENTION} and 128-cached",
+    ),
     "segments-joined-backwards": Mutant(
         f"{_ATTENTION}/invariant.py",
         [("slot = first + step\n", "slot = num_segments - 1 - first - step\n"),

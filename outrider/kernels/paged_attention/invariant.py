@@ -133,7 +133,7 @@ def _attend_segments_kernel(
             low, highest + 1 - skipped, lowest, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
             largest, weight_sum,
             BLOCK_M, True, HAS_WINDOW, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
-            STAGES,
+            STAGES, PDL,
         )  # fmt: skip
         out = (first_query + query).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)
         out += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
@@ -149,7 +149,7 @@ def _attend_segments_kernel(
             tl.minimum(segment_start(segment + 1, BLOCK_N), highest + 1),
             lowest, 0, page_ptr, kv_ptr, kv_head, queries, position, scale, window, largest, weight_sum,
             BLOCK_M, False, HAS_WINDOW, 0, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
-            STAGES,
+            STAGES, PDL,
         )  # fmt: skip
         own_slot = slot + segment - first_segment
         tl.store(sums_ptr + own_slot * SLOT_SIZE + i[:, None] * BLOCK_D + d[None, :], total, mask=inside)

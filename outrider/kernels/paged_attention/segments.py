@@ -111,13 +111,26 @@ def _add_pair(values):
 
 
 @triton.jit
+def _widened(numbers, queries, IS_COMPILED: tl.constexpr):
+    """Keys or values in the type of the queries, which FP8 ones are not.
+
+    For products of few rows the compiler takes columns in an order that follows the narrowest type that it sees an
+    operand loaded with. It does not look past an instruction with side effects; this one has none but that.
+    """
+    wide = numbers.to(queries.dtype)
+    if IS_COMPILED and numbers.dtype != queries.dtype:
+        wide = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [wide], dtype=wide.dtype, is_pure=False, pack=2)
+    return wide
+
+
+@triton.jit
 def _attend_span(
     low, until, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
     largest, weight_sum, total, own_largest, own_sum, own_total,
     IS_MASKED: tl.constexpr, IS_JOINED: tl.constexpr, HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, IS_COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Attend the keys at places from ``low`` until ``until``; not masked, every query sees all of them. Joined, the
     ``own`` result of a segment goes to those before it where the segment ends; otherwise the span is of one segment.
@@ -145,7 +158,7 @@ def _attend_span(
         else:
             keys = tl.load(pointers)
             values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM)
-        keys, values = keys.to(queries.dtype), values.to(queries.dtype)  # of FP8
+        keys, values = _widened(keys, queries, IS_COMPILED), _widened(values, queries, IS_COMPILED)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         if SOFTCAP > 0:
             scores = capped(scores, scale, SOFTCAP)
@@ -184,7 +197,7 @@ def attend_keys(
     BLOCK_M: tl.constexpr, IS_JOINED: tl.constexpr, HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, IS_COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Result of the keys at places from ``low`` until ``high``: of all their segments, joined to ``largest`` and
     ``weight_sum``, or of the one that they are.
@@ -200,13 +213,13 @@ def attend_keys(
             low, masked_from, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
             largest, weight_sum, total, own_largest, own_sum, own_total,
             False, IS_JOINED, False, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
-            STAGES,
+            STAGES, IS_COMPILED,
         )  # fmt: skip
     largest, weight_sum, total, own_largest, own_sum, own_total = _attend_span(
         masked_from, high, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, scale, window,
         largest, weight_sum, total, own_largest, own_sum, own_total,
         True, IS_JOINED, HAS_WINDOW, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
-        STAGES,
+        STAGES, IS_COMPILED,
     )  # fmt: skip
     if IS_JOINED:
         return largest, weight_sum, total
