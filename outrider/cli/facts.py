@@ -32,6 +32,11 @@ def model_text(name: str, placement: ModelPlacement) -> str:
     return f"{name} on {where}" if where else name
 
 
+def repetition_text(target: ModelPlacement) -> str:
+    """What the tokens of equal greedy and coupled requests depend on."""
+    return "the same in any batch" if target.batch_invariant else "near ties may differ with the batch"
+
+
 def draft_length_text(num_speculative_tokens: int, mode: str, *, disable_by_batch_size: int = 0) -> str:
     """Draft tokens of a step. ``disable_by_batch_size``: requests with which nothing is drafted; 0: no such number."""
     if disable_by_batch_size == 1:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from outrider.cli.facts import draft_length_text, placement_text
+from outrider.cli.facts import draft_length_text, placement_text, repetition_text
 from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import output
 from outrider.cli.server_flags import ServerFlags
@@ -45,6 +45,7 @@ def info_lines(facts: ModelInfo) -> list[tuple[str, str]]:
     return [
         *lines,
         ("acceptance", facts.acceptance_method.value),
+        ("tokens", repetition_text(facts.target_placement)),
         ("context", f"{facts.max_model_len:,} tokens, prompt and output together"),
         ("vocabulary", f"{facts.num_token_ids:,} tokens, ends of sequence {_ids(facts.eos_token_ids)}"),
         ("requests", f"{facts.num_running} running, {facts.num_waiting} waiting"),

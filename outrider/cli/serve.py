@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.facts import draft_length_text, model_text
+from outrider.cli.facts import draft_length_text, model_text, repetition_text
 from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import Verbose, output
 from outrider.cli.serve_flags import DeviceFlags, ModelFlags, ServingFlags, SpeculationFlags
@@ -121,4 +122,6 @@ def _print_ready(plan: StackPlan, described: Described, settings: CoordinatorSet
         lines.append(f"  {role}: {model_text(description.model_name, ModelPlacement.of(description))}")
     if any(role.startswith("draft") for role in described):
         lines.append(f"  drafts: {_draft_lengths(settings)}")
+    targets = (ModelPlacement.of(one) for role, one in described.items() if role.startswith("target"))
+    lines += [f"  tokens: {repetition_text(placement)}" for placement in islice(targets, 1)]
     output.print("\n".join(lines), markup=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.cli.facts import placement_text
+from outrider.cli.facts import placement_text, repetition_text
 from outrider.config import DraftSettings, TargetSettings
 from outrider.errors import ConfigError, OutriderError
 from outrider.generation import ModelPlacement
@@ -114,3 +114,16 @@ def test_drafts_without_a_model_of_their_own_have_no_such_mode() -> None:
 def test_the_mode_is_shown_beside_the_type() -> None:
     placement = ModelPlacement(device="cuda:0", dtype="bfloat16", batch_invariant=True)
     assert "bfloat16, batch-invariant, KV cache" in placement_text(placement)
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_what_repeats_follows_the_mode(*, mode: bool) -> None:
+    placement = ModelPlacement(device="cuda:0", dtype="bfloat16", batch_invariant=mode)
+    assert ("in any batch" in repetition_text(placement)) is mode
+
+
+def test_code_of_transformers_is_refused(capability: list[int]) -> None:
+    config = replace(read_model_config(cached_tiny_model()), is_fallback=True)
+    with pytest.raises(ConfigError, match="promises no order of sums"):
+        is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1)
+    assert not is_batch_invariant("auto", config, torch.bfloat16, GPU, num_ranks=1)
