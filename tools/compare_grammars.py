@@ -5,22 +5,29 @@
 
 Kinds of output: plain; text, one long JSON string; records, JSON of which keys and punctuation are forced. They take
 turns, with the same prompts and numbers of tokens. Then plain streams beside one of each kind. Medians over rounds.
+``--schemas FILE`` (one a line) adds the longest gap of streams while 100 new schemas arrive in a second.
 """
 
 import asyncio
 import json
 import statistics
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from outrider.benchmarks.serving.load import Decoding, run_load
 from outrider.benchmarks.serving.records import Run
+from outrider.benchmarks.serving.schemas import SchemaPlan, read_schemas, run_schemas
 from outrider.benchmarks.serving.workload import Prompt, Traffic, random_prompts
 from outrider.client import AsyncClient
 from outrider.types import Grammar, GrammarKind
 
-_RECORD = {"id": {"type": "integer"}, "name": {"type": "string", "maxLength": 20}, "available": {"type": "boolean"}}
+_RECORD: dict[str, Any] = {
+    "identifier": {"type": "integer", "minimum": 0, "maximum": 99999},
+    "colour": {"enum": ["red", "green", "blue"]},
+    "available": {"type": "boolean"},
+}
 _SCHEMAS: dict[str, dict[str, Any]] = {
     "text": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
     "records": {
@@ -82,6 +89,18 @@ async def compare(address: str, users: list[int], num_tokens: int, rounds: int, 
             print(f"{measure.__name__:<7} {count:>4} users  plain {medians['plain']:.3f} ms ({spread})  {ratios}")
 
 
+async def compare_gaps(address: str, schemas: Path, num_streams: int = 8) -> None:
+    """Print the longest gap of each run, of streams alone, beside requests and beside as many with new schemas."""
+    async with AsyncClient(address) as client:
+        info = await client.model_info()
+        running = tuple(random_prompts(num_streams, 32, info.num_token_ids, 0))
+        found = await run_schemas(client, SchemaPlan(running, Decoding(400), read_schemas(schemas)))
+        for arm, longest in found.longest.items():
+            gaps = ", ".join(f"{gap:.1f}" for gap in longest)
+            print(f"{arm:<16} longest gaps {gaps} ms, median {statistics.median(found.gaps[arm]):.2f} ms")
+        print(f"{found.num_refused} requests were refused, since keywords of their schemas are not supported")
+
+
 def main(
     address: str,
     *,
@@ -89,9 +108,12 @@ def main(
     output_len: Annotated[int, typer.Option(min=2)] = 96,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     draft_length: Annotated[int | None, typer.Option(help="None: the server's; 0: no drafts.")] = 0,
+    schemas: Annotated[Path | None, typer.Option(help="JSON schemas, one a line.")] = None,
 ) -> None:
     """Print the table."""
     asyncio.run(compare(address, users, output_len, rounds, draft_length))
+    if schemas is not None:
+        asyncio.run(compare_gaps(address, schemas))
 
 
 if __name__ == "__main__":
