@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from outrider.config import DraftSettings, load
 from outrider.config.fields import DraftMethod
 from outrider.errors import ModelError
-from outrider.model_executor.draft_heads.loading import find_tensors
+from outrider.model_executor.draft_heads.loading import find_tensors, load_head
 from outrider.model_executor.draft_heads.mtp import MtpHead, read_mtp_config
 from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, check_states, options, p_of_joint, plain, served
 from tests.model_executor.test_published_names import read_published, write_checkpoint
@@ -102,6 +102,17 @@ def test_experts_are_read_one_by_one_too(folders: dict[str, Path], tmp_path: Pat
     reference = HybridMtpReference(folders["qwen3_next"])
     rig = Checked(served("mtp", target, target), reference, target)
     assert rig.generate(REQUESTS[:3]) == plain(folders["qwen3_next"], REQUESTS[:3])
+
+
+def test_experts_that_a_quantizer_passed_over_are_read_as_they_are(tmp_path: Path) -> None:
+    """Stacked in memory they are no linear layers, and the checkpoint does not list them among what it ignores."""
+    form = Format(compressed("channel", None, ["lm_head", "mtp.fc"]), by_row, kept=("lm_head", "mtp.fc", "experts"))
+    target = quantize_folder(build_hybrid_mtp(tmp_path / "source", "qwen3_next"), tmp_path / "target", form)
+    stored = {name: tensor.dtype for name, tensor in load_file(target / "model.safetensors").items()}
+    assert stored["mtp.layers.0.mlp.experts.down_proj"] == torch.float32
+    assert stored["mtp.layers.0.self_attn.q_proj.weight"] == FP8
+    head = MtpHead(read_mtp_config(target), dtype=torch.float32, device=torch.device("cpu"))
+    load_head(head, target, target)
 
 
 @SECOND_TIER

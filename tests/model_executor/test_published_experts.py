@@ -135,7 +135,7 @@ def test_published_experts_of_qwen3_vl_are_stacked_by_columns(tmp_path: Path) ->
         name: StoredTensor(name, tmp_path, "BF16", shape, 2 * 128 * shape[1] * shape[2], name)
         for name, shape in ((f"model.layers.0.mlp.experts.{kind}", shape) for kind, shape in shapes.items())
     }
-    unstack_experts(tensors, experts)
+    unstack_experts(tensors, experts, None)
     last = {
         name: tensors[f"model.layers.0.mlp.experts.127.{name}.weight"] for name in ("gate_proj", "up_proj", "down_proj")
     }
@@ -156,7 +156,7 @@ def test_scales_of_a_router_do_not_take_the_place_of_its_weight(tmp_path: Path) 
     assert experts is not None
     tensors = stacked(tmp_path, gate__weight=("F8_E4M3", (128, 2048)), gate__weight_scale_inv=("F32", (1, 16)))
     expected = dict(tensors)
-    unstack_experts(tensors, experts)
+    unstack_experts(tensors, experts, None)
     assert tensors == expected
 
 
@@ -212,6 +212,13 @@ def test_scales_of_blocks_are_stacked_as_their_weights(by_columns: bool, tmp_pat
     torch.testing.assert_close(stacked, logits_of(folder, ids), atol=0, rtol=0)
 
 
+def test_blocks_of_a_joined_gate_and_up_are_refused_where_they_may_be_in_both(tmp_path: Path) -> None:
+    config = {**EXPERTS, "hidden_size": 64, "moe_intermediate_size": 40}
+    folder = quantize_folder(build("qwen3_moe", **config), tmp_path / "fp8", FORMATS["blocks"])
+    with pytest.raises(ModelError, match="scales of 16 rows, and gates end after 40: a block may lie in gate and up"):
+        ModelRunner.load(stack(folder, tmp_path / "stacked"), num_pages=8)
+
+
 def test_experts_that_a_quantizer_passed_over_are_not_quantized(tmp_path: Path) -> None:
     """As compressed-tensors leaves the experts of transformers 5, which are no linear layers."""
     source, form = build("qwen3_moe", **EXPERTS, hidden_size=64, moe_intermediate_size=48), FORMATS["channel"]
@@ -222,6 +229,10 @@ def test_experts_that_a_quantizer_passed_over_are_not_quantized(tmp_path: Path) 
         expected = fp8_reference(source, folder, form)(torch.tensor([ids])).logits[0].float()
     for stored in (folder, stack(folder, tmp_path / "stacked")):
         torch.testing.assert_close(logits_of(stored, ids), expected, atol=1e-5, rtol=0)
+        experts = 2 * EXPERTS["num_experts"] * 3 * 48 * 64
+        with_files = estimate_model(stored).weight_bytes
+        (stored / "model.safetensors").unlink()
+        assert 2 * experts < with_files - estimate_model(stored).weight_bytes < 3 * experts  # float32 in place of FP8
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def find_tensors(head: DraftHead, folder: Path, target_folder: Path) -> list[Fou
     named = {name: tensor for name, tensor in own if name is not None}
     if (experts := head.config.layer.experts) is not None:
         named = {name: replace(tensor, name=name) for name, tensor in named.items()}
-        unstack_experts(named, experts)
+        unstack_experts(named, experts, head.config.layer.quantization)
     wanted = dict(head.weights())
     found: list[Found] = []
     for name, target in wanted.items():

@@ -27,6 +27,7 @@ from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weigh
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features
 from outrider.model_executor.loader.checkpoint import read_tensors
+from outrider.model_executor.loader.stacked_experts import with_stored_experts
 from outrider.model_executor.models.config import ModelConfig, MtpForm
 from outrider.model_executor.models.config_reader import read_model_config
 from outrider.model_executor.models.families import FAMILIES, family_of
@@ -39,13 +40,15 @@ def read_mtp_config(target_folder: Path) -> PairHeadConfig:
     target = read_model_config(target_folder)
     known = FAMILIES.get(target.architecture)
     form = None if known is None else known.mtp
-    if form is None or not any(name.startswith(form.prefix) for name in read_tensors(target_folder)):
+    stored = {} if form is None else read_tensors(target_folder)
+    own = {name: tensor for name, tensor in stored.items() if form is not None and name.startswith(form.prefix)}
+    if form is None or not own:
         where = "" if form is None else f" without tensors {form.prefix}*"
         raise ModelError(
             f"{target_folder}: a {target.architecture}{where} has no MTP layer; such layers are in checkpoints of MiMo,"
             " Qwen3.5 and Qwen3-Next"
         )
-    return PairHeadConfig(_layer_of(target, form))
+    return PairHeadConfig(with_stored_experts(_layer_of(target, form), own))
 
 
 def _layer_of(target: ModelConfig, form: MtpForm) -> ModelConfig:

@@ -106,7 +106,8 @@ class SharedExpert:
         weight = (Features.all(1, f"{name}_gate"),)
         self.weight = None
         if experts.has_shared_gate:
-            self.weight = Linear(context, hidden, weight, module=module, make_method=UnquantizedLinear)
+            make_method = None if experts.is_shared_gate_quantized else UnquantizedLinear
+            self.weight = Linear(context, hidden, weight, module=module, make_method=make_method)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, hidden] to the same shape."""

@@ -309,7 +309,7 @@ def _check_against_config(folder: Path, config: ModelConfig, stored: StoredFolde
     if config.tied_embeddings and EMBEDDING_NAME not in tensors and HEAD_NAME in tensors:
         tensors[EMBEDDING_NAME] = replace(tensors[HEAD_NAME], name=EMBEDDING_NAME)
     if config.experts is not None:
-        unstack_experts(tensors, config.experts)
+        unstack_experts(tensors, config.experts, config.quantization)
     targets = checkpoint_targets(config)
     missing = [name for name in targets if name not in tensors]
     if missing:

@@ -12,6 +12,7 @@ from outrider.kernels.fp8_linear import FP8
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.layers.quantization import ONLINE
+from outrider.model_executor.loader.checkpoint import read_family_tensors
 from outrider.model_executor.loader.fallback import check_fallback
 from outrider.model_executor.loader.model import (
     KVCacheDtype,
@@ -21,6 +22,7 @@ from outrider.model_executor.loader.model import (
     window_request,
     with_parallel_experts,
 )
+from outrider.model_executor.loader.stacked_experts import with_stored_experts
 from outrider.model_executor.models import FALLBACK_SPEED, ModelConfig, read_model_config
 from outrider.model_executor.models.families import family_of
 from outrider.model_executor.models.weights import cache_layout, weight_bytes
@@ -86,6 +88,8 @@ def estimate_model(
     config = read_model_config(folder, model_impl)
     if quantization == "fp8" and config.quantization is None:
         config = replace(config, quantization=ONLINE)
+    if config.experts is not None and config.quantization is not None and any(folder.glob("*.safetensors")):
+        config = with_stored_experts(config, read_family_tensors(folder, config).tensors)
     if config.is_fallback:
         is_shared = tensor_parallel_size > 1
         check_fallback(config, load_format="safetensors", kv_cache_dtype=kv_cache_dtype, is_shared=is_shared)

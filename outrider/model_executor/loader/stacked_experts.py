@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from outrider.errors import ModelError
+
 if TYPE_CHECKING:
+    from outrider.model_executor.layers.quantization import Quantization
     from outrider.model_executor.loader.checkpoint import StoredTensor
     from outrider.model_executor.models.config import ExpertsConfig, ModelConfig
 
@@ -22,26 +25,38 @@ _WIDE = ("F64", "F32", "F16", "BF16")
 
 def with_stored_experts(config: ModelConfig, tensors: dict[str, StoredTensor]) -> ModelConfig:
     """The configuration, its experts not quantized if the files have all of them in 16 or 32 bits: quantizers of linear
-    layers pass over experts that are stacked in memory, and do not list them among the layers that are ignored.
+    layers pass over experts that are stacked in memory, and do not list them among the layers that are ignored. They do
+    quantize the gate of a shared expert, which publishers ignore.
     """
     form, experts = config.quantization, config.experts
     if form is None or form.is_online or experts is None or experts.names.gate_up is not None:
         return config
+    gates = {tensor.dtype for name, tensor in tensors.items() if name.endswith(f"{experts.names.shared}_gate.weight")}
+    if gates and gates.isdisjoint(_WIDE):
+        config = replace(config, experts=replace(experts, is_shared_gate_quantized=True))
     types = {tensor.dtype for name, tensor in tensors.items() if ".experts." in name}
     if not types or not types <= set(_WIDE):
         return config
     return replace(config, quantization=replace(form, ignored=(*form.ignored, r".*\.experts\.")))
 
 
-def unstack_experts(tensors: dict[str, StoredTensor], experts: ExpertsConfig) -> None:
+def unstack_experts(
+    tensors: dict[str, StoredTensor], experts: ExpertsConfig, quantization: Quantization | None
+) -> None:
     """Replace stacked tensors [E, N, K], or [E, K, N] as Qwen3-VL has them, by those of each expert, and the router's
-    name by the published one.
+    name by the published one. ``ModelError`` for blocks that lie in a gate and in an up.
     """
+    block = 1 if quantization is None else quantization.block[0]
     is_alternating = experts.names.gate_up is not None
     pattern = _ALTERNATING if is_alternating else _BLOCK
     stacked = {name: tensor for name, tensor in tensors.items() if pattern.fullmatch(name)}
     for name, tensor in stacked.items():
         weight = stacked.get(name.removesuffix("_scale_inv"), tensor)
+        if weight is not tensor and "gate_up" in name and experts.intermediate_size % block:
+            raise ModelError(
+                f"{tensor.file}: {tensor.key} has scales of {block} rows, and gates end after"
+                f" {experts.intermediate_size}: a block may lie in gate and up; store a tensor for each expert"
+            )
         found = list(_alternating_parts(tensor) if is_alternating else _parts(tensor, weight, experts))
         if found:
             del tensors[name]

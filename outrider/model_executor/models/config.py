@@ -96,8 +96,8 @@ class Variant:
 
 
 LLAMA = Variant()
-FALLBACK_SPEED = "a half to a fifth"
-"""Of native speed: models that transformers' code computes, without CUDA graphs and fused kernels."""
+FALLBACK_SPEED = "four fifths, or a fifth without CUDA graphs,"
+"""Of native speed: models that transformers' code computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,8 @@ class ExpertsConfig:
     """Inner features of an expert that every token meets; 0: there is none."""
     has_shared_gate: bool = True
     """Whether a gate weighs that expert."""
+    is_shared_gate_quantized: bool = False
+    """Whether that gate is a linear layer to the weights' format, as quantizers make it that do not ignore it."""
     sigmoid: SigmoidRouting | None = None
     """None: the router's scores are a softmax."""
     is_parallel: bool = False

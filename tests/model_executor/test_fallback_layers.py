@@ -1,0 +1,98 @@
+"""Layers of transformers' modules that are replaced by ours: the same results, and none that is not what it seems."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from outrider.model_executor.models.fallback_linear import recording_inputs, replace_linears
+from outrider.model_executor.models.fallback_norm import replace_norms
+
+CPU = torch.device("cpu")
+
+
+class Projections(nn.Module):
+    """Queries and keys of one tensor, values of another; a head that stays as it is."""
+
+    def __init__(self, *, order: str = "qkv") -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(6, 4), nn.Linear(6, 2, bias=False), nn.Linear(6, 3)
+        self.head, self.order = nn.Linear(6, 5), order
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shifted = x + 1
+        inputs = {"q": x, "k": x, "v": shifted}
+        return torch.cat([getattr(self, name)(inputs[name]) for name in self.order] + [self.head(x)], dim=-1)
+
+
+def groups_of(model: nn.Module) -> list[list[str]]:
+    with recording_inputs(model) as groups, torch.no_grad():
+        model(torch.randn(1, 2, 6))
+    return groups
+
+
+def test_layers_that_read_one_tensor_become_one_product() -> None:
+    model, x = Projections(), torch.randn(2, 3, 6)
+    with torch.no_grad():
+        expected = model(x)
+    groups = groups_of(model)
+    assert groups == [["q", "k"]]
+    replace_linears(model, None, groups, torch.float32, CPU)
+    assert isinstance(model.v, nn.Linear)
+    assert not isinstance(model.q, nn.Linear)
+    with torch.inference_mode():
+        for _ in range(2):  # the same tensor again is computed again
+            torch.testing.assert_close(model(x), expected)
+        x += 1
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(model(x), expected)
+
+
+def test_outputs_are_those_of_the_tensor_that_is_given_last() -> None:
+    """Whatever the order in which parts of a product are asked for."""
+    model, first, second = Projections(), torch.randn(3, 6), torch.randn(3, 6)
+    with torch.no_grad():
+        expected = model.q(first), model.k(second), model.q(second), model.q(second), model.k(first)
+    replace_linears(model, None, [["q", "k"]], torch.float32, CPU)
+    with torch.inference_mode():
+        found = model.q(first), model.k(second), model.q(second), model.q(second), model.k(first)
+    for one, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, wanted)
+
+
+def test_a_layer_that_is_called_twice_is_in_no_group() -> None:
+    assert groups_of(Projections(order="qkq")) == []
+
+
+class OwnRMSNorm(nn.Module):
+    def __init__(self, offset: float = 0.0, power: float = 0.5) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.randn(8)), 1e-3
+        self.offset, self.power = offset, power
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = (x.pow(2).mean(-1, keepdim=True) + self.eps) ** -self.power
+        return x * scale * (self.weight + self.offset)
+
+
+@pytest.mark.parametrize("change", [{}, {"offset": 1.0}], ids=str)
+def test_norms_with_the_same_results_are_replaced(change: dict[str, Any]) -> None:
+    model, x = nn.Sequential(OwnRMSNorm(**change)), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        expected = model(x)
+        replace_norms(model, torch.float32)
+        assert not isinstance(model[0], OwnRMSNorm)
+        torch.testing.assert_close(model(x.transpose(0, 1)).transpose(0, 1), expected)
+
+
+@pytest.mark.parametrize("change", [{"offset": 0.5}, {"power": 0.6}], ids=str)
+def test_norms_with_others_stay(change: dict[str, Any]) -> None:
+    model = nn.Sequential(OwnRMSNorm(**change))
+    replace_norms(model, torch.float32)
+    assert isinstance(model[0], OwnRMSNorm)
