@@ -22,7 +22,17 @@ from outrider.model_executor.models import ModelConfig, read_model_config
 from outrider.model_executor.models.weights import weight_bytes
 from tests.model_executor.parity import build, random_ids
 from tests.model_executor.test_linear import context_of, fill, half
-from tests.support.fp8_models import FORMATS, FP8, by_block, compressed, fp8_reference, quantize_folder, spread
+from tests.support.fp8_models import (
+    FORMATS,
+    FP8,
+    Format,
+    by_block,
+    by_row,
+    compressed,
+    fp8_reference,
+    quantize_folder,
+    spread,
+)
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -151,7 +161,7 @@ def test_ranks_hold_parts_of_blocks(tmp_path: Path) -> None:
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
         (compressed("channel", None, ["re:("]), "is no regular expression"),
         ({**compressed("channel", None, []), "format": "pack-quantized"}, "format should be 'float-quantized'"),
-        (compressed("group", None, []), "weights by group are not supported"),
+        (compressed("token", None, []), "weights by token are not supported"),
         (compressed("channel", {"strategy": "tensor", "dynamic": True}, []), "dynamic activations by tensor"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo should be 'FP8', not 'NVFP4'"),
         (
@@ -199,3 +209,11 @@ def test_a_description_says_the_format(tmp_path: Path) -> None:
     assert describe_model("target", build("llama"), online).quantization == (
         "fp8 (online): weights by channel, activations by token"
     )
+
+
+@pytest.mark.parametrize("head", ["lm_head", "language_model.lm_head"])
+def test_a_head_is_ignored_by_each_of_its_names(head: str, tmp_path: Path) -> None:
+    """Beside images checkpoints name it as a part of the language model."""
+    form = Format(compressed("channel", None, [head]), by_row)
+    runner = ModelRunner.load(quantize_folder(build("mistral3"), tmp_path / "fp8", form), num_pages=8)
+    assert runner.config.quantization is not None

@@ -127,8 +127,14 @@ FORMATS: dict[str, Format] = {
     "channel and head": Format(
         compressed("channel", {"strategy": "token", "dynamic": True}, []), by_row, round_groups(None), kept=()
     ),
-    "weights alone": Format(compressed("channel", None, ["re:.*lm_head", "re:.*layers[.]0[.]self_attn.*"]),
-        by_row, kept=("lm_head", "layers.0.self_attn")),
+    "weights alone": Format(
+        {**compressed("channel", None, ["re:.*lm_head", "re:.*layers[.]0[.]self_attn.*"]), "format": "naive-quantized"},
+        by_row, kept=("lm_head", "layers.0.self_attn"),
+    ),
+    "groups": Format(
+        compressed("group", {"strategy": "token", "dynamic": True}, ["lm_head"], group_size=16),
+        by_block(1, 16), round_groups(None),
+    ),
     "compressed static": Format(
         compressed("tensor", {"strategy": "tensor", "dynamic": False}, ["lm_head"]),
         by_tensor, round_static, is_static=True,

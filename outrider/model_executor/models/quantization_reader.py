@@ -73,7 +73,8 @@ class _CompressedTensors(BaseModel):
 
     model_config = _STRICT
 
-    format: Literal["float-quantized"]
+    format: Literal["float-quantized", "naive-quantized"]
+    """The latter is the same of weights whose inputs are not rounded."""
     config_groups: Annotated[dict[str, _Group], Field(min_length=1, max_length=1)]
     ignore: _Names | None = None
     sparsity_config: Annotated[dict[str, Any], Field(max_length=0)] | None = None
@@ -144,13 +145,20 @@ def _read_fp8(path: Path, settings: dict[str, Any]) -> Quantization:
     )
 
 
+_STRATEGIES = {
+    "tensor": Scales.TENSOR, "channel": Scales.CHANNEL, "block": Scales.BLOCK, "group": Scales.BLOCK,
+}  # fmt: skip
+
+
 def _read_compressed_tensors(path: Path, settings: dict[str, Any]) -> Quantization:
     read = validated(path, _COMPRESSED_TENSORS, settings, ": quantization_config")
     group = next(iter(read.config_groups.values()))
-    weights = {"tensor": Scales.TENSOR, "channel": Scales.CHANNEL, "block": Scales.BLOCK}.get(group.weights.strategy)
+    weights = _STRATEGIES.get(group.weights.strategy)
     if weights is None or group.weights.dynamic:
         raise ModelError(f"{path}: quantization_config: weights by {group.weights.strategy} are not supported")
-    block = (128, 128) if group.weights.block_structure is None else tuple(group.weights.block_structure)
+    block = tuple(group.weights.block_structure or (128, 128))
+    if group.weights.strategy == "group":
+        block = (1, group.weights.group_size or 128)
     activations = _activations(path, group.input_activations, weights, block[1])
     targets = () if "Linear" in group.targets else tuple(_named(group.targets))
     return Quantization(

@@ -156,9 +156,9 @@ FORMATS = (
         ("tensor", "tensor, static"),
     ),
     FormatSupport(
-        "compressed-tensors, float-quantized", "FP8, a scale for each tensor, channel or block",
+        "compressed-tensors, float- or naive-quantized", "FP8, a scale for each tensor, channel, group or block",
         "unchanged, or FP8 with a scale for each token, group or tensor", _FP8,
-        ("channel", "channel and head", "weights alone", "compressed static", "compressed blocks"),
+        ("channel", "channel and head", "weights alone", "groups", "compressed static", "compressed blocks"),
     ),
     FormatSupport(
         "modelopt, FP8", "FP8, a scale for each tensor", "FP8, a scale for each tensor", _FP8, ("modelopt",)

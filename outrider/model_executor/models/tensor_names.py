@@ -36,7 +36,11 @@ def is_of_other_part(name: str, family: ModelFamily) -> bool:
 def module_aliases(family: ModelFamily) -> tuple[tuple[str, str], ...]:
     """As ``Quantization.aliases`` has them: of a text part, and of projections that checkpoints keep as one."""
     prefixes = (
-        ((r"^model\.", "model.language_model."), (r"^model\.language_model\.", "language_model.model."))
+        (
+            (r"^model\.", "model.language_model."),
+            (r"^model\.language_model\.", "language_model.model."),
+            (r"^lm_head$", "language_model.lm_head"),
+        )
         if family.is_text_part
         else ()
     )
