@@ -88,7 +88,7 @@ class GatewaySettings(Section):
     tls_cert_file: Text | None = Field(
         None,
         description="Certificate chain (PEM) to serve with; set: only HTTPS is spoken. outrider serve takes the"
-        " the coordinator's.",
+        " coordinator's.",
     )
     tls_key_file: Text | None = TLS_KEY_FILE
     tls_client_ca_file: Text | None = TLS_CLIENT_CA_FILE
