@@ -56,7 +56,7 @@ class Arm:
     arrangement: str
     mode: str
     length: int | None = None
-    """Of all drafts; None: chosen."""
+    """Draft length of all requests; None: chosen."""
     address: str = ""
     draft_metrics: int | None = None
     clients: ClientProcesses | None = None

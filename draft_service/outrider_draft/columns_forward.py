@@ -83,7 +83,7 @@ class LoopForward:
 def drawn_output(
     step: SteadyStep, drawn: DrawnColumns, computed_ns: int, settle: Callable[[], None] | None = None
 ) -> ExecutorOutput[Proposal]:
-    """What was drawn for the sessions of a step; ``settle`` as ``ExecutorOutput`` has it."""
+    """Draws for the sessions of a step; ``settle`` as in ``ExecutorOutput``."""
     columns, supports = step.columns, drawn.supports
     answers: AnswerColumns[Proposal] = AnswerColumns(
         columns.sessions,
@@ -99,7 +99,7 @@ def drawn_output(
 
 
 def output_of(step: SteadyStep, drawn: Sequence[Draws], computed_ns: int) -> ExecutorOutput[Proposal]:
-    """What was drawn for the sessions of a step, as columns where all have tokens, and evidence of one form."""
+    """Draws for the sessions of a step, as columns where all have tokens and evidence of one form."""
     columns = step.columns
     sparse = [draws.evidence for draws in drawn if isinstance(draws.evidence, SparseEvidence)]
     is_uniform = len(sparse) == len(drawn) or all(draws.evidence is None for draws in drawn)

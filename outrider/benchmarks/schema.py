@@ -53,13 +53,13 @@ class Environment:
     """Empty outside a checkout."""
     has_local_changes: bool
     device: str
-    """Of the models, in words; "cpu" alone is not enough: see `cpu`."""
+    """Device of the models, in words; "cpu" alone is not enough: see `cpu`."""
     cpu: str
     num_cpus: int
     """CPUs that this process may use."""
     platform: str
     versions: dict[str, str]
-    """Of Python, Outrider and what it computes and speaks with."""
+    """Versions of Python, Outrider and its libraries."""
 
 
 @dataclass(frozen=True, slots=True)

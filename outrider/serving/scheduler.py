@@ -66,7 +66,7 @@ class Scheduler:
         self._budget, self._chunk_size = budget, PrefillChunkSize(budget.max_prefill_beside)
         self._executor, self._stats, self._clock = executor, stats, clock
         self._prompt_token_ns = 0.0
-        """What a token of a large chunk took lately."""
+        """Recent time of a token in a large chunk."""
         self._ran_ns = -LONGEST_ABSENCE_NS
         """When a running session was served last."""
         self._running = set[SessionKey]()
@@ -266,7 +266,7 @@ class Scheduler:
         return Batch(scheduled, now) if scheduled else None
 
     def _choose(self, now_ns: int, num_beside: int = 0) -> ScheduledTokens:
-        """What is served next of what is due, beside so many sessions with one token each."""
+        """Next requests to serve of those that are due, with this number of sessions of one token each."""
         due = list(self.queue.due)
         if not due:
             return []

@@ -99,7 +99,7 @@ class Limits:
     max_cached_tokens: int = 0
     """Tokens that the whole KV cache has room for; 0: any number."""
     retry_after_ms: int = 200
-    """What ``Refused`` and ``Preempted`` say."""
+    """Delay that ``Refused`` and ``Preempted`` carry."""
     sessions: SessionLimits = UNBOUNDED
 
     @property

@@ -55,7 +55,7 @@ class TokenBudget:
 
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS
     max_prefill_beside: int = DEFAULT_PREFILL_BESIDE
-    """Of prompts, beside running sessions."""
+    """Prompt tokens beside running sessions, at most."""
     adapts_chunks: bool = False
     """Cut chunks smaller where forwards say that running sessions would wait too long. For devices on which a chunk's
     time is not its tokens' alone, as on a GPU."""
@@ -182,7 +182,7 @@ class PrefillChunkSize:
         return min(self._most, max(self._least, fitting // _CHUNK_STEP * _CHUNK_STEP))
 
     def _without(self, num_running: int) -> float | None:
-        """What a forward of so many sessions takes without a chunk, or of the nearest number that is known."""
+        """Time of a forward of this number of sessions without a chunk, or of the nearest known number."""
         size = num_running // _SESSIONS_STEP
         nearest = min(self._without_ns, key=lambda known: abs(known - size), default=None)
         return None if nearest is None else self._without_ns[nearest]

@@ -73,7 +73,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
         self.num_lexers = 1
-        """Of one grammar at most: threads that fill masks."""
+        """Threads that fill the masks of one grammar, at most."""
         self._tokenizer: LLTokenizer | None = None
         self.statistics = GrammarStatistics()
         self._lock = threading.Lock()

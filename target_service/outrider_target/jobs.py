@@ -1,4 +1,4 @@
-"""What a ``Score`` asks for, checked, and how far it has come. Owns no tensor; knows nothing of forwards."""
+"""Job of a ``Score``: the request, checked, and its progress. Owns no tensor; knows nothing of forwards."""
 
 from __future__ import annotations
 

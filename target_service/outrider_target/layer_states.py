@@ -64,7 +64,7 @@ class StepStates:
         self._starts, sizes = step.kept, columns.counts.astype(np.int64) + step.draft_lengths
         self._sizes: list[int] = sizes.tolist()
         self.columns: StateColumns | None = None
-        """Where they lie, once the forward has ended; None where they go inline."""
+        """References to the states, once the forward has ended; None where they go inline."""
         writer = planes.writer(step.link_id, columns.plane) if planes is not None and columns.plane else None
         references = None if writer is None else writer.put(states, self._sizes)
         if writer is not None and planes is not None and references is not None:

@@ -51,7 +51,7 @@ class TargetPlanes:
                 tell(refusal(command.connection, f"the target makes no offer at {self._host}: {error}"))
 
     def writer(self, link_id: int, connection: int) -> PlaneWriter | None:
-        """Where tensors for a connection's draft go; None: inline."""
+        """Writer of tensors for a connection's draft; None: inline."""
         offer = self._offers.get((link_id, connection)) if connection else None
         return None if offer is None or self._writers is None else self._writers.writer(offer.offer_id)
 

@@ -33,7 +33,7 @@ class EarlyScores:
         return any(found is replica for found, _ in self._held)
 
     def hold(self, replica: TargetReplica, batch: _Batch) -> _Batch | None:
-        """What is left of a message without early scores; None if nothing is."""
+        """Rest of a message without early scores; None if nothing is left."""
         parts = [self._parts(columns) for columns in batch.columns]
         early = tuple(own for own, _ in parts if own is not None)
         if not early:

@@ -138,7 +138,7 @@ def _lose_draft(request: RequestState) -> None:
 
 
 def _facts_of(replica: DraftReplica, target: TargetReplica | None) -> DraftFacts:
-    """What a session that lives on a draft, and on ``target``, needs to know of the draft."""
+    """Facts of the draft for a session on it and on ``target``."""
     found = replica.description
     if found is None:
         return DraftFacts()

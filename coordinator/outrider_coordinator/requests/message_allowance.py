@@ -20,7 +20,7 @@ CHECK_INTERVAL_S = 0.1
 BUSY, IDLE = 0.85, 0.75
 """Shares of the time that the thread computes: above the first the rate falls, below the second it rises."""
 FALL, RISE = 0.8, 1.1
-"""What the rate is multiplied by."""
+"""Factors of the rate."""
 
 
 class MessageAllowance:

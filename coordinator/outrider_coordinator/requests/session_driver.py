@@ -231,6 +231,6 @@ class SessionDriver:
 
 
 def call_after_commands(work: Callable[[], None], turns: int = _TURNS_TO_SEND) -> None:
-    """What can wait: call once the commands of this turn of the event loop are on their way."""
+    """Deferred work: call once the commands of this turn of the event loop are on their way."""
     loop = asyncio.get_running_loop()
     loop.call_soon(work if turns == 1 else partial(call_after_commands, work, turns - 1))

@@ -77,7 +77,7 @@ class TakenAnswers:
 
     @functools.cached_property
     def commands(self) -> list[Extend | Score]:
-        """What was sent, one by one."""
+        """Commands that were sent, one by one."""
         return list(self.taken.commands.items())
 
     def trace(self, place: int, timing: ItemTiming | None, ended: StepEnded | None = None) -> None:

@@ -31,7 +31,7 @@ class PlaneIntroductions(Introductions[PlaneReport]):
         return 0 if found is None else found.connection
 
     def reports(self) -> tuple[PlaneReport, ...]:
-        """Of each pair, the plane between them."""
+        """Plane of each pair."""
         return tuple(found.state for found in self._pairs.values())
 
     def lines(self) -> tuple[str, ...]:
@@ -69,6 +69,6 @@ class PlaneIntroductions(Introductions[PlaneReport]):
 
 
 def _host_of(target: AnyReplica) -> str:
-    """Where the coordinator reaches a target, which listens at every address."""
+    """Host at which the coordinator reaches a target that listens at every address."""
     host = split_address(target.name)[0]
     return host if host and not target.name.startswith("unix:") else "127.0.0.1"

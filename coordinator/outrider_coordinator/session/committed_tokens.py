@@ -15,7 +15,7 @@ class CommittedTokens:
     """Final tokens, which are only appended to."""
 
     length = IntColumn(col.LENGTH)
-    """Of prompt and output."""
+    """Token ids of prompt and output."""
 
     def __init__(
         self, prompt_token_ids: Sequence[int], prefix_hash_key: bytes = b"", *, row: Row | None = None

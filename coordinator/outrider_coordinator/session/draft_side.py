@@ -110,7 +110,7 @@ class DraftSide:
 
     @property
     def asked(self) -> Asked | None:
-        """What it has not answered."""
+        """Command that it has not answered."""
         values = self.row.values
         generation = values.item(col.DRAFT_ASKED)
         return Asked(generation, values.item(col.DRAFT_BASE), values.item(col.DRAFT_LENGTH)) if generation else None

@@ -66,7 +66,7 @@ class HiddenStateBuffer:
             self._parts.append(states.between(first, last))
 
     def first_part(self, max_bytes: int = MAX_FEED_BYTES) -> HiddenStates | None:
-        """What the next ``Extend`` brings, all inline or all by reference; None where there is nothing."""
+        """States for the next ``Extend``, all inline or all by reference; None without any."""
         chosen: list[HiddenStates] = []
         num_bytes = 0
         for part in self._parts:

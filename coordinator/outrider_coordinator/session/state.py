@@ -30,7 +30,7 @@ _TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
 
 
 class SessionStatus(enum.Enum):
-    """What a session waits for."""
+    """Phase of a session: the answer that it waits for."""
 
     WAITING = "waiting"
     """For admission: it has not begun, its target had no room for it, or it was released while it was paused."""
@@ -104,7 +104,7 @@ class SessionState:
             max_tokens=self.output.num_remaining,
             num_prompt_tokens=self.tokens.length,
         )
-        """What its draft lengths depend on."""
+        """Facts on which its draft lengths depend."""
         self.commands = CommandBuilder(engine_request, self.tokens, row)
         self.draft = DraftSide(row, Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
         self.target = TargetSide(row)
@@ -128,7 +128,7 @@ class SessionState:
 
     @property
     def status(self) -> SessionStatus:
-        """What it waits for."""
+        """Answer that it waits for."""
         return _STATUSES[self.row.values.item(col.STATUS)]
 
     @status.setter

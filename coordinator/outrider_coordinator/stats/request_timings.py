@@ -1,4 +1,4 @@
-"""Where the time of a request goes.
+"""Times of a request by stage.
 
 Owns its clock readings. Only intervals of one clock are ever subtracted from each other, so that nothing here depends
 on two machines agreeing on the time.

@@ -1,4 +1,4 @@
-"""Which requests are traced, and under which ids.
+"""Sampling of requests for traces, and their ids.
 
 Owns the request's span and the decode span, whose ids are made before anything is sent, since the services' spans hang
 below the latter. A request that is not sampled keeps the trace of its caller, for the result and the logs.

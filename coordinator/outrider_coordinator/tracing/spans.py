@@ -196,7 +196,7 @@ def _stage_name(exchange: Exchange) -> str:
 
 
 def timing_attributes(timing: ItemTiming) -> Attributes:
-    """Where a service's own time for one item went."""
+    """Time of a service for one item, by stage."""
     return {
         names.QUEUE_NS: timing.queue_ns,
         names.FORWARD_NS: timing.forward_ns,

@@ -93,7 +93,7 @@ def serve_model(proposer: ModelProposer, description: ModelDescription) -> Serve
 
 @dataclass(frozen=True, slots=True)
 class DraftState:
-    """What is derived from a session's ``Open``, once."""
+    """Facts derived once from a session's ``Open``."""
 
     sampling: SessionSampling
     metadata: DraftMetadata | None

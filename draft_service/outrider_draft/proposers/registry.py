@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadHooks:
-    """Who is told what while a proposer is loaded."""
+    """Callbacks during the loading of a proposer."""
 
     progress: Progress | None = None
     """Bytes of weights."""

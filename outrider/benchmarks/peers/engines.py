@@ -19,7 +19,7 @@ class Generated:
     """New tokens of prompts that were generated at the same time."""
 
     tokens: list[list[int]]
-    """Of each prompt."""
+    """New tokens of each prompt."""
     streams_s: list[float] | None = None
     """Seconds between the first and the last token of each; None where the engine does not say, or all end together."""
 
@@ -104,7 +104,7 @@ def num_gpus(engine: str, pair: Pair) -> int | None:
 
 
 def one_user_error(engine: str) -> ConfigError:
-    """Of an engine that takes one prompt at a time."""
+    """Error for an engine that takes one prompt at a time."""
     return ConfigError("--max-concurrency", f"must be 1 for {engine}, which takes one prompt at a time")
 
 
@@ -170,6 +170,6 @@ def _vllm(pair: Pair, speculative: dict[str, Any] | None) -> Generate:
 
 
 def _streams_s(answers: Sequence[Any]) -> list[float] | None:
-    """Of vLLM's answers, by the clock of its engine."""
+    """Seconds of each stream of vLLM, by the clock of its engine."""
     times: list[Any] = [getattr(answer, "metrics", None) for answer in answers]
     return None if None in times else [each.last_token_ts - each.first_token_ts for each in times]

@@ -62,7 +62,7 @@ class PeerPlan:
     loads: tuple[Load, ...]
     num_tokens: int = 128
     num_warmups: int = 1
-    """Of each load."""
+    """Unmeasured repetitions of each load."""
     packages: str | None = None
     """Folder of packages that the peers alone see, such as an unpacked vLLM with the versions that it needs."""
     log: Path | None = None
@@ -102,12 +102,12 @@ class PeerOutcome:
     """Mean over the prompts that go together, the first token left out."""
     first_ms: tuple[float, ...]
     tokens: tuple[tuple[int, ...], ...]
-    """Of each prompt."""
+    """New tokens of each prompt."""
     all_ms: tuple[float, ...] = ()
     """A token until all that go together have finished, prefill included."""
     num_users: int = 1
     version: str = ""
-    """Of the engine's package."""
+    """Version of the engine's package."""
     after_first_ms: tuple[float, ...] = ()
     """As ``all_ms``, without the first token."""
 
@@ -188,7 +188,7 @@ def _find_answer(engine: str, text: str) -> dict[str, Any] | None:
 
 
 def _environment(packages: str | None) -> dict[str, str]:
-    """Of a peer's process, in which the folder of packages comes before all others."""
+    """Environment of a peer's process, in which the folder of packages comes before all others."""
     if packages is None:
         return dict(os.environ)
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))}
@@ -292,7 +292,7 @@ def to_result(outcomes: Sequence[PeerOutcome], plan: PeerPlan, *, name: str, con
 
 
 def _facts(outcome: PeerOutcome, pair: Pair) -> dict[str, Any]:
-    """Of one engine."""
+    """Facts of one engine."""
     return {
         "version": outcome.version,
         "num_gpus": num_gpus(outcome.engine, pair),

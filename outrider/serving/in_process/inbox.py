@@ -39,7 +39,7 @@ class Inbox(Generic[EntryT]):
         return not self._entries
 
     def take_all(self) -> list[EntryT]:
-        """What there is."""
+        """All entries."""
         entries = self._entries
         return [entries.popleft() for _ in range(len(entries))]
 

@@ -101,7 +101,7 @@ class PlainStep:
 
     @property
     def rows(self) -> Any:  # noqa: ANN401 - the executor's
-        """What the executor knows of the sessions."""
+        """Facts of the executor about the sessions."""
         return self.own.rows
 
     @property

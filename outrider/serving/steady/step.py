@@ -33,7 +33,7 @@ class SteadyStep:
     draft_lengths: Ints  # [B] draft tokens asked for, or to be scored
     arrived_ns: int
     asked: Any = None
-    """What the executor found out when it took the step."""
+    """Result of the executor's check of the step."""
     plan: Any = None
     """The executor's plan of the forward, if the step was expected (``Executor.plan_columns``)."""
     is_asked: bool = True
@@ -49,7 +49,7 @@ class SteadyStep:
 
     @property
     def rows(self) -> Any:  # noqa: ANN401 - the executor's
-        """What the executor knows of the sessions in every step."""
+        """Facts of the executor about the sessions, for every step."""
         return self.own.rows
 
     @property

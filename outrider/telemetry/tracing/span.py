@@ -46,7 +46,7 @@ class Span:
     """Why it failed; empty: it did not."""
     trace_state: str = ""
     service: str = ""
-    """Who made it; set on reading only, since a process's spans all have its own name."""
+    """Service that made it; set on reading only, since a process's spans all have its own name."""
 
     @property
     def duration_ns(self) -> int:

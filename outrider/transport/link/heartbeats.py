@@ -17,9 +17,9 @@ from outrider.types import ModelDescription
 
 HEARTBEAT_INTERVAL_S = 0.5
 DEFAULT_LINK_TIMEOUT_S = 3.0
-"""Of a coordinator, for its services."""
+"""Silence of a service after which a coordinator closes its link."""
 DEFAULT_COORDINATOR_TIMEOUT_S = 15.0
-"""Of a service, for its coordinators. Longer: to release sessions too early costs their rebuild."""
+"""Silence of a coordinator after which a service closes its link. Longer: sessions released too early are rebuilt."""
 UNANNOUNCED_TIMEOUT_S = 60.0
 """Of a service, at least, for callers that announce no heartbeats. gRPC holds what has come of a message, up to the
 largest there may be, and a link whose message never ends would hold it for good.
