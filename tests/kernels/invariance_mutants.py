@@ -80,7 +80,7 @@ MUTANTS: dict[str, Mutant] = {
     "weights-added-by-layout": Mutant(
         f"{_ATTENTION}/segments.py",
         [("own_sum * fade + _sum_weights(weights)", "own_sum * fade + tl.sum(weights, 1)")],
-        _WHOLE_ATTENTION,
+        f"{_WHOLE_ATTENTION} and 128-None-None-0-False",
     ),
     "columns-follow-the-cache": Mutant(
         f"{_ATTENTION}/segments.py", [("if IS_COMPILED and numbers", "if False and numbers")],

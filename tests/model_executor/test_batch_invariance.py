@@ -83,14 +83,14 @@ def test_norms_over_heads_of_several_ranks_are_refused(capability: list[int]) ->
         is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=2)
 
 
-def test_an_fp8_cache_is_refused(capability: list[int]) -> None:
+def test_an_fp8_cache_keeps_the_order_where_it_is_asked_for(capability: list[int]) -> None:
     config = replace(read_model_config(cached_tiny_model()), hidden_size=4096)
-    cases = ((torch.float8_e4m3fn, False), (torch.bfloat16, True))
-    for cached, expected in cases:
-        found = is_batch_invariant("auto", config, torch.bfloat16, GPU, num_ranks=1, cached_dtype=cached)
+    cases: list[tuple[BatchInvariance, torch.dtype, bool]] = [
+        ("auto", torch.float8_e4m3fn, False), ("auto", torch.bfloat16, True), ("on", torch.float8_e4m3fn, True),
+    ]  # fmt: skip
+    for setting, cached, expected in cases:
+        found = is_batch_invariant(setting, config, torch.bfloat16, GPU, num_ranks=1, cached_dtype=cached)
         assert found is expected
-    with pytest.raises(ConfigError, match=r"batch_invariant: cannot be on: .* FP8 in the cache"):
-        is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1, cached_dtype=torch.float8_e4m3fn)
 
 
 def test_a_model_on_a_cpu_is_loaded_without_or_refused() -> None:

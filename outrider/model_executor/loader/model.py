@@ -310,14 +310,10 @@ def is_batch_invariant(
         reason = "the code of transformers, which computes this model, promises no order of sums"
     if config.variant.has_wide_qk_norm and num_ranks > 1:
         reason = "queries and keys are normalised over heads of several ranks, whose sums have no fixed order"
-    if cached_dtype is not None and cached_dtype != dtype:
-        reason = (
-            "products with keys and values that are FP8 in the cache have another order in small tiles than in large"
-        )
     if setting == "on" and reason is not None:
         raise ConfigError("batch_invariant", f"cannot be on: {reason}")
-    # On several GPUs, and in the interpreter, only where it is asked for.
-    may_be_chosen = reason is None and num_ranks == 1 and device.type == "cuda"
+    # On several GPUs, over FP8 caches, and in the interpreter, only where it is asked for.
+    may_be_chosen = reason is None and num_ranks == 1 and device.type == "cuda" and cached_dtype in {None, dtype}
     return setting == "on" or (setting == "auto" and may_be_chosen and _was_measured(config))
 
 
