@@ -58,7 +58,8 @@ class DraftSettings(ModelServiceSettings):
     batch_invariant: BatchInvariant = Field(
         "off",
         description="The target's setting for the draft: on makes draft tokens, and so the number of accepted ones,"
-        " independent of the batch. Output does not need it.",
+        " independent of the batch. Greedy and coupled output does not need it; rejection and typical acceptance"
+        " repeat in another batch only if both services have it.",
     )
     attention_window: Positive | None = Field(
         None,
