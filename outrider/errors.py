@@ -7,6 +7,7 @@
     ├── ModelNotFoundError       a request names a model that is not served
     ├── ConfigError              a setting is wrong or unknown; names the setting
     ├── ModelError               a model folder cannot be served
+    │   ├── NoNativeLayerError     a native family lacks a layer that a configuration asks for
     │   └── NonFiniteLogitsError   a forward gave NaN or infinite logits for one session
     ├── PairMismatchError        a draft that does not fit its target
     ├── CapacityError            no room now; says when to try again
@@ -64,6 +65,10 @@ class ConfigError(OutriderError):
 
 class ModelError(OutriderError):
     """A model folder cannot be served: missing, truncated, or of an architecture that is not supported."""
+
+
+class NoNativeLayerError(ModelError):
+    """A configuration asks for what its native family has no layer for; transformers' code may have one."""
 
 
 class NonFiniteLogitsError(ModelError):

@@ -95,6 +95,20 @@ def test_a_native_family_can_be_run_through_transformers(implementation: ModelIm
     forward_and_check(runner, (open_scripted(runner, folder, 20), text, None))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "config"), [("llama", {"hidden_act": "gelu"}), ("olmoe", {"clip_qkv": 0.5})], ids=str
+)
+def test_what_a_native_family_has_no_layer_for_runs_through_transformers(
+    architecture: str, config: dict[str, Any]
+) -> None:
+    folder, text = build(architecture, **config), random_ids(20, seed=3)
+    runner = ModelRunner.load(folder, dtype="float32", num_pages=20)
+    assert runner.config.is_fallback
+    forward_and_check(runner, (open_scripted(runner, folder, 20), text, None))
+    with pytest.raises(ModelError, match=f"{next(iter(config))}.* is not supported"):
+        ModelRunner.load(folder, num_pages=20, model_impl="native")
+
+
 def test_fp8_made_at_load_equals_the_native_one() -> None:
     """The same weights and rounding, whoever computes the layers."""
     folder, text = build("qwen3"), random_ids(20, seed=3)

@@ -187,7 +187,7 @@ def spoil_config(**changes: Any) -> Callable[[Path], None]:
             spoil_config(architectures=None, model_type="mamba"),
             r"layers of type linear_attention are not supported through transformers",
         ),
-        (spoil_config(hidden_act="gelu"), r"hidden_act 'gelu' is not supported"),
+        (spoil_config(hidden_act="nothing"), r"hidden_act 'nothing' is not supported"),
         (
             spoil_config(quantization_config={"bits": 4}),
             r"quant_method None, which is not supported; supported are FP8",

@@ -168,7 +168,7 @@ MUST_BE_REFUSED: list[tuple[str, Any]] = [
     *(("bos_token_id", value) for value in each("x", [1])),
     *(("pad_token_id", value) for value in each("x", [1])),
     *(("torch_dtype", value) for value in each(5, "int8", "Tensor", "", [])),
-    *(("hidden_act", value) for value in each(5, "gelu")),
+    *(("hidden_act", value) for value in each(5, "nothing")),
     *(("tie_word_embeddings", value) for value in each("yes", 1, [])),
     *(("attention_bias", value) for value in each("yes", True)),
     *(("architectures", value) for value in each([], [5], "LlamaForCausalLM2", {})),

@@ -23,7 +23,7 @@ from outrider.model_executor.distributed.rank_info import RankInfo, find_rank
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.graph_shapes import GraphLimits
-from outrider.model_executor.loader.model import LoadOptions, Ranks
+from outrider.model_executor.loader.model import LoadOptions, Ranks, with_parallel_experts
 from outrider.model_executor.loader.weights import Progress
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import AttentionWindow, read_model_config
@@ -50,7 +50,8 @@ def open_runner(
     dtype = prepare_device(device, settings.dtype, _num_threads(settings))
     if place.size == 1:
         return _load(settings, _load_options(settings, device, dtype, progress=progress))
-    Shard(0, place.size).check(read_model_config(Path(settings.model or "")))
+    config = read_model_config(Path(settings.model or ""), settings.model_impl)
+    Shard(0, place.size).check(with_parallel_experts(config) if settings.enable_expert_parallel else config)
     if not place.is_started:
         prepare_device(device_of(settings.device, place.size - 1), settings.dtype, _num_threads(settings))
     captured_layers(settings)  # before any other process starts

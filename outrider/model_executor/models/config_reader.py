@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, NoNativeLayerError
 from outrider.model_executor.layers.quantization import Numbers, Quantization
 from outrider.model_executor.layers.rope import rotated_size
 from outrider.model_executor.models.config import Activation, ModelConfig, RopeConfig
@@ -94,6 +94,11 @@ def read_model_config(folder: Path, model_impl: str = "auto") -> ModelConfig:
     eos_token_ids = _eos_token_ids(folder, fields)
     try:
         return _convert(fields, family, quantization, eos_token_ids)
+    except NoNativeLayerError as error:
+        if model_impl == "auto":
+            with contextlib.suppress(ModelError):
+                return _read_fallback(folder, raw, is_asked_for=True)
+        raise ModelError(f"{folder}: {error}") from error
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -313,7 +318,7 @@ def _convert(
 def _activation(fields: dict[str, Any]) -> Activation:
     name = fields.get("hidden_activation") or fields.get("hidden_act")
     if name not in _ACTIVATIONS:
-        raise ModelError(f"hidden_act {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+        raise NoNativeLayerError(f"hidden_act {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from outrider.errors import ModelError
@@ -56,6 +57,9 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
     if unsupported := kinds & {"dynamic", "longrope"}:
         # Of which transformers takes the frequencies of the longest sequence of a batch for all.
         raise ModelError(f"rope type {', '.join(sorted(unsupported))} is not supported through transformers")
+    activation = getattr(text, "hidden_act", None)
+    if isinstance(activation, str) and activation not in ACT2FN:
+        raise ModelError(f"transformers has no hidden_act {shown(activation)}")
     if isinstance(text.num_hidden_layers, int) and text.num_hidden_layers > _MAX_LAYERS:
         raise ModelError(f"num_hidden_layers should be at most {_MAX_LAYERS}, and is {text.num_hidden_layers}")
     types = set(getattr(text, "layer_types", None) or ()) - {*_LAYER_TYPES}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, NoNativeLayerError
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import FeedForward
 from outrider.model_executor.layers.experts import sparse_mlp
@@ -145,8 +145,8 @@ def _mixtral(fields: Fields) -> FamilyTraits:
 
 def _olmoe(fields: Fields) -> FamilyTraits:
     if fields.get("clip_qkv") is not None:
-        raise ModelError(
-            "clip_qkv is not supported but with --model-impl transformers: it clamps queries, keys and values"
+        raise NoNativeLayerError(
+            "clip_qkv is not supported but through transformers: it clamps queries, keys and values"
         )
     layers = (True,) * int(fields["num_hidden_layers"])
     experts = _experts(fields, layers, fields["intermediate_size"], normalizes=fields["norm_topk_prob"])
