@@ -2,7 +2,7 @@
 
 An entry serves all numbers of rows up to its own, from that of the entry before it; without a tiling, and past the last
 entry, cuBLAS is faster. The numbers were found by trying on an H200, in whole forwards where they disagree with what a
-product takes alone (docs/notes/products-of-some-rows.md). A program uses so much shared memory that no two share a
+product takes alone (docs/decisions/products.md). A program uses so much shared memory that no two share a
 multiprocessor: programs that are launched early would otherwise gather where the kernel before them ended first.
 """
 
