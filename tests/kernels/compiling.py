@@ -141,7 +141,8 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _tile_kernel: {"WIDTH": 16, "BLOCK_E": 128, "BLOCK": 1024},
     _grouped_kernel: {
         **{"K": 2000, "X_GROUPS": 0, "WEIGHT_GROUPS": 0, "SCALE_ROWS": 1, "IS_ROUNDED": True, "HAS_BIAS": True},
-        **{"IS_WEIGHTED": True, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128, "IS_MXFP4": False, "IS_FAST": False},
+        **{"IS_WEIGHTED": True, "PARTS": 1, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128},
+        **{"IS_MXFP4": False, "IS_FAST": False},
     },
     _delta_kernel: {
         **{"NUM_HEADS": 32, "NUM_KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "LOG": 64},

@@ -88,6 +88,7 @@ def _grouped_kernel(
     IS_FAST: tl.constexpr,  # MXFP4 numbers are widened by instructions of a GPU to bfloat16
     HAS_BIAS: tl.constexpr,
     IS_WEIGHTED: tl.constexpr,
+    PARTS: tl.constexpr,  # programs that share a tile of pairs
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -96,10 +97,10 @@ def _grouped_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    tile = tiles_ptr + tl.program_id(0) * 3
-    count = tl.load(tile + 2)
+    tile, before = tiles_ptr + tl.program_id(0) // PARTS * 3, tl.program_id(0) % PARTS * WIDTH
+    count = tl.load(tile + 2) - before
     if count > 0:
-        expert, first = tl.load(tile), tl.load(tile + 1)
+        expert, first = tl.load(tile), tl.load(tile + 1) + before
         t = tl.arange(0, WIDTH)
         is_pair = t < count
         pair = tl.load(order_ptr + first + t, mask=is_pair, other=0)
@@ -154,10 +155,11 @@ _TILINGS = (
 
 _MXFP4_TILINGS = {
     16: Tiling(16, 64, 4, 5),
-    32: Tiling(32, 64, 4, 4),
-    64: Tiling(64, 128, 8, 4),
-    128: Tiling(128, 128, 8, 3),
+    32: Tiling(32, 128, 8, 4),
+    64: Tiling(32, 128, 4, 4),
+    128: Tiling(32, 128, 4, 4),
 }
+"""Tilings of MXFP4 weights by the pairs of a tile, which several programs share; found with experts of 2880 x 2880."""
 
 
 def tiling_of(num_pairs: int, num_experts: int) -> Tiling:
@@ -208,8 +210,10 @@ class TritonExperts(ExpertWeight):
         tiling, size = tiling_of(num_pairs, self._num_experts), out.shape[-1]
         scales, is_mxfp4 = self._scales, self._is_mxfp4
         if is_mxfp4:
-            tiling = _MXFP4_TILINGS[tiling.width]
-        _grouped_kernel[(tiles.tiles.shape[0], triton.cdiv(size, tiling.block_n))](
+            tiling = _MXFP4_TILINGS[tiles.width]
+        width = min(tiling.width, tiles.width)
+        parts = tiles.width // width
+        _grouped_kernel[(parts * tiles.tiles.shape[0], triton.cdiv(size, tiling.block_n))](
             x.numbers, weight, unused if x.scales is None else x.scales, unused if scales is None else scales,
             unused if bias is None else bias, tiles.order, tiles.tiles, routing.weights, out,
             x.numbers.shape[0], size, weight.shape[0],
@@ -217,7 +221,7 @@ class TritonExperts(ExpertWeight):
             WEIGHT_GROUPS=0 if scales is None or is_mxfp4 else scales.shape[1], SCALE_ROWS=self._scale_rows,
             IS_ROUNDED=x.numbers.dtype == weight.dtype, IS_MXFP4=is_mxfp4,
             IS_FAST=x.numbers.dtype == torch.bfloat16 and out.device.type == "cuda", HAS_BIAS=bias is not None,
-            IS_WEIGHTED=is_weighted, WIDTH=tiles.width, BLOCK_N=tiling.block_n, BLOCK_K=BLOCK_K,
+            IS_WEIGHTED=is_weighted, PARTS=parts, WIDTH=width, BLOCK_N=tiling.block_n, BLOCK_K=BLOCK_K,
             num_warps=tiling.num_warps, num_stages=self._stages(tiling), **launch_options(out),
         )  # fmt: skip
 

@@ -3,10 +3,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """FP8 product on a GPU: one kernel for every number of rows.
 
-The weight's rows are the rows of the matrix unit's tile, the rows of x its columns. Every 128 columns are summed by
-themselves and added in float32, in parts of K whose number depends on the weight alone, and the parts in order: a row's
-result is the same, bit for bit, with any other rows. For few rows each part has a program of its own; for many, one
-program computes all parts.
+The weight's rows are the rows of the matrix unit's tile, the rows of x its columns. The matrix unit sums the columns in
+order, in parts of K whose number depends on the weight alone, and the parts are added in order: a row's result is the
+same, bit for bit, with any other rows. Where scales are of groups, every 128 columns are summed by themselves. For few
+rows each part has a program of its own; for many, one program computes all parts.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _fp8_kernel(
             if not IS_ROUNDED:
                 weight = weight.to(x.dtype)
             if WEIGHT_GROUPS == 1 and X_GROUPS <= 1:
-                total = tl.dot(weight, x, total, max_num_imprecise_acc=BLOCK_K, input_precision="ieee")
+                total = tl.dot(weight, x, total, input_precision="ieee")
             else:
                 product = tl.dot(weight, x, input_precision="ieee")
                 if WEIGHT_GROUPS > 1:

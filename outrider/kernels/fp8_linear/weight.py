@@ -24,16 +24,16 @@ _FEW: tuple[tuple[int, Tiling], ...] = (
     (32, Tiling(32, 64, 4, 6)),
     (64, Tiling(64, 64, 4, 4)),
     (128, Tiling(64, 128, 8, 5)),
-    (256, Tiling(128, 64, 4, 4)),
 )
 _MANY: tuple[tuple[int, Tiling], ...] = (
     (16, Tiling(16, 64, 4, 9)),
     (32, Tiling(32, 64, 4, 4)),
     (64, Tiling(64, 64, 4, 4)),
-    (256, Tiling(128, 64, 4, 4)),
+    (128, Tiling(128, 64, 4, 4)),
 )
 """(most rows, tiling) of weights with few and with many rows, found by trying products of an 8B shape on an H100."""
-_LARGE, _LARGE_PARTS, _LARGE_GROUPS = Tiling(128, 128, 4, 3), Tiling(128, 128, 8, 4), Tiling(128, 64, 4, 3)
+_LARGE, _LARGE_PARTS = Tiling(128, 128, 4, 3), Tiling(128, 128, 8, 4)
+_GROUPS: tuple[tuple[int, Tiling], ...] = ((256, Tiling(128, 64, 4, 4)), (1 << 62, Tiling(128, 64, 4, 3)))
 """Of more rows; with several parts of K, or scales of groups, a program has registers for fewer."""
 
 
@@ -47,9 +47,10 @@ class Fp8Weight(PreparedWeight):
         processors = num_processors(matrix.numbers.device)
         out_features, size = matrix.numbers.shape
         self.splits = num_splits(out_features, size, processors)
-        self._tilings = _MANY if out_features > 2 * 64 * processors else _FEW
+        has_many = out_features > 2 * 64 * processors
         has_groups = matrix.scales.shape[1] > 1 or (rounding.group or size) < size
-        self._large = _LARGE_GROUPS if has_groups else _LARGE if self.splits == 1 else _LARGE_PARTS
+        large = _LARGE if has_many else _LARGE_PARTS
+        self._tilings = (*(_MANY if has_many else _FEW), *(_GROUPS if has_groups else ((1 << 62, large),)))
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
@@ -69,7 +70,7 @@ class Fp8Weight(PreparedWeight):
         num_tokens, dtype = x.shape[0], None if is_split else x.dtype
         if not num_tokens:
             return torch.empty(0, self._matrix.numbers.shape[0], dtype=x.dtype, device=x.device)
-        tiling = next((tiling for most, tiling in self._tilings if num_tokens <= most), self._large)
+        tiling = next(tiling for most, tiling in self._tilings if num_tokens <= most)
         numbers = rounded(x, self._rounding)
         return fp8_product(numbers, self._matrix, bias, splits=self.splits, tiling=tiling, dtype=dtype)
 
