@@ -90,16 +90,6 @@ def _widened(word, scales, group: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _group_of(x_rows, column, K: tl.constexpr):
-    """32 columns of rows [M, 1] of pointers, transposed; zeros beyond the last."""
-    k = (column + tl.arange(0, 32))[None, :]
-    if K % 128 == 0:
-        return tl.load(x_rows + k).T
-    else:  # noqa: RET505 - of two constants, the compiler sees one branch
-        return tl.load(x_rows + k, mask=k < K, other=0.0).T
-
-
-@triton.jit
 def sum_mxfp4_columns(
     x_rows, word_rows, scales_ptr, scale_stride,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, IS_PACKED: tl.constexpr,
@@ -109,10 +99,8 @@ def sum_mxfp4_columns(
     for block in range(0, (K + 127) // 128):
         word = tl.load(word_rows + (block * 32 + tl.arange(0, 32))[None, :])
         scales = tl.load(scales_ptr + block * scale_stride)[:, None]
-        x0 = _group_of(x_rows, block * 128, K)
-        x1 = _group_of(x_rows, block * 128 + 32, K)
-        x2 = _group_of(x_rows, block * 128 + 64, K)
-        x3 = _group_of(x_rows, block * 128 + 96, K)
+        k = (block * 128 + tl.arange(0, 128))[None, :]
+        x = tl.load(x_rows + k, mask=k < K, other=0.0)
         if IS_PACKED:
             w0, w1, w2, w3 = tl.inline_asm_elementwise(
                 _CONVERSION, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r",
@@ -121,10 +109,9 @@ def sum_mxfp4_columns(
             )  # fmt: skip
         else:
             wide = word.to(tl.int32)
-            w0, w1 = _widened(wide, scales, 0, x0.dtype), _widened(wide, scales, 1, x0.dtype)
-            w2, w3 = _widened(wide, scales, 2, x0.dtype), _widened(wide, scales, 3, x0.dtype)
-        total = tl.dot(w0, x0, total, input_precision="ieee")
-        total = tl.dot(w1, x1, total, input_precision="ieee")
-        total = tl.dot(w2, x2, total, input_precision="ieee")
-        total = tl.dot(w3, x3, total, input_precision="ieee")
+            w0, w1 = _widened(wide, scales, 0, x.dtype), _widened(wide, scales, 1, x.dtype)
+            w2, w3 = _widened(wide, scales, 2, x.dtype), _widened(wide, scales, 3, x.dtype)
+        halves = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [N, 32, 2, 2]: groups 0, 1, 2, 3
+        weight = tl.reshape(tl.permute(halves, (0, 2, 3, 1)), [BLOCK_N, 128])
+        total = tl.dot(weight, x.T, total, input_precision="ieee")
     return total * 4294967296.0 if IS_PACKED else total
