@@ -92,7 +92,7 @@ def _widened(word, scales, group: tl.constexpr, DTYPE: tl.constexpr):
 @triton.jit
 def sum_mxfp4_columns(
     x_rows, word_rows, scales_ptr, scale_stride,
-    K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, IS_PACKED: tl.constexpr,
+    K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, IS_FAST: tl.constexpr,
 ):  # fmt: skip
     """Product of a tile [BLOCK_N, WIDTH] of rows [BLOCK_N, 1] and [WIDTH, 1] of pointers."""
     total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
@@ -101,7 +101,7 @@ def sum_mxfp4_columns(
         scales = tl.load(scales_ptr + block * scale_stride)[:, None]
         k = (block * 128 + tl.arange(0, 128))[None, :]
         x = tl.load(x_rows + k, mask=k < K, other=0.0)
-        if IS_PACKED:
+        if IS_FAST:
             w0, w1, w2, w3 = tl.inline_asm_elementwise(
                 _CONVERSION, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r",
                 [word, _multiplier(scales, 0), _multiplier(scales, 1), _multiplier(scales, 2), _multiplier(scales, 3)],
@@ -114,4 +114,4 @@ def sum_mxfp4_columns(
         halves = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [N, 32, 2, 2]: groups 0, 1, 2, 3
         weight = tl.reshape(tl.permute(halves, (0, 2, 3, 1)), [BLOCK_N, 128])
         total = tl.dot(weight, x.T, total, input_precision="ieee")
-    return total * 4294967296.0 if IS_PACKED else total
+    return total * 4294967296.0 if IS_FAST else total
