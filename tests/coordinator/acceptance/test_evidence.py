@@ -83,5 +83,10 @@ def test_the_wrong_form_and_none_at_all_are_refused() -> None:
     assert not check((1,), None, expects=SparseEvidence)
 
 
+def test_no_more_tokens_than_asked_for_pass_without_evidence_either() -> None:
+    assert check((1, 1, 1, 1), None)
+    assert not check((1, 1, 1, 1, 1), None)
+
+
 def test_a_rule_that_needs_no_evidence_reads_none() -> None:
     assert is_sound_proposal((1,), sparse([1], [99], [7.0]), expects=None, asked=4, num_token_ids=10)

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from outrider.tokenization import TextTokenizer
 from outrider.types import Grammar, GrammarKind, HiddenStates, SamplingParams, SparseEvidence, SparseScores
 from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.step_ends import StepEnds
+from outrider_coordinator.requests.taken_answers import TakenAnswers
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
 from outrider_coordinator.session import table_columns as col
@@ -33,7 +35,6 @@ from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.prepared_proposals import PreparedProposals
 from outrider_coordinator.session.prepared_verdicts import PreparedVerdicts
-from outrider_coordinator.session.state import reason_of
 from outrider_coordinator.session.table import SessionTable
 from outrider_coordinator.session.transitions import (
     end_step,
@@ -236,29 +237,31 @@ class Twins:
             commands = list(results.commands.items())
             numbers = [command.session for command in commands]
             taken |= set(numbers)
+            ended: list[StepEnded] = []
             if isinstance(found, PreparedProposals):
                 for number in numbers:
                     end_wait(self.loops[number])
             else:
-                self.end_steps(found, own, results, token_ids or [])
-            for number, command in zip(numbers, commands, strict=True):
+                ended = self.end_steps(found, own, results, token_ids or [])
+            for place, (number, command) in enumerate(zip(numbers, commands, strict=True)):
                 loop, alone = self.loops[number], self.alone[number]
                 event = by_number[number]
                 (alone.on_draft_event if isinstance(event, Proposal) else alone.on_target_event)(event)
+                steps_alone = [action for action in alone.actions if isinstance(action, StepEnded)]
+                assert steps_alone == [step._replace(token_ids=tuple(step.token_ids)) for step in ended[place:][:1]]
                 plane = {"plane": 0} if isinstance(command, Score) else {}
                 self.note(number, [replace(command, **plane), *commands_of(loop)], commands_of(alone))
         return taken
 
-    def end_steps(self, found: Any, own: AnswerColumns[Any], results: Any, token_ids: list[list[int]]) -> None:
-        states = own.states_at(results.places)
+    def end_steps(
+        self, found: Any, own: AnswerColumns[Any], results: Any, token_ids: list[list[int]]
+    ) -> list[StepEnded]:
+        batch: Any = SimpleNamespace(prepared=found)
+        taken = TakenAnswers(batch, results, own, results.places, 0.0, 0.0, token_ids)
+        sessions = [found.sessions[place] for place in results.places]
+        rows = zip(sessions, taken.steps(), own.states_at(results.places), strict=True)
         is_drafting = isinstance(results.commands, ExtendColumns)
-        for place, drafted, accepted, new, each in zip(
-            results.places, results.num_drafted.tolist(), results.num_accepted.tolist(), token_ids, states, strict=True
-        ):
-            row = found.rows[place]
-            reason = reason_of(row.item(col.REASON))
-            step = StepEnded(row.item(col.STEP), row.item(col.LENGTH), drafted, accepted, new, reason)
-            end_step(found.sessions[place], step, each, is_drafting=is_drafting)
+        return [end_step(session, step, states, is_drafting=is_drafting) for session, step, states in rows]
 
     def found_for(self, columns: AnswerColumns[Any]) -> Any:
         """What is awaited, put down before for all, or on the spot for those whose answers are in order."""
