@@ -49,7 +49,8 @@ _SOON_TO_DRAFT = frozenset((WithoutDraft.CATCHING_UP, WithoutDraft.PROMPTS))
 """Reasons that are over after a few steps where texts are short."""
 _PLAIN_STEPS_UNTIL_DRAFTS = 8
 """Plain steps in a row after which more are likely to follow those reasons. Where drafts begin before, what a target
-computed ahead for a single session holds up all others for one or two forwards, and puts it out of step with them."""
+computed ahead for a single session holds up all others for one or two forwards, and puts it out of step with them. A
+session that waits for the prompts of its own burst, and has not drafted, is ahead together with the others."""
 
 
 def begin(session: SessionState) -> None:
@@ -247,7 +248,8 @@ def _goes_on_plain(session: SessionState) -> bool:
     if reason is WithoutDraft.PREFILL:
         return not is_soon_to_draft(session)
     if reason in _SOON_TO_DRAFT:
-        return num_plain >= _PLAIN_STEPS_UNTIL_DRAFTS
+        is_of_burst = reason is WithoutDraft.PROMPTS and not session.speculation.has_ever_drafted
+        return is_of_burst or num_plain >= _PLAIN_STEPS_UNTIL_DRAFTS
     return reason not in _PASSING or num_plain >= _PLAIN_STEPS_IN_A_ROW
 
 

@@ -75,12 +75,26 @@ def test_a_session_that_waits_for_others_prompts_is_prepared_once_that_takes_man
     """What is computed ahead when it begins to draft would hold up all."""
     setting = Setting()
     policy = setting.bench.policy = _SoonToDraft(4, is_controlled=True)
-    setting.bench.add(plan_of(max_tokens=60))
+    driven = setting.bench.add(plan_of(max_tokens=60))
+    driven.loop.speculation.has_ever_drafted = True
     for _ in range(6):
         setting.bench.round()
     assert len(_commands(setting)) > 5
     assert not any(isinstance(command, Prepare) for command in _commands(setting))
     for _ in range(6):
+        setting.bench.round()
+    assert sum(isinstance(command, Prepare) for command in _commands(setting)) == 1
+    policy.is_held_back = False
+    setting.bench.run()
+    assert any(score.draft_token_ids for score in setting.scores)
+
+
+def test_a_session_of_a_burst_is_prepared_beside_the_bursts_prompts() -> None:
+    """All of a burst are ahead together until the first of them drafts."""
+    setting = Setting()
+    policy = setting.bench.policy = _SoonToDraft(4, is_controlled=True)
+    setting.bench.add(plan_of(max_tokens=60))
+    for _ in range(3):
         setting.bench.round()
     assert sum(isinstance(command, Prepare) for command in _commands(setting)) == 1
     policy.is_held_back = False
