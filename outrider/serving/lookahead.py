@@ -38,15 +38,13 @@ class Lookahead:
         self._executor, self._queue, self._is_enabled = executor, queue, is_enabled
         self._stats, self._clock = stats, clock
         self._speculating: set[SessionKey] = set()
-        """Sessions whose newest item has drafts and no credit: what is computed for others meanwhile would make them
-        wait."""
+        """Sessions whose newest item has drafts: what is computed for others meanwhile would make them wait."""
 
     # Credit.
 
     def grant(self, session: Session[Any], num_steps: int) -> None:
         """Let ``num_steps`` plain steps after a session's newest item be computed before they are asked for."""
         session.lookahead_credit = max(0, num_steps - self._queue.num_unasked(session.key))
-        self._speculating.discard(session.key)
         newest = self._queue.last_prepared(session.key)
         if newest is not None:
             self.prepare(newest)

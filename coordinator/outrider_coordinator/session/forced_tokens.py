@@ -17,14 +17,17 @@ MAX_FORCED_TOKENS = 16
 
 _LEAST_BESIDE_DRAFTS = 2
 _LEAST_AHEAD = 3
-"""Where the target computes plain steps ahead, of which it has begun up to two that a proposal makes useless."""
+"""Where the target computes plain steps ahead, of which it has begun up to two that a proposal makes useless. It then
+computes nothing ahead for other sessions either, which costs each of them about one forward."""
 
 
 def least_forced(session: SessionState, draft_length: int) -> int:
     """Forced tokens that are worth a step of their own. ``draft_length``: tokens that the draft would be asked for."""
     if draft_length:
         return _LEAST_BESIDE_DRAFTS
-    return _LEAST_AHEAD if session.target.lookahead_credit else 1
+    if not session.target.lookahead_credit:
+        return 1
+    return _LEAST_AHEAD + max(0, session.policy.num_together(session.speculation) - 1)
 
 
 def forced_proposal(session: SessionState) -> Drafted:

@@ -238,13 +238,11 @@ def go_on(session: SessionState) -> None:
 
 def _goes_on_plain(session: SessionState) -> bool:
     """True if the steps after this one are expected to have no proposal either."""
-    reason, num_plain = session.no_draft_reason, session.target.num_plain_steps
-    if session.resumed_finish is not None or session.output.num_remaining <= 1 + len(session.proposal.token_ids):
+    if session.proposal.token_ids or session.resumed_finish is not None or session.output.num_remaining <= 1:
         return False
     if is_to_follow(session):
         return False  # steps that are computed ahead hand over no states
-    if session.proposal.token_ids:
-        return reason is WithoutDraft.FORCED and not draft_length(session)
+    reason, num_plain = session.no_draft_reason, session.target.num_plain_steps
     if reason is WithoutDraft.PREFILL:
         return not is_soon_to_draft(session)
     if reason in _SOON_TO_DRAFT:

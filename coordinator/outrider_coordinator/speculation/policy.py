@@ -173,8 +173,12 @@ class DraftLengthPolicy:
 
     def is_alone(self, session: ControlledSession) -> bool:
         """True if no other session lives on its target; with fixed lengths, on any target."""
+        return self.num_together(session) == 1
+
+    def num_together(self, session: ControlledSession) -> int:
+        """Sessions that live on its target; with fixed lengths, on any target."""
         controller = self._controller_of.get(session)
-        return (len(self._fixed) if controller is None else len(controller.sessions)) == 1
+        return len(self._fixed) if controller is None else len(controller.sessions)
 
     def is_to_draft(self, session: ControlledSession) -> bool:
         """True if the session drafts, or will once its draft has the text: until then nothing is to follow for it."""

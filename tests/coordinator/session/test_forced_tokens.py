@@ -57,6 +57,17 @@ def test_a_single_forced_token_is_left_to_a_draft() -> None:
         assert any(isinstance(action, ToDraft) for action in session.actions) == (draft_length > 0)
 
 
+@pytest.mark.parametrize(("num_others", "least"), ((0, 3), (1, 4), (5, 8)))
+def test_few_forced_tokens_are_left_to_steps_that_are_computed_ahead(num_others: int, least: int) -> None:
+    for count in (least - 1, least):
+        session = session_of("abcdefgh"[:count] + "[ab]")
+        for each in [session.speculation, *(session.policy.session(0) for _ in range(num_others))]:
+            session.policy.enter(each, "a target")
+        session.target.lookahead_credit = 9
+        steps.begin(session)
+        assert bool(session.proposal.token_ids) == (count == least)
+
+
 @pytest.mark.parametrize("method", AcceptanceMethod)
 def test_the_evidence_is_a_point_mass(method: AcceptanceMethod) -> None:
     found = forced_proposal(session_of("abc", method=method))

@@ -1,4 +1,4 @@
-"""Sessions with grammars: drafts that plain steps follow stop no lookahead, and masked rows are scored in time."""
+"""Masked rows are scored while the forward runs."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from outrider.ports import Prepare
 from outrider.structured_output import PositionMasks
 from outrider.types import SamplingParams
 from tests.serving.lookahead.coordinating import GRAMMAR, core_of
 from tests.serving.lookahead.device import VOCAB_SIZE, CountingExecutor, Drawing, Runner
 from tests.support.core_driver import open_session, score_item
-
-
-@pytest.mark.parametrize("expects_plain", (True, False))
-def test_drafts_that_plain_steps_follow_stop_no_lookahead(expects_plain: bool) -> None:
-    core = core_of(CountingExecutor(Runner(100)), lookahead=True, max_batched_tokens=64)  # type: ignore[arg-type]
-    for number in range(2):
-        opened = open_session(number, prompt_length=3, max_length=40, num_token_ids=VOCAB_SIZE - 1)
-        core.handle(0, [opened, score_item(number, 2, [1, 2, 3 + number]), Prepare(number, 2, 50)])
-    while core._scheduler.queue.due_of((0, 1)) is not None:
-        core.step()
-    drafted = score_item(1, 3, [1, 2, 4, 9], num_kept_tokens=3, drafts=(4, 5))
-    core.handle(0, [drafted, *([Prepare(1, 3, 50)] if expects_plain else [])])
-    assert core._scheduler.lookahead.is_possible == expects_plain
 
 
 def test_masked_rows_are_scored_once_their_masks_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
