@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
-from outrider.types import TokenScores
+from outrider.types import TokenLogprob, TokenScores
 from outrider_coordinator.session.actions import DraftWaitBegan, DraftWaitEnded, StepEnded, ToDraft, ToTarget
 from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.state import SessionStatus
+from outrider_coordinator.session.transitions import end_step
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from tests.coordinator.setting import METHODS, OTHER_ROWS, ROWS, Setting, mixed_rows, plan_of
+from tests.coordinator.text.tokenizer_kinds import llama_2
 
 TIMING = ItemTiming(1, 2, 3, 4, 10)
 
@@ -110,3 +112,23 @@ def test_only_scores_of_the_question_under_way_are_judged() -> None:
     loop.on_target_event(guessed)
     assert loop.tokens.output == (5,)
     assert loop.spec_stats.num_stale_target_replies == 2
+
+
+def test_a_step_that_a_stop_text_cuts_keeps_the_logprobs_of_its_tokens_alone() -> None:
+    tokenizer = llama_2()
+    newline, word = (tokenizer.backend.token_to_id(token) for token in ("<0x0A>", "world"))
+    assert newline is not None and word is not None
+    plan = plan_of(max_tokens=10, stop=("\n",), num_logprobs=0)
+    loop = SessionLoop(plan, DraftLengthPolicy(2), draft=DraftFacts(), tokenizer=tokenizer)
+    loop.start(1)
+    new = [word, newline, word]
+    loop.tokens.extend(new)
+    loop.output.num_remaining -= len(new)
+    logprobs = tuple(TokenLogprob(token_id, -0.5, 1, ()) for token_id in new)
+    ended = StepEnded(1, 3, 2, 2, new, WithoutDraft.NOTHING_PROPOSED, None, logprobs)
+    step = end_step(loop, ended, None, is_drafting=False)
+    assert (step.token_ids, step.logprobs) == (new[:2], logprobs[:2])
+    assert loop.is_over
+    assert (loop.output.logprobs, loop.tokens.output) == (logprobs[:2], tuple(new[:2]))
+    loop.spec_stats.count_step(step)
+    assert (loop.spec_stats.num_emitted_tokens, loop.spec_stats.num_gained_tokens) == (2, 3)
