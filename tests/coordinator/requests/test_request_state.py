@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import MAX_UNCOUNTED, RequestState
-from outrider_coordinator.session.actions import StepEnded
+from outrider_coordinator.session.actions import DraftWaitEnded, StepEnded
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from tests.coordinator.driving import make_plan
 
@@ -46,3 +47,16 @@ def test_steps_before_a_pause_are_no_part_of_it() -> None:
     request.pause()
     assert request.loop.spec_stats.num_steps == 1
     assert request.request_timings.summary().target > 1.0  # a pause that came first would have cut it short
+
+
+def test_a_step_that_rebuilds_a_session_counts_as_prefill() -> None:
+    histograms = LatencyHistograms()
+    request = RequestState(SessionLoop(make_plan(vocab_size=64), POLICY), histograms)
+    request.admit()
+    for is_prefill in (True, False, True):
+        request.note(a_step(0)._replace(is_prefill=is_prefill), 1.5, 2.0)
+        request.note(DraftWaitEnded(None, is_prefill), 1.5, 2.0)
+    request.count_steps()
+    for stage in ("score", "draft"):
+        counts = [getattr(phase, stage).read().count for phase in (histograms.prefill, histograms.decode)]
+        assert counts == [2, 1]
