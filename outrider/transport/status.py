@@ -30,6 +30,7 @@ CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NoNativeLayerError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NonFiniteLogitsError: grpc.StatusCode.INTERNAL,
     errors.PairMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
