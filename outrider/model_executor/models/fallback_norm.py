@@ -6,6 +6,8 @@ A module is replaced if its class is called an RMS norm and its results, in floa
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 from collections.abc import Iterator
 
 import torch
@@ -18,6 +20,7 @@ _EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
 _OFFSETS = (0.0, 1.0)
 """Added to weights: Gemma's are kept less 1."""
 _TOLERANCE = 1e-4
+_LARGE = 1e3
 
 
 class _Norm(nn.Module):
@@ -54,15 +57,17 @@ def _candidates(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, nn.
     for name, module in model.named_modules():
         eps = next((getattr(module, one) for one in _EPS_NAMES if hasattr(module, one)), None)
         shapes = {kind: (one.ndim, one.dtype) for kind, one in module.named_parameters()}
-        if "rmsnorm" in type(module).__name__.lower() and isinstance(eps, float) and shapes == {"weight": (1, dtype)}:
-            yield name, module, eps
+        is_norm = "rmsnorm" in type(module).__name__.lower() and shapes == {"weight": (1, dtype)}
+        if is_norm and isinstance(eps, float) and len(inspect.signature(module.forward).parameters) == 1:
+            yield name, module, eps  # a gated norm takes the gate too
 
 
 def _offset(module: nn.Module, eps: float) -> float | None:
     """The offset with which ours gives what the module gives for random inputs; None: with none."""
     theirs, weight = copy.deepcopy(module).float(), _weight(module).detach().float()
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, len(weight), generator=generator).to(weight.device)
+    sizes = torch.tensor([math.sqrt(eps), 1.0, _LARGE])  # the first is one where eps counts
+    x = (sizes[:, None] * torch.randn(len(sizes), len(weight), generator=generator)).to(weight.device)
     expected = theirs(x)
     for offset in _OFFSETS:
         if torch.allclose(prepare_norm(weight + offset, eps)(x), expected, atol=_TOLERANCE, rtol=_TOLERANCE):
