@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,12 +14,17 @@ from outrider.config import DraftSettings, TargetSettings
 from outrider.errors import ConfigError, OutriderError
 from outrider.generation import ModelPlacement
 from outrider.kernels.invariance import obstacle
+from outrider.model_executor.layers.fp8 import Fp8Linear
+from outrider.model_executor.layers.linear_method import Features, LinearSpec
+from outrider.model_executor.layers.linear_methods import UnquantizedLinear
+from outrider.model_executor.layers.quantization import ONLINE
 from outrider.model_executor.loader.model import BatchInvariance, is_batch_invariant
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import read_model_config
 from tests.support.tiny_models import cached_tiny_model
 
 GPU = torch.device("cuda")
+ONLINE_FP8 = partial(Fp8Linear, ONLINE)
 
 
 @pytest.fixture
@@ -91,6 +98,26 @@ def test_an_fp8_cache_keeps_the_order_where_it_is_asked_for(capability: list[int
     for setting, cached, expected in cases:
         found = is_batch_invariant(setting, config, torch.bfloat16, GPU, num_ranks=1, cached_dtype=cached)
         assert found is expected
+
+
+@pytest.mark.parametrize(("method", "taken", "refused"), [(UnquantizedLinear, 24, 20), (ONLINE_FP8, 32, 24)])
+def test_layers_whose_rows_the_kernels_cannot_load_are_refused(
+    method: Callable[[LinearSpec], object], taken: int, refused: int
+) -> None:
+    def make(columns: int, *, batch_invariant: bool, num_experts: int = 0) -> object:
+        outputs = (Features.all(4, "down_proj"),)
+        return method(
+            LinearSpec(
+                Features.all(columns), outputs, 4, has_bias=False, dtype=torch.bfloat16, device=torch.device("cpu"),
+                module="mlp.", batch_invariant=batch_invariant, num_experts=num_experts,
+            )
+        )  # fmt: skip
+
+    make(taken, batch_invariant=True)
+    make(refused, batch_invariant=False)
+    make(refused, batch_invariant=True, num_experts=2)  # whose kernels take any
+    with pytest.raises(ConfigError, match=f"batch_invariant: cannot be on: mlp.down_proj has {refused} columns"):
+        make(refused, batch_invariant=True)
 
 
 def test_a_model_on_a_cpu_is_loaded_without_or_refused() -> None:

@@ -18,6 +18,7 @@ from outrider.kernels.linear import PreparedWeight
 from outrider.model_executor.layers.linear_method import Axis, LinearMethod, LinearSpec, Parameter
 from outrider.model_executor.layers.quantization import Activations, Quantization, Scales
 
+_COLUMNS_OF_KERNELS = 16
 _FILE_TYPES = ("F8_E4M3",)
 _SCALE_AXES = {
     Scales.TENSOR: (Axis.EACH,),
@@ -30,6 +31,8 @@ class Fp8Linear(LinearMethod):
     """FP8 weight with a scale for each tensor, row or block."""
 
     def __init__(self, quantization: Quantization, spec: LinearSpec) -> None:
+        if not spec.num_experts:
+            spec.check_columns(_COLUMNS_OF_KERNELS)  # others are widened, for a library's products
         self._format, self._spec = quantization, spec
         num_rows, size = spec.out_features, spec.in_features
         self._rows, self._columns = _scaled_rows(quantization, spec), size

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.errors import ConfigError
 from outrider.kernels.experts import Routing
 from outrider.kernels.rope_and_cache import CosSin, HeadLayout, apply_rope_and_cache
 from outrider.kernels.swiglu import geglu, swiglu
@@ -93,6 +94,18 @@ class LinearSpec:
     def in_features(self) -> int:
         """Features that go in on this rank."""
         return len(self.inputs.own)
+
+    def check_columns(self, multiple: int) -> None:
+        """Raise ``ConfigError`` if products must not depend on other rows and the kernels that promise it cannot load
+        rows of as many features: they take a ``multiple``.
+        """
+        if self.batch_invariant and self.in_features % multiple:
+            name = self.module + "/".join(one.name for one in self.outputs)
+            raise ConfigError(
+                "batch_invariant",
+                f"cannot be on: {name} has {self.in_features} columns on each rank, and kernels that keep the order of"
+                f" sums take multiples of {multiple}; set it off",
+            )
 
     def empty(self, *size: int) -> torch.Tensor:
         """A parameter of the model's own type, to be filled."""

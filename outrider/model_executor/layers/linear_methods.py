@@ -21,12 +21,16 @@ from outrider.model_executor.layers.mxfp4 import Mxfp4Experts
 from outrider.model_executor.layers.quantization import Numbers, Quantization
 
 _MAX_SECOND_COPY_BYTES = 64 << 20
+_COLUMNS_OF_KERNELS = 8
+"""Of 16 bits, whose rows TMA loads by 16 bytes."""
 
 
 class UnquantizedLinear(LinearMethod):
     """Weight in the model's own type, prepared as is fastest on its device."""
 
     def __init__(self, spec: LinearSpec) -> None:
+        if not spec.num_experts:
+            spec.check_columns(_COLUMNS_OF_KERNELS)
         tied = spec.tied_to
         self.weight = spec.empty(spec.out_features, spec.in_features) if tied is None else tied
         """[N, K]; of no use once prepared."""
