@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from outrider.model_executor.layers.quantization import ONLINE
 from outrider.model_executor.models.fallback_linear import recording_inputs, replace_linears
 from outrider.model_executor.models.fallback_norm import replace_norms
 
@@ -64,6 +66,22 @@ def test_outputs_are_those_of_the_tensor_that_is_given_last() -> None:
         found = model.q(first), model.k(second), model.q(second), model.q(second), model.k(first)
     for one, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(one, wanted)
+
+
+def test_a_group_that_a_format_covers_in_part_is_quantized_layer_by_layer() -> None:
+    model = Projections()
+    form = replace(ONLINE, ignored=("k$", "head$"))
+    replace_linears(model, form, [["q", "k"], ["q", "v"]], torch.float32, CPU)
+    assert [name for name, module in model.named_modules() if type(module) is nn.Linear] == ["k", "head"]
+
+
+class Named(Projections):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.q(input=x), self.k(input=x), self.v(x), self.head(input=x)], dim=-1)
+
+
+def test_layers_that_are_given_their_input_by_name_stay() -> None:
+    assert groups_of(Named()) == []
 
 
 def test_a_layer_that_is_called_twice_is_in_no_group() -> None:

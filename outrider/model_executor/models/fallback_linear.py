@@ -5,7 +5,7 @@ where weights are quantized while loading.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -61,8 +61,9 @@ def recording_inputs(model: nn.Module) -> Iterator[list[list[str]]]:
 
     def hook(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
         def before(_: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-            inputs.append(arguments[0])
-            readers.setdefault((name.rpartition(".")[0], id(arguments[0])), []).append(name)
+            if arguments:  # else it is named, and ours has another name
+                inputs.append(arguments[0])
+                readers.setdefault((name.rpartition(".")[0], id(arguments[0])), []).append(name)
 
         return before
 
@@ -97,12 +98,9 @@ def replace_linears(
     """Put ours in the place of linear layers, one product after the other: layers are released when their copy is
     made. ``quantization`` None: of the ``groups`` only.
     """
-    make, singles = linear_method_of(quantization), list[list[str]]()
-    linears = dict(_linears(model))
-    if quantization is not None:
-        linears, grouped = dict(covered_linears(model, quantization)), {name for group in groups for name in group}
-        singles = [[name] for name in linears if name not in grouped]
-    wanted = [names for names in (*groups, *singles) if all(name in linears for name in names)]
+    make = linear_method_of(quantization)
+    linears = dict(_linears(model) if quantization is None else covered_linears(model, quantization))
+    wanted = _products(linears, groups, has_singles=quantization is not None)
     for names in wanted if quantization is None else tqdm(wanted, desc="Quantizing"):  # which reports progress
         members = [linears.pop(name) for name in names]
         product = _Product(_filled(make, names, members, dtype, device), [one.out_features for one in members])
@@ -110,6 +108,17 @@ def replace_linears(
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, _PartLinear(product, number))
         members.clear()
+
+
+def _products(linears: Collection[str], groups: Groups, *, has_singles: bool) -> list[list[str]]:
+    """Names of the layers of each product: of groups of which all are there, and of each other layer if asked for."""
+    found, left = list[list[str]](), dict.fromkeys(linears)
+    for names in groups:
+        if left.keys() >= set(names):
+            found.append(list(names))
+            for name in names:
+                del left[name]
+    return [*found, *([name] for name in left)] if has_singles else found
 
 
 def _filled(
