@@ -13,30 +13,21 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.kernels.ordering import ascending, largest
 from outrider.ports import Open
+from outrider.sampling.softmax import log_softmax_rows
 from outrider.types import CandidateLogprobs, FloatArray, IntArray
 
-_ALIGNED_BYTES = 16
-"""Alignment of the loads of PyTorch's kernels."""
 _FEW_CANDIDATES = 4
 """Number of candidates of a position up to which counting more likely tokens is faster than sorting."""
 
 
-def log_softmax_rows(logits: Tensor, num_token_ids: int) -> Tensor:  # [R, V] -> [R, V]
-    """Logprobs, with ids from ``num_token_ids`` on at -inf; 0 means no such limit.
-
-    A row's bits do not depend on its place: PyTorch sums a row from where it is aligned on, so rows begin aligned.
-    """
-    vocab_size = logits.shape[-1]
-    padding = -vocab_size % (_ALIGNED_BYTES // logits.dtype.itemsize)
-    if logits.is_cuda and (padding or logits.data_ptr() % _ALIGNED_BYTES):
-        logits = F.pad(logits, (0, padding), value=float("-inf"))
-    logprobs = logits.log_softmax(-1)[:, :vocab_size]
-    if 0 < num_token_ids < vocab_size:
+def drawable_logprobs(logits: Tensor, num_token_ids: int) -> Tensor:  # [R, V] -> [R, V]
+    """Logprobs, with ids from ``num_token_ids`` on at -inf; 0 means no such limit."""
+    logprobs = log_softmax_rows(logits)
+    if 0 < num_token_ids < logits.shape[-1]:
         logprobs[:, num_token_ids:] = float("-inf")
     return logprobs
 
@@ -59,7 +50,7 @@ def prompt_logprobs(
     open_: Open,
 ) -> tuple[CandidateLogprobs, ...]:
     """Logprobs of prompt tokens, from the model's unprocessed distribution."""
-    logprobs = log_softmax_rows(logits, open_.num_token_ids)
+    logprobs = drawable_logprobs(logits, open_.num_token_ids)
     return position_logprobs(logprobs, [(token_id,) for token_id in token_ids], open_.num_prompt_logprobs or 0)
 
 

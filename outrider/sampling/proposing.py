@@ -21,6 +21,7 @@ from outrider.sampling.draws import gumbel_argmax, gumbel_argmax_among, stream_r
 from outrider.sampling.logits_processors.process import process_logits
 from outrider.sampling.parameters import is_coupled, is_greedy
 from outrider.sampling.rows import LogitRow
+from outrider.sampling.softmax import softmax_rows
 from outrider.sampling.support import DEFAULT_RULES, DraftingRules, choose_support
 from outrider.types import FloatArray, IntArray
 
@@ -102,7 +103,7 @@ def _draw_coupled(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [
 
 
 def _draw_dense(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [N, V]
-    probs = logits.softmax(-1)
+    probs = softmax_rows(logits)
     winners = gumbel_argmax(probs.log(), stream_rows(rows, Stream.PROPOSAL, logits.device))
     reported = probs.cpu().numpy()
     return [
@@ -113,7 +114,7 @@ def _draw_dense(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [N,
 
 def _draw_sparse(logits: Tensor, rows: Sequence[LogitRow], rules: DraftingRules) -> list[Drawn]:  # [N, V]
     vocab_size = logits.shape[-1]
-    probs, token_ids, widths = choose_support(logits.softmax(-1), rules.support_mass, rules.support_limit)
+    probs, token_ids, widths = choose_support(softmax_rows(logits), rules.support_mass, rules.support_limit)
     noise = stream_rows(rows, Stream.PROPOSAL, logits.device)
     winners: list[int] = gumbel_argmax_among(probs.log(), token_ids, noise, vocab_size).tolist()
     reported_ids, reported_probs = token_ids.to(torch.int32).cpu().numpy(), probs.cpu().numpy()

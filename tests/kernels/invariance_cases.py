@@ -37,7 +37,7 @@ from outrider.kernels.rms_norm.kernel import TritonNorm
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, unpack
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
-from outrider.sampling.logprobs import log_softmax_rows
+from outrider.sampling.logprobs import drawable_logprobs
 from tests.kernels.triton_cases import DEVICE, NARROW, check, on_cpu, ragged_batch, random
 from tests.support.tiny_models import cached_tiny_model
 
@@ -258,9 +258,9 @@ def test_attention_is_right(window: int | None, sinks: int) -> None:
 def test_logprobs_of_a_row_have_the_same_bits_among_others(vocab_size: int) -> None:
     logits = random(40, vocab_size, dtype=torch.float32)
     for rows in (logits, logits.flip(0)):
-        whole = log_softmax_rows(rows, vocab_size - 3)
+        whole = drawable_logprobs(rows, vocab_size - 3)
         for first, count in ((0, 1), (7, 1), (8, 5), (3, 17)):
-            found = log_softmax_rows(rows[first : first + count], vocab_size - 3)
+            found = drawable_logprobs(rows[first : first + count], vocab_size - 3)
             assert torch.equal(found, whole[first : first + count]), (first, count)
 
 

@@ -21,6 +21,7 @@ from outrider.kernels.ordering import largest, leading_mass
 from outrider.sampling.logits_processors.workspace import Workspace
 from outrider.sampling.parameters import is_greedy
 from outrider.sampling.rows import RowSpan
+from outrider.sampling.softmax import softmax_rows
 from outrider.types import SamplingParams
 
 _MASKED = float("-inf")
@@ -59,7 +60,7 @@ def _wants_top_p(sampling: SamplingParams) -> bool:
 
 
 def _cut_min_p(workspace: Workspace, logits: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:  # [M, V] bool
-    probs = logits.softmax(-1)
+    probs = softmax_rows(logits)
     share = workspace.column([sampling.min_p for sampling in samplings])
     return probs < share * probs.amax(-1, keepdim=True)
 
@@ -71,7 +72,7 @@ def _cut_top_k(workspace: Workspace, logits: Tensor, samplings: Sequence[Samplin
 
 
 def _cut_top_p(workspace: Workspace, logits: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:  # [M, V] bool
-    probs = logits.softmax(-1)
+    probs = softmax_rows(logits)
     mass = workspace.column([sampling.top_p for sampling in samplings], torch.float64)
     width = min(_FIRST_WIDTH, workspace.vocab_size)
     while True:

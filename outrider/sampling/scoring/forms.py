@@ -21,6 +21,7 @@ from outrider.ports import Open
 from outrider.randomness.streams import Stream
 from outrider.sampling.draws import gumbel_argmax, gumbel_argmax_by_groups, stream_rows
 from outrider.sampling.rows import LogitRow, ScoreRequest
+from outrider.sampling.softmax import row_sums, softmax_rows
 from outrider.types import DenseScores, JudgingRule, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
 
 ENTROPY_OFFSET = 1e-5
@@ -82,7 +83,7 @@ def sparse_form(group: Group) -> list[Scored]:
     device = group.logits.device
     rows, ids, counts = _supports(group)
     places = (torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device))
-    outside = group.logits.softmax(-1)
+    outside = softmax_rows(group.logits)
     inside = outside[places]  # [M]
     outside[places] = 0.0
     mass = row_sums(outside)
@@ -133,7 +134,7 @@ def typical_form(group: Group) -> list[Scored]:
     Source: Cai et al., "Medusa" (2024).
     """
     device = group.logits.device
-    probs = group.logits.softmax(-1)
+    probs = softmax_rows(group.logits)
     entropies = -row_sums(probs * (probs + ENTROPY_OFFSET).log())
     last = [span.stop - 1 for _, span in group.spans()]
     log_weights = probs[torch.tensor(last, device=device)].log()
@@ -155,7 +156,7 @@ def typical_form(group: Group) -> list[Scored]:
 
 def dense_form(group: Group) -> list[Scored]:
     """Dense: whole rows of probabilities, the reference for tests."""
-    probs = group.logits.softmax(-1).cpu().numpy()
+    probs = softmax_rows(group.logits).cpu().numpy()
     return [Scored(DenseScores(probs[span].copy()), []) for _, span in group.spans()]
 
 
@@ -172,18 +173,3 @@ _FORMS: dict[JudgingRule, Form] = {
     JudgingRule.DENSE_REJECTION: dense_form,
     JudgingRule.DENSE_TYPICAL: dense_form,
 }
-
-
-_WHOLE = 16384
-"""Row size below which PyTorch never splits one row among threads."""
-_PART = 64
-
-
-def row_sums(values: Tensor) -> Tensor:  # [N, V] -> [N]
-    """Sum of each row. PyTorch splits a single long row by thread; here it is always split in the same places."""
-    size = values.shape[-1]
-    if size < _WHOLE:
-        return values.sum(-1)
-    whole = size - size % _PART
-    parts = values[:, :whole].reshape(len(values), -1, _PART).sum(-1)
-    return row_sums(parts) + values[:, whole:].sum(-1)

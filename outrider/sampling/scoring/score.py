@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.errors import IntegrityError, OutriderError
 from outrider.sampling.checks import row_errors
 from outrider.sampling.logits_processors.process import process_logits
-from outrider.sampling.logprobs import log_softmax_rows, position_logprobs
+from outrider.sampling.logprobs import drawable_logprobs, position_logprobs
 from outrider.sampling.rows import LogitRow, ScoreRequest
 from outrider.sampling.scoring.contract import broken_contract
 from outrider.sampling.scoring.forms import Form, Group, Scored, form_of
@@ -109,7 +109,7 @@ def _outcome(batch: _Batch, i: int, scored: Scored) -> ScoreOutcome:
         return ScoreOutcome(scored.form)
     source = batch.raw if open_.logprobs_mode is LogprobsMode.RAW else batch.processed
     span = batch.spans[i]
-    logprobs = log_softmax_rows(source[span.start : span.stop], open_.num_token_ids)
+    logprobs = drawable_logprobs(source[span.start : span.stop], open_.num_token_ids)
     if isinstance(scored.form, DenseScores):
         return ScoreOutcome(dataclasses.replace(scored.form, logprobs=logprobs.cpu().numpy()))
     return ScoreOutcome(scored.form, position_logprobs(logprobs, scored.candidates, open_.num_logprobs))
