@@ -29,6 +29,7 @@ from outrider.kernels.fp8_linear.kernel import _fp8_kernel
 from outrider.kernels.fp8_linear.rounding import _round_kernel
 from outrider.kernels.gated_delta.chunks import _chunk_kernel, _follow_kernel
 from outrider.kernels.gated_delta.kernel import _convolve_kernel, _delta_kernel, _gated_norm_kernel, _log_kernel
+from outrider.kernels.kv_store_kernel import _store_kernel
 from outrider.kernels.linear.ordered import _ordered_kernel
 from outrider.kernels.linear.skinny import _skinny_kernel
 from outrider.kernels.linear.split_k import _split_k_gate_kernel, _split_k_kernel, _sum_partials_kernel
@@ -80,6 +81,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _norm_kernel: {"NUM_PARTIALS": 2, "BLOCK": 4096},
     _sum_norm_kernel: {"RANK": 1, "SIZE": 2, "ROWS": 32, "FLAG_BYTES": 256, "BLOCK": 4096},
     _mask_kernel: {"BLOCK": 4096},
+    _store_kernel: {"BLOCK_H": 8, "BLOCK_D": 128},
     _swiglu_kernel: {"BLOCK": 1024, "IS_GELU": False, "ALPHA": 1.7, "LIMIT": 7.0},
     _rope_and_cache_kernel: {
         **HEADS,

@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from outrider.kernels import launching
 from outrider.kernels.fp8_linear import FP8
+from outrider.kernels.kv_store_kernel import store_heads
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.kernels.paged_attention.prompts import join
 from outrider.kernels.scoring.launching import launch_kernels
@@ -242,6 +243,8 @@ def compile_odd_shapes() -> None:
     Model(torch.float16, qkv_bias=True, **odd).draft(StepShape(1, 1))
     Model(torch.float32, qk_norm=True, sliding_windows=(512,), **odd).forward(BatchShape(4, 20, 8), 20)
     Model(torch.bfloat16, output_bias=True).forward(BatchShape(8, 40, 8), 1)
+    product, kv = (torch.empty(sizes, dtype=torch.bfloat16, device=GPU) for sizes in ((5, 24, 64), (32, 2, 8, 64)))
+    store_heads(kv, torch.empty(5, dtype=torch.int32, device=GPU), product[:, 8:16], product[:, 16:])
 
 
 def compile_experts_and_hybrids() -> None:
