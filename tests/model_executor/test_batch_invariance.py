@@ -83,6 +83,12 @@ def test_auto_is_off_where_the_cost_was_not_measured(
     assert is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1)
 
 
+def test_auto_is_off_for_quantized_weights(capability: list[int]) -> None:
+    config = replace(read_model_config(cached_tiny_model()), hidden_size=4096, quantization=ONLINE)
+    assert not is_batch_invariant("auto", config, torch.bfloat16, GPU, num_ranks=1)
+    assert is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1)
+
+
 def test_norms_over_heads_of_several_ranks_are_refused(capability: list[int]) -> None:
     config = read_model_config(cached_tiny_model("olmo2"))
     assert is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1)
