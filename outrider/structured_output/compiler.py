@@ -112,18 +112,27 @@ class GrammarCompiler:
             least = min(found, key=lambda each: len(each.matchers), default=None)
             if least is not None and (len(least.matchers) < _MOST_SHARING or len(found) >= self.num_lexers):
                 return least
-        new = _Compiled(self._measured(grammar))
+        return self._keep(grammar, _Compiled(self._measured(grammar)))
+
+    def _renewed(self, grammar: Grammar, failed: LLMatcher) -> LLMatcher:
+        """An engine compiled after one whose lexer is full, for all matchers that share it. Those compiled beside it
+        have lexers that may be as full.
+        """
+        with self._lock:
+            found = self._cached.get(grammar, [])
+            lost = next((each for each in found if each.engine is failed), None)
+            if lost is None and found:
+                return found[-1].engine
+            found[:] = [each for each in found if each is not lost]
+        matchers = WeakSet[Matcher]() if lost is None else lost.matchers
+        return self._keep(grammar, _Compiled(self._measured(grammar), matchers)).engine
+
+    def _keep(self, grammar: Grammar, new: _Compiled) -> _Compiled:
         with self._lock:
             self._cached.setdefault(grammar, []).append(new)
             while len(self._cached) > MAX_CACHED or self._num_characters > MAX_CACHED_CHARACTERS:
                 self._cached.popitem(last=False)
         return new
-
-    def _renewed(self, grammar: Grammar, failed: LLMatcher) -> LLMatcher:
-        with self._lock:
-            found = self._cached.get(grammar, [])
-            found[:] = [each for each in found if each.engine is not failed]
-        return self._compiled(grammar).engine
 
     def _measured(self, grammar: Grammar) -> LLMatcher:
         began = time.perf_counter()

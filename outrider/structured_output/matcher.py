@@ -27,6 +27,11 @@ _LONGEST_WAY_BACK = 32
 """Tokens that are consumed again each time before the state after them is kept."""
 
 
+_MOST_RENEWED = 2
+"""Engines for one answer: the first may be one that another matcher has compiled and others have filled."""
+_LEXER_ERROR = "lexer error"
+
+
 class Outcome(enum.Enum):
     """How tokens stand to a grammar."""
 
@@ -86,9 +91,9 @@ class Matcher:
         for place in range(len(self._consumed), len(tokens)):
             token_id = tokens[place]
             if token_id in self._ends:
-                return Outcome.ENDED if self._ask(LLMatcher.is_accepting) else Outcome.REFUSED
+                return Outcome.ENDED if self._ask(LLMatcher.is_accepting, token_id) else Outcome.REFUSED
             # An id past the vocabulary would break the engine's state.
-            if not 0 <= token_id < self._vocab_size or not self._ask(partial(_consume, token_id)):
+            if not 0 <= token_id < self._vocab_size or not self._ask(partial(_consume, token_id), token_id):
                 return Outcome.REFUSED
             self._consumed.append(token_id)
         return Outcome.OPEN
@@ -145,18 +150,36 @@ class Matcher:
         if self._engine.is_accepting():
             _set_bits(words, self._end_bits, value=True)
 
-    def _ask(self, question: Callable[[LLMatcher], AnswerT]) -> AnswerT:
-        """The engine's answer; ``InvalidRequestError`` if an engine that is compiled anew fails too."""
-        answer = question(self._engine)
-        if self._engine.is_error():
-            self._origin = self._trunk = self._renew(self._origin)
-            self._trunk_length = 0
-            self._engine = self._origin.deep_copy()
-            self._engine.consume_tokens(self._consumed)
+    def _ask(self, question: Callable[[LLMatcher], AnswerT], token_id: int | None = None) -> AnswerT:
+        """The engine's answer; ``InvalidRequestError`` if engines that are compiled anew fail too. ``token_id``: the
+        token that a negative answer refuses.
+        """
+        for _ in range(_MOST_RENEWED):
             answer = question(self._engine)
+            if not (self._engine.is_error() or (not answer and self._has_full_lexer(token_id))):
+                return answer
+            self._begin_anew()
+        answer = question(self._engine)
         if self._engine.is_error():
             raise InvalidRequestError("grammar", f"cannot be followed further: {engine_problem(self._engine)}")
         return answer
+
+    def _has_full_lexer(self, token_id: int | None) -> bool:
+        """True if the token is refused because a matcher that shares the lexer has filled it: all copies then refuse
+        every token, without an error where they are only asked for what they would consume.
+        """
+        if token_id is None:
+            return False
+        tried = self._engine.deep_copy()
+        tried.consume_tokens([token_id])
+        return _LEXER_ERROR in tried.get_error()
+
+    def _begin_anew(self) -> None:
+        """Consume the text with an engine that is compiled anew."""
+        self._origin = self._trunk = self._renew(self._origin)
+        self._trunk_length = 0
+        self._engine = self._origin.deep_copy()
+        self._engine.consume_tokens(self._consumed)
 
     def _go_back(self, length: int) -> None:
         """Go to the state after the first tokens, which are the trunk of what follows."""

@@ -237,6 +237,44 @@ def test_what_other_outputs_left_in_the_engine_ends_none() -> None:
         follow_many(Matcher(small_engine(), **options))
 
 
+def test_a_lexer_that_another_output_has_filled_refuses_no_token() -> None:
+    """Copies of an engine of which one has failed refuse every token, and name no error."""
+    engine, other = small_engine(), small_engine()
+    options: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "end_token_ids": (EOS,), "renew": lambda _: other}
+    first, second, third = (Matcher(engine, **options) for _ in range(3))
+    text = ids("ab")
+    assert second.follow(text) is Outcome.OPEN and third.follow([*ids("a"), *text * 6]) is Outcome.OPEN
+    with pytest.raises(InvalidRequestError, match="too many states"):
+        follow_many(Matcher(engine, vocab_size=VOCAB_SIZE, end_token_ids=(EOS,)))
+    for found in (first, second):
+        assert found.follow([*text, *text]) is Outcome.OPEN
+        assert found.follow([*text, *ids("c")]) is Outcome.REFUSED
+    assert third.follow([*ids("a"), *text * 6, EOS]) is Outcome.ENDED
+
+
+def test_a_full_lexer_gives_way_to_one_compiled_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others of its grammar are as full: their outputs have filled them at the same pace."""
+    shared, grammar, num_compiled = compiler(), Grammar(GrammarKind.REGEX, "(a|b)*a(a|b){12}"), 0
+
+    def compile_small(_: Grammar) -> LLMatcher:
+        nonlocal num_compiled
+        num_compiled += 1
+        return small_engine()
+
+    monkeypatch.setattr(shared, "_compile", compile_small)
+    shared.num_lexers = 2
+    held = [shared.compile(grammar, (EOS,)) for _ in range(16)]
+    first, second = {id(each.grammar): each for each in held}.values()
+    choose = random.Random(0)
+    texts = [[ids(letter)[0] for letter in choose.choices("ab", k=30)] for _ in range(10)]
+    for text in texts:  # both lexers are filled, and each is renewed when it is asked
+        for found in (first, second):
+            assert found.follow(text) is Outcome.OPEN and {ids("a")[0], ids("b")[0]} <= allowed(found)
+    before, lost = num_compiled, {id(each.grammar) for each in held} - {id(first.grammar), id(second.grammar)}
+    assert before > 2 and len(lost) == 2
+    assert shared.compile(grammar, (EOS,)).grammar in (first.grammar, second.grammar) and num_compiled == before
+
+
 def test_forced_tokens() -> None:
     found = matcher("choice", ["only this"])
     assert found.forced_tokens() == tuple(ids("only this"))
