@@ -139,7 +139,8 @@ def _renamed(call: str) -> tuple[str, dict[str, str]]:
 
 def is_argument_name(name: str) -> bool:
     """True if a call with such an argument can be read."""
-    return _ARGUMENT.fullmatch(f"{name}=") is not None
+    found = _ARGUMENT.fullmatch(f"{name}=")
+    return found is not None and found.group(1) == name
 
 
 def _literal(node: ast.expr) -> object:

@@ -346,6 +346,7 @@ def test_schemas_of_properties_without_plain_types(form: str, schema: Any) -> No
         ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, "a/pattern"),
         *((form, *case) for form in ("qwen3_coder", "pythonic") for case in MALFORMED),
         ("pythonic", {"type": "object", "properties": {"two words": {}}}, "/properties/two words has a name"),
+        ("pythonic", {"type": "object", "properties": {" a": {}}}, "/properties/ a has a name"),
         ("qwen3_coder", {"type": "object", "properties": {"a>b": {}}}, "/properties/a>b has a name"),
     ),
 )
