@@ -189,7 +189,7 @@ class PrefillChunkSize:
 
 
 class PrefillDelayPolicy:
-    """True if a prompt's chunk had better wait for the running sessions that will soon be back.
+    """Decision whether a prompt's chunk waits for the running sessions that will soon be back.
 
     A running session is away between its answer and its next item. A chunk that starts meanwhile makes it wait for a
     whole forward, and then for its own; one that waits is served beside it in the same. So a chunk waits where it would

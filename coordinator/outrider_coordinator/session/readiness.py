@@ -16,7 +16,7 @@ too: 50 kills 4 to 9 s apart broke a session with a long prompt six times more."
 
 
 class Readiness(enum.Enum):
-    """True if a session may use a service."""
+    """State of a session at a service, by which it may be used or not."""
 
     CLOSED = "closed"
     """Not open on the service; may be opened."""

@@ -31,8 +31,7 @@ class Fp8Linear(LinearMethod):
     """FP8 weight with a scale for each tensor, row or block."""
 
     def __init__(self, quantization: Quantization, spec: LinearSpec) -> None:
-        if not spec.num_experts:
-            spec.check_columns(_COLUMNS_OF_KERNELS)  # others are widened, for a library's products
+        spec.check_columns(_COLUMNS_OF_KERNELS)  # others are widened, for a library's products
         self._format, self._spec = quantization, spec
         num_rows, size = spec.out_features, spec.in_features
         self._rows, self._columns = _scaled_rows(quantization, spec), size

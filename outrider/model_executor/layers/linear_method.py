@@ -97,9 +97,9 @@ class LinearSpec:
 
     def check_columns(self, multiple: int) -> None:
         """Raise ``ConfigError`` if products must not depend on other rows and the kernels that promise it cannot load
-        rows of as many features: they take a ``multiple``.
+        rows of as many features: they take a ``multiple``. Kernels of experts take any number.
         """
-        if self.batch_invariant and self.in_features % multiple:
+        if self.batch_invariant and not self.num_experts and self.in_features % multiple:
             name = self.module + "/".join(one.name for one in self.outputs)
             raise ConfigError(
                 "batch_invariant",
