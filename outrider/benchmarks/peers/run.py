@@ -170,7 +170,7 @@ def _run_one(plan: PeerPlan, engine: str, log: IO[bytes]) -> list[PeerOutcome]:
         where = "--log FILE keeps all that it printed" if plan.log is None else f"{plan.log} has all that it printed"
         raise ConfigError("--peer", f"{engine} failed: {last[0]} ({where})")
     return [
-        _read(engine, load.num_users, answer["version"], timed, plan.num_tokens)
+        read_outcome(engine, load.num_users, answer["version"], timed, plan.num_tokens)
         for load, timed in zip(plan.loads, answer["loads"], strict=True)
     ]
 
@@ -194,7 +194,10 @@ def _environment(packages: str | None) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))}
 
 
-def _read(engine: str, num_users: int, version: str, timed: Sequence[dict[str, Any]], num_tokens: int) -> PeerOutcome:
+def read_outcome(
+    engine: str, num_users: int, version: str, timed: Sequence[dict[str, Any]], num_tokens: int
+) -> PeerOutcome:
+    """Outcome from the times of each repetition, in seconds."""
     after_s = [one["whole_s"] - one["first_s"] for one in timed]
     streams_s = [
         until_all if one["streams_s"] is None else one["streams_s"]

@@ -12,6 +12,7 @@ import typer
 
 from outrider.cli.bench.engine import engine
 from outrider.cli.bench.harness import require_benchmarks
+from outrider.cli.bench.http import http
 from outrider.cli.bench.interference import interference
 from outrider.cli.bench.invariance import invariance
 from outrider.cli.bench.parts import kernels, tracing, turn
@@ -39,5 +40,5 @@ app = typer.Typer(
     context_settings=HELP_NAMES,
     rich_markup_mode=None,
 )
-for command in (serve, interference, invariance, engine, kernels, rpc, step, turn, tracing, peers):
+for command in (serve, http, interference, invariance, engine, kernels, rpc, step, turn, tracing, peers):
     app.command(cls=_BenchmarkCommand, context_settings=HELP_NAMES)(command)
