@@ -57,7 +57,7 @@ class StateColumns:
         return self.width * STATE_BYTES[self.dtype]
 
     def selected(self, places: Any) -> StateColumns:  # noqa: ANN401 - indices or a slice
-        """Of the sessions at these places, not fetched."""
+        """Columns of the sessions at these places, not fetched."""
         return StateColumns(
             self.plane_id,
             self.width,
@@ -69,7 +69,7 @@ class StateColumns:
         )
 
     def hidden_states(self) -> Iterator[HiddenStates]:
-        """Of each session."""
+        """Hidden states of each session."""
         lists = self.starts.tolist(), self.counts.tolist(), self.offsets_bytes.tolist(), self.sequences.tolist()
         firsts = (self.counts.cumsum() - self.counts if self.firsts is None else self.firsts).tolist()
         for first, start, count, offset, sequence in zip(firsts, *lists, strict=True):
@@ -87,7 +87,7 @@ class StateColumns:
 
     @staticmethod
     def form_of(states: HiddenStates) -> tuple[object, ...] | None:
-        """What the states of a step have in common to be columns; None for states that are not by one reference."""
+        """Properties that the states of a step share to be columns; None for states that are not by one reference."""
         if len(states.references) != 1 or not states.num_rows or states.tensor is not None:
             return None
         return states.references[0].plane_id, states.width, states.dtype
@@ -109,7 +109,7 @@ class StateColumns:
 
 @step_value(frozen=True, slots=True)
 class SupportColumns:
-    """What the answers of sampled sessions say of supports, one support after the other."""
+    """Supports in the answers of sampled sessions, one after the other."""
 
     counts: Column
     """Proposals: [T] int32, ids in the support of each draft token. Scores: [B] uint32, probabilities of each."""
@@ -130,22 +130,23 @@ class AnswerColumns(Generic[EventT_co]):
     make: Callable[[int, int, int, tuple[int, ...]], EventT_co]
     """The event of session, generation, base length and tokens; not for sparse scores."""
     outside_masses: Column | None = None  # [T] float32
-    """Of ``SparseScores``: then ``token_ids`` are int32, and may be -1. None: of any other answers."""
+    """Probability mass outside of ``SparseScores``; ``token_ids`` are then int32, and may be -1. None: other answers.
+    """
     states: StateColumns | None = None
-    """Of scores: the hidden states, if they were asked for."""
+    """Hidden states of scores, if they were asked for."""
     supports: SupportColumns | None = None
-    """Of proposals with evidence, and of sparse scores of these; None: there are none."""
+    """Supports of proposals with evidence, or of sparse scores of these; None: there are none."""
     channel: int = 0
-    """Of proposals: the proposal channel by which they are to go, or have gone, to the target too. Of scores: the one
-    by which their draft tokens came, until the verdicts have left by it. 0: none."""
+    """Proposal channel. Of proposals: the proposal channel by which they are to go, or have gone, to the target too. Of
+    scores: the one by which their draft tokens came, until the verdicts have left by it. 0: none."""
     draft_token_ids: Column | None = None  # [T - B] uint32
-    """Of scores: the draft tokens that were scored, if they came by a proposal channel."""
+    """Draft tokens that were scored, if they came by a proposal channel."""
     details: Mapping[str, Sequence[Any]] | None = None
     """Fields of the events that arrays do not hold, by name, a value for each answer. Their readers take events."""
 
     @property
     def is_sparse(self) -> bool:
-        """Whether there is more than tokens."""
+        """True if the answers hold more than tokens."""
         return self.outside_masses is not None or self.supports is not None
 
     @property
@@ -348,7 +349,7 @@ CommandColumns = ExtendColumns | ScoreColumns
 
 
 def has_whole_evidence(proposal: Proposal) -> bool:
-    """Whether a proposal has tokens, and sparse evidence with a row for each."""
+    """True for a proposal with tokens and sparse evidence with a row for each."""
     evidence = proposal.evidence
     return (
         isinstance(evidence, SparseEvidence)
@@ -386,18 +387,18 @@ class ScoreAhead:
         return [row for row, _ in found] if is_whole and (-1, 0) not in found else None
 
     def selected(self, rows: Sequence[int]) -> ScoreAhead:
-        """Of these rows."""
+        """Announcement of these rows alone."""
         places = np.array(rows, dtype=np.intp)
         return ScoreAhead(self.columns.without_drafts(places), self.channel, self.proposals[places])
 
     def without(self, rows: Sequence[int]) -> ScoreAhead | None:
-        """What still waits once the proposals of these rows are there; None if nothing does."""
+        """Rest that still waits after the proposals of these rows have arrived; None if nothing does."""
         if len(rows) == len(self.columns):
             return None
         return self.selected(sorted(set(range(len(self.columns))).difference(rows)))
 
     def with_proposals(self, draft_token_ids: Column, supports: tuple[Column, Column] | None) -> ScoreColumns:
-        """What is to be scored, now that the proposals are there. ``supports``: counts and ids."""
+        """Scores to compute, now that the proposals are there. ``supports``: counts and ids."""
         counts, ids = (None, None) if supports is None else supports
         return replace(
             self.columns,
@@ -445,7 +446,7 @@ def chain_rows(chains: Sequence[bytes]) -> NDArray[np.uint8]:  # [B, CHAIN_BYTES
 
 
 def ragged(counts: Column, places: NDArray[np.intp]) -> NDArray[np.intp]:  # counts [B] -> [sum(counts[places])]
-    """Where the values of these rows lie, of rows of ``counts`` values one after the other."""
+    """Indices of the values of these rows among rows of ``counts`` values, one after the other."""
     counts = counts.astype(np.intp, copy=False)
     own = counts[places]
     shifts = (counts.cumsum() - counts)[places] - (own.cumsum() - own)

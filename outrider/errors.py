@@ -80,7 +80,7 @@ class PairMismatchError(OutriderError):
 
 
 class CapacityError(OutriderError):
-    """There is currently no room."""
+    """Capacity is exhausted at present."""
 
     def __init__(self, message: str, *, retry_after_ms: int = 1000) -> None:
         super().__init__(message)

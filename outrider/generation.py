@@ -97,7 +97,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_prompt_tokens: int = 0
-    """Of the prompt, those that the target held in its prefix cache and did not compute again."""
+    """Prompt tokens that the target found in its prefix cache and did not compute again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] | None = None
     result: GenerationResult | None = None
     started: Started | None = None
-    """Of the first delta of a resumable stream, which has no output; the SDK keeps it to itself, and ``progress``."""
+    """Start of a resumable stream: the first delta, without output, which the SDK keeps to itself, and ``progress``."""
     progress: Progress | None = None
 
 
@@ -202,13 +202,13 @@ class ModelPlacement:
     """Device and KV cache of a replica."""
 
     device: str = ""
-    """Of its first process, such as "cpu" or "cuda:0"; empty for a draft without a model."""
+    """Device of its first process, such as "cpu" or "cuda:0"; empty for a draft without a model."""
     device_name: str = ""
     """The GPU's, such as "NVIDIA H200"; empty on a CPU."""
     tensor_parallel_size: int = 1
     """Processes that share the model, each with a device of its own."""
     dtype: str = ""
-    """Of weights and KV cache."""
+    """Type of weights and KV cache."""
     page_size: int = 0
     """Tokens in a KV page; 0 without a model."""
     num_pages: int = 0
@@ -238,7 +238,7 @@ class ModelPlacement:
 
 
 NOWHERE = ModelPlacement()
-"""Of a model that is not there."""
+"""Placement of a model that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class TokenizerFiles:
     bos_token_id: int | None = None
     """The id put before every text, if the tokenizer asks for one."""
     sha256: str = ""
-    """Of all names and contents, in hex."""
+    """Hash of all names and contents, in hex."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,17 +274,17 @@ class ModelInfo:
     draft_pages_free: int
     """Likewise."""
     draft_length_mode: str = "fixed"
-    """Who decides how many tokens a step drafts: auto (expected throughput) or fixed."""
+    """Source of a step's draft length: auto (expected throughput) or fixed."""
     draft_length: float = 0.0
     """Draft length that running sessions are given now, on average; 0 while decoding is plain."""
     target_placement: ModelPlacement = NOWHERE
-    """Of the first target that is attached; others may differ."""
+    """Placement of the first target that is attached; others may differ."""
     draft_placement: ModelPlacement = NOWHERE
     """Likewise of the draft."""
     tensor_planes: tuple[str, ...] = ()
     """Transport of hidden states to drafts that read them: a line for each target and draft, with the reasons against
     other planes. Empty where none are read."""
     draft_length_reason: str = ""
-    """Why running requests draft or do not; empty while none runs, with fixed lengths, or where there is no draft."""
+    """Reason why running requests draft or do not; empty while none runs, with fixed lengths, or without a draft."""
     exports_traces: bool = False
     """True if the coordinator exports the spans of traced requests."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from outrider.values import step_value
 
 ID_BYTES = 16
-"""Of plane ids and tokens: 128 random bits, which cannot be guessed."""
+"""Size of plane ids and tokens: 128 random bits, which cannot be guessed."""
 
 
 class PlaneKind(enum.StrEnum):
@@ -65,7 +65,7 @@ class PlaneReport:
 
     kind: PlaneKind
     round_trip_ms: float = 0.0
-    """Of a probe of 147,456 bytes and its acknowledgement, the quickest of several; 0 for inline."""
+    """Round trip of a probe of 147,456 bytes and its acknowledgement, the quickest of several; 0 for inline."""
     reasons: tuple[tuple[str, str], ...] = ()
     """(another kind, why it is not used)."""
 

@@ -68,8 +68,8 @@ class Open:
     cache_salt: str = ""
     """Cached KV is shared only with sessions of the same salt."""
     arrival_ns: int = 0
-    """When the request arrived, in nanoseconds since 1970; the same for a session that is rebuilt. When pages run out,
-    the session that arrived last is preempted."""
+    """Arrival time of the request in nanoseconds since 1970; the same for a session that is rebuilt. When pages run
+    out, the session that arrived last is preempted."""
     hidden_state_layers: tuple[int, ...] = ()
     """A target: the layers whose hidden states a ``Score`` may ask for. Layer i is the residual stream after i layers,
     0 the embedding, ``LAST_HIDDEN_STATE`` what the head reads."""
@@ -100,7 +100,8 @@ class Extend:
     generation: int
     num_kept_tokens: int
     prefix_hash: PrefixHash
-    """Of the first ``num_kept_tokens`` tokens; another text than the service's is ``SessionLost``."""
+    """Hash of the first ``num_kept_tokens`` tokens; if it is not that of the service's text, the answer is
+    ``SessionLost``."""
     token_ids: tuple[int, ...]
     draft_length: int
     trace_parent: str = ""
@@ -143,7 +144,7 @@ class Prepare:
 
     session: int
     generation: int
-    """Of the ``Score`` that it follows, the newest; otherwise it is ignored."""
+    """Generation of the ``Score`` that it follows, the newest; otherwise it is ignored."""
     num_steps: int
     """Replaces what is left of an earlier ``Prepare``."""
 
@@ -216,7 +217,7 @@ class ChannelState:
     connection: int
     is_open: bool
     reason: str = ""
-    """Why it has ended, or could not be made."""
+    """Reason why it has ended, or could not be made."""
 
 
 @step_value(frozen=True, slots=True)
@@ -255,7 +256,7 @@ class HiddenStateChunk:
 
     session: int
     generation: int
-    """Of the ``Score``."""
+    """Generation of the ``Score``."""
     states: HiddenStates
 
 
@@ -357,7 +358,7 @@ TargetCommand = Open | Score | Prepare | Release
 DraftEvent = Proposal | Opened | Preempted | SessionLost | SessionFailed | Refused
 TargetEvent = Scores | HiddenStateChunk | Opened | Preempted | SessionLost | SessionFailed | Refused
 PlaneCommand = RequestPlane | OfferPlane | ClosePlane
-"""Of no session. Each travels in a message of its own."""
+"""Plane command, which belongs to no session and travels in a message of its own."""
 PlaneEvent = OfferPlane | PlaneChosen
 """Likewise."""
 ChannelCommand = RequestChannel | OfferChannel | CloseChannel
@@ -379,7 +380,7 @@ class EventBatch(Generic[EventT_co]):
     events: tuple[EventT_co, ...]
     report: ForwardReport | None = None
     timings: tuple[ItemTiming, ...] = ()
-    """Of the item behind each event; empty when no forward was needed."""
+    """Timings of the item behind each event; empty when no forward was needed."""
     columns: tuple[AnswerColumns[EventT_co], ...] = ()
     """Further events, of the same forward: one for each form of answers. They come after the events."""
 

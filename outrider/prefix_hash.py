@@ -27,7 +27,7 @@ _BLOCKS_BETWEEN_PAUSES = 32
 REST_MULTIPLIER = 1_000_003
 REST_BITS = 61
 REST_MODULUS = (1 << REST_BITS) - 1
-"""Of the running hash h, which after a token t is (h * multiplier + t + 1) modulo this."""
+"""Modulus of the running hash h, which after a token t is (h * multiplier + t + 1) modulo this."""
 
 
 def chain_size(num_tokens: int) -> int:
@@ -120,7 +120,7 @@ class PrefixHasher:
         """Entry n: the running hash of the first n tokens after ``_start``."""
 
     def _behind(self, token_ids: Sequence[int], length: int) -> PrefixHash:
-        """Of a length that is no longer in the open block, which is asked for seldom."""
+        """Hash at a length that is no longer in the open block, which is asked for seldom."""
         num_blocks, num_rest = divmod(length, BLOCK_TOKENS)
         rest = [0]
         _extend(rest, token_ids[length - num_rest : length])

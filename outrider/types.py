@@ -73,7 +73,7 @@ class LogprobsMode(enum.StrEnum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a generation ended."""
+    """Reason why a generation ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -131,13 +131,13 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token runs that may not be completed."""
     allowed_token_ids: tuple[int, ...] = ()
-    """When not empty, the only tokens that may be drawn."""
+    """Allowed tokens: when not empty, the only ones that may be drawn."""
     grammar: Grammar | None = None
     """Grammar that the output has to match."""
 
 
 ID_BYTES = 4
-"""Of a packed token id."""
+"""Size of a packed token id."""
 
 
 class PackedTokenIds(tuple[int, ...]):
@@ -313,7 +313,7 @@ class HiddenStates:
 
     @property
     def num_bytes(self) -> int:
-        """Of all rows."""
+        """Size of all rows."""
         return sum(each.num_bytes for each in self.references) if self.references else len(self.payload)
 
     @property
@@ -348,7 +348,7 @@ class HiddenStates:
 
 
 def _parts(references: Iterable[PlaneReference], begin: int, end: int) -> Iterator[PlaneReference]:
-    """Of the bytes that the references have, one after the other, those from ``begin`` to ``end`` - 1."""
+    """Parts of the references' bytes, taken one after the other, from ``begin`` to ``end`` - 1."""
     for each in references:
         if begin < each.num_bytes and end > 0:
             yield each.part(max(begin, 0), min(end, each.num_bytes))
@@ -407,14 +407,15 @@ class ModelDescription:
     tensor_parallel_size: int = 1
     """Processes that share the model, each with its part."""
     hidden_size: int = 0
-    """Of a target: values of one layer's hidden state. Of a draft that reads such: what its target must have. 0: not
-    said, or none are read."""
+    """Hidden state size of a target's layer. Of a draft that reads such: what its target must have. 0: not said, or
+    none are read."""
     num_layers: int = 0
-    """Of a target: it has hidden states 0, the embedding, to this, the last layer's, and ``LAST_HIDDEN_STATE``."""
+    """Number of a target's layers: it has hidden states 0, the embedding, to this, the last layer's, and
+    ``LAST_HIDDEN_STATE``."""
     hidden_state_layers: tuple[int, ...] = ()
-    """Of a draft: the layers whose hidden states it reads, as ``Open.hidden_state_layers`` has them."""
+    """Layers whose hidden states a draft reads, as ``Open.hidden_state_layers`` has them."""
     longest_prefill: int = 0
-    """Of a draft: tokens that it computes of a new text, the last ones; 0: all."""
+    """Longest prefill of a draft, which computes the last tokens of a new text; 0: all."""
     plane_kinds: tuple[str, ...] = ()
     """Tensor planes that a target can offer, or that a draft can read, for hidden states; none: all travel inline."""
     channel_host: str = ""

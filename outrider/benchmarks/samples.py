@@ -19,7 +19,7 @@ class Statistics:
     count: int
     mean: float
     std: float
-    """Of the samples as they are (divided by n)."""
+    """Standard deviation of the samples as they are (divided by n)."""
     median: float
     p90: float
     p99: float

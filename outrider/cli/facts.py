@@ -33,7 +33,7 @@ def model_text(name: str, placement: ModelPlacement) -> str:
 
 
 def repetition_text(target: ModelPlacement) -> str:
-    """What the tokens of equal greedy and coupled requests depend on."""
+    """Repeatability of equal greedy and coupled requests, as a phrase."""
     return "the same in any batch" if target.batch_invariant else "near ties may differ with the batch"
 
 

@@ -43,7 +43,7 @@ class FlagNames:
     """Names of a command line's flags in errors."""
 
     settings: Mapping[Place, str] = field(default_factory=dict)
-    """Of a setting that was given as it was typed, of another the flag that would set it."""
+    """Text of a setting that was given as it was typed, or the flag that would set it."""
     speculative_config: str = speculative.NAME
 
 

@@ -30,7 +30,7 @@ class TypedNames:
     names: Mapping[Place, str] = field(default_factory=dict)
     """Setting: its flag, its variable, or the file with its key there; a flag for one that was not given."""
     section: str = ""
-    """Of the settings that errors name without one: that of the process; empty where there are several."""
+    """Section of the settings that errors name without one: that of the process; empty if there are several."""
 
     @contextlib.contextmanager
     def in_errors(self) -> Iterator[None]:

@@ -58,8 +58,8 @@ def plan_chat(
 
 
 def _with_calls(model: ServedModel, form: MessageForm, grammar: GrammarField | None) -> GrammarField | None:
-    """What constrains an output in which the model may call tools: calls of those that are ``strict``, and an output
-    without calls by its schema. Other grammars leave no calls.
+    """Grammar of an output in which the model may call tools: calls of those that are ``strict``, and an output without
+    calls by its schema. Other grammars leave no calls.
     """
     tokenizer = model.text.tokenizer
     if tokenizer is None or (grammar is not None and not isinstance(grammar.value, Mapping)):

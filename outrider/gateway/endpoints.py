@@ -63,7 +63,7 @@ class Limits:
     resume_timeout_s: float = 0.0
     """Longest wait of an interrupted generation for a coordinator; 0: an interruption is an error."""
     max_open_request_bytes: int = DEFAULT_MAX_BYTES
-    """Of requests whose prompts are being made, and of the prompts while they are answered."""
+    """Bound on the bytes of requests whose prompts are being made, and of the prompts while they are answered."""
 
 
 class JsonAnswer(JSONResponse):

@@ -155,7 +155,7 @@ def _valid_id(given: str) -> str:
 
 _SCHEME = "bearer "
 _key: ContextVar[str | None] = ContextVar("outrider_api_key", default=None)
-"""Of the request that this task serves."""
+"""API key of the request that this task serves."""
 
 
 def caller_key() -> str | None:

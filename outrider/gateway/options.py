@@ -30,7 +30,7 @@ class Caller:
     trace_parent: str | None = None
     trace_state: str | None = None
     cache_salt: str = ""
-    """Of its API key, for requests that name none."""
+    """Cache salt of its API key, for requests that name none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class PreparedPrompt:
     text: str = ""
     """Empty if it is not requested."""
     end: str = ""
-    """Of a chat: the end of the rendered text, from which its output goes on."""
+    """End of a chat's rendered text, from which its output goes on."""
 
 
 async def prepare_prompt(

@@ -33,8 +33,8 @@ from outrider.transport.security import TokenFile
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048
 _SEND_BUFFER_BYTES = 1 << 17
-"""Of a connection, in the kernel, which doubles it and would let it grow to some megabytes. A client that does not read
-holds up its stream once this and its own buffer are full.
+"""Send buffer of a connection in the kernel, which doubles it and would let it grow to some megabytes. A client that
+does not read holds up its stream once this and its own buffer are full.
 """
 _KEEP_ALIVE_S = 75
 """Longer than clients keep an idle connection, so that none is closed while a request is on its way."""

@@ -17,11 +17,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 REQUEST_TIMEOUT_S = 60.0
 """For the request line, the headers and the body together; also for the first byte of a connection."""
 MAX_HEADER_BYTES = 64 << 10
-"""Of the request line and the headers, or of what follows a body in pieces; what comes with the first read or with
-the last is not counted."""
+"""Bound on the request line and the headers, or of what follows a body in pieces; what comes with the first read or
+with the last is not counted."""
 MAX_PIPELINED_BYTES = HIGH_WATER_LIMIT
-"""Of the requests that wait behind one that is being answered. Later requests are not taken: the connection closes
-after the answers to those before them, and the client sends them again."""
+"""Bound on the requests that wait behind one that is being answered. Later requests are not taken: the connection
+closes after the answers to those before them, and the client sends them again."""
 
 
 class TimedProtocol(HttpToolsProtocol):

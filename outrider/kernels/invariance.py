@@ -18,7 +18,7 @@ _MOST_RANKS = 2
 
 
 def obstacle(device: torch.device, dtype: torch.dtype, *, num_ranks: int = 1) -> str | None:
-    """Why outputs depend on the batch here, as the end of a sentence; None: they need not."""
+    """Reason why outputs depend on the batch here, as the end of a sentence; None: they need not."""
     if num_ranks > _MOST_RANKS:
         return f"sums of {num_ranks} ranks have no fixed order yet; at most {_MOST_RANKS} may share the model"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) != _CAPABILITY:

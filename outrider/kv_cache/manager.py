@@ -123,7 +123,7 @@ class KVCacheManager:
         sequence.prefix_hash(sequence.length)
 
     def pages_needed(self, sequence: KVSequence, count: int) -> int:
-        """What of ``num_free`` extending by ``count`` tokens takes."""
+        """Pages out of ``num_free`` that extending by ``count`` tokens takes."""
         needed = self._tables.pages_needed(sequence, count)
         if self.window is None:
             return needed

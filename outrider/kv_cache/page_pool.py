@@ -33,11 +33,11 @@ class PagePool:
         self._references = [0] * num_pages
         self._is_findable = bytearray(num_pages)
         self._is_writable = bytearray(num_pages)
-        """Of pages with one reference that cannot be found."""
+        """Flags of pages with one reference that cannot be found."""
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Free pages that can be found, least recently used first."""
         self._cursor = 0
-        """Where the search for a run of blank pages begins."""
+        """Start of the search for a run of blank pages."""
 
     @property
     def num_free(self) -> int:

@@ -22,7 +22,7 @@ from outrider.kv_cache.sequence import KVSequence, PageTable, page_table_of
 from outrider.kv_cache.window_pages import WindowPages
 
 LONG_ROW = 256
-"""So many tokens are laid out as arrays: of fewer, a list is made sooner."""
+"""Least number of tokens that are laid out as arrays: a list is faster for fewer."""
 Ints = NDArray[np.int64]
 
 
@@ -40,7 +40,7 @@ class JoinedPages:
 
     @functools.cached_property
     def starts(self) -> Ints:  # [B + 1]
-        """Where each table begins, and where the last ends."""
+        """Start of each table, and the end of the last."""
         return np.array([0, *itertools.accumulate(map(len, self.tables))], dtype=np.int64)
 
     def slots(self, positions: Ints, rows: NDArray[np.intp] | None = None) -> Ints:  # [T] -> [T]

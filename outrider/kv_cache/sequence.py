@@ -61,7 +61,7 @@ class KVSequence:
         self.page_keys: list[bytes] = []
         """Keys of leading full pages, as far as they are known."""
         self.state: SequenceState | None = None
-        """Of models with recurrent layers."""
+        """State of models with recurrent layers."""
         self._prefix_hasher = PrefixHasher(prefix_hash_key, prefix_chain)
 
     @property

@@ -34,22 +34,22 @@ class KVCacheRequest:
     """Sequences that run at the same time: where only the device's memory bounds the pool, it has room for so many of
     ``max_model_len`` at most."""
     slot_bytes: int = 0
-    """Of one sequence's states in recurrent layers; 0: there are none."""
+    """Size of one sequence's states in recurrent layers; 0: there are none."""
     num_state_slots: int | None = None
     """Taken as it is; None: as many as ``max_sequences`` and their snapshots need, within half of the memory."""
     window: WindowRequest | None = None
-    """Of models of which some layers have a window."""
+    """Window of models of which some layers have one."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRequest:
-    """What layers with a window need, where others see everything."""
+    """Cache needs of layers with a window, beside layers that see everything."""
 
     reach: AttentionReach
     bytes_per_token: int
-    """Of these layers, part of those of all layers."""
+    """Bytes a token of these layers, part of those of all layers."""
     forward_tokens: int
-    """Of the longest forward."""
+    """Tokens of the longest forward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class WindowPages:
         return -(-num_pages * self.pool.num_pages // self._pages.num_pages)
 
     def num_needed(self, num_pages: int, num_held: int) -> int:
-        """What of ``num_free`` a sequence takes for so many more pages, of which it holds window pages in turn.
+        """Window pages out of ``num_free`` that a sequence takes for ``num_pages`` more pages, which it holds in turn.
         ``num_held``: window pages that it holds already.
         """
         return max(self.num_needed_in_turn(num_pages, num_held), self.share_of(num_pages))
@@ -123,7 +123,7 @@ class WindowPages:
                 self._unmap(own)
 
     def adoptable(self, pages: Sequence[int]) -> tuple[int, int]:
-        """How many of the first ``pages`` of a text can be adopted, and the index of the first whose window page is."""
+        """Number of the first ``pages`` of a text that can be adopted, and the index of the first such window page."""
         size, count = self.pool.page_size, len(pages)
         while count:
             first = max(0, (count * size - self.reach.window) // size)  # as far as ``truncate`` asks for

@@ -54,9 +54,9 @@ BAD_WORDS_CHARACTERS = Bound(16 * BAD_WORD.most, "characters in all")
 BAD_WORDS_TOKENS = Bound(2 * BAD_WORDS_CHARACTERS.most, "token ids in all")
 """A text is banned in two forms, at the start and after a space."""
 REQUEST_FIELDS = Bound(16_384, "fields")
-"""Of the message with all that it holds: several times what the bounds above come to."""
+"""Bound on the fields of a message with all that it holds: several times what the bounds above come to."""
 UNUSED_BYTES = Bound(1 << 16, "bytes of unknown fields, or of fields that are given again")
-"""Of a request: they say nothing, and are held until it is read."""
+"""Bound on a request's bytes without meaning, which are held until it is read."""
 REQUEST_ID = Bound(256, "characters")
 CACHE_SALT = Bound(256, "characters")
 EMITTED = "resume.emitted_token_ids"
@@ -65,7 +65,7 @@ EMITTED_TOKEN_IDS = Bound(1_000_000, "ids")
 CHAT_TEMPLATE = Bound(1 << 18, "characters")
 CHAT_TEMPLATE_KWARGS = Bound(1 << 16, "characters of JSON")
 JSON_VALUES = Bound(1 << 17, "lists, objects, names and separators of JSON")
-"""Of one HTTP body without its lists of token ids, or of one chat: parsing this number takes some 40 ms."""
+"""Bound on one HTTP body without its lists of token ids, or one chat: parsing this number takes some 40 ms."""
 MODEL_NAME = Bound(1024, "characters")
 NAME_MESSAGE = Bound(4096, "bytes")
 """A message of health or reflection, which holds a name, or of a method that takes a hash or nothing."""
@@ -81,24 +81,25 @@ LINK_HASH = Bound(64, "bytes")
 """A prefix hash or its key."""
 LINK_DRAFT_TOKEN_IDS = Bound(MAX_DRAFT_LENGTH, "ids")
 LINK_FIELDS = Bound(1 << 20, "fields")
-"""Of one message with all that it holds: more than ``LINK_COMMANDS`` or ``LINK_ITEMS`` of any kind come to."""
+"""Bound on the fields of one message: more than ``LINK_COMMANDS`` or ``LINK_ITEMS`` of any kind come to."""
 LINK_COMMANDS = Bound(1 << 14, "items")
 """Commands in one message: sixteen for each of the sessions that a link has by default. More are sent as several."""
 LINK_ITEMS = Bound(1 << 16, "items")
 """Events in one message."""
 LINK_SUPPORT_IDS = Bound(1 << 22, "ids")
-"""Of all positions of one proposal: some tens of thousands for each."""
+"""Bound on the support of all positions of one proposal: some tens of thousands for each."""
 LINK_HIDDEN_LAYERS = Bound(16, "layers")
 LINK_HIDDEN_STATE_BYTES = Bound(192 << 20, "bytes")
-"""Of one session in one message; longer texts' states go in several."""
+"""Bound on the hidden states of one session in one message; longer texts' states go in several."""
 LINK_STATE_REFERENCES = Bound(4096, "references")
 """To parts of one session's hidden states in one message."""
 LINK_PAGES = Bound(1 << 26, "KV pages")
-"""Of a peer; those of 63 peers together fit a field of 32 bits."""
+"""Bound on the pages of a peer; those of 63 peers together fit a field of 32 bits."""
 LONGEST_RETRY_DELAY_MS = 1_000
-"""Of a peer that has no room: a longer one counts as this. It may be a mistake, and no request starts until it ends."""
+"""Bound on the retry delay of a peer that has no room: a longer one counts as this. It may be a mistake, and no request
+starts until it ends."""
 LONGEST_STAGE_NS = 3_600_000_000_000
-"""Of a forward, or of a wait for one, as a peer reports it: an hour."""
+"""Bound on the time of a forward, or of a wait for one, as a peer reports it: an hour."""
 LONGEST_STALL_LIMIT_MS = 3_600_000
 """Longest time that a peer may claim for one forward: an hour."""
 LINK_PREPARED_STEPS = Bound(1 << 16, "steps")

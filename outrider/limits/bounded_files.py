@@ -11,9 +11,9 @@ import stat
 from pathlib import Path
 
 MAX_SETTINGS_BYTES = 16 << 20
-"""Of a file of settings; the largest take some 2 MB. Parsing takes ten times its bytes."""
+"""Bound on a file of settings; the largest take some 2 MB. Parsing takes ten times its bytes."""
 MAX_INDEX_BYTES = 128 << 20
-"""Of a file that names all tensors; the largest take some 20 MB."""
+"""Bound on a file that names all tensors; the largest take some 20 MB."""
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Opening a pipe or a terminal does not block."""
 

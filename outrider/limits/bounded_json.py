@@ -17,7 +17,7 @@ _STRUCTURE = b"[{,:"
 _OTHER_BYTES = bytes(set(range(256)) - set(_STRUCTURE))
 _SLICE_BYTES = 1 << 16
 _MOST_DIGITS = 100
-"""Of a whole number: the time of converting one grows with their square."""
+"""Bound on the digits of a whole number: the time of converting one grows with their square."""
 
 
 def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - JSON

@@ -15,7 +15,7 @@ class RateLimit:
         self._interval_s, self._burst = interval_s, burst
         self._clock = clock
         self._began: float | None = None
-        """When the first line of this interval was logged."""
+        """Time of the first logged line of this interval."""
         self._num_left = 0
         self._num_suppressed = 0
 

@@ -92,11 +92,11 @@ class _ForwardGraph:
     """A captured forward."""
 
     layers: tuple[int, ...]
-    """Whose hidden states it gives, ascending."""
+    """Layers whose hidden states it gives, ascending."""
     replay: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
     def columns(self, states: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
-        """Of the states of all its layers, those of ``layers``, in their order."""
+        """States of ``layers``, in their order, out of the states of all its layers."""
         if tuple(layers) == self.layers:
             return states
         size = states.shape[1] // max(1, len(self.layers))

@@ -34,7 +34,7 @@ class BatchShape:
     num_rows: int
     num_tokens: int
     max_queries: int
-    """Of one row."""
+    """Largest number of queries of one row."""
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> BatchShape:
@@ -62,11 +62,11 @@ class BatchFrame:
 
     page_size: int
     windows: tuple[int | None, ...]
-    """Of each KV cache group."""
+    """Windows of the KV cache groups."""
     counters: torch.Tensor
     """As ``PagedRows`` has them."""
     sinks: tuple[int, ...] = ()
-    """Of each KV cache group; of those that are not named, none."""
+    """Attention sinks of the KV cache groups; those that are not named have none."""
     batch_invariant: bool = False
     has_states: bool = False
     """True if there are recurrent layers: each row's slot and checkpoints come before the pages."""

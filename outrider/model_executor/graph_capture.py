@@ -22,7 +22,7 @@ Least = Callable[[int], int]
 _DRIVER_BYTES = 3 << 20
 """Approximate memory of a graph besides its buffers."""
 _USUAL_SECONDS = 0.05
-"""Of a capture whose kernels are compiled: 139 of an 8B model took 6.1 s."""
+"""Usual time of a capture whose kernels are compiled: 139 of an 8B model took 6.1 s."""
 
 
 class GraphRecorder(Protocol):
@@ -48,7 +48,7 @@ class CaptureLimits:
     """Limits of all graphs of a model together; None is none."""
 
     memory_bytes: int | None = None
-    """Of buffers, which graphs share, and of what the driver keeps of each."""
+    """Memory of the buffers, which graphs share, and of what the driver keeps of each."""
     seconds: float | None = None
     """For their capture, about: kernels that are still to be compiled are not foreseen."""
 
@@ -182,7 +182,7 @@ class GraphPool:
         return replay
 
     def describe_memory(self) -> str:
-        """Of the device."""
+        """Memory use of the graphs on the device, as a phrase."""
         free = _free_bytes(self._device)
         return f"they take {(self._free_before - free) / 2**20:.0f} MiB and leave {free / 2**30:.1f} GiB free"
 

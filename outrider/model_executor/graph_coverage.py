@@ -16,9 +16,9 @@ class ScoringCoverage:
 
     draft_length: int
     num_sequences: int
-    """That fit a graph, at most."""
+    """Largest number of sequences that fit a graph."""
     num_possible: int
-    """That the limits let into one forward, at most."""
+    """Largest number of sequences that the limits let into one forward."""
 
     @property
     def is_whole(self) -> bool:

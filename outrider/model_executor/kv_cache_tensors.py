@@ -54,7 +54,7 @@ class KVCacheTensors:
         if num_window_pages:
             self.window_map = torch.zeros(num_slots // page_size, dtype=torch.int32, device=device)
         self.num_state_slots = num_state_slots
-        """Of recurrent layers."""
+        """Number of state slots of recurrent layers."""
         self.states: DeltaSlots | None = None
         if layout.states is not None:
             spec, sizes = layout.states.spec, (len(layout.states.layers), num_state_slots)

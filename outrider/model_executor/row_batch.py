@@ -105,7 +105,7 @@ class RowPattern:
 
     @classmethod
     def of(cls, counts: Ints, num_drafts: Ints, num_logits: Ints) -> RowPattern:
-        """Of rows with so many committed tokens and drafts, of whose last tokens so many get logits."""
+        """Pattern of rows with these numbers of committed tokens and drafts, and of logits for their last tokens."""
         totals = counts + num_drafts
         starts = np.concatenate(([0], totals.cumsum()))
         rows = np.arange(len(totals)).repeat(totals)
@@ -132,7 +132,7 @@ class BatchLayout:
     pages: JoinedPages
     page_copies: tuple[PageCopy, ...]
     states: StateRows | None = None
-    """Of models with recurrent layers."""
+    """States of models with recurrent layers."""
 
     @property
     def num_logits(self) -> int:

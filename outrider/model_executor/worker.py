@@ -39,7 +39,7 @@ from outrider.model_executor.worker_commands import Operation, WorkerCommand, ba
 
 _log = logging.getLogger(__name__)
 _GRAPH_TOLERANCE = 0.02
-"""Of the largest logit, between a graph and its launches."""
+"""Tolerance between a graph and its launches, as a share of the largest logit."""
 
 
 class Worker:
@@ -66,7 +66,7 @@ class Worker:
         self.page_size, self.num_pages, self.max_model_len = loaded.page_size, loaded.num_pages, loaded.max_model_len
         """No sequence may hold more tokens than ``max_model_len``."""
         self.num_window_pages, self.forward_tokens = loaded.num_window_pages, graphs.forward_tokens
-        """Of layers with a window, 0: their pages are those of all; and tokens of the largest forward."""
+        """Window pages of layers with a window (0: their pages are those of all), and tokens of the largest forward."""
         layout = model.kv_cache_layout
         self.kv_cache = KVCacheTensors(
             layout, loaded.num_pages * loaded.page_size, dtype=loaded.kv_cache_dtype, device=model.device,

@@ -20,7 +20,7 @@ from outrider.model_executor.input_batch import ForwardBatch
 from outrider.model_executor.row_batch import BatchLayout
 
 _FORWARD_ARGUMENTS = 4
-"""Of every forward; layers come after them."""
+"""Number of arguments of every forward; layers come after them."""
 
 
 class Operation(enum.IntEnum):
@@ -82,7 +82,7 @@ def copy_command(copies: Sequence[PageCopy]) -> WorkerCommand:
 
 
 def window_commands(window: WindowPages) -> Iterator[WorkerCommand]:
-    """What is due of window pages before a forward; mostly nothing."""
+    """Commands for window pages that are due before a forward; mostly none."""
     for operation, pairs in (
         (Operation.COPY_WINDOW_PAGES, [(source, destination) for destination, source in window.pending_copies.items()]),
         (Operation.MAP_WINDOW_PAGES, list(window.pending_maps.items())),

@@ -81,7 +81,7 @@ def _list(value: object) -> list[Any]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Of what cannot be read nothing is inferred; loading says what is wrong with it."""
+    """Content of a JSON file; empty if it cannot be read, since loading reports what is wrong with it."""
     if not path.is_file():
         return {}
     try:

@@ -90,7 +90,7 @@ class _Repository:
     extra: str
     """The extra of outrider with which the Hub is found."""
     patterns: tuple[str, ...]
-    """Of the names of the files to download."""
+    """Patterns of the names of the files to download."""
     expected: tuple[str, ...]
     """Files that a folder in the cache must have to be used without asking the Hub."""
     lack: Callable[[Path], str]

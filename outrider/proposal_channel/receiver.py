@@ -35,9 +35,9 @@ from outrider.tensor_plane.control import ControlConnection, ControlListener
 _log = logging.getLogger(__name__)
 
 MAX_CHANNELS = 64
-"""Of one link."""
+"""Bound on the channels of one link."""
 MAX_WAITING = 64
-"""Of one channel: scores that wait for proposals, and proposals for which no scores wait yet."""
+"""Bound on what waits in one channel: scores without proposals, and proposals without scores."""
 PATIENCE_S = 5.0
 """Longest wait of scores for proposals: far longer than a coordinator's."""
 _TICK_S = 0.5
@@ -226,8 +226,8 @@ class _Channel:
             _give_up(ahead, self._tell, f"the proposal channel has ended: {reason}")
 
     def _take_early(self, ahead: ScoreAhead) -> tuple[list[ScoreColumns], ScoreAhead | None]:
-        """What is to be scored of proposals that came before, and what still waits. Proposals of other lengths than
-        were asked for are the coordinator's to send.
+        """Scores to compute for proposals that came before, and the rest that still waits. Proposals of other lengths
+        than were asked for are the coordinator's to send.
         """
         complete: list[ScoreColumns] = []
         own, rest = ahead.channel_key, ahead
@@ -256,7 +256,9 @@ class _Channel:
             self._submit(complete)
 
     def _meet(self, proposals: DirectProposals) -> ScoreColumns | None:
-        """What waits for these proposals, the rest of which waits on; None unless one ``ScoreAhead`` waits for all."""
+        """Scores that waited for these proposals, the rest of which waits on; None unless one ``ScoreAhead`` waits for
+        all.
+        """
         own = proposals.key
         for key in [own] if own in self._waiting else list(self._waiting):
             ahead, until = self._waiting[key]
@@ -279,7 +281,7 @@ class _Channel:
 
 
 def _complete(ahead: ScoreAhead, rows: Sequence[int], proposals: DirectProposals) -> ScoreColumns:
-    """What is to be scored. A step that was planned is known by its arrays: of all rows they stay what they are."""
+    """Scores to compute. A planned step is recognised by its arrays, so that these stay the same if all came."""
     own = ahead if proposals.key == ahead.channel_key else ahead.selected(rows)
     return own.with_proposals(proposals.token_ids, proposals.supports)
 

@@ -21,7 +21,7 @@ from outrider.tensor_plane.control import connect
 _log = logging.getLogger(__name__)
 
 MAX_CHANNELS = 64
-"""Of one link."""
+"""Bound on the channels of one link."""
 _SEND_S = 0.05
 """A target that takes nothing for so long is not waited for."""
 

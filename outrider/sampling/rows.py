@@ -27,7 +27,7 @@ class LogitRow:
     base: int
     """Committed tokens when the proposal was made; keys the random streams."""
     masks: PositionMasks | None = None
-    """Of the session's grammar; None: they are made when the row is masked, if there is a grammar."""
+    """Masks of the session's grammar; None: they are made when the row is masked, if there is a grammar."""
 
     @property
     def open(self) -> Open:
@@ -53,7 +53,7 @@ class ScoreRequest:
     support: Support | None = None
     """For sparse rejection with K > 0."""
     masks: PositionMasks | None = None
-    """Of the positions, as in ``LogitRow``."""
+    """Masks of the positions, as in ``LogitRow``."""
 
     @property
     def open(self) -> Open:

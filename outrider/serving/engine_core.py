@@ -36,9 +36,9 @@ _MAX_STEPS_WITHOUT_FORWARD = 32
 other.
 """
 _EVENTS_OF_STEP = 64
-"""So many events that need no forward count as a step of their own."""
+"""Number of events without a forward that count as a step of their own."""
 _COMPILING_S = 15.0
-"""How long the first forward of a size may take on a GPU, which compiles kernels for it."""
+"""Longest time of the first forward of a size on a GPU, which compiles kernels for it."""
 
 
 class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
@@ -235,7 +235,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     @property
     def progress(self) -> tuple[bool, int]:
-        """Whether a forward is in flight, and a number that rises with progress.
+        """Progress: True while a forward is in flight, and a number that rises.
 
         While a forward is in flight only the end of one is progress.
         """
@@ -255,7 +255,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` has anything to do."""
+        """True if ``step`` has anything to do."""
         return bool(self._outputs.is_ready or self._has_forwards)
 
     @property
@@ -275,14 +275,14 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     @property
     def _is_forward_overdue(self) -> bool:
-        """Whether a forward is to be started, followed or ended before more events leave that needed none."""
+        """True if a forward is to be started, followed or ended before more events leave that needed none."""
         if self._num_steps_without_forward < _MAX_STEPS_WITHOUT_FORWARD:
             return False
         return self._has_forwards and not self._forward_pause_s
 
     @property
     def _has_forwards(self) -> bool:
-        """Whether a forward is to be started, or is in flight."""
+        """True if a forward is to be started, or is in flight."""
         is_due = self._steady.pending or self._scheduler.queue.due or self._scheduler.plain.is_due
         return bool(is_due or self._in_flight)
 
@@ -385,6 +385,6 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._inputs.preempt(session)
 
     def _is_asked(self, key: SessionKey) -> bool:
-        """Whether a session waits for an answer."""
+        """True if a session waits for an answer."""
         due = self._scheduler.queue.due_of(key)
         return (due is not None and due.is_asked) or self._scheduler.plain.is_asked(key)

@@ -61,7 +61,7 @@ class Item(Protocol):
 
 
 class References(Protocol):
-    """What items refer to, such as tensors in another process's memory."""
+    """Resources that items refer to, such as tensors in another process's memory."""
 
     def fetch_all(self, commands: Sequence[Any]) -> Sequence[Any]:
         """The commands of one message, with what they refer to where it is there."""
@@ -96,7 +96,7 @@ EventT = TypeVar("EventT", bound=Answer)
 EventT_co = TypeVar("EventT_co", bound=Answer, covariant=True)
 
 CommonEvent = Opened | Preempted | SessionLost | SessionFailed | Refused
-"""What any service may answer instead of its own."""
+"""Event that any service may answer with instead of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,9 @@ class ExecutorOutput(Generic[EventT_co]):
     results: Sequence[EventT_co | OutriderError | None]
     """For each job: its answer, why its session fails, or None when it needs more forwards. Empty with ``columns``."""
     computed_ns: int
-    """When the model was done and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
+    """Time at which the model was done and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
     used_graph: bool = False
-    """Whether a captured forward was replayed."""
+    """True if a captured forward was replayed."""
     masked_ns: tuple[int, int] | None = None
     """Between which readings of the core's clock the masks of grammars were made; None without any."""
     pushed: Sequence[tuple[int, Any]] = ()
@@ -116,7 +116,7 @@ class ExecutorOutput(Generic[EventT_co]):
     columns: AnswerColumns[EventT_co] | None = None
     """The answers of a step that came as columns, if all its sessions have one."""
     plain: PlainOutcome | None = None
-    """What follows the texts of a plain step, which ``results`` do not tell."""
+    """Next tokens of the texts of a plain step, which ``results`` do not contain."""
     settle: Callable[[], None] | None = None
     """To be called before the sequences of ``columns`` are used again: what no answer waits for."""
 
@@ -132,7 +132,7 @@ class ExecutorOutput(Generic[EventT_co]):
 
 
 class PlainOutcome(Protocol):
-    """What follows the texts of a plain step, session by session."""
+    """Next tokens of the texts of a plain step, session by session."""
 
     @property
     def token_ids(self) -> NDArray[np.int64]:  # [B]
@@ -141,7 +141,7 @@ class PlainOutcome(Protocol):
 
     @property
     def masses(self) -> NDArray[np.float32]:  # [B]
-        """Of ``SparseScores``."""
+        """Masses of ``SparseScores``."""
         ...
 
     @property
@@ -151,7 +151,7 @@ class PlainOutcome(Protocol):
 
     @property
     def errors(self) -> Mapping[int, OutriderError]:
-        """Why sessions fail, by their places."""
+        """Errors of the sessions that fail, by their places."""
         ...
 
 
@@ -159,7 +159,7 @@ class InFlightForward(Protocol[EventT_co]):
     """A forward that has started."""
 
     def is_done(self) -> bool:
-        """Whether ``finish`` would return without waiting."""
+        """True if ``finish`` would return without waiting."""
         ...
 
     def finish(self) -> ExecutorOutput[EventT_co]:
@@ -175,7 +175,7 @@ class QueuedForward(Generic[JobT, EventT_co]):
     jobs: Sequence[JobT] = ()
     """None of a step."""
     places: Sequence[int] = ()
-    """Of each job's session, among the jobs of the forward before."""
+    """Index of each job's session among the jobs of the forward before."""
 
 
 class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
@@ -183,7 +183,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether a forward runs while its thread does something else."""
+        """True if a forward runs while its thread does something else."""
         return False
 
     # KV pages.
@@ -240,7 +240,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         return _Deferred(self, batch)
 
     def may_follow(self, forward: InFlightForward[EventT]) -> bool:
-        """Whether another batch may be started behind a forward in flight, with later tokens of the same jobs too: its
+        """True if another batch may be started behind a forward in flight, with later tokens of the same jobs too: its
         tokens count as computed, and nothing of its results is overwritten.
         """
         return False
@@ -253,22 +253,22 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
     # Columns: items of many running sessions at once. An executor that takes none gets all of them one by one.
 
     def is_steady(self, session: Session[SequenceT]) -> bool:
-        """Whether the items of a session that was answered may come as columns, and its answers go as such."""
+        """True if the items of a session that was answered may come as columns, and its answers go as such."""
         return False
 
     def session_rows(self, sessions: Sequence[Session[SequenceT]]) -> Any:  # noqa: ANN401 - the executor's own
-        """What the executor knows of such sessions in every step, made while they wait; None, or it has ``selected``,
-        which takes places.
+        """Executor's data of such sessions for every step, made while they wait; None, or it has ``selected``, which
+        takes places.
         """
         return None
 
     @property
     def truncates_columns(self) -> bool:
-        """Whether ``start_step`` truncates the sequences itself."""
+        """True if ``start_step`` truncates the sequences itself."""
         return False
 
     def takes_columns(self, step: SteadyStep) -> bool:
-        """Whether all items of a step of such sessions are valid, and there are KV pages for all. Changes nothing."""
+        """True if all items of a step of such sessions are valid, and there are KV pages for all. Changes nothing."""
         return False
 
     def plan_columns(self, step: SteadyStep) -> Any:  # noqa: ANN401 - the executor's own
@@ -283,7 +283,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         raise NotImplementedError
 
     def takes_drafts(self, step: SteadyStep) -> bool:
-        """Whether the draft tokens that have come for a step with a plan are valid."""
+        """True if the draft tokens that have come for a step with a plan are valid."""
         raise NotImplementedError
 
     def start_step(
@@ -298,7 +298,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
     # them one by one.
 
     def may_be_plain(self, session: Session[SequenceT]) -> bool:
-        """Whether the decode steps of a session that was answered may be in an array."""
+        """True if the decode steps of a session that was answered may be in an array."""
         return False
 
     def amend_plain(self, sessions: Sequence[Session[SequenceT]], token_ids: Sequence[int]) -> None:
@@ -335,7 +335,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         return None
 
     def matches(self, item: ItemT, prepared: ItemT) -> bool:
-        """Whether an item requests exactly what was prepared."""
+        """True if an item requests exactly what was prepared."""
         return False
 
 

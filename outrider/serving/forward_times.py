@@ -9,7 +9,7 @@ from __future__ import annotations
 _NUM_SIZES = 40
 """Sizes are powers of 2."""
 _DECAY = 0.9
-"""Of the slowest forward of a size, with each forward of that size: one that compiled kernels is soon forgotten."""
+"""Decay of a size's slowest forward with each forward of that size: one that compiled kernels is soon forgotten."""
 
 
 class ForwardTimes:

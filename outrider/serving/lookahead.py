@@ -79,16 +79,16 @@ class Lookahead:
 
     @property
     def is_possible(self) -> bool:
-        """Whether ``prepare`` could do anything for any session."""
+        """True if ``prepare`` could do anything for any session."""
         return self._is_enabled and not self._speculating
 
     @property
     def is_idle(self) -> bool:
-        """Whether no session keeps others from being prepared."""
+        """True if no session keeps others from being prepared."""
         return not self._speculating
 
     def _may_prepare(self, session: Session[Any]) -> bool:
-        """Whether one more step of a session may be computed before it is asked for."""
+        """True if one more step of a session may be computed before it is asked for."""
         if self._speculating or not self._is_enabled or not session.lookahead_credit:
             return False
         return self._queue.num_unasked(session.key) < MAX_STEPS_AHEAD
@@ -120,7 +120,7 @@ class Lookahead:
         self._queue.put(Request(session, item, job, self._clock(), is_asked=False, is_guess=is_guess))
 
     def may_queue_next(self, batch: Batch) -> bool:
-        """Whether one more step of all requests of a running batch may be queued behind it: nothing else waits."""
+        """True if one more step of all requests of a running batch may be queued behind it: nothing else waits."""
         if not batch.may_queue_next:
             return False
         batch.may_queue_next = False

@@ -65,7 +65,7 @@ class OutputProcessor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether ``take`` would give anything."""
+        """True if ``take`` would give anything."""
         return bool(self._ready or self._finished or self._plain or self._claimed)
 
     @property
@@ -263,7 +263,7 @@ def _of_channel(columns: CommandColumns) -> tuple[int, Column | None]:
 
 
 def _larger(report: ForwardReport, other: ForwardReport | None) -> ForwardReport:
-    """Of each number the larger one, and the pages that are free."""
+    """Report with the larger of each pair of numbers, and the pages that are free."""
     if other is None:
         return report
     return ForwardReport(

@@ -31,7 +31,7 @@ class PagedExecutor(Executor[SequenceT, ItemT, JobT, EventT]):
 
     @property
     def num_pages_unused(self) -> int:
-        """Of all KV pages."""
+        """Unused pages among all KV pages."""
         return self._kv_cache.num_pages_free
 
     def num_pages_needed(self, job: JobT, num_tokens: int) -> int:

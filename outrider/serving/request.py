@@ -71,7 +71,7 @@ class Request(Generic[ItemT, JobT, EventT]):
     """None when it is not traced."""
     status: RequestStatus = RequestStatus.WAITING
     num_batches: int = 0
-    """That were started with it and have not ended: one, or two with a chunk of its prompt each."""
+    """Batches that were started with it and have not ended: one, or two with a chunk of its prompt each."""
     superseded_by: tuple[ItemT, int] | None = None
     """The newer item of its session, which arrived while this one was running, and the time of arrival."""
     answer: EventT | CommonEvent | None = None
@@ -84,24 +84,24 @@ class Request(Generic[ItemT, JobT, EventT]):
     sample_ns: int = 0
     wait_ns: int = 0
     batch_size: int = 0
-    """Of the last forward that served it."""
+    """Batch size of the last forward that served it."""
     num_tokens: int = 0
-    """Of the last forward that served it."""
+    """Tokens of the last forward that served it."""
     forward_ended_ns: int = 0
-    """Of the last forward that served it, whenever its item came."""
+    """End of the last forward that served it, whenever its item came."""
 
     def __post_init__(self) -> None:
         self.touched_ns = self.arrived_ns
 
     @property
     def has_output(self) -> bool:
-        """Whether its session's text goes past the prompt: its user has received output."""
+        """True if its session's text goes past the prompt: its user has received output."""
         return self.item.num_kept_tokens + len(self.item.token_ids) > self.session.open.prompt_length
 
     @property
     def is_text_alone(self) -> bool:
-        """Whether it brings a draft text and asks for no proposal. No step waits for that, so nobody knows when its
-        session comes back; but for long prompts under fixed lengths on the target's device, where it does at once.
+        """True if it is a draft prefill without a proposal. No step waits for that, so nobody knows when its session
+        comes back; but for long prompts under fixed lengths on the target's device, where it does at once.
         """
         return isinstance(self.item, Extend) and not self.item.draft_length
 
@@ -180,7 +180,7 @@ class RequestQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is due and nothing held."""
+        """True if nothing is due and nothing held."""
         return not self._due and not self._prepared
 
     def put(self, request: AnyRequest) -> None:
@@ -261,7 +261,7 @@ class Batch:
     may_queue_next: bool = True
     """Something has happened since it was last tried to queue a batch behind it."""
     queue_chunks_ns: int | None = None
-    """When it is time to queue the next chunks of prompts behind it; None: never, or it was tried."""
+    """Time to queue the next chunks of prompts behind it; None: never, or it was tried."""
     num_running: int = 0
     """Requests of sessions that run, rather than have a prompt taken in."""
     prefills: Sequence[AnyRequest] = ()

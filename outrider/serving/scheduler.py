@@ -68,7 +68,7 @@ class Scheduler:
         self._prompt_token_ns = 0.0
         """Recent time of a token in a large chunk."""
         self._ran_ns = -LONGEST_ABSENCE_NS
-        """When a running session was served last."""
+        """Time at which a running session was served last."""
         self._running = set[SessionKey]()
         """Sessions that were answered and have not ended: prompts are cut smaller for them."""
 
@@ -237,8 +237,8 @@ class Scheduler:
         return self._clock() >= in_flight[0].queue_chunks_ns
 
     def _next_chunks(self, before: Batch) -> Batch | None:
-        """What would be served after a batch of prompts, if that ended now. None while sessions run, or where it would
-        take pages from others: that waits for the end of the batch.
+        """Batch to serve after a batch of prompts, if that ended now. None while sessions run, or where it would take
+        pages from others: that waits for the end of the batch.
         """
         before.queue_chunks_ns = None
         if self._running or not self._executor.may_follow(before.forward):
@@ -340,7 +340,7 @@ def _record(batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> Forward
 
 
 def _rebuilds(due: Sequence[AnyRequest]) -> list[int]:
-    """Which of these bring back a session that was lost, the oldest first.
+    """Indices of the requests that rebuild a lost session, the oldest first.
 
     Served in equal shares they would all be back late: a target that is killed every few seconds would then bring back
     none, and no stream would get on.

@@ -28,7 +28,7 @@ class TokenSequence(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Which."""
+        """Token ids of the text."""
         ...
 
 
@@ -125,13 +125,13 @@ class Session(Generic[SequenceT]):
     num_committed: int = 0
     """Tokens of the text that was answered last; drafts come after them."""
     used_ns: int = 0
-    """When something last came for it."""
+    """Time of the last message for it."""
     is_told_opened: bool = False
     """True if its ``Open`` was answered with ``Opened``."""
     lookahead_credit: int = 0
     """Plain steps that may yet be computed before they are asked for: what is left of a ``Prepare``."""
     executor_state: object = None
-    """What the executor derives from ``open`` at the session's first item; it ends with the session."""
+    """State that the executor derives from ``open`` at the session's first item; it ends with the session."""
     key: SessionKey = field(init=False)
     """Its link and its number there; asked for many times an item."""
     age: tuple[int, str, int, int] = field(init=False)

@@ -17,9 +17,9 @@ from outrider.serving.forward_times import ForwardTimes
 
 _NANOSECOND = 1e-9
 NO_ROOM, ENDING = "no_room", "ending"
-"""Why a session is refused."""
+"""Reasons why a session is refused."""
 USUAL_FAILURES = (NonFiniteLogitsError.__name__, InvalidRequestError.__name__)
-"""Why a session fails, by the error's name; other errors of ours may join."""
+"""Usual reasons why a session fails, by the error's name; other errors of ours may join."""
 
 
 class ServiceStats:

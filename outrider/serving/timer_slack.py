@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 POLL_INTERVAL_S = 20e-6
-"""How often a thread that waits for a device asks whether it is done."""
+"""Interval at which a thread polls its device."""
 _slack = threading.local()
 
 

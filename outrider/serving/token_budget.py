@@ -38,8 +38,8 @@ _SESSIONS_STEP = 32
 _PROMPT_WEIGHT = 8
 """A prompt that waits behind another counts as so many running sessions: its user has seen nothing yet."""
 _MOST_OF_MANY = 4
-"""Where many prompts wait, chunks are larger by at most this factor: on an H200 forwards of more than 1,024 tokens
-compute prompts no faster."""
+"""Largest factor of chunk sizes while many prompts wait: on an H200 forwards of more than 1,024 tokens compute prompts
+no faster."""
 
 _DELAY_WEIGHT = 0.2
 """The weight of the newest absence, and of the newest chunk, in the figures that delays follow from."""
@@ -152,8 +152,8 @@ class PrefillChunkSize:
         self._most = most
         self._least = max(1, most // _LEAST_CHUNK)
         self._without_ns: dict[int, float] = {}
-        """What a forward without a chunk took lately, by the number of its running sessions in steps: while prompts
-        wait there is none, and sessions become many."""
+        """Recent time of a forward without a chunk, by the number of its running sessions in steps: while prompts wait
+        there is none, and sessions become many."""
         self._a_token_ns: float | None = None
 
     def note_forward(self, duration_ns: int, num_chunk_tokens: int, num_running: int) -> None:

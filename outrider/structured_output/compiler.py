@@ -53,7 +53,7 @@ _MESSAGE_CHARACTERS = 300
 _MOST_TRIED = 200
 """Parts of a schema."""
 _LONGEST_SEARCH_S = 0.5
-"""How long the part of a schema that cannot be compiled is looked for: each try compiles all within a part again."""
+"""Longest search for the part of a schema that cannot be compiled: each try compiles all within a part again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class GrammarCompiler:
 
 
 def _first_problem(engine: LLMatcher, vocab_size: int) -> str:
-    """Why the first mask, or the first token that it allows, is past the engine's bounds; empty if none is."""
+    """Reason why the first mask, or the first token that it allows, is past the engine's bounds; empty if none is."""
     words = np.zeros((vocab_size + 31) // 32, dtype=np.int32)
     engine.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)  # its copies then have it
     tried, allowed = engine.deep_copy(), np.flatnonzero(words)
@@ -234,8 +234,8 @@ def _path_of(grammar: Grammar, keywords: Sequence[str]) -> str:
 
 
 def _located(grammar: Grammar, reason: str) -> str:
-    """Why a schema cannot be compiled, after the path of the innermost part that cannot for the same reason; without a
-    path if that is not found soon.
+    """Reason why a schema cannot be compiled, after the path of the innermost part that cannot for the same reason;
+    without a path if that is not found soon.
     """
     last = time.perf_counter() + _LONGEST_SEARCH_S
     for path, schema in schemas_of(grammar):

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 _MOST_VALUES = 1_000
 _MOST_TEXTS = 64
-"""Of one value: an object has one for each order of its properties."""
+"""Bound on the texts of one value: an object has one for each order of its properties."""
 
 Json = Any
 

@@ -33,7 +33,7 @@ _LEXER_ERROR = "lexer error"
 
 
 class Outcome(enum.Enum):
-    """How tokens stand to a grammar."""
+    """Outcome of matching tokens against a grammar."""
 
     OPEN = enum.auto()
     """They may be gone on with."""
@@ -262,7 +262,7 @@ def _fill(words: Words, engine: LLMatcher) -> None:
 
 
 def engine_problem(engine: LLMatcher) -> str:
-    """Why an engine has failed, without its state."""
+    """Error message of an engine, without its state."""
     return " ".join(engine.get_error().partition("<state>")[0].split())[:_MESSAGE_CHARACTERS]
 
 

@@ -54,7 +54,7 @@ class PositionMasks:
         self._matcher: Matcher | None = None
         self._text: list[int] = []
         self.error: OutriderError | None = None
-        """Why the session fails: the grammar cannot be compiled, or not be followed further."""
+        """Error of the session: the grammar cannot be compiled, or not be followed further."""
         self.began_ns = self.ended_ns = 0
         """Readings of ``time.perf_counter_ns`` before and after the masks were made."""
 
@@ -172,7 +172,7 @@ def make_together(masks: Sequence[PositionMasks], executors: MaskExecutors | Non
 
 
 def made_within(masks: Sequence[PositionMasks]) -> tuple[int, int] | None:
-    """When the first of these masks was begun and the last was ready; None if there are none."""
+    """Time span from the start of the first of these masks to the end of the last; None if there are none."""
     made = [each for each in masks if each.ended_ns]
     return (min(each.began_ns for each in made), max(each.ended_ns for each in made)) if made else None
 

@@ -8,13 +8,13 @@ from outrider.readings import STAGE_SECONDS, Histogram, Reading
 
 
 class GrammarStatistics:
-    """Of the grammars of one compiler. Thread-safe."""
+    """Statistics of the grammars of one compiler. Thread-safe."""
 
     def __init__(self) -> None:
         self.compile_seconds = Histogram(STAGE_SECONDS)
-        """Of grammars that were not cached."""
+        """Compile times of grammars that were not cached."""
         self.mask_seconds = Histogram(STAGE_SECONDS)
-        """Of the mask of one position."""
+        """Times of the mask of one position."""
         self.num_failures = 0
         """Grammars that were refused."""
         self._lock = threading.Lock()

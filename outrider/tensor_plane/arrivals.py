@@ -15,7 +15,7 @@ import torch
 from outrider.errors import StaleReferenceError
 
 _ASKING_S = 2e-3
-"""So long a reader asks: longer than a transfer takes whose writer has sent it already."""
+"""Polling time of a reader: longer than a transfer takes whose writer has sent it already."""
 
 
 class ArrivedTensors:

@@ -49,7 +49,7 @@ class WriterEnd(abc.ABC):
         """Return when everything written so far may be read."""
 
     def trouble(self, now: float, deadline_s: float) -> str | None:
-        """Why this end is of no use any more; None while it works. May be called from any thread."""
+        """Reason why this end is of no use any more; None while it works. May be called from any thread."""
         return None
 
     @abc.abstractmethod
@@ -90,7 +90,7 @@ class ReaderEnd(abc.ABC):
         """Declare that tensors with lower sequence numbers are not read any more."""
 
     def trouble(self, now: float, deadline_s: float) -> str | None:
-        """Why this end is of no use any more; None while it works."""
+        """Reason why this end is of no use any more; None while it works."""
         return None
 
     @abc.abstractmethod
@@ -152,7 +152,7 @@ def recorded_event(device: torch.device) -> torch.cuda.Event | None:
 
 
 def why_not(kind: PlaneKind, writer: PeerFacts, reader: PeerFacts) -> str:
-    """Why two processes cannot use a kind of plane, known without trying; empty where they may."""
+    """Reason why two processes cannot use a kind of plane, known without trying; empty if they may."""
     both_on_gpus = writer.device_type == reader.device_type == "cuda"
     if kind is PlaneKind.GLOO:
         return ""

@@ -38,7 +38,7 @@ class OpenPlane:
         """Sequence numbers whose copies have been queued, or made on a CPU, since the last event."""
         self._queued_bytes = self._num_reads = 0
         self._stream: torch.cuda.Stream | None = None
-        """Of those copies."""
+        """Stream of those copies."""
         self._copying: list[tuple[torch.cuda.Event, list[int]]] = []
 
     def read(self, reference: PlaneReference, content: torch.Tensor, deadline_s: float) -> list[int]:
@@ -184,7 +184,7 @@ class _Rows:
 
     begin: int
     num_bytes: int
-    """Of the span."""
+    """Size of the span."""
     num_wanted_bytes: int
     firsts: NDArray[np.int64]  # [B] of each session, counted from the span's begin
     counts: NDArray[np.int64]  # [B]

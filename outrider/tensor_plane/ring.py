@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from outrider.errors import IntegrityError
 
 ALIGNMENT = 256
-"""Of the first byte of what is placed together."""
+"""Alignment of the first byte of a placement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,15 +44,16 @@ def keepalive(time_ms: int, timeout_ms: int) -> Options:
 
 
 KEEPALIVE = keepalive(20_000, 10_000)
-"""Of servers, to free what they hold for a client that is gone without a word, and of links, which have heartbeats."""
+"""Keepalive of servers, to free what they hold for a client that is gone without a word, and of links, which have
+heartbeats."""
 CLIENT_KEEPALIVE = keepalive(5_000, 5_000)
-"""Of the SDK: a coordinator that is gone without a word is noticed within 10 s. gRPC's servers end a connection that
-pings more often than they allow; ours allow any number, and always did.
+"""Keepalive of the SDK: a coordinator that is gone without a word is noticed within 10 s. gRPC's servers end a
+connection that pings more often than they allow; ours allow any number, and always did.
 """
 
 FIXED_WINDOW: Options = [("grpc.http2.bdp_probe", 0)]
-"""Of the SDK: a stream has 64 KiB under way, or one message. gRPC would let it grow to 4 MiB, so that a stream that
-is not read, also that of a gateway's client, would be computed to its end.
+"""Flow control window of the SDK: a stream has 64 KiB under way, or one message. gRPC would let it grow to 4 MiB, so
+that a stream that is not read, also that of a gateway's client, would be computed to its end.
 """
 CLIENT_OPTIONS = [*CLIENT_KEEPALIVE, *FIXED_WINDOW]
 

@@ -34,7 +34,7 @@ MAX_CALLS = 4096
 """Calls that are open at a time, of all clients and methods; more are RESOURCE_EXHAUSTED. Each takes some 20 kB, also
 one that sends nothing or only watches health."""
 MAX_CALLS_PER_HOST = MAX_CALLS // 2
-"""Of these of one host, however many connections it has: one that opens all that it can leaves half to the others.
+"""Bound on the calls of one host over all its connections: one that opens all that it can leaves half to the others.
 gRPC's own bound of a connection makes further calls wait in the client, so that unread streams of a gateway's clients
 would hold up all others."""
 
@@ -55,7 +55,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self._calls = LinkCounts(max_calls_per_host, "calls")
         self._short_messages = ShortMessages()
         self._own_messages = ShortMessages()
-        """Of our services, which may ask for a token: health checks of other clients take none of their turns."""
+        """Messages of our services, which may ask for a token: health checks of other clients take none of their turns.
+        """
 
     async def intercept_service(
         self,

@@ -280,7 +280,7 @@ def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None, 
 
 
 def _unbound(host: str, port: int, setting: str) -> ConfigError:
-    """Why gRPC could not listen, which it does not say."""
+    """Error that names why gRPC could not listen, which it does not say."""
     try:
         check_listening(host, port, port_setting=setting, host_setting="host")
     except ConfigError as error:

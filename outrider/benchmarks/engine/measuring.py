@@ -49,11 +49,11 @@ class Case:
     context: int
     """Tokens of each sequence after the forward, or before the draft loop."""
     sampling: SamplingParams = GREEDY
-    """Of a draft loop."""
+    """Sampling of a draft loop."""
     longest_context: int | None = None
-    """Of a forward's first row, if it is another one than the others'."""
+    """Context of a forward's first row, if it differs from the other rows'."""
     layers: tuple[int, ...] = ()
-    """Whose hidden states a forward hands out."""
+    """Layers whose hidden states a forward returns."""
 
     @property
     def contexts(self) -> list[int]:
@@ -141,7 +141,7 @@ def _forward(runner: ModelRunner, case: Case) -> Iterator[tuple[Callable[[], obj
 
 
 def _device_seconds(work: Callable[[], object]) -> float:
-    """Of one of several in a row; one before them keeps the device busy while the first is prepared."""
+    """Device time of one of several runs in a row; a run before them keeps the device busy meanwhile."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     work()
     began.record()

@@ -44,17 +44,17 @@ class EnginePlan:
 
     batch_sizes: tuple[int, ...] = (1,)
     num_tokens: tuple[int, ...] = (1, 5)
-    """Of a forward, a row."""
+    """Tokens per row of a forward."""
     contexts: tuple[int, ...] = (256,)
     draft_lengths: tuple[int, ...] = (4,)
     samplings: tuple[SamplingParams, ...] = (GREEDY,)
-    """Of the draft loops."""
+    """Sampling of the draft loops."""
     longest_contexts: tuple[int, ...] = ()
-    """Of the first row of further forwards, whose other rows have the contexts of the grid."""
+    """Contexts of the first row of further forwards, whose other rows have the contexts of the grid."""
     layers: tuple[int, ...] = ()
-    """Whose hidden states each forward is timed with, too."""
+    """Layers whose hidden states each forward is timed with, too."""
     most_tokens: int | None = None
-    """Of all rows of a forward together; larger ones are left out."""
+    """Bound on the tokens of a forward; larger forwards are left out."""
     num_samples: int = 20
     num_warmups: int = 3
 
@@ -128,7 +128,7 @@ def floor_seconds(runner: ModelRunner, device: Device, name: str, case: Case) ->
 
 
 def _forward_work(runner: ModelRunner, case: Case) -> Work:
-    """Of all rows; a longer first row adds what one row of its context reads beyond one of the others'."""
+    """Work of all rows; a longer first row adds what its context reads beyond one of the others'."""
     work = _work(runner, case.batch_size, case.num_tokens, case.context)
     if case.longest_context is None:
         return work

@@ -34,9 +34,9 @@ class KernelPlan:
     num_rows: int = 32
     """Sequences."""
     tokens_per_row: int = 5
-    """Of a layer's kernels."""
+    """Tokens per row in a layer's kernels."""
     num_positions: int = 8
-    """That are scored, of each sequence."""
+    """Scored positions of each sequence."""
     num_samples: int = 20
     num_warmups: int = 3
 

@@ -38,7 +38,7 @@ class InterferencePlan:
     decoding: Decoding
     num_runs: int = 3
     num_gate_prompts: int = 2
-    """Of those that run, whose greedy output is compared first."""
+    """Number of the prompts whose greedy output is compared first."""
     num_gate_tokens: int = 32
     tie_tolerance: float = 1e-3
 

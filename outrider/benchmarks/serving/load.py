@@ -32,11 +32,11 @@ class Decoding:
     num_speculative_tokens: int | None = None
     """None: the server's; 0: no speculation."""
     seed: int = 0
-    """Of the first request; the next one's is one more."""
+    """Seed of the first request; the next request's is one more."""
     cache_salt: str = ""
     """Prompts of another salt are not found in a prefix cache."""
     grammar: Grammar | None = None
-    """That the output has to match. Ends of sequence then count."""
+    """Grammar that the output has to match. Ends of sequence then count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Share:
     """Part of a load that one client process sends: whole users, with the requests of each."""
 
     indexes: tuple[int, ...]
-    """Of the requests in the whole load."""
+    """Indexes of the requests in the whole load."""
     prompts: tuple[Prompt, ...]
     due_times: tuple[float, ...]
     """Seconds after the start of the run."""

@@ -16,7 +16,7 @@ class Record:
     sent_at: float
     ended_at: float
     token_times: tuple[float, ...] = ()
-    """When each message with tokens came."""
+    """Arrival times of the messages with tokens."""
     token_counts: tuple[int, ...] = ()
     """And how many it brought."""
     result: GenerationResult | None = None

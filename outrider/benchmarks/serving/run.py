@@ -30,7 +30,7 @@ from outrider.types import SamplingParams
 
 SPECULATION, BASELINE = "speculation", "baseline"
 _MOST_SAMPLES = 256
-"""Of one series in a result's file."""
+"""Bound on the samples of one series in a result's file."""
 
 
 def fixed_arm(length: int) -> str:
@@ -80,7 +80,7 @@ class ServePlan:
 
     @property
     def num_requests(self) -> int:
-        """That are measured, over all runs and arms."""
+        """Number of measured requests, over all runs and arms."""
         num_arms = 1 + self.with_baseline + len(self.fixed_lengths) + len(self.samplings)
         return len(self.prompts) * self.num_runs * num_arms
 

@@ -35,7 +35,7 @@ class SchemaPlan:
     arrival_rate: float = 100.0
     """A second."""
     num_tokens: int = 2
-    """Of each request that arrives."""
+    """Output length of each request that arrives."""
     num_runs: int = 3
     start_s: float = 0.5
     """After the beginning of a run, when requests begin to arrive."""

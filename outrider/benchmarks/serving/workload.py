@@ -53,7 +53,7 @@ def require_room(prompts: Sequence[Prompt], num_tokens: int, max_model_len: int)
 
 
 def arrival_times(traffic: Traffic, num_requests: int, seed: int) -> list[float]:
-    """When each request is due, in seconds after the first."""
+    """Due time of each request, in seconds after the first."""
     if math.isinf(traffic.request_rate):
         return [0.0] * num_requests
     scale = 1.0 / (traffic.request_rate * traffic.burstiness)

@@ -32,7 +32,7 @@ from outrider.generation import GenerationResult
 
 TCP, UNIX = "tcp", "unix"
 STAGES = ("draft", "target", "accept", "wire")
-"""Of `Timing`, in which a step's time is told to users."""
+"""Stages of `Timing`, in which users are told a step's time."""
 _SERVICE = "outrider.benchmarks.step.service"
 _PROMPT = (11, 7, 5, 3)
 
@@ -52,7 +52,7 @@ class StepPlan:
     num_speculative_tokens: int = 4
     """0: the target alone."""
     num_awake_processors: int | None = None
-    """Of each process, as the setting has it."""
+    """Number of busy-polling processors of each process, as in its setting."""
     num_samples: int = 300
     """Steps of each session."""
     num_warmups: int = 50
@@ -89,7 +89,7 @@ class _Stack:
     """The coordinator's."""
     coordinator: asyncio.subprocess.Process
     stamps: tuple[Path, ...]
-    """Of each process; there when it has ended."""
+    """Files of time stamps, one a process; each exists once its process has ended."""
     clock_ticks: int = field(default_factory=lambda: os.sysconf("SC_CLK_TCK"))
 
     def processor_s(self) -> float:
@@ -124,7 +124,7 @@ async def _run(plan: StepPlan, on_done: Callable[[], None]) -> tuple[Series, ...
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """When a case was measured."""
+    """Time span of a measured case."""
 
     began_ns: int
     ended_ns: int

@@ -21,8 +21,8 @@ from outrider.types import ModelDescription
 
 SIDES = ("draft", "target")
 ASKED, ARRIVED, BEGAN, ENDED, LEFT, HEARD = range(6)
-"""Of one item, in order: the coordinator sends it, the service's event loop has it, its forward begins and ends, its
-answer is on the event loop again, the coordinator has the answer."""
+"""Moments of one item, in order: the coordinator sends it, the service's event loop has it, its forward begins and
+ends, its answer is on the event loop again, the coordinator has the answer."""
 PARTS = ("there", "hand_in", "forward", "hand_out", "back")
 """Parts between the stamps: encoding, wire and decoding; the way to the engine's thread; the forward; the way back from
 that thread; encoding, wire and decoding."""

@@ -91,7 +91,9 @@ class StepTimes:
     """Processor time of this thread by stage, an inner stage not counted in the outer one; and the steps it went to."""
 
     def __init__(self, num_warmups: int, num_samples: int) -> None:
-        """Of all sessions together: the steps that are left out, and those that are timed after them."""
+        """Stage times over all sessions: the first ``num_warmups`` steps are left out, the ``num_samples`` after them
+        are timed.
+        """
         self._begins, self._ends = num_warmups, num_warmups + num_samples
         self._spent_ns: defaultdict[str, int] = defaultdict(int)
         self._open: dict[object, str] = {}
@@ -315,9 +317,9 @@ class _TimedExecutor(StandInExecutor[Any, Any]):
         self._times = times
         self.running: _TimedForward | None = None
         self.num_sessions = 0
-        """Of the last forward."""
+        """Sessions of the last forward."""
         self.launched_ns = 0
-        """When it was launched, by the thread's time."""
+        """Launch time of the last forward, by the thread's time."""
 
     @property
     def is_asynchronous(self) -> bool:

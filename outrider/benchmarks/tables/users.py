@@ -43,14 +43,14 @@ def user_tables(results: Sequence[Result]) -> str:
 
 
 def _table(title: str, results: Sequence[Result]) -> str:
-    """Of one family."""
+    """Table of one family of results."""
     names = [result.name for result in results]
     of = names[0] if len(names) == 1 else f"{os.path.commonprefix(names)}*"  # noqa: RUF071 - names, not paths
     return table(title, _HEADS, [row for result in results for row in _rows(result)], [], of=f" (`{of}`)")
 
 
 def _named_table(title: str, results: Sequence[Result]) -> str:
-    """Of several families with a result each, whose names say what they are of."""
+    """Table of several families with a result each, whose names say what they are of."""
     rows = [[f"`{result.name}`", *row] for result in results for row in _rows(result)]
     return table(title, ["result", *_HEADS], rows, [], of="")
 

@@ -64,7 +64,7 @@ class TracingPlan:
     """Numbers of rounds and steps to time."""
 
     num_steps: int = 256
-    """Of each request; a step of each arm in turn."""
+    """Steps of each request; a step of each arm in turn."""
     num_rounds: int = 20
     """Each with new requests; the first is not counted."""
 

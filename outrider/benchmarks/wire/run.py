@@ -37,13 +37,13 @@ class WirePlan:
     """Combinations to time."""
 
     num_bytes: tuple[int, ...] = (200, 20_000, 2_000_000)
-    """Of a request."""
+    """Sizes of a request."""
     reply_bytes: int | None = 16
-    """Of its reply; None: as many as of the request."""
+    """Size of a request's reply; None: that of the request."""
     calls: tuple[str, ...] = (UNARY, STREAM)
     over: tuple[str, ...] = (TCP, UNIX)
     tensor_bytes: tuple[int, ...] = ()
-    """Of tensors on a real link, each inline and in shared memory."""
+    """Sizes of tensors on a real link, each inline and in shared memory."""
     num_samples: int = 200
     num_warmups: int = 20
 

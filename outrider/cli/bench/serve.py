@@ -234,13 +234,13 @@ def _sent(prompts: PromptFlags, where: Where) -> PromptFlags:
 
 @dataclass(frozen=True, slots=True)
 class _Clients:
-    """Who sends the requests, and where to."""
+    """Number and addresses of the clients that send the requests."""
 
     address: str
     num_processes: int
     tls: bool | None = None
     fixed_address: str | None = None
-    """Of a coordinator of the same services for the arms of fixed draft lengths."""
+    """Address of a coordinator of the same services for the arms of fixed draft lengths."""
 
 
 async def _with_running(clients: _Clients, plan: Any, prompts: PromptFlags) -> tuple[Any, Any]:  # noqa: ANN401

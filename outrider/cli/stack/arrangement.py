@@ -26,14 +26,15 @@ LOADS: tuple[Load, ...] = get_args(Load)
 _BYTES_PER_S = 4e12
 """Rate at which a forward of few tokens reads the weights; an H200 has 4.8e12, an H100 3.35e12."""
 _ALL_REDUCE_S = 10e-6
-"""Of a few tokens, fused with the normalisation; two a layer (docs/decisions/several-gpus.md)."""
+"""Time of an all-reduce of a few tokens, fused with the normalisation; two a layer (docs/decisions/several-gpus.md)."""
 _WORTH = 2.0
 """Minimum ratio of what a target over several GPUs saves to what its sums cost; below it the draft has its own GPU."""
 _MOST_OF_A_GPU = 0.6
-"""Of its memory for the weights of one replica of both models; the rest is for the KV cache and for graphs."""
+"""Share of a GPU's memory for the weights of one replica of both models; the rest is for the KV cache and for graphs.
+"""
 _BYTES_OF_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 30
-"""Of any number of a model's shape; what comes of them fits a float."""
+"""Bound on any number of a model's shape, so that results fit a float."""
 
 _CHOSEN_HERE = (
     ("target", "device"),
@@ -58,7 +59,7 @@ class Model:
     """Size of a model."""
 
     num_bytes: float
-    """Of its weights on all GPUs together."""
+    """Size of its weights on all GPUs together."""
     num_layers: int
     num_kv_heads: int
 

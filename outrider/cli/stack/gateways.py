@@ -28,7 +28,7 @@ class GatewayPlan:
     url: str = ""
     """URL for clients of OpenAI's API; empty without a gateway."""
     note: str = ""
-    """Why there is none, where that was not asked for."""
+    """Reason why there is no gateway, if nobody turned it off."""
 
 
 def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayPlan:
@@ -84,7 +84,7 @@ def beside(gateway: GatewaySettings, coordinator: CoordinatorSettings, explicit:
 
 
 def _problem(gateway: GatewaySettings, coordinator: CoordinatorSettings) -> ConfigError | None:
-    """Why a gateway cannot run here."""
+    """Reason why a gateway cannot run here; None: it can."""
     if missing := missing_packages("gateway"):
         return ConfigError("gateway", f"needs {', '.join(missing)}: {install_command('gateway')}")
     if coordinator.host.startswith("unix:") or coordinator.tls_cert_file is None:

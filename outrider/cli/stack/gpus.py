@@ -33,7 +33,7 @@ class Gpus:
     memory_bytes: tuple[int, ...] = ()
     """Total memory of each."""
     problem: str = ""
-    """Why a driver is installed and no GPU can be used; empty otherwise."""
+    """Reason why no GPU can be used although a driver is installed; empty otherwise."""
 
     def __len__(self) -> int:
         return len(self.names)

@@ -15,7 +15,7 @@ from outrider.config import DraftSettings, Settings, TargetSettings
 from outrider.errors import ConfigError
 
 _SHARE = 0.9
-"""Of the memory of a GPU that both models are on; the rest is for what the processes need besides."""
+"""Share of the memory of a GPU that both models are on; the rest is for other memory of the processes."""
 _PART_OF_TARGET = 7 / 9
 _CACHE_SIZES = ("num_pages", "kv_cache_bytes", "gpu_memory_utilization")
 
@@ -84,7 +84,7 @@ def _on(section: ModelT, device: str) -> ModelT:
 
 
 def _indexes(section: TargetSettings | DraftSettings) -> set[int]:
-    """Of its GPUs; none where it is on the CPU, or nothing is decided."""
+    """Indexes of a section's GPUs; empty on a CPU or while the device is undecided."""
     kind, _, first = section.device.partition(":")
     start = int(first or 0)
     return set(range(start, start + section.tensor_parallel_size)) if kind == "cuda" else set()

@@ -75,7 +75,7 @@ class StackPlan:
     http_url: str = ""
     """URL for clients of OpenAI's API; empty without a gateway."""
     own_addresses: tuple[str, ...] = ()
-    """Of each coordinator alone, where several share an address."""
+    """Addresses of the single coordinators, if several share an address."""
 
     @property
     def address(self) -> str:
@@ -145,7 +145,7 @@ def _with_target_model(settings: Settings) -> Settings:
 
 
 def _with_room_for_sessions(settings: Settings, explicit: Collection[Place]) -> Settings:
-    """Of the models, for the requests that the coordinator runs; as many may be about to end."""
+    """Settings with room for the coordinator's running requests in both models; as many more may be about to end."""
     needed = 2 * settings.coordinator.max_running_requests
     return replace(
         settings,

@@ -147,7 +147,9 @@ class Stack:
             problem = await self._start_again(spec)
 
     async def _start_again(self, spec: ServiceSpec) -> str:
-        """Why there is no process to wait for; empty when there is one, even one that has ended by now."""
+        """Error message of a restart that left no process to wait for; empty if there is one, even one that has ended
+        by now.
+        """
         try:
             await self._start_service(spec)
         except UnavailableError:

@@ -21,7 +21,7 @@ SHOWN = (
 """(stage, whose time it is), in the order of a request's life."""
 
 _PARTS = ("", names.QUEUE, names.FORWARD, names.MASK, names.SAMPLE, names.WAIT)
-"""Of a stage, itself first; only the services' have any."""
+"""Parts of a stage, itself first; only stages of services have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class StageFigures:
     count: int
     total_ns: int
     share: float
-    """Of the request's time. Shares of stages that overlap add up to more than 1."""
+    """Share of the request's time. Shares of stages that overlap add up to more than 1."""
 
     @property
     def mean_ns(self) -> float:
-        """Of one."""
+        """Mean time of one occurrence."""
         return self.total_ns / self.count
 
 

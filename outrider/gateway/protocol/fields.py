@@ -12,7 +12,7 @@ from outrider.gateway.protocol.unsupported import find_misspelled
 
 _INT64 = 1 << 63
 MAX_CHOICES = 128
-"""Of one prompt; OpenAI's bound."""
+"""Bound on the choices of one prompt, as in OpenAI's API."""
 MAX_PROMPTS = 1024
 """In one request; vLLM's bound."""
 MAX_GENERATIONS = 1024

@@ -132,7 +132,7 @@ def _check(request: GenerationFields, given: dict[str, Any]) -> None:
 
 
 def _as_request_error(error: ValidationError) -> InvalidRequestError:
-    """Of several problems the first; of the branches of a union the one that got furthest."""
+    """Error for the first of several problems; for a union, that of the branch that parsed furthest."""
     first = error.errors(include_url=False, include_context=False)
     found = max(first, key=lambda one: len(_path(one["loc"]))) if _is_union(first) else first[0]
     message = found["msg"].removeprefix("Input ").replace("should", "must", 1)

@@ -43,7 +43,7 @@ class Column(enum.IntEnum):
     STREAM = 4
     BASE = 5
     POSITION = 6
-    """Of the token that is drawn next."""
+    """Position of the token that is drawn next."""
     LENGTH = 7
     """Tokens that this row is still to draw; 0 or less: none."""
     NUM_IDS = 8

@@ -27,7 +27,7 @@ from outrider.kernels.room import empty_rows
 BLOCK_K = 128
 """Columns that are summed by themselves; a block's, where scales are of blocks."""
 _MOST_INPUT_BYTES = 4
-"""Of a number of x."""
+"""Largest size of a number of x."""
 
 
 @triton.jit
@@ -173,7 +173,7 @@ class TritonExperts(ExpertWeight):
     def __init__(
         self, weight: torch.Tensor | Fp8Matrix | Mxfp4Matrix, num_experts: int, rounding: Rounding | None = None
     ) -> None:
-        """Of FP8 numbers inputs are rounded as the ``rounding`` says; plain weights have none."""
+        """Experts over a weight. Inputs of FP8 are rounded as the ``rounding`` says; plain weights have none."""
         self._rounding, self._num_experts = rounding or Rounding(None), num_experts
         self._scales, self._scale_rows = None, 1
         if isinstance(weight, Fp8Matrix):

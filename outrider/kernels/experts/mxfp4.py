@@ -32,7 +32,7 @@ _PLACES = (
     ((15, -6), (8, -6), (7, -6), (6, -6)),
     ((15, -1), (8, 3), (7, 3), (6, 7)),
 )
-"""Of each group's numbers: (bit of bfloat16, places to the left at which the word has it), from the sign on."""
+"""Bits of each group's numbers: (bit of bfloat16, places to the left at which the word has it), from the sign on."""
 _CONVERSION = tl.constexpr("""{
     .reg .b32 t, u, zero;
     mov.b32 zero, 0x80008000;
@@ -74,7 +74,7 @@ def packed(matrix: Mxfp4Matrix) -> tuple[torch.Tensor, torch.Tensor]:
 
 @triton.jit
 def _multiplier(scales, group: tl.constexpr):
-    """Of the numbers of a group, as two bfloat16 in 32 bits."""
+    """Multiplier of the numbers of a group, as two bfloat16 in 32 bits."""
     return ((scales >> (8 * group)) & 255) * 0x00800080
 
 

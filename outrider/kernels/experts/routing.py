@@ -23,7 +23,7 @@ _TILES = tl.constexpr(128)
 """Tiles that are written together."""
 _NEVER = tl.constexpr(float("-inf"))
 _LARGEST = tl.constexpr(1e38)
-"""Of a logit: the difference of two is a number."""
+"""Largest logit: the difference of two is a number."""
 
 
 @triton.jit

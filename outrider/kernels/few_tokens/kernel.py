@@ -210,7 +210,7 @@ class Tiling:
     """Tile sizes of a product."""
 
     num_elements: int
-    """Of a weight that a program holds."""
+    """Elements of a weight that a program holds."""
     num_warps: int
 
 

@@ -34,7 +34,7 @@ _MANY: tuple[tuple[int, Tiling], ...] = (
 """(most rows, tiling) of weights with few and with many rows, found by trying products of an 8B shape on an H100."""
 _LARGE, _LARGE_PARTS = Tiling(128, 128, 4, 3), Tiling(128, 128, 8, 4)
 _GROUPS: tuple[tuple[int, Tiling], ...] = ((256, Tiling(128, 64, 4, 4)), (1 << 62, Tiling(128, 64, 4, 3)))
-"""Of more rows; with several parts of K, or scales of groups, a program has registers for fewer."""
+"""Tilings for more rows; with several parts of K, or scales of groups, a program has registers for fewer."""
 
 
 class Fp8Weight(PreparedWeight):

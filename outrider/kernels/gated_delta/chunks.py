@@ -33,13 +33,13 @@ from outrider.kernels.gated_delta.layout import DeltaRows, DeltaShape, DeltaSlot
 from outrider.kernels.launching import launch_options
 
 _LEVELS = 6
-"""Of a chunk of 64 tokens, whose system is inverted by halves."""
+"""Halvings of a chunk of 64 tokens, whose system is inverted by halves."""
 _VALUES = 32
 """Values of a head that a program of the second kernel follows."""
 _ROWS = 256
 """Rows that are looked through at once; more need a kernel of their own."""
 _LEAST = 16
-"""Of every side of a matrix product."""
+"""Least size of every side of a matrix product."""
 
 
 @triton.jit

@@ -17,12 +17,12 @@ _CHUNK = 64
 _FEW_TOKENS = 8
 """Tokens up to which one by one is faster."""
 _EPS = 1e-6
-"""Of the length of queries and keys."""
+"""Epsilon of the normalisation of queries and keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What the rule reads of tokens, heads first; float32."""
+    """Inputs of the rule for a run of tokens, heads first; float32."""
 
     queries: torch.Tensor  # [H, T, K] of length K ** -0.5
     keys: torch.Tensor  # [H, T, K] of length 1
@@ -112,7 +112,7 @@ def _chunk(tokens: Tokens, state: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def _tokens(inputs: torch.Tensor, weights: DeltaWeights, shape: DeltaShape) -> Tokens:
-    """Of ``inputs`` [taps - 1 + T, N], the first of which only the convolution reads."""
+    """Tokens of ``inputs`` [taps - 1 + T, N], the first of which only the convolution reads."""
     inputs = inputs.float()
     channels, gates = inputs[:, : shape.num_channels], inputs[shape.num_taps - 1 :, shape.num_channels :]
     convolved = F.conv1d(channels.T[None], weights.taps[:, None], groups=shape.num_channels)[0]  # [C, T]

@@ -29,7 +29,7 @@ _TILINGS = (
     (256, OrderedTiling(128, 128, 64, 8, 4)),
 )
 _LARGE_TILINGS = ((128, None), (256, _MANY_ROWS))
-"""Of weights with many tiles, where they differ."""
+"""Tilings of weights with many tiles, if they differ."""
 _GATED_MANY_ROWS = OrderedTiling(128, 128, 64, 8, 3, band=16, per_processor=1)
 _GATED_TILINGS = (
     (16, OrderedTiling(16, 64, 128, 4, 5, fetched=256)),

@@ -1,4 +1,4 @@
-"""Which kernel computes a product of a few rows, and how it is cut up: one table for each kind of weight.
+"""Kernel and tiling of a product of a few rows: one table for each kind of weight.
 
 An entry serves all numbers of rows up to its own, from that of the entry before it; without a tiling, and past the last
 entry, cuBLAS is faster. The numbers were found by trying on an H200, in whole forwards where they disagree with what a
@@ -36,7 +36,8 @@ Table = Sequence[tuple[int, Tiling | None]]
 """(most rows, tiling) in ascending order; None: cuBLAS."""
 
 FEWEST_ROWS = 6
-"""Of the products below; of fewer rows ``skinny`` and ``few_tokens`` compute what is left to others here too."""
+"""Least number of rows of the products below; for fewer, ``skinny`` and ``few_tokens`` leave the rest to others here
+too."""
 
 _TOO_FEW = (FEWEST_ROWS - 1, None)
 

@@ -89,7 +89,7 @@ def _skinny_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is cut up."""
+    """Tiling of a product."""
 
     block_n: int
     block_k: int

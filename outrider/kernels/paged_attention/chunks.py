@@ -29,7 +29,7 @@ _FEW_QUERIES = 8
 _ROWS = 256
 """Looked through at once; more need a kernel of their own."""
 _LEAST_BLOCKS = 4
-"""Of keys, in a part."""
+"""Least number of key blocks in a part."""
 
 
 @triton.jit
@@ -145,7 +145,7 @@ def _attend_chunks_kernel(
 
 @dataclass(frozen=True, slots=True)
 class ChunkTiling:
-    """How a launch is cut up."""
+    """Tiling of a launch."""
 
     large_m: int
     block_n: int

@@ -17,18 +17,19 @@ MAX_DECODE_QUERIES = 17
 NUM_SCHEDULE_FIELDS = 8
 _PROGRAMS_PER_PROCESSOR, _MOST_PROGRAMS_PER_PROCESSOR = 2, 4
 _WIDEST_CHUNK_HEAD, _CHUNK_BYTES = 128, 227 << 10
-"""What ``chunks`` is made for: shared memory of a program on a GPU of capability 9.0; large tiles take nearly all."""
+"""Limits of ``chunks``: head size, and shared memory of a program on a GPU of capability 9.0; large tiles take nearly
+all."""
 _FEWEST_ROWS, _MOST_ROWS = 16, 64
-"""Of a tile."""
+"""Bounds on the rows of a tile."""
 _MANY_ROWS = 32
 """Up to so many, programs of one query a row are too few to hide the time until their first keys are there."""
 _UNEVEN_ROWS = range(_MANY_ROWS + 1, 65)
-"""Of one query each, that give some multiprocessors a program more than others, unless shares are half as long."""
+"""Numbers of rows, one query each, that give some multiprocessors a program more unless shares are half as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Where one row's queries and pages lie, known on the host."""
+    """Location of one row's queries and pages, known on the host."""
 
     first_query: int
     num_queries: int
@@ -50,7 +51,7 @@ class PagedRows:
     counters: torch.Tensor
     """int32, zero between launches, one for each tile whose keys are cut into parts; see ``num_counters``."""
     spans: tuple[RowSpan, ...] = ()
-    """Of all rows, in a forward that is launched without a graph; else none."""
+    """Spans of all rows, in a forward that is launched without a graph; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class DevicePlan:
     batch_invariant: bool = False
     """True if outputs must not depend on the batch: ``invariant`` then computes all rows."""
     schedule: torch.Tensor | None = None  # [fields, P] int32
-    """Of a decoding batch of several rows, or of any batch-invariant one, made in the forward: see ``prepare_plan``."""
+    """Schedule of a decoding batch of several rows, or of any batch-invariant one, made in the forward: see
+    ``prepare_plan``."""
 
 
 def can_take_chunks(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
@@ -91,7 +93,7 @@ class KeySharing:
     budget: int
     """Parts, for each KV head, of about equal length."""
     num_parts: int
-    """That there can be, for each KV head: tiles that are left whole included."""
+    """Bound on the parts of each KV head, tiles that are left whole included."""
 
     @property
     def num_slots(self) -> int:

@@ -40,7 +40,7 @@ from outrider.kernels.room import empty_rows
 
 _LOG2_E = 1.4426950408889634
 _FETCHED_ROWS = 128
-"""Of segments that are fetched at once to be joined."""
+"""Number of segments that are fetched at once to be joined."""
 
 
 @triton.jit(

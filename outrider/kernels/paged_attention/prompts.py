@@ -29,9 +29,9 @@ from outrider.kernels.paged_attention.device_plan import DevicePlan, RowSpan
 BLOCK = 4096
 """Positions."""
 _STEP = 2048
-"""Of which sizes are multiples."""
+"""Granularity of sizes."""
 _FEWEST_QUERIES = 3072
-"""Of a row; with fewer, ``chunks`` is as fast."""
+"""Least number of a row's queries; with fewer, ``chunks`` is as fast."""
 _MOST_WASTE = 1.25
 """Work with padding over work without; beyond, ``chunks`` is faster."""
 _ALIGNED = 8
@@ -39,7 +39,7 @@ _ALIGNED = 8
 _WIDEST_HEAD, _WIDE = 128, 91_000
 """Size of heads; release of the library from which it takes twice as much on compute capability 9.0."""
 _HEADS = 8
-"""Of a token, that one program joins."""
+"""Heads of a token that one program joins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Where one row's queries, keys and mask are."""
+    """Location of one row's queries, keys and mask."""
 
     query_start: int
     query_end: int
     first_slot: int
-    """Of the keys, when ``slots`` is None."""
+    """First slot of the keys, when ``slots`` is None."""
     num_keys: int
     slots: torch.Tensor | None  # [C] int64, when the pages are not neighbours
     mask: torch.Tensor | None  # [T, C] added to the scores; None when every query sees every key

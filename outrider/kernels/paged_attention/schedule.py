@@ -20,14 +20,14 @@ from outrider.kernels.launching import launch_options
 from outrider.kernels.paged_attention.device_plan import NUM_SCHEDULE_FIELDS, DevicePlan, KeySharing
 
 _PARTS = 32
-"""Of one program."""
+"""Parts of one program."""
 _FEWEST_ROWS = 32
 """Looked through at once."""
 
 
 @triton.jit
 def _pick(is_own, values):
-    """Of each part, its row's value."""
+    """Value of each part's row."""
     return tl.sum(tl.where(is_own, values[None, :], 0), 1)
 
 

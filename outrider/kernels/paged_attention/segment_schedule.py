@@ -26,12 +26,12 @@ _SCHEDULED = 32
 _FEWEST_ROWS = 32
 """Looked through at once."""
 _FEW_QUERIES = 8
-"""Of a row, as most drafts are scored."""
+"""Number of a row's queries up to which most drafts are scored."""
 
 
 @triton.jit
 def _pick(is_own, values):
-    """Of each part, its row's value."""
+    """Value of each part's row."""
     return tl.sum(tl.where(is_own, values[None, :], 0), 1)
 
 
@@ -163,7 +163,7 @@ class Division:
     budget: int
     """Parts of about equal length."""
     num_parts: int
-    """That there can be, tiles that are left whole included."""
+    """Bound on the number of parts, tiles that are left whole included."""
     slots: int
     """Segments of cut tiles for whose results there is memory."""
 

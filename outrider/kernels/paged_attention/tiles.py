@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0915, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""How one program attends its part of a tile's keys: device functions of both attention kernels.
+"""Attention of one program over its part of a tile's keys: device functions of both attention kernels.
 
 Owns the online softmax over blocks of keys, of which most need no mask, and the sum over a tile's parts. Refuses to
 know how a batch is cut into tiles and parts.
@@ -58,7 +58,7 @@ def weighted_mean(total, weight_sum, value_scale):
 
 @triton.jit
 def _pages_of(page_ptr, start, high, skipped, SINKS: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Of BLOCK_N keys; those past the last take its page."""
+    """Pages of BLOCK_N keys; those past the last take its page."""
     place = tl.maximum(tl.minimum(start + tl.arange(0, BLOCK_N), high - 1), 0)
     return tl.load(page_ptr + _keys_at(place, skipped, SINKS) // PAGE_SIZE)
 

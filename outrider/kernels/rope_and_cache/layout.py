@@ -15,14 +15,14 @@ class HeadLayout:
     num_kv_heads: int
     head_dim: int
     eps: float
-    """Of the normalisation of queries and keys, where there is one."""
+    """Epsilon of the normalisation of queries and keys, if there is one."""
     key_scale: float = 1.0
     value_scale: float = 1.0
-    """Of a cache of FP8 numbers: what these are multiplied by to be keys and values."""
+    """Scale of a cache of FP8 numbers: its product with them is keys and values."""
 
     @property
     def inverse_scales(self) -> tuple[float | None, float | None]:
-        """What keys and values are multiplied by to be numbers of the cache; None: 1."""
+        """Inverse scales, by which keys and values are multiplied to be numbers of the cache; None: 1."""
         is_one = self.key_scale == self.value_scale == 1.0
         return (None, None) if is_one else (1.0 / self.key_scale, 1.0 / self.value_scale)
 

@@ -77,7 +77,7 @@ _ENTROPY_OFFSET = tl.constexpr(1e-5)
 _TINIEST = tl.constexpr(1.2e-38)
 _CLEARED = tl.constexpr(2048)
 _STEPS = tl.constexpr(32)
-"""Of halving the range of logits."""
+"""Bisection steps over the range of logits."""
 
 
 @triton.jit

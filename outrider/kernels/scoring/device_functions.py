@@ -70,7 +70,7 @@ def base_of(rows_ptr, row):
 
 @triton.jit
 def row_start(logits_ptr, stride, rows_ptr, row):
-    """Where a row's logits begin."""
+    """Address of a row's first logit."""
     return logits_ptr + word(rows_ptr, _INDEX, row).to(tl.int64) * stride
 
 
@@ -82,13 +82,13 @@ def limit_of(rows_ptr, row):
 
 @triton.jit
 def support_start(rows_ptr, row):
-    """Where the row's support begins among all."""
+    """Start of the row's support among all."""
     return word(rows_ptr, _START, row)
 
 
 @triton.jit
 def support_stop(rows_ptr, row):
-    """Where the row's support ends among all."""
+    """End of the row's support among all."""
     return word(rows_ptr, _STOP, row)
 
 

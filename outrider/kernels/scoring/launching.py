@@ -27,9 +27,11 @@ _MOST_GROUPS_PER_PART = 16
 _REGISTERS = 96
 """A thread's, of the group kernel."""
 _PROGRAMS_PER_PROCESSOR = 18
-"""Of 20 of its programs, each a warp, that find room with these registers: the rest is for those that answer rows."""
+"""Programs a multiprocessor, each a warp: 18 of the 20 that its registers allow; the rest is for those that answer
+rows."""
 _GUMBEL_PROGRAMS_PER_PROCESSOR = 32
-"""Of rows with a Gumbel argmax: more than find room at once end one by one, and answers begin meanwhile."""
+"""Programs a multiprocessor for rows with a Gumbel argmax: more than fit at once end one by one, and answers begin
+meanwhile."""
 _ANSWER_WARPS = 1
 """For all rows alike: sums of other warps are in another order."""
 _CUT_REGISTERS = 128
@@ -40,7 +42,7 @@ class Search:
     """Among how many of a row's best its cuts are searched for."""
 
     runs: int
-    """Of 8 neighbouring logits, chosen by the best of each."""
+    """Runs of 8 neighbouring logits, chosen by the best of each."""
     gathered: int
     """Logits."""
     num_warps: int
@@ -160,6 +162,6 @@ def _is_packed(logits: torch.Tensor) -> bool:
 
 
 def _parts(wanted: int, num_groups: int) -> tuple[int, int]:
-    """How many groups a program has, and how many programs a row, of which ``wanted`` would be best."""
+    """Groups of a program, and programs of a row, of which ``wanted`` would be best."""
     groups_per_part = min(_MOST_GROUPS_PER_PART, triton.cdiv(num_groups, max(1, wanted)))
     return groups_per_part, triton.cdiv(num_groups, groups_per_part)

@@ -14,7 +14,7 @@ import triton.language as tl
 from outrider.kernels.scoring.device_functions import GROUP, RUN, RUNS_PER_GROUP, group_runs
 
 _WORDS = tl.constexpr(RUN.value // 2)
-"""Of a run."""
+"""Words of a run."""
 _UNWANTED = tl.constexpr(0xF14AF14A - 2**32)
 """Twice the bfloat16 next to ``UNWANTED``, below it."""
 _UPPER = tl.constexpr(-65536)

@@ -121,12 +121,12 @@ class Rows:
 
     @property
     def num_words(self) -> int:
-        """How many words ``pack`` fills."""
+        """Number of words that ``pack`` fills."""
         return self.words.size + len(self.support_ids)
 
     @property
     def num_found(self) -> int:
-        """How many words the answer has."""
+        """Number of words of the answer."""
         return len(Found) * len(self) + len(self.support_ids)
 
     def any(self) -> RowFlags:

@@ -57,15 +57,15 @@ class SingleRank:
     shard = Shard()
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """There is but one part."""
+        """The one part itself."""
         return part
 
     def add_and_norm(self, hidden: torch.Tensor, part: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """There is but one part."""
+        """Normalised sum of the residual and the one part."""
         return norm.after_adding(hidden, part)
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        """There is but one part."""
+        """The one part itself."""
         return part
 
 

@@ -148,7 +148,7 @@ def _all_agree(*, holds: bool) -> bool:
 
 
 def _microseconds(work: Callable[[torch.Tensor], object], part: torch.Tensor) -> float:
-    """Of one call, inside a CUDA graph; the median of several replays, since ranks wait for each other."""
+    """Time of one call, inside a CUDA graph; the median of several replays, since ranks wait for each other."""
     for _ in range(2):
         work(part.clone())
     torch.cuda.synchronize(part.device)

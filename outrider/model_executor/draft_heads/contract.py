@@ -34,7 +34,7 @@ class HeadConfig(Protocol):
 
     @property
     def target_hidden_size(self) -> int:
-        """Of one layer's state."""
+        """Size of one layer's state."""
         ...
 
 

@@ -40,7 +40,7 @@ class DFlashConfig:
 
     @property
     def target_hidden_size(self) -> int:
-        """Of one layer's state."""
+        """Size of one layer's state."""
         return self.layer.hidden_size
 
 

@@ -36,7 +36,7 @@ class PairHeadConfig:
     layer: ModelConfig
     """Its decoder layer; ``vocab_size`` and ``max_position`` are the target's."""
     has_fc_bias: bool = False
-    """Of the product that joins embedding and state."""
+    """True if the product that joins embedding and state has a bias."""
 
     @property
     def hidden_state_layers(self) -> tuple[int, ...]:

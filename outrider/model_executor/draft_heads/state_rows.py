@@ -17,7 +17,7 @@ class StateRows:
 
     parts: Sequence[torch.Tensor]  # [n, F] each, of one type and device
     places: torch.Tensor | None = None  # [N] int32 on the device
-    """Of each pair, a row of the one part; None: all rows are taken as they lie."""
+    """Row of the one part for each pair; None: all rows in their order."""
 
     def copy_to(self, out: torch.Tensor, first: int) -> None:
         """Queue one copy of the rows from number ``first`` on to ``out`` [n, F], which is of their type."""

@@ -37,14 +37,14 @@ class MetadataColumns:
 
     @classmethod
     def of(cls, metadata: Sequence[DraftMetadata]) -> MetadataColumns:
-        """Of these."""
+        """Columns of the given metadata."""
         words = np.frombuffer(bytearray().join([one.words for one in metadata]), dtype=np.int32)
         keys_base = np.array([one.keys_base for one in metadata], dtype=np.int32)
         forms = {(one.needs_evidence, one.is_certain) for one in metadata}
         return cls(list(metadata), words.reshape(-1, NUM_COLUMNS), keys_base, len(forms) == 1)
 
     def selected(self, places: NDArray[np.intp]) -> MetadataColumns:
-        """Of those at these places."""
+        """Columns of those at these places."""
         return MetadataColumns.of([self.each[place] for place in places.tolist()])
 
     @property
@@ -91,7 +91,7 @@ class DraftColumns:
 
     @classmethod
     def of(cls, rows: Sequence[DraftRow]) -> DraftColumns:
-        """Of rows that append to all that their sequences hold."""
+        """Columns of rows that append to all that their sequences hold."""
         return cls(
             [row.sequence for row in rows],
             MetadataColumns.of([row.metadata for row in rows]),

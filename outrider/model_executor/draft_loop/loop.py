@@ -86,7 +86,7 @@ class DraftLoop:
         """First steps are captured for rows that append as many tokens as one of ``catch_ups``, ascending, or fewer."""
         self.rules = rules
         self.max_rows = limits.max_sequences
-        """Of one loop."""
+        """Largest number of rows of one loop."""
         self.max_catch_up = max(catch_ups)
         """Tokens that a row may append before its first draw."""
         self._catch_ups = tuple(catch_ups)

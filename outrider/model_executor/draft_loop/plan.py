@@ -38,7 +38,7 @@ class LoopShape:
     catch_up: int
     """The most tokens that a row appends before its first draw."""
     max_catch_up: int = MAX_CATCH_UP
-    """That any loop of this layout may have."""
+    """Largest catch-up of any loop of this layout."""
 
     @property
     def sizes(self) -> list[int]:
@@ -73,7 +73,7 @@ class DraftPlan:
     page_copies: tuple[PageCopy, ...]
     """Done before anything else: all sources are read before any destination is written."""
     states: StateRows | None = None
-    """Of models with recurrent layers."""
+    """States of models with recurrent layers."""
 
 
 def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
@@ -120,9 +120,9 @@ class DeviceLoop:
     """A loop's inputs on the device."""
 
     first: Mapping[int, DeviceBatch]
-    """Of a first step in which rows append several tokens, by how many they may be."""
+    """Batches of a first step in which rows append several tokens, by the largest number of these."""
     single: DeviceBatch
-    """Of every other step: each row's one token is what was drawn in the step before."""
+    """Batch of every other step: each row's one token was drawn in the step before."""
     state: LoopState
 
     @property

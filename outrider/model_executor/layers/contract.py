@@ -155,7 +155,7 @@ class DeviceBatch:
     """By the number of the KV cache group."""
     logit_indices: torch.Tensor  # [N]
     states: StateInputs | None = None
-    """Of models with recurrent layers."""
+    """States of models with recurrent layers."""
 
     def clear_slots(self) -> None:
         """Let no token be written to the cache."""
@@ -175,7 +175,7 @@ class TokenMixer(Protocol):
 
     @property
     def weight_prefix(self) -> str:
-        """Of its tensors' names below the layer."""
+        """Prefix of its tensors' names below the layer."""
         ...
 
     def __call__(

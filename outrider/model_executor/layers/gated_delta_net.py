@@ -100,7 +100,7 @@ class GatedDeltaNet:
         return tuple(self._features(name, size) for name, size in sizes.items()), gates
 
     def _features(self, name: str, size: int) -> Features:
-        """Of all key heads, ``size`` features each."""
+        """Features of all key heads, ``size`` each."""
         own = self._own
         return Features(self._all.num_key_heads * size, range(own.start * size, own.stop * size), name)
 
@@ -115,7 +115,7 @@ class GatedDeltaNet:
         return torch.cat([part.reshape(count, -1) for part in (*parts, *both)], 1), gate.reshape(count, -1)
 
     def _channels(self) -> torch.Tensor:
-        """Of the checkpoint's channels, those of this rank."""
+        """Channels of the checkpoint that are this rank's."""
         own, full = self._own, self._all
         keys = torch.arange(own.start * full.key_dim, own.stop * full.key_dim)
         size = self._group * full.value_dim

@@ -44,7 +44,7 @@ class Features:
     size: int
     own: range
     name: str = ""
-    """Of outputs: the tensors' name in the checkpoint, less its last part."""
+    """Name of the outputs' tensors in the checkpoint, less its last part."""
     order: tuple[int, ...] = ()
     """Order of features in each run of as many, as of a head; empty: that of the checkpoint."""
 

@@ -22,7 +22,7 @@ from outrider.model_executor.layers.quantization import Numbers, Quantization
 
 _MAX_SECOND_COPY_BYTES = 64 << 20
 _COLUMNS_OF_KERNELS = 8
-"""Of 16 bits, whose rows TMA loads by 16 bytes."""
+"""Granularity of columns of 16 bits, since TMA loads rows by 16 bytes."""
 
 
 class UnquantizedLinear(LinearMethod):

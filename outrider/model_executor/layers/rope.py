@@ -157,4 +157,4 @@ _SCALINGS = {
     "yarn": _yarn,
 }  # fmt: skip
 _FACTORS = {"longrope": _longrope_factor, "yarn": _attention_factor}
-"""Of cosines and sines."""
+"""Factors of cosines and sines."""

@@ -37,15 +37,15 @@ class ModelEstimate:
     """Type of activations and all weights that are not quantized."""
     max_model_len: int
     weight_bytes: int
-    """Of each rank on a GPU; norms and biases, which each holds whole, are counted as shared."""
+    """Bytes of each rank on a GPU; norms and biases, which each holds whole, are counted as shared."""
     kv_bytes_per_token: int
-    """Of all ranks."""
+    """Bytes of a token's keys and values on all ranks."""
     longest_bytes: int
-    """Of all ranks, of keys and values of a sequence of ``max_model_len``."""
+    """Bytes on all ranks of the keys and values of a sequence of ``max_model_len``."""
     window: int | None = None
     """Tokens that some layers keep, where others keep all."""
     state_bytes: int = 0
-    """Of all ranks, of one sequence in recurrent layers."""
+    """Bytes on all ranks of one sequence's states in recurrent layers."""
 
     @property
     def path(self) -> str:

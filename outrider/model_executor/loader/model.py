@@ -109,7 +109,7 @@ class LoadOptions(TypedDict, total=False):
     """"on": a token's results do not depend on the batch, or ``ConfigError``; "auto": so where it costs little."""
     num_state_slots: int | None
     enable_expert_parallel: bool
-    """Of several ranks each holds some experts whole."""
+    """True if each of several ranks holds some experts whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def with_parallel_experts(config: ModelConfig) -> ModelConfig:
 def window_request(
     layout: KVCacheLayout, dtype: torch.dtype, max_model_len: int, forward_tokens: int
 ) -> WindowRequest | None:
-    """What layers with a window need of the cache, where others see everything and sequences outgrow the window."""
+    """Cache request of layers with a window, if sequences outgrow the window and others see everything, or None."""
     reach = layout.window_reach
     if reach is None or max_model_len <= reach.window + reach.num_rewind_tokens:
         return None

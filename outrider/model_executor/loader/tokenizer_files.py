@@ -43,7 +43,7 @@ class TokenizerFacts:
     bos_token_id: int | None = None
     """The id put before every text, if the tokenizer asks for one."""
     sha256: str = ""
-    """Of what decides the ids."""
+    """Hash of the files that decide the ids."""
 
 
 def read_tokenizer(folder: Path, *, vocab_size: int) -> TokenizerFacts:

@@ -35,7 +35,7 @@ class RopeConfig:
     partial: float = 1.0
     """Share of a head's features that are rotated, the first ones."""
     is_interleaved: bool = False
-    """Whether neighbouring features are rotated together, and not those half of the rotated ones apart."""
+    """True if neighbouring features are rotated together, and not those half of the rotated ones apart."""
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     """longrope: divisors of the frequencies."""
@@ -43,7 +43,7 @@ class RopeConfig:
     """longrope: ``long_factor`` is used, for short texts too: keys in the cache do not change as a text grows."""
 
     def for_length(self, length: int) -> RopeConfig:
-        """Of sequences up to ``length`` tokens."""
+        """Rope of sequences up to ``length`` tokens."""
         return replace(self, is_long=self.rope_type == "longrope" and length > self.original_max_position)
 
 
@@ -59,7 +59,7 @@ class LayerNorms:
 
     @property
     def has_after(self) -> bool:
-        """Whether what blocks add to the residual stream is normalized first."""
+        """True if the outputs of blocks are normalized before they are added to the residual stream."""
         return self.after_attention is not None or self.after_feed_forward is not None
 
 
@@ -76,7 +76,7 @@ class Variant:
     norm_offset: float = 0.0
     """Added to the weights of norms."""
     activation: Activation = "silu"
-    """Of the gate of the feed-forward layer."""
+    """Activation of the gate of the feed-forward layer."""
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     """Multiplies what a block adds to the residual stream."""
@@ -85,11 +85,11 @@ class Variant:
     attention_softcap: float | None = None
     """Scores x become cap * tanh(x / cap)."""
     has_sink_logits: bool = False
-    """Whether each head has a learned score of a key without a value, which takes part in the softmax."""
+    """True if each head has a learned score of a key without a value, which takes part in the softmax."""
     has_output_gate: bool = False
-    """Whether what a head attends to is multiplied by the sigmoid of a gate, which comes with its query."""
+    """True if a head's output is multiplied by the sigmoid of a gate, which comes with its query."""
     has_wide_qk_norm: bool = False
-    """Whether queries and keys are normalized over all heads together."""
+    """True if queries and keys are normalized over all heads together."""
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
     """Logits x become cap * tanh(x / cap)."""
@@ -97,7 +97,7 @@ class Variant:
 
 LLAMA = Variant()
 FALLBACK_SPEED = "four fifths, or a fifth without CUDA graphs,"
-"""Of native speed: models that transformers' code computes."""
+"""Speed of models that transformers' code computes, as a share of native speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class ExpertNames:
     """Names of experts' tensors in a checkpoint."""
 
     block: str = "mlp"
-    """Of the router and the experts."""
+    """Name of the block of the router and the experts."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -122,7 +122,7 @@ class ExpertNames:
     router: str = "gate"
     shared: str = "shared_expert"
     score_bias: str = "e_score_correction_bias"
-    """Of a router with sigmoid scores."""
+    """Name of the score bias of a router with sigmoid scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,26 +149,26 @@ class ExpertsConfig:
     """Experts of a model (mixture of experts, MoE)."""
 
     count: int
-    """Of each layer."""
+    """Number of experts of each layer."""
     num_chosen: int
     """Experts of each token."""
     intermediate_size: int
     """Inner features of each."""
     normalizes: bool
-    """Whether the weights of a token's experts are scaled to a sum of 1."""
+    """True if the weights of a token's experts are scaled to a sum of 1."""
     layers: tuple[bool, ...]
     """Layer by layer, whether it has experts; the others have an MLP."""
     names: ExpertNames = ExpertNames()
     has_bias: bool = False
-    """Whether the router and all projections have biases."""
+    """True if the router and all projections have biases."""
     clamp: SwigluClamp | None = None
     """None: silu(gate) * up."""
     shared_size: int = 0
     """Inner features of an expert that every token meets; 0: there is none."""
     has_shared_gate: bool = True
-    """Whether a gate weighs that expert."""
+    """True if a gate weighs the shared expert."""
     is_shared_gate_quantized: bool = False
-    """Whether that gate is a linear layer to the weights' format, as quantizers make it that do not ignore it."""
+    """True if that gate is a linear layer to the weights' format, as quantizers make it that do not ignore it."""
     sigmoid: SigmoidRouting | None = None
     """None: the router's scores are a softmax."""
     is_parallel: bool = False
@@ -180,9 +180,9 @@ class RecurrentConfig:
     """Recurrent layers (Gated DeltaNet) of a model that has them in place of attention in some layers."""
 
     num_heads: int
-    """Of values, states and outputs."""
+    """Number of heads of values, states and outputs."""
     num_key_heads: int
-    """Of queries and keys, each of which serves neighbouring heads of values."""
+    """Number of heads of queries and keys, each of which serves neighbouring heads of values."""
     key_dim: int
     value_dim: int
     num_taps: int
@@ -190,7 +190,7 @@ class RecurrentConfig:
     layers: tuple[bool, ...]
     """Layer by layer, whether it is recurrent."""
     is_interleaved: bool = False
-    """Whether the checkpoint has queries, keys, values and gates of one key head side by side."""
+    """True if the checkpoint has queries, keys, values and gates of one key head side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class MtpForm:
     """
 
     prefix: str
-    """Of the names of all of their tensors; with ``own_layer`` those of the first decoder layer."""
+    """Prefix of the names of all of their tensors; with ``own_layer`` those of the first decoder layer."""
     projection: str
     """Product that joins embedding and state."""
     token_norm: str
@@ -233,7 +233,7 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    """Whether queries and keys are normalised head by head before they are turned."""
+    """True if queries and keys are normalised head by head before they are rotated."""
     tied_embeddings: bool
     sliding_windows: tuple[int | None, ...]
     """Layer by layer, how many of the last tokens are seen; None: all."""
@@ -249,12 +249,12 @@ class ModelConfig:
     quantization: Quantization | None = None
     """Format of the weights of linear layers; None: ``dtype``."""
     attention_window: AttentionWindow | None = None
-    """What layers attend at most, by the settings and not by the model; None: all that it says."""
+    """Attention window by the settings and not by the model; None: the model's own."""
     variant: Variant = LLAMA
     layer_ropes: tuple[RopeConfig, ...] = ()
     """Rotary embedding of each layer where they differ; empty: ``rope`` for all."""
     is_fallback: bool = False
-    """Whether transformers' code computes the model; fields of its layers are then of no use."""
+    """True if transformers' code computes the model; fields of its layers are then of no use."""
 
     @property
     def default_length(self) -> int:
@@ -263,7 +263,7 @@ class ModelConfig:
         return min([self.max_position, *(one.original_max_position for one in ropes if one.rope_type == "longrope")])
 
     def for_length(self, length: int) -> ModelConfig:
-        """Of sequences up to ``length`` tokens."""
+        """Configuration for sequences up to ``length`` tokens."""
         ropes = tuple(rope.for_length(length) for rope in self.layer_ropes)
         return replace(self, rope=self.rope.for_length(length), layer_ropes=ropes)
 
@@ -282,7 +282,7 @@ class ModelConfig:
         return min((window for window in self.sliding_windows if window is not None), default=None)
 
     def is_recurrent(self, layer: int) -> bool:
-        """Whether a layer has a recurrent state in place of attention."""
+        """True if a layer has a recurrent state in place of attention."""
         return self.recurrent is not None and self.recurrent.layers[layer]
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:

@@ -18,7 +18,7 @@ ExpertCount = Annotated[int, Field(ge=1, le=4096)]
 PositiveNumber = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
 RopeTheta = Annotated[float, Field(gt=1, le=1e12, allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=-MAX_POSITION, le=MAX_POSITION)]
-"""Whether the vocabulary has it is said in words of its own."""
+"""Token id in a configuration; ids outside the vocabulary get an error of their own."""
 
 _STRICT = ConfigDict(strict=True, extra="ignore")
 

@@ -104,7 +104,7 @@ class DecoderLayer:
         yield from self.feed_forward.weights()
 
     def _to_add(self, delta: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
-        """What is added to the residual stream of a block's output [T, hidden], or partial sums of it."""
+        """Addend to the residual stream for a block's output [T, hidden], or partial sums of it."""
         if norm is not None:
             delta = norm(self._communicator.all_reduce(delta))
         return delta if self._multiplier == 1.0 else delta.mul_(self._multiplier)
@@ -129,11 +129,11 @@ class Decoder:
         """The whole model's."""
         self.shard = communicator.shard
         self.part = communicator.shard.part_of(config)
-        """What is computed here."""
+        """Part of the model that is computed here."""
         self.dtype = dtype
         self.device = device
         self.communicator = communicator
-        """Of the ranks that share the model."""
+        """Communicator of the ranks that share the model."""
         self.batch_invariant = batch_invariant
         context = LayerContext(
             config, self.part, dtype, device, communicator, linear_method_of(config.quantization), batch_invariant

@@ -18,9 +18,9 @@ from outrider.model_executor.models.weights import weight_targets
 
 _EMBEDDING = "model.embed_tokens.weight"
 _FP8_DEVIATION = 64.0
-"""Of FP8 numbers: seven times as much is their largest."""
+"""Standard deviation of FP8 numbers: their largest is seven times this."""
 _FP4_DEVIATION = 2.93
-"""Of FP4 numbers that are equally frequent."""
+"""Standard deviation of FP4 numbers that are equally frequent."""
 
 
 def noise(decoder: Decoder, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:

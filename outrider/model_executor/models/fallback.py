@@ -66,7 +66,7 @@ class _Module:
         for module in model.modules():
             setattr(module, HOLDER, self.current)
         self.decoder = model.get_decoder()
-        """What the head is applied to."""
+        """Decoder, to whose states the head is applied."""
         if not hasattr(sys.modules[type(self.decoder).__module__], "ALL_ATTENTION_FUNCTIONS"):
             raise ModelError(_NO_INTERFACE)
         probe = self._run_probe()
@@ -76,9 +76,9 @@ class _Module:
         sources = probe.sources()
         cached = sorted(set(sources))
         self.specs = [probe.specs[layer] for layer in cached]
-        """Of each layer of the cache."""
+        """Specifications of the layers of the cache."""
         self.places = [cached.index(source) for source in sources]
-        """Of each layer of the model, the layer of the cache that it reads."""
+        """Index of the cache layer that each layer of the model reads."""
 
     @property
     def _config(self) -> Any:  # noqa: ANN401 - transformers' own class
@@ -204,7 +204,7 @@ class FallbackSizes:
     """Memory of a model that transformers computes."""
 
     num_parameters: int
-    """Of the whole model."""
+    """Number of parameters of the whole model."""
     weight_bytes: int
     layout: KVCacheLayout | None
     """None: it is known only with the weights."""

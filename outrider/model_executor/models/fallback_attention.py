@@ -48,7 +48,7 @@ class Probe:
         return value.transpose(1, 2).repeat_interleave(query.shape[1] // key.shape[1], 2)
 
     def sources(self) -> list[int]:
-        """Of each layer the one whose keys and values it reads: its own number, or that of one before it."""
+        """Index, for each layer, of the one whose keys and values it reads: its own, or an earlier one."""
         found: list[int] = []
         for layer, spec in sorted(self.specs.items()):
             source = next(one for one in sorted(self.keys) if self.keys[one] is self.keys[layer])
@@ -64,9 +64,9 @@ class Paged:
 
     kv_cache: KVCacheTensors
     inputs: Sequence[AttentionInputs]
-    """Of each layer of the cache."""
+    """Attention inputs of the layers of the cache."""
     places: Sequence[int]
-    """Of each layer of the model, the layer of the cache that it reads."""
+    """Index of the cache layer that each layer of the model reads."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
@@ -88,7 +88,7 @@ class Current:
 
     attention: Probe | Paged | None = None
     given: torch.Tensor | None = None
-    """What the decoder returns without being run: [1, T, hidden]."""
+    """Output of the decoder if it is not run: [1, T, hidden]."""
 
 
 def _attention(

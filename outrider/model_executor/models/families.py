@@ -402,7 +402,7 @@ FAMILIES = _by_architecture(
 )
 """By the name of the architecture."""
 _OTHER_NAMES = {"LLaMAForCausalLM": "LlamaForCausalLM"}
-"""Of the first conversions."""
+"""Other names of architectures, from the first conversions."""
 
 
 def family_of(architecture: str) -> ModelFamily:

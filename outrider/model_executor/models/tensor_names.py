@@ -27,7 +27,7 @@ def name_in_decoder(name: str, family: ModelFamily) -> str:
 
 
 def is_of_other_part(name: str, family: ModelFamily) -> bool:
-    """Whether a tensor belongs to a part of a checkpoint that the decoder has not: MTP layers, images, sound."""
+    """True for a tensor of a part of a checkpoint that the decoder does not have: MTP layers, images, sound."""
     if family.mtp is not None and name.startswith(family.mtp.prefix):
         return True
     return family.is_text_part and name.removeprefix("model.").startswith(_OTHER_PARTS)

@@ -14,7 +14,7 @@ from outrider.model_executor.models.tensor_names import is_of_other_part
 
 _NO_MEMORY = torch.device("meta")
 _KV_SCALES = (".k_scale", ".v_scale", ".q_scale")
-"""Of a quantized KV cache; ``loader.kv_scales`` reads those that it needs."""
+"""Names of the scales of a quantized KV cache; ``loader.kv_scales`` reads those that it needs."""
 
 
 def weight_targets(decoder: Decoder) -> dict[str, WeightTarget]:
@@ -39,7 +39,7 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, is_widened: bool) -
 
 
 def cache_layout(config: ModelConfig, dtype: torch.dtype) -> KVCacheLayout:
-    """What a whole model keeps of its tokens."""
+    """Cache layout of a whole model."""
     return Decoder(config, dtype=dtype, device=_NO_MEMORY).kv_cache_layout
 
 

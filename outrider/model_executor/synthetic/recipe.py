@@ -33,7 +33,7 @@ class Recipe:
     acceptance: float
     """Share of tokens after which the draft's choice is the target's."""
     foreseen: float = 0.0
-    """Of the others, the share where the true token is the draft's second choice."""
+    """Share of the other positions where the true token is the draft's second choice."""
     seed: int = 0
     cycle_size: int | None = None
     """Tokens that decoding walks; None: all."""

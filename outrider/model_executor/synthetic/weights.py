@@ -31,7 +31,7 @@ BRANCH_RMS = 0.05
 
 
 class Sizes(Protocol):
-    """Of a decoder; ``outrider.model_executor.models.ModelConfig`` has them."""
+    """Sizes of a decoder; ``outrider.model_executor.models.ModelConfig`` has them."""
 
     @property
     def vocab_size(self) -> int:

@@ -112,7 +112,7 @@ def _claim(name: str) -> socket.socket | None:
 
 
 def _quota_files(root: Path) -> Iterator[Path]:
-    """Of this process's group and those above it, of either version of control groups."""
+    """Quota files of this process's group and those above it, for either version of control groups."""
     yield root / "cpu/cpu.cfs_quota_us"
     own = Path("/proc/self/cgroup")
     lines = own.read_text(encoding="utf-8").splitlines() if own.is_file() else []

@@ -44,7 +44,7 @@ class BadWords:
 
 
 def _longest_prefixes(entries: Sequence[Tokens]) -> list[int]:
-    """Of each sorted entry the place of the longest other that it begins with; -1: there is none."""
+    """Index, for each sorted entry, of the longest other entry that is its prefix; -1: there is none."""
     open_places: list[int] = []
     places: list[int] = []
     for place, entry in enumerate(entries):

@@ -49,7 +49,7 @@ class ScoredRows:
     rows: SessionRows | None
     """None: one of the sessions may not be rows."""
     masks: Mapping[int, PositionMasks] = field(default_factory=dict)
-    """Of sessions with a grammar, by their places, once they are begun; others are made when they are needed."""
+    """Masks of sessions with a grammar, by their places, once they are begun; others are made when they are needed."""
 
     @property
     def is_sparse(self) -> bool:
@@ -113,11 +113,11 @@ class NextTokens:
     masses: NDArray[np.float32]  # [B] of ``SparseScores``; without meaning for others
     drawn: Ints  # [B] what ``RowScoring.drawn`` has
     errors: Mapping[int, OutriderError]
-    """Why a session fails, by its place."""
+    """Errors of the sessions that fail, by their places."""
 
     @classmethod
     def of(cls, outcomes: Sequence[ScoreOutcome], drawn: Ints | None) -> NextTokens:
-        """Of sessions that were scored one by one."""
+        """Tokens of sessions that were scored one by one."""
         found = [_token_of(outcome) for outcome in outcomes]
         tokens = np.array([token_id for token_id, _ in found], dtype=np.int64)
         masses = np.array([mass for _, mass in found], dtype=np.float32)

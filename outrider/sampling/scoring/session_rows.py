@@ -32,13 +32,13 @@ class SessionRows:
     draft_flags: Words  # [B] of the row of a draft token with a support
     found: Ints  # [B] the column in which a row's token is found
     column: Found | None
-    """That column, if it is the same for all."""
+    """Column of the drawn token, if it is the same for all."""
     bound: float
     """No larger than any session's ``SamplingMetadata.bound``."""
 
     @classmethod
     def of(cls, metadata: Sequence[SamplingMetadata], vocab_size: int) -> SessionRows:
-        """Of sessions for which ``may_be_rows`` is true."""
+        """Rows of sessions for which ``may_be_rows`` is true."""
         words = np.zeros((len(metadata), len(Column)), dtype=np.int32)
         words[:, Column.FLAGS :] = _asked([own.last for own in metadata])
         limits = np.array([own.limit or vocab_size for own in metadata], dtype=np.int64)

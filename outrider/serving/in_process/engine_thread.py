@@ -41,7 +41,7 @@ MAX_COMMANDS_OF_TURN = 4096
 others wait for the next turn, so that one link's flood delays the forwards of others by some 15 ms."""
 
 _LONGEST_DELIVERY_S = 1e-3
-"""How long the thread waits for the event loop to send answers, before it goes on with what no answer waits for. A
+"""Longest wait of the thread for the event loop to send answers, before it goes on with what no answer waits for. A
 thread that computes keeps the interpreter lock for up to 5 ms, and answers would leave when all that is done."""
 
 _FORWARD_MARGIN = 5.0
@@ -60,7 +60,7 @@ class Core(Protocol[CommandT_contra, EventT]):
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` has anything to do."""
+        """True if ``step`` has anything to do."""
         ...
 
     @property
@@ -99,7 +99,7 @@ class Core(Protocol[CommandT_contra, EventT]):
 
     @property
     def progress(self) -> tuple[bool, int]:
-        """Whether a forward is in flight, and a number that rises with progress; read from any thread."""
+        """Progress: True while a forward is in flight, and a number that rises; read from any thread."""
         ...
 
     @property
@@ -169,9 +169,9 @@ class EngineThread(Generic[CommandT, EventT]):
         self._arrived: list[_Entry] = []
         """Taken out of the inbox by the thread, for later turns."""
         self._taken: deque[_Entry] = deque()
-        """What this turn has not handled yet; the first is being handled."""
+        """Entries that this turn has not handled yet; the first is being handled."""
         self._lock = threading.Lock()
-        """Of what links are open, and of whether the thread has gone."""
+        """Lock of the open links and of the thread's end."""
         self._links: dict[int, LocalLink[CommandT, EventT]] = {}
         self._next_link_id = 0
         self._stopping = False
@@ -185,7 +185,7 @@ class EngineThread(Generic[CommandT, EventT]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether commands still reach the core."""
+        """True while commands reach the core."""
         return self._gone is None
 
     @property
@@ -291,7 +291,7 @@ class EngineThread(Generic[CommandT, EventT]):
         return True
 
     def _has_arrived(self) -> bool:
-        """Whether there are messages, all of them taken out of the inbox."""
+        """True if there are messages, which are then all taken out of the inbox."""
         self._arrived += [entry for entry in self._inbox.take_all() if entry is not None]
         return bool(self._arrived)
 

@@ -168,7 +168,7 @@ def first_tokens(proposals: AnswerColumns[Any], longest: Column) -> AnswerColumn
 
 
 class Following(NamedTuple):
-    """What a coordinator will ask for in a session, in the order of an ``Extend``'s fields."""
+    """Next request of a coordinator for a session, in the order of an ``Extend``'s fields."""
 
     session: Session[Any]
     num_kept_tokens: int
@@ -204,8 +204,8 @@ def rows_after(
     link_id: int,
     verdicts: Verdicts,
 ) -> Iterator[Following]:
-    """What the coordinator will ask for after these verdicts, of sessions that go on: as many draft tokens as before.
-    After ``UNKNOWN`` it lacks its last token, and asks for one draft token more.
+    """Requests that follow these verdicts, for sessions that go on: as many draft tokens as before. After ``UNKNOWN``
+    it lacks its last token, and asks for one draft token more.
     """
     numbers = [getattr(verdicts, name).tolist() for name in Verdicts.__slots__]
     for number, generation, base, *verdict in zip(*numbers, strict=True):

@@ -46,7 +46,7 @@ class KnownTokens:
 
     @classmethod
     def of(cls, forms: Sequence[ScoreForm]) -> KnownTokens:
-        """Of scores of one token each."""
+        """Tokens of scores of one token each."""
         ids, masses = list[int](), list[float]()
         for form in forms:
             if isinstance(form, TokenScores):
@@ -69,7 +69,7 @@ class PlainStep:
     bases: Ints  # [B] committed tokens, those of the items included
     tokens: Ints  # [B] of the items; without meaning while ``is_queued``
     places: Sequence[int] = ()
-    """Of the sessions in the step that it is queued behind."""
+    """Indices of the sessions in the step that it is queued behind."""
     is_queued: bool = False
     """Its tokens are known to the device alone."""
     generations: NDArray[np.uint64] = field(init=False)  # [B] of the items that came, else of what they follow
@@ -191,7 +191,7 @@ class PlainStep:
         )
 
     def waits_ns(self, started_ns: int) -> list[int]:
-        """How long the items waited that have come before it is computed, which began then."""
+        """Waiting times of the items that arrived before it is computed, which began at ``started_ns``."""
         arrived = self.arrived_ns[self.is_here & self.is_asked]
         waits: list[int] = np.maximum(started_ns - arrived, 0).tolist()
         return waits

@@ -163,7 +163,7 @@ class PlainSteps:
         return others
 
     def _computed_step(self, requests: Sequence[AnyRequest]) -> PlainStep:
-        """Of requests that one forward has served."""
+        """Step of requests that one forward has served."""
         sessions = [request.session for request in requests]
         own = RunningSessions.of(sessions, self._executor.session_rows(sessions))
         answers: list[Any] = [request.answer for request in requests]
@@ -241,7 +241,7 @@ class PlainSteps:
 
     @staticmethod
     def _num_unasked(steps: Sequence[PlainStep]) -> Counter[SessionKey]:
-        """How many steps of each session are not asked for; empty where none has as many as it may have."""
+        """Number of steps of each session that are not asked for; empty if none has as many as it may have."""
         held = [step for step in steps if step.unasked.any()]
         if len(held) < MAX_STEPS_AHEAD:
             return Counter()
@@ -518,7 +518,7 @@ class PlainSteps:
 
 
 def _forward_of(request: AnyRequest) -> tuple[int, int, int]:
-    """Of the last forward that has served it the end, the sessions and the tokens."""
+    """End, sessions and tokens of the last forward that has served the request."""
     return request.touched_ns, request.batch_size, request.num_tokens
 
 

@@ -65,7 +65,7 @@ class SteadyStep:
 
     @property
     def keys(self) -> KeysView[SessionKey]:
-        """Of the sessions, in their order."""
+        """Keys of the sessions, in their order."""
         return self.own.keys.keys()
 
 
@@ -112,7 +112,7 @@ def _joined_supports(name: str, values: Sequence[Any], parts: Sequence[Any]) -> 
 
 
 def _form_of(part: CommandColumns) -> object:
-    """What columns say of hidden states, alike in all that are joined."""
+    """Form of the columns' hidden states, alike in all that are joined."""
     if isinstance(part, ExtendColumns):
         return None if part.states is None else (part.states.plane_id, part.states.width, part.states.dtype)
     if part.is_direct:

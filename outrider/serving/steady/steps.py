@@ -92,7 +92,7 @@ class SteadySteps:
         self._running: Batch | None = None
         self._answered: _Answered | None = None
         self._waiting: dict[SessionKey, tuple[WaitingSessions, int]] = {}
-        """Where each session waits, or waited last."""
+        """Waiting place of each session, now or last."""
         self._links = scheduler.plain.links
         """Links that send columns."""
 
@@ -118,7 +118,7 @@ class SteadySteps:
         return (one_by_one(commands), None, ()) if step is None else (before, step, after)
 
     def _may_be_taken(self, link_id: int, columns: CommandColumns) -> bool:
-        """Whether columns may be a step, or ask for what was computed before; cheap to tell of a decode step."""
+        """True if columns may be a step, or ask for what was computed before; cheap to tell of a decode step."""
         is_known = (link_id, columns.sessions.item(0)) in self._waiting or self._scheduler.plain.has_members
         return is_batch(columns) and (is_known or any(columns.draft_lengths.tolist()))
 
@@ -189,7 +189,7 @@ class SteadySteps:
 
     @property
     def runs_begun(self) -> bool:
-        """Whether a begun step is under way, and nothing has asked for it."""
+        """True if a begun step is under way, and nothing has asked for it."""
         step = None if self._running is None else self._running.steady
         return step is not None and not step.is_asked
 
@@ -236,7 +236,7 @@ class SteadySteps:
         return not is_served_at_once and first is None
 
     def _begun_step(self, link_id: int, rows: Sequence[Following], arrived_ns: int) -> SteadyStep | None:
-        """What may be one step, which changes nothing before it starts; None: it goes one by one."""
+        """Step over these rows, which changes nothing before it starts; None: they go one by one."""
         waiting, _ = self._waiting.get(rows[0].session.key, (None, 0))
         if waiting is None or not self._scheduler.is_free:
             return None

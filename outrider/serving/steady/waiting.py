@@ -20,7 +20,7 @@ from outrider.serving.steady.sessions import RunningSessions
 from outrider.serving.steady.step import SteadyStep
 
 Places = Sequence[int]
-"""Of sessions."""
+"""Indices of sessions."""
 _ALL: Places = ()
 """All of them, in their order."""
 
@@ -45,7 +45,7 @@ class WaitingSessions:
         self._is_here[row] = self._are_all_here = False
 
     def claim(self, row: int, generation: int) -> None:
-        """What was computed before it was asked for is asked for by an item of this generation."""
+        """Claim of a precomputed step by an item of this generation."""
         self._generations[row] = generation
 
     def find(

@@ -81,7 +81,7 @@ TOTAL_NS = "outrider.total_ns"
 INTERVAL_NS = "outrider.interval_ns"
 """From the coordinator's sending an item to its having the answer."""
 WIRE_NS = "outrider.wire_ns"
-"""That, less the service's own time."""
+"""Time on the wire: that, less the service's own time."""
 
 # Ours: a forward.
 SESSION = "outrider.session"

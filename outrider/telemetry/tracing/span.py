@@ -43,7 +43,7 @@ class Span:
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
     links: tuple[SpanLink, ...] = ()
     error: str = ""
-    """Why it failed; empty: it did not."""
+    """Error message of a failed span; empty otherwise."""
     trace_state: str = ""
     service: str = ""
     """Service that made it; set on reading only, since a process's spans all have its own name."""

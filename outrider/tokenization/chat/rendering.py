@@ -171,7 +171,7 @@ def _descriptor(pipe: IO[bytes] | None) -> int:
 
 
 def _cause(code: int) -> str:
-    """Why a process has ended that was to answer."""
+    """Cause of the end of a process that was to answer."""
     if code == -signal.SIGPROF:
         return f"it takes more than {PROCESSOR_S:g} s of processor time"
     return f"its process ended with code {code}; it may take more than {MEMORY_BYTES >> 20} MiB of memory"

@@ -11,7 +11,7 @@ from outrider.errors import InvalidRequestError
 
 TEMPLATE_FILE = "chat_template.jinja"
 LEGACY_TEMPLATE_FILE = "chat_template.json"
-"""Of processors, before templates had files of their own."""
+"""Chat template of processors, before templates had files of their own."""
 TEMPLATE_FOLDER = "additional_chat_templates"
 _DEFAULT, _TOOL_USE = "default", "tool_use"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

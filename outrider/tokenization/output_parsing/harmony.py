@@ -31,7 +31,7 @@ class HarmonyParser(HeldTextParser):
         self._is_first = True
         """No message has begun."""
         self._kind: type[Content] | type[Reasoning] | type[CallArguments] = Content
-        """Of the current message's text."""
+        """Kind of the current message's text."""
         self._ended: object = None
         """Kind of the last message with text."""
         self._is_fresh = False

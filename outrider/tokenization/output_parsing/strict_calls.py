@@ -63,7 +63,7 @@ class Answer:
 
     schema: Json
     field: str
-    """Of the request."""
+    """Field of the request."""
 
 
 class _Tool:
@@ -72,7 +72,7 @@ class _Tool:
     def __init__(self, index: int, function: Mapping[str, Json]) -> None:
         self.name = str(function.get("name", ""))
         self.rules: list[str] = []
-        """Of parts that a call may have at several places."""
+        """Rules of parts that a call may have at several places."""
         self._index = index
         self.field = f"tools[{index}].function.parameters"
         self.is_strict = bool(function.get("strict"))
@@ -197,7 +197,7 @@ def _qwen3_coder(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
 
 
 def _mistral(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
-    """Of all versions: a list of calls, or a name, with or without ``[ARGS]``, and the arguments."""
+    """Grammar of all Mistral versions: a list of calls, or a name, with or without ``[ARGS]``, and the arguments."""
     marked = "" if (found := _special("[ARGS]", token_id)) is None else f"{found}?"
     listed = _any_of([tool.object_call() for tool in tools])
     named = _any_of([f"{_text(tool.name)} {marked} {tool.arguments()}" for tool in tools])

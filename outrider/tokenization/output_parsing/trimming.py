@@ -13,7 +13,7 @@ class TrimmingParser:
     def __init__(self, inner: OutputParser) -> None:
         self._inner = inner
         self._kind: type[Event] | None = None
-        """Of the last event."""
+        """Kind of the last event."""
         self._drops_blanks = False
         self._held = ""
         """Blanks at the end of the current text."""

@@ -21,7 +21,7 @@ DEFAULT_LINK_TIMEOUT_S = 3.0
 DEFAULT_COORDINATOR_TIMEOUT_S = 15.0
 """Silence of a coordinator after which a service closes its link. Longer: sessions released too early are rebuilt."""
 UNANNOUNCED_TIMEOUT_S = 60.0
-"""Of a service, at least, for callers that announce no heartbeats. gRPC holds what has come of a message, up to the
+"""Least timeout of a service for callers that announce no heartbeats. gRPC holds what has come of a message, up to the
 largest there may be, and a link whose message never ends would hold it for good.
 """
 MIN_INTERVALS = 3

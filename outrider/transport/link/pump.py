@@ -75,7 +75,7 @@ class LinkPump:
         self._closing: asyncio.Future[None] | None = None
         self._call: asyncio.Task[Any] | None = None
         self._ending: asyncio.TimerHandle | None = None
-        """Of the call, when its caller is silent."""
+        """Timer that ends the call when its caller is silent."""
         self._watch = None if silence_timeout_s is None else SilenceWatch(silence_timeout_s, self._on_silent)
 
     async def run(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:

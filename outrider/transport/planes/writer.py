@@ -42,7 +42,7 @@ class SharedWriter:
     def __init__(self, *, folder: Path = shared_file.FOLDER, max_bytes: int = shared_file.MAX_BYTES) -> None:
         """Shared memory of the writer; where no file can be made, ``name`` is empty and every array travels inline."""
         self.name = ""
-        """Of the file, as long as the other end has not answered."""
+        """Name of the file, as long as the other end has not answered."""
         self.is_confirmed = False
         self._folder = folder
         self._max_bytes = max_bytes

@@ -76,7 +76,7 @@ def _public_bytes(key: object) -> bytes:
 
 
 def _validity_problem(certificate: x509.Certificate) -> str:
-    """Why it is not valid now; empty when it is."""
+    """Reason why the certificate is not valid now; empty when it is."""
     now = datetime.now(UTC)
     if now > certificate.not_valid_after_utc:
         return f"the certificate has expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"

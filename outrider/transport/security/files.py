@@ -8,7 +8,7 @@ from pathlib import Path
 from outrider.errors import ConfigError
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""Of each file, what changes when it is written anew or replaced; None for one that is not there."""
+"""Stamp of each file, which changes when the file is rewritten or replaced; None for a missing one."""
 
 
 def read(setting: str, path: str) -> bytes:
