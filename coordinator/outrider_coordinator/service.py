@@ -111,7 +111,8 @@ class Coordinator:
         self._threads = Threads()
         self._last_arrival_ns = 0
         self._prefix_hash_key = secrets.token_bytes(16)
-        """Of all sessions, so that hashes of their prompts can be compared when they are placed."""
+        """Key of the prefix hashes of all sessions, so that hashes of their prompts can be compared when they are
+        placed."""
         self._refusals: Counter[str] = Counter(dict.fromkeys(_REFUSALS.values(), 0))
 
     # Lifecycle.

@@ -40,7 +40,7 @@ class DraftSessions:
 
     @classmethod
     def of(cls, sessions: Sequence[Session[Any]], kvs: list[KVSequence], lags: list[int]) -> DraftSessions:
-        """Of sessions whose tokens are drawn in loops."""
+        """Sessions whose tokens are drawn in loops."""
         states: list[Any] = [session.executor_state for session in sessions]
         metadata = MetadataColumns.of([state.metadata for state in states])
         # A drafted token's own KV is not computed, so that the last may stand just past the reservation.

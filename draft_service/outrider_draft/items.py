@@ -44,7 +44,7 @@ def check_hidden_states(item: Extend, states: HiddenStates, *, width: int) -> No
 
 
 def proposal_length(opened: Open, item: Extend, *, reserved_length: int) -> int:
-    """How many tokens to draft: never past what the session will hold, nor past what this draft can compute.
+    """Number of tokens to draft: never past what the session will hold, nor past what this draft can compute.
 
     A drafted token's own KV is computed only when another is drafted after it, so the last may stand just past the
     reservation.

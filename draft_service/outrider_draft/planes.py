@@ -23,7 +23,7 @@ from outrider.tensor_plane.reader import PlaneReader, PlaneReaders
 from outrider.types import HiddenStates
 
 MAX_CONNECTIONS = 64
-"""Of one link."""
+"""Bound on the planes of one link; a ring of each takes memory."""
 _FEWEST_TOGETHER = 2
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -36,7 +36,7 @@ class DraftPlanes:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.kinds = tuple(str(kind) for kind in PlaneKind if kind is not PlaneKind.INLINE)
-        """That it can read; which of them two processes can use is found out by trying."""
+        """Kinds of planes that it can read; those that two processes can use are found by trying."""
         self._readers = PlaneReaders(device)
         self._open: dict[tuple[int, int], PlaneReader | None] = {}
         """None: it is being connected."""

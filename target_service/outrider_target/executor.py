@@ -79,7 +79,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether a forward goes on by itself once it was started; a CPU does all of it at once."""
+        """True if a forward runs on after it was started; a CPU does all of it at once."""
         return self._runner.device.type == "cuda"
 
     def start(self, batch: Sequence[tuple[ScoreJob, int]]) -> ScoringForward:
@@ -112,7 +112,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         )
 
     def session_rows(self, sessions: Sequence[TargetSession]) -> SessionColumns:
-        """What forwards and kernels are told of sessions."""
+        """Session data for forwards and kernels."""
         sequences, samplings = [session.sequence for session in sessions], list(map(self._sampling_of, sessions))
         return SessionColumns.of(sequences, samplings, self._runner.config.vocab_size)
 
@@ -122,7 +122,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         return True
 
     def takes_columns(self, step: SteadyStep) -> bool:
-        """Whether every item has drafts and keeps to the bounds of ``check_score``, pages suffice for certain, and all
+        """True if every item has drafts and keeps to the bounds of ``check_score``, pages suffice for certain, and all
         scores are tokens, or all are sparse.
         """
         return self._takes_rows(step) and self.takes_drafts(step)
@@ -147,7 +147,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         )
 
     def takes_drafts(self, step: SteadyStep) -> bool:
-        """Whether draft tokens and supports keep to the bounds of ``check_score``."""
+        """True if draft tokens and supports keep to the bounds of ``check_score``."""
         columns, rows = step.columns, step.rows
         if not isinstance(columns, ScoreColumns):
             return False
@@ -179,7 +179,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         return isinstance(state, SessionSampling) and opened.num_prompt_logprobs is None and may_be_rows(state.metadata)
 
     def amend_plain(self, sessions: Sequence[TargetSession], token_ids: Sequence[int]) -> None:
-        """What the tokens of a queued step turn out to be. Their KV is where the forward has put it."""
+        """Tokens of a queued step, now that they are known. Their KV is where the forward has put it."""
         self._runner.sequences.amend_last([session.sequence for session in sessions], token_ids)
 
     # Lookahead.
@@ -218,7 +218,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         return QueuedForward(ScoringForward(self._runner, step=step, drawn=drawn))
 
     def _has_room_after(self, forward: ScoringForward) -> bool:
-        """Whether every session of a forward may take one more token; none is preempted for what was not asked for."""
+        """True if every session of a forward may take one more token; none is preempted for what was not asked for."""
         manager = self._runner.sequences
         return sum(manager.pages_needed(job.sequence, 1) for job in forward.jobs) <= manager.num_free
 
@@ -247,7 +247,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         return item
 
     def matches(self, item: Score, prepared: Score) -> bool:
-        """Whether an item asks for just the plain step that was prepared."""
+        """True if an item asks for just the plain step that was prepared."""
         return (
             item.token_ids == prepared.token_ids
             and item.num_kept_tokens == prepared.num_kept_tokens
@@ -259,7 +259,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
 
 
 def _has_whole_supports(columns: ScoreColumns, num_token_ids: int) -> bool:
-    """Whether every draft token of every session has a support, of ids below ``num_token_ids``."""
+    """True if every draft token of every session has a support, of ids below ``num_token_ids``."""
     counts, ids = columns.support_counts, columns.support_token_ids
     if counts is None or ids is None or not ids.size:
         return False

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Row:
-    """Where one job's logits lie in those of all jobs."""
+    """Position of one job's logits among those of all jobs."""
 
     job: ScoreJob
     share: int
@@ -52,7 +52,7 @@ class _Row:
 
 
 class JobRows:
-    """So many tokens of each job of a forward."""
+    """Rows of a forward: a share of each job's tokens."""
 
     def __init__(self, shares: Sequence[tuple[ScoreJob, int]], planes: TargetPlanes | None) -> None:
         """``planes`` take hidden states; None: they go inline."""
@@ -61,10 +61,11 @@ class JobRows:
         self._finished = [row for row in self._rows if row.num_scored]
         self._scoring: Scoring | None = None
         self._masks: dict[int, PositionMasks] | None = None
-        """Of jobs with a grammar whose last tokens are among the rows, by their ids; None until they are begun."""
+        """Masks of jobs with a grammar whose last tokens are among the rows, by their ids; None until they are begun.
+        """
         self._requests: list[ScoreRequest] = []
         self.layers = layers_wanted(self._jobs)
-        """Whose hidden states are wanted."""
+        """Layers whose hidden states are wanted."""
         self._handover = StateHandover(planes) if self.layers else None
         self.num_tokens = sum(share for _, share in shares)
         self.num_logits = sum(row.num_logits for row in self._rows)
@@ -107,12 +108,12 @@ class JobRows:
 
     @property
     def reads_nothing(self) -> bool:
-        """Whether nothing is read of logits and states."""
+        """True if nothing is read of logits and states."""
         return self._scoring is None and self._handover is None and not any(row.num_prompt_rows for row in self._rows)
 
     @property
     def are_decode_steps(self) -> bool:
-        """Whether each is one token, and nothing but what follows it is asked for."""
+        """True if each is one token, and only the token after it is asked for."""
         return all(map(_is_decode_step, self._rows))
 
     @property
@@ -129,7 +130,7 @@ class JobRows:
         return self._scoring is None or self._scoring.launch_all()
 
     def drawn(self) -> torch.Tensor | None:
-        """What follows each text, [B] on the device; None if the device does not know."""
+        """Token drawn after each text, [B] on the device; None if the device does not have it."""
         return None if self._scoring is None else self._scoring.drawn()
 
     def drawn_token(self, place: int) -> int:
@@ -174,7 +175,7 @@ def _is_decode_step(row: _Row) -> bool:
 def _wanted(
     rows: Sequence[_Row], starts: Sequence[int], states: torch.Tensor, layers: Sequence[int]
 ) -> list[tuple[ScoreJob, int, torch.Tensor]]:
-    """Of the states [T, F] of a forward those that are asked for: job, first position, rows [N, F]."""
+    """Hidden states that are asked for, out of a forward's [T, F]: job, first position, rows [N, F]."""
     found = []
     first = 0
     for row, start in zip(rows, starts, strict=True):

@@ -27,7 +27,7 @@ class ScoreJob:
     base: int
     """Committed tokens; the first draft token stands at this position."""
     link_id: int = 0
-    """Of the session; states that leave before the answer go there."""
+    """Link of the session, to which states go that leave before the answer."""
     num_fed: int = 0
     prompt_logprobs: list[CandidateLogprobs] = field(default_factory=list)
 
@@ -58,7 +58,7 @@ class ScoreJob:
 
     @property
     def num_prompt_rows(self) -> int:
-        """How many of the next tokens have a known prompt token after them whose logprob is wanted."""
+        """Number of the next tokens before a known prompt token whose logprob is wanted."""
         if self.open.num_prompt_logprobs is None:
             return 0
         return max(0, min(self.open.prompt_length, self.base) - 1 - self.sequence.length)

@@ -45,7 +45,7 @@ def rows_of(
 
 
 def in_order(rows: torch.Tensor, wanted: Sequence[int], layers: Sequence[int]) -> torch.Tensor:  # [N, F]
-    """Of states of ``layers`` those that are wanted, in their order, contiguous."""
+    """States of the wanted layers, in their order, contiguous, out of those of ``layers``."""
     size = rows.shape[1] // len(layers)
     places = [layers.index(layer) for layer in wanted]
     if places != list(range(len(layers))):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outrider.tensor_plane.writer import PlaneWriter, PlaneWriters
 
 MAX_CONNECTIONS = 64
-"""Of one link; a ring of each takes memory."""
+"""Bound on the planes of one link; a ring of each takes memory."""
 _ANYWHERE = ("0.0.0.0", "::", "")
 
 

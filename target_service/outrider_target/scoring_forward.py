@@ -95,7 +95,7 @@ class ScoringForward:
 
     @torch.inference_mode()
     def is_done(self) -> bool:
-        """Whether the forward has ended. Starts the scoring that waited for masks, once these are made."""
+        """True if the forward has ended. Starts the scoring that waited for masks, once these are made."""
         if not self._is_launched and all(part.has_masks for part in self._parts):
             self._is_launched = True
             for part in self._parts:
@@ -104,13 +104,14 @@ class ScoringForward:
 
     @property
     def reads_nothing(self) -> bool:
-        """Whether nothing is read of logits and states when it has ended."""
+        """True if nothing is read of logits and states when it has ended."""
         return self._step is None and (self._jobs is None or self._jobs.reads_nothing)
 
     @torch.inference_mode()
     def drawn(self) -> torch.Tensor | None:
-        """What follows each text of a step, [B] on the device; None if the device does not know, or jobs beside it have
-        results that are read once the forward has ended. The tokens of the step are known; waits for masks of grammars.
+        """Token drawn after each text of a step, [B] on the device; None if the device does not know, or jobs beside it
+        have results that are read once the forward has ended. The tokens of the step are known; waits for masks of
+        grammars.
         """
         if self._step is None:
             return None
@@ -138,11 +139,11 @@ class ScoringForward:
 
     @property
     def places(self) -> Sequence[int]:
-        """Of each job, among those of the forward that it follows."""
+        """Index of each job among those of the forward that it follows."""
         return () if self._follows is None else self._follows[1]
 
     def fed_token(self, index: int) -> int:
-        """What row ``index`` was computed over; the forward before has to be finished."""
+        """Token that row ``index`` was computed over; the forward before has to be finished."""
         before, places = self._follows or (None, ())
         if before is None or before._jobs is None:
             raise ValueError("this forward was told its tokens")

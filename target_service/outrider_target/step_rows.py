@@ -50,16 +50,16 @@ class SessionColumns:
     scoring: SessionRows | None
     """None: one of the sessions may not be rows, as ``ScoredRows`` has it."""
     is_sparse: bool | None
-    """Whether scores are about supports; None: of some sessions alone."""
+    """True if all scores are about supports, False if none are; None: those of some sessions."""
     layers: tuple[int, ...]
-    """Whose hidden states all sessions want; empty where one wants others, or none."""
+    """Layers whose hidden states all sessions want; empty if one wants others, or none."""
     num_token_ids: int
     """Drafts of all sessions are below it."""
     vocab_size: int
 
     @classmethod
     def of(cls, sequences: list[KVSequence], samplings: list[SessionSampling], vocab_size: int) -> SessionColumns:
-        """Of these sessions."""
+        """Columns of these sessions."""
         metadata = [each.metadata for each in samplings]
         scoring = SessionRows.of(metadata, vocab_size) if all(map(may_be_rows, metadata)) else None
         return cls._with(sequences, samplings, scoring, vocab_size)
@@ -114,12 +114,12 @@ class StepRows:
         self._lengths = step.draft_lengths
         self._states: StepStates | None = None
         self._masks: dict[int, PositionMasks] = {}
-        """Of sessions with a grammar, by their places; begun once the tokens are known."""
+        """Masks of sessions with a grammar, by their places; begun once the tokens are known."""
         self._has_begun_masks = not any(sampling.has_grammar for sampling in self._own.samplings)
 
     @property
     def layers(self) -> Sequence[int]:
-        """Whose hidden states are wanted."""
+        """Layers whose hidden states are wanted."""
         return () if self._columns is None else layers_of(self._columns, self._own)
 
     def batch(self) -> RowBatch:
@@ -149,7 +149,7 @@ class StepRows:
         sampler.begin_masks(list(self._masks.values()), is_awaited=is_awaited)
 
     def _texts(self) -> Iterator[tuple[int, list[int]]]:
-        """Of each session the committed tokens that its sequence keeps, and those that the step brings."""
+        """Committed tokens that each session's sequence keeps, and the new ones of the step."""
         step = self._step
         if isinstance(step, SteadyStep):
             ids, ends = step.columns.token_ids.tolist(), step.columns.counts.cumsum().tolist()
@@ -182,7 +182,7 @@ class StepRows:
         return self._scoring.launch()
 
     def drawn(self) -> torch.Tensor | None:
-        """What follows each text, [B] on the device; None if the device does not know."""
+        """Token drawn after each text, [B] on the device; None if the device does not have it."""
         return self._scoring.drawn()
 
     def finish(self, output: ExecutorOutput[Scores]) -> ExecutorOutput[Scores]:
@@ -253,7 +253,7 @@ class StepRows:
 
 
 def forward_rows(step: SteadyStep, columns: ScoreColumns, draft_token_ids: Column) -> RowBatch:
-    """What a step's forward computes, with these draft tokens."""
+    """Rows of a step's forward, with these draft tokens."""
     counts, sequences = columns.counts.astype(np.int64, copy=False), step.rows.sequences
     return RowBatch(sequences, step.kept, columns.token_ids, counts, draft_token_ids, step.draft_lengths)
 

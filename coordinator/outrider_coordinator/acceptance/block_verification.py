@@ -89,13 +89,13 @@ def sparse_residuals(evidence: SparseEvidence, scores: SparseScores) -> Residual
 
 
 def keeping_probabilities(ratios: Sequence[float], residual_at: ResidualAt) -> list[float]:
-    """What the coin of each block length from 1 to K is compared with; a longer block goes first."""
+    """Probabilities, for block lengths 1 to K, that the coin of each is compared with; a longer block goes first."""
     rhos = _rhos(ratios)
     return [_keeping(length, rhos, residual_at) for length in range(1, len(rhos))]
 
 
 def _longest(ratios: Sequence[float], residual_at: ResidualAt, *, seed: int, base: int) -> tuple[int, Doubles]:
-    """How many draft tokens are kept, and the weights of the next token where they are not all."""
+    """Number of kept draft tokens, and the weights of the next token unless all are kept."""
     rhos, count = _rhos(ratios), len(ratios)
     kept = next(
         (

@@ -142,7 +142,7 @@ class SupportedProposals:
         return JointVerdicts.of(self.rows, limits=self._limits, seeds=self._seeds, bases=self._bases)
 
     def evidence(self, case: int) -> SparseEvidence:
-        """Of one proposal."""
+        """Evidence of one proposal."""
         rows, start = self.rows, self._starts.item(case)
         end = start + rows.num_rows.item(case)
         first = rows.starts.item(start)
@@ -181,7 +181,7 @@ def verdicts_on(placed: Sequence[PlacedEvidence]) -> JointVerdicts:
 
 
 def _steps(rows: Rows) -> Indices:  # [R]
-    """Which draft token of its case each row is."""
+    """Position of each row's draft token in its case."""
     firsts = rows.num_rows.cumsum() - rows.num_rows
     found: Indices = np.arange(len(rows.cases)) - firsts[rows.cases]
     return found

@@ -37,7 +37,7 @@ def judge_rejection(
 
 
 def indices_of_drafted(draft_token_ids: Sequence[int], evidence: SparseEvidence) -> np.ndarray:
-    """Where each draft token stands in the flat support; it is there exactly once in a sound proposal."""
+    """Index of each draft token in the flat support; it is there exactly once in a sound proposal."""
     wanted = np.array(draft_token_ids, dtype=np.int32).repeat(evidence.counts)
     return np.flatnonzero(evidence.token_ids == wanted)
 

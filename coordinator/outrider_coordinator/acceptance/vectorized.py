@@ -44,7 +44,7 @@ class Rows:
 
     @classmethod
     def of_columns(cls, proposals: AnswerColumns[Any]) -> Rows:
-        """Of proposals that came as columns, with supports."""
+        """Rows of proposals that came as columns, with supports."""
         supports = proposals.supports
         if supports is None:
             raise ValueError("these proposals have no supports")
@@ -53,7 +53,7 @@ class Rows:
 
     @classmethod
     def of_one(cls, draft_token_ids: Sequence[int], evidence: SparseEvidence) -> Rows:
-        """Of a single proposal."""
+        """Rows of a single proposal."""
         num_rows, drafted = np.array([len(draft_token_ids)]), np.array(draft_token_ids, dtype=np.int64)
         return cls.of(num_rows, evidence.counts.astype(np.int64), drafted, evidence.token_ids, evidence.probs)
 
@@ -64,7 +64,7 @@ class Rows:
         return cls.of(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def selected(self, cases: Indices) -> Rows:
-        """Of these cases alone."""
+        """Rows of these cases alone."""
         rows = ragged(self.num_rows, cases)
         ids = ragged(self.counts, rows)
         return Rows.of(self.num_rows[cases], self.counts[rows], self.drafted[rows], self.ids[ids], self.probs[ids])
@@ -74,7 +74,7 @@ class Rows:
         return np.flatnonzero(self.ids == self.drafted.repeat(self.counts))
 
     def sums(self, values: FloatArray) -> Doubles:  # [N] -> [R]
-        """Of the values of each support."""
+        """Sums of the values of each support."""
         return np.add.reduceat(values, self.starts, dtype=np.float64)
 
 

@@ -62,7 +62,7 @@ class BatchDriver:
         """By the numbers of their sessions."""
         self._taken: list[TakenAnswers] = []
         self._announced: dict[DraftReplica, tuple[ScoreAhead, TargetReplica, int]] = {}
-        """Of each draft the rest of the last ``ScoreAhead`` that waits, the target that has it, and its plane."""
+        """Rest of each draft's last ``ScoreAhead`` that waits, with the target that has it, and its plane."""
         self.early = EarlyScores(partial(are_announced, table))
 
     def take_proposals(
@@ -164,7 +164,7 @@ class BatchDriver:
         return found if found is not None and found.prepared.is_of(answers) else None
 
     def _without_taken(self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], _Taken]) -> EventBatch[Any]:
-        """What is left of a message, as single events, once ``take`` has sent the commands that follow from it."""
+        """Rest of a message, as single events, once ``take`` has sent the commands that follow from it."""
         rest = list(batch.timed())
         named: set[int] = set()
         """Sessions of the columns before: what is said of them once more comes after them."""

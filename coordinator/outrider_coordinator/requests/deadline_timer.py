@@ -18,7 +18,7 @@ class DeadlineTimer:
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = 0.0
-        """When the event loop's timer rings, if there is one."""
+        """Due time of the event loop's timer, if there is one."""
 
     def set(self, delay_s: float, ring: Callable[[], None]) -> float:
         """Call ``ring`` after ``delay_s`` seconds, instead of the previous callback."""

@@ -19,7 +19,7 @@ MARGIN = 8.0
 FLOOR = 0.5
 """... but not before this share of the longest wait: a busy machine is slow now and then."""
 DECAY = 0.99
-"""Of the slowest answer's time, with each answer."""
+"""Decay of the slowest answer's time, with each answer."""
 
 
 class DraftTimeout:
@@ -71,7 +71,7 @@ class DraftWaits:
         self._longest_s = longest_s
         self._running, self._time_out = running, time_out
         self._timeouts: dict[DraftReplica | None, DraftTimeout] = {}
-        """Of the drafts that are attached."""
+        """Timeouts of the drafts that are attached."""
 
     def attached(self, draft: DraftReplica) -> None:
         """A draft is attached, with unknown response times."""

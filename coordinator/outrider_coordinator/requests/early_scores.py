@@ -62,5 +62,5 @@ class EarlyScores:
 
 
 def _end_of(report: ForwardReport | None) -> ForwardReport | None:
-    """Which forward it was, for the rest of a message: times and sizes are told once, with the early scores."""
+    """Report for the rest of a message: times and sizes are told once, with the early scores."""
     return None if report is None else ForwardReport(0, 0, 0, 0, 0, 0, report.num_pages_free, report.ended_ns)

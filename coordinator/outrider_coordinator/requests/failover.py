@@ -100,7 +100,9 @@ class Failover:
     # Sessions over which targets broke.
 
     def _waits_its_turn(self, request: RequestState) -> bool:
-        """Of sessions over which targets broke often in a row one is sent at a time, so that it shows which it was."""
+        """True if a session waits for another one over which targets broke, so that it shows which of them was the
+        cause.
+        """
         return request.loop.is_suspect and any(
             other.place.target is not None and other.loop.is_suspect for other in self._request_manager.running()
         )
@@ -115,7 +117,7 @@ class Failover:
         request.call_later(self._target_timeout_s, partial(self._give_up_on, request, request.place.num_moves))
 
     def _give_up_on(self, request: RequestState, num_moves: int) -> None:
-        """There may be targets, and none that could hold it."""
+        """Failure of a request that no target could hold, although there may be targets."""
         place = request.place
         if self._services.target.is_up and request.loop.is_suspect:
             request.call_later(self._target_timeout_s, partial(self._give_up_on, request, num_moves))

@@ -16,7 +16,7 @@ MOST_AT_ONCE = 256
 LEAST_PER_S = 2_500
 """Messages a second however busy the thread is: with 256 users one of each every .1 s."""
 CHECK_INTERVAL_S = 0.1
-"""How long the thread is watched before the rate is changed."""
+"""Interval after which the thread's load is checked and the rate changed."""
 BUSY, IDLE = 0.85, 0.75
 """Shares of the time that the thread computes: above the first the rate falls, below the second it rises."""
 FALL, RISE = 0.8, 1.1
@@ -42,7 +42,7 @@ class MessageAllowance:
         self._num_allowed, self._counted_at = float(MOST_AT_ONCE), clock()
         """Messages that may leave, as of then."""
         self._watched_since, self._thread_time = self._counted_at, thread_clock()
-        """When the thread was last looked at, and its processor time then."""
+        """Time of the last check of the thread, and its processor time then."""
 
     @property
     def is_open(self) -> bool:

@@ -51,7 +51,7 @@ class OutputCollector:
         """Set while the reader waits."""
         self._num_unread = 0
         self._unread_since = 0.0
-        """When the oldest output that waits was released; by the monotonic clock."""
+        """Release time of the oldest output that waits, by the monotonic clock."""
         self._is_behind = False
         self.has_released = False
         """Any output was made available."""

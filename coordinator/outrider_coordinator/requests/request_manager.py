@@ -48,11 +48,11 @@ class Endings:
     num_refused: int = 0
     """Turned away since the queue was full."""
     num_prompt_tokens: int = 0
-    """Of all that were taken in."""
+    """Prompt tokens of all requests that were taken in."""
     num_resumed: int = 0
     """Taken in with output of an interrupted call."""
     num_pauses: int = 0
-    """How often requests were paused because their readers were behind, those that run included."""
+    """Pauses of requests whose readers were behind, those that run included."""
     by_reason: Counter[FinishReason] = field(default_factory=Counter)
     """Those that finished or were cancelled."""
     by_error: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(USUAL_FAILURES, 0)))

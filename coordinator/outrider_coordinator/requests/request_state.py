@@ -44,9 +44,9 @@ class RequestState:
         self.log_fields: dict[str, str] = {"request_id": loop.engine_request.request_id, **trace.log_fields}
         """Fields of every log line about it."""
         self.num_pauses = 0
-        """How often its reader was behind."""
+        """Pauses because its reader was behind."""
         self.draft_wait_began: float | None = None
-        """When it began to wait for a proposal that has not come; by the event loop's clock."""
+        """Start of its wait for a proposal that has not come; by the event loop's clock."""
         self._uncounted: list[tuple[StepEnded | DraftWaitEnded, float, float]] = []
         self.output_collector = OutputCollector(
             loop.output.take_text, num_tokens=len(loop.engine_request.emitted_token_ids)

@@ -38,7 +38,7 @@ class TakenAnswers:
     taken: TakenProposals | TakenScores
     answers: AnswerColumns[Any]
     places: Sequence[int]
-    """Of what was taken, among all answers of the message's columns."""
+    """Indices of what was taken, among all answers of the message's columns."""
     arrived: float
     handled: float
 
@@ -67,7 +67,7 @@ class TakenAnswers:
 
     @property
     def _own_places(self) -> Sequence[int]:
-        """Of ``requests`` among ``answers``."""
+        """Indices of ``requests`` among ``answers``."""
         return self.taken.places if isinstance(self.taken, TakenScores) else range(len(self.places))
 
     @functools.cached_property

@@ -114,12 +114,12 @@ class LinkQueue:
 
     @property
     def oldest_step_at(self) -> float | None:
-        """When the oldest step was sent that was not answered; None without one."""
+        """Time at which the oldest unanswered step was sent; None without one."""
         return min((steps.sent_at for steps in set(self.under_way.values())), default=None)
 
     @property
     def oldest_prompt_at(self) -> float | None:
-        """When the oldest part of a prompt was put that was not answered; None without one."""
+        """Time at which the oldest unanswered part of a prompt was put; None without one."""
         return min((put_at for put_at, _ in self._prompts.values()), default=None)
 
     @property
@@ -249,7 +249,7 @@ class DispatchScheduler:
 
 
 def _is_plain(command: SessionItem) -> bool | None:
-    """Of a running session's step; None for what is none: prompts, openings and ends."""
+    """True for a plain step, False for a step with drafts; None for prompts, openings and ends."""
     if isinstance(command, Score):
         is_text = not command.num_kept_tokens or len(command.token_ids) > _LONGEST_STEP
         return None if is_text else not command.draft_token_ids

@@ -15,7 +15,7 @@ from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 
 _DEVICE: Callable[[ModelDescription], str] = attrgetter("device_id")
 _HOST: Callable[[ModelDescription], str] = attrgetter("channel_host")
-"""Of what a replica says of itself; empty: it does not say."""
+"""Host by a replica's description; empty: it is not in there."""
 
 
 def partners_of(

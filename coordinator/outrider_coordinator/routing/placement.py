@@ -37,7 +37,7 @@ class Place:
     """None while it does not run, or no target can hold it."""
     draft: DraftReplica | None = None
     num_moves: int = 0
-    """How often it was given a target."""
+    """Number of targets that it was given."""
     refused_by: set[TargetReplica] = field(default_factory=set)
     """Targets without room for it, since it was last parked or found room."""
 

@@ -25,7 +25,7 @@ class Text(Protocol):
     """Tokens with the hash of every prefix."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of known prefixes."""
         ...
 
     def prefix_hash(self, length: int) -> PrefixHash:
@@ -65,7 +65,7 @@ class PrefixAffinity(Generic[ReplicaT]):
 
 
 def _keys(text: Text, cache_salt: str) -> list[_Key]:
-    """Of all beginnings that are told apart, the longest first: forgotten last are the shortest."""
+    """Keys of all prefixes that are told apart, the longest first: the shortest are evicted last."""
     length = len(text)
     lengths = (*range(_SHORT, min(length, _LONG), _SHORT), *range(_LONG, length, _LONG))
     keys = [(cache_salt, known, text.prefix_hash(known)) for known in lengths]  # growing, as they are hashed fastest

@@ -81,12 +81,12 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         ``on_peer_event`` gets the events of no session.
         """
         self.description: ModelDescription | None = None
-        """Of the service that is attached, or was last."""
+        """Description of the service that is attached, or was last."""
         self.num_messages_sent = 0
         self.num_hangs = 0
-        """How often the service was given up because it did not get on with its work, or did not answer."""
+        """Number of times that the service was given up because it made no progress, or did not answer."""
         self._num_unanswered = 0
-        """How often it was given up for that since its last answer."""
+        """Number of such times since its last answer."""
         self._port, self._name = port, name
         self._accept, self._on_attached, self._on_batch, self._on_lost = accept, on_attached, on_batch, on_lost
         self._on_peer_event = on_peer_event
@@ -230,7 +230,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
 
     @property
     def _absence_s(self) -> float:
-        """How long the service is left alone; a first time it may have been chance."""
+        """Pause before the service is connected again; there is none the first times, which may have been chance."""
         doublings = self._num_unanswered - 2
         return 0.0 if doublings < 0 else min(FIRST_ABSENCE_S * 2.0**doublings, LONGEST_ABSENCE_S)
 

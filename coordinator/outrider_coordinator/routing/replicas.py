@@ -90,7 +90,7 @@ class Replicas(Generic[CommandT, EventT]):
 
     @property
     def num_hangs(self) -> int:
-        """How often a replica was given up because it hung or did not answer, past ones included."""
+        """Number of times that a replica was given up because it hung or did not answer, past replicas included."""
         return self._num_hangs_of_gone + sum(replica.connection.num_hangs for replica in self._replicas.values())
 
     def start(self) -> None:

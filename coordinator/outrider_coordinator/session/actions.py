@@ -40,7 +40,7 @@ class StepEnded(NamedTuple):
     """Committed tokens that the proposal built on."""
     num_draft_tokens: int
     num_accepted: int
-    """Of the draft tokens, or of the forced ones."""
+    """Number of accepted draft tokens, or of forced ones."""
     token_ids: Sequence[int]
     """New output: accepted tokens and the one after them, up to the token that ends the generation."""
     no_draft_reason: WithoutDraft

@@ -25,13 +25,13 @@ class CommandBuilder:
         self.session = -1
         self.trace_parent = ""
         self.trace_id = ""
-        """Of the request, for the services' logs; empty when it is part of no trace."""
+        """Trace id of the request, for the services' logs; empty when it is part of no trace."""
         self._engine_request = engine_request
         self._tokens = tokens
 
     @property
     def trace_parent(self) -> str:
-        """Of items to come; empty when they are not traced."""
+        """Trace parent of items to come; empty when they are not traced."""
         return self._trace_parent
 
     @trace_parent.setter

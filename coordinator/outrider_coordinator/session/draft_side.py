@@ -29,7 +29,7 @@ class DraftFacts:
     shares_device: bool = False
     """True if it computes on the target's device, so that each takes the other's time."""
     hidden_state_bytes: int = 0
-    """Of the hidden states of one position; 0: not known."""
+    """Size of the hidden states of one position; 0: not known."""
     longest_prefill: int = 0
     """Tokens that it computes of a new text, the last ones; 0: all."""
 
@@ -72,7 +72,7 @@ class DraftSide:
     losses = IntColumn(col.DRAFT_LOSSES)
     """In a row."""
     is_late = Flag(col.IS_LATE)
-    """What was asked came too late for its step: it is waited for, and nothing more is asked meanwhile."""
+    """True if the proposal came too late for its step: it is waited for, and nothing more is asked meanwhile."""
     reads_states = Flag(col.READS_STATES)
     """True if it reads hidden states of the target."""
 
@@ -80,7 +80,7 @@ class DraftSide:
         self.row = row
         self.readiness, self.facts, self.opened = readiness, facts, -1
         self.why_away = WithoutDraft.AWAY
-        """Why it may not be used, as long as it may not."""
+        """Reason why it may not be used, as long as it may not."""
         self.is_lost = False
         """It held the session and lost it: to open it is to rebuild it."""
         self.has_answered = False
@@ -135,7 +135,7 @@ class DraftSide:
         return self.readiness in (Readiness.OPEN, Readiness.CLOSED) and not self.is_late
 
     def room_after(self, length: int, wanted: int) -> int:
-        """How many of the ``wanted`` tokens can be drafted after ``length`` committed ones."""
+        """Number of the ``wanted`` tokens that can be drafted after ``length`` committed ones."""
         limit = self.facts.max_length
         return max(0, min(wanted, limit - length) if limit else wanted)
 

@@ -52,8 +52,8 @@ def is_fed(session: SessionState) -> bool:
 
 
 def draft_lag(session: SessionState, length: int) -> int:
-    """Of the ``length`` tokens that are committed when a step ends those that its draft lacks, but for a prompt that
-    the next step waits for.
+    """Draft tokens to prefill when a step ends with ``length`` committed tokens, but for a prompt that the next step
+    waits for.
     """
     return 0 if waits_for_prompt(session, length + 1) else session.draft.lag(length)
 
@@ -89,7 +89,7 @@ def is_to_catch_up(session: SessionState) -> bool:
 
 
 def why_not_asked(session: SessionState) -> WithoutDraft:
-    """Why ``_draft_length`` is 0."""
+    """Reason why ``_draft_length`` is 0."""
     why = session.policy.no_draft_reason(session.speculation)
     if why is not None:
         return why

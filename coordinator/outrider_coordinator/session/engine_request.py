@@ -39,13 +39,13 @@ class EngineRequest:
     prefix_hash_key: bytes = b""
     """Keys the session's prefix hashes, here and in the services; of one coordinator."""
     arrival_ns: int = 0
-    """When the request arrived, in nanoseconds since 1970: no two requests of a coordinator have the same."""
+    """Arrival time of the request, in nanoseconds since 1970: no two requests of a coordinator have the same."""
     model_name: str = ""
     """The target's."""
     emitted_token_ids: tuple[int, ...] = ()
     """Output that was given out before, elsewhere, from which the session goes on."""
     matcher: Matcher | None = field(default=None, compare=False, repr=False)
-    """Of the grammar, at the beginning of the output."""
+    """Matcher of the grammar, at the beginning of the output."""
     tells_progress: bool = False
     """True if each delta says how far the call is."""
 

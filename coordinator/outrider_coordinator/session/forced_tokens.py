@@ -13,12 +13,13 @@ from outrider_coordinator.session.draft_side import NOTHING_DRAFTED, Drafted
 from outrider_coordinator.session.state import SessionState
 
 MAX_FORCED_TOKENS = 16
-"""Of one step. CUDA graphs cover draft lengths up to this."""
+"""Bound on the forced tokens of one step. CUDA graphs cover draft lengths up to this."""
 
 _LEAST_BESIDE_DRAFTS = 2
 _LEAST_AHEAD = 3
-"""Where the target computes plain steps ahead, of which it has begun up to two that a proposal makes useless. It then
-computes nothing ahead for other sessions either, which costs each of them about one forward."""
+"""Least number of forced tokens where the target computes plain steps ahead, of which it has begun up to two that a
+proposal makes useless. It then computes nothing ahead for other sessions either, which costs each of them about one
+forward."""
 
 
 def least_forced(session: SessionState, draft_length: int) -> int:

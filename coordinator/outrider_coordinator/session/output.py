@@ -52,7 +52,7 @@ class Output:
         self._texts: list[str] = []
         """One for each token that has been read, and in the end what was held back."""
         self._num_taken = 0
-        """Of the texts."""
+        """Number of characters that were taken."""
         self._logprobs: list[TokenLogprob] = []
 
     @property

@@ -92,7 +92,7 @@ class PreparedProposals(Prepared):
         return answers.supports is not None and are_sound(Rows.of_columns(answers), self.limits)
 
     def announcement(self, channel: int, plane: int) -> ScoreAhead | None:
-        """What the target is to score when the proposals come by a channel; None unless ``announce`` was called
+        """Scores for the target to compute when the proposals come by a channel; None unless ``announce`` was called
         for these rows.
         """
         if self._announced is None or not (self._hands_over and self.is_uniform):

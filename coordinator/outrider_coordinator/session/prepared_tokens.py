@@ -21,7 +21,7 @@ from outrider_coordinator.speculation import DraftLengthPolicy
 
 _NO_DRAFT = 2 << col.DRAFT_READINESS | col.IS_LATE
 _PLAIN_STEP = np.zeros(col.NUM_COLUMNS, dtype=np.int64)
-"""What a plain step adds to a row."""
+"""Change of a row by a plain step."""
 _PLAIN_STEP[[col.LENGTH, col.TARGET_HELD, col.STEP, col.GENERATION, col.NUM_PLAIN]] = 1
 _PLAIN_STEP[[col.REMAINING, col.CREDIT]] = -1
 
@@ -70,7 +70,7 @@ class PreparedTokens(PreparedScores):
         return self._asked_next(which, tokens[which])
 
     def _may_draft(self) -> Bools:
-        """Which drafts may be asked, and have room."""
+        """Mask of the drafts that may be asked, and have room."""
         rows = self.rows
         has_room = (rows[:, col.REMAINING] > 2) & (rows[:, col.CAPACITY] > rows[:, col.LENGTH] + 1)
         found: Bools = (rows[:, col.FLAGS] & _NO_DRAFT == 0) & has_room

@@ -53,9 +53,9 @@ class PreparedVerdicts(PreparedScores):
         self._asked_counts = asked.astype(U4).tobytes()
         self._drafts = drafts = table.drafted[index, :width]  # [B, W]
         self._firsts = np.arange(0, drafts.size, width)
-        """Of each session among all entries of ``_drafts`` and ``_rests``."""
+        """Index of each session's first entry in ``_drafts`` and ``_rests``."""
         self._starts, self._places = self._firsts, None
-        """Of each session among all scores, and where its scores are, [B, W], the last repeated; None: they lie so."""
+        """Start of each session's scores among all, and their indices, [B, W], the last repeated; None: they lie so."""
         at, lasts = np.arange(width), counts[:, None] - 1
         if min(listed) + 1 == width:
             drafts[:, -1] = NO_TOKEN
@@ -124,8 +124,8 @@ class PreparedVerdicts(PreparedScores):
         return bool(scored.astype(U4, copy=False).tobytes() == self._drafts[self._drafts != NO_TOKEN].tobytes())
 
     def judge(self, answers: AnswerColumns[Any]) -> tuple[Ints, Column, Any] | None:
-        """Of each session the number of accepted tokens, the token after them, and whether both may be (True: of all);
-        None if each has to be judged alone.
+        """Verdicts: of each session the number of accepted tokens, the token after them, and whether both may be (True:
+        of all); None if each has to be judged alone.
         """
         if self.is_sparse:
             judged = None if self._verdicts is None else self._verdicts.on_columns(answers)
@@ -154,7 +154,7 @@ class PreparedVerdicts(PreparedScores):
         lengths: Column,
         states: StateColumns | None,
     ) -> Any:  # noqa: ANN401
-        """Which sessions go on with a proposal: True, or [B]."""
+        """Mask of the sessions that go on with a proposal: True (all), or [B]."""
         if min(lengths.tolist()) < 1:
             goes_on = goes_on & (lengths > 0)
         if self._has_ends or self.table.may_end(next_ids.tolist()):
@@ -233,7 +233,7 @@ class PreparedVerdicts(PreparedScores):
 
 
 def _known(token_ids: list[list[int]]) -> list[list[int]]:
-    """Of a step that is committed already."""
+    """Token ids of a step that is committed already."""
     return token_ids
 
 

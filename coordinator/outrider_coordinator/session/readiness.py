@@ -8,11 +8,11 @@ from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.table import Row
 
 MAX_LOSSES_IN_A_ROW = 5
-"""How often a session may be lost without an answer between; past it a draft is left alone, and targets get the session
+"""Losses of a session without an answer between; past this number a draft is left alone, and targets get the session
 while no other such one is with them."""
 MAX_LOSSES_ALONE = 15
-"""How often after that targets may break over a session, before it fails. Kills from outside hit one that is alone,
-too: 50 kills 4 to 9 s apart broke a session with a long prompt six times more."""
+"""Further losses after which a session fails. Kills from outside hit one that is alone, too: 50 kills 4 to 9 s apart
+broke a session with a long prompt six times more."""
 
 
 class Readiness(enum.Enum):
@@ -24,7 +24,7 @@ class Readiness(enum.Enum):
     AWAY = "away"
     """The service cannot be reached, or has no room for this session now."""
     GONE = "gone"
-    """Of no more use to this session."""
+    """State of a side that is of no more use to this session."""
 
 
 _READINESS = (Readiness.OPEN, Readiness.CLOSED, Readiness.AWAY, Readiness.GONE)

@@ -92,7 +92,7 @@ class SessionState:
         self.num_cached_prompt_tokens: int | None = None
         """Tokens of the prompt that the target had cached; None until it has said so."""
         self.resumed_finish = self.output.replay(engine_request.emitted_token_ids)
-        """How the output ended that the session goes on from, if it did: nothing is left to generate."""
+        """Finish of the output that the session goes on from, if it ended: nothing is left to generate."""
         self.unscored_token_ids = engine_request.emitted_token_ids[-1:] if self.lacks_only_prompt_logprobs else ()
         """A session never holds the token that ends it."""
         self.tokens.extend(
@@ -137,7 +137,7 @@ class SessionState:
 
     @property
     def no_draft_reason(self) -> WithoutDraft:
-        """Why this step has no proposal, if it has none when it is judged."""
+        """Reason why this step has no proposal, if it has none when it is judged."""
         return _REASONS[self.row.values.item(col.REASON)]
 
     @no_draft_reason.setter
@@ -146,7 +146,7 @@ class SessionState:
 
     @property
     def proposal(self) -> Drafted:
-        """Of this step."""
+        """Proposal of this step."""
         row = self.row
         if not (count := row.values.item(col.NUM_DRAFTED)):
             return NOTHING_DRAFTED
@@ -167,7 +167,7 @@ class SessionState:
 
     @property
     def resumed_ending(self) -> Finish | None:
-        """How the session ends as soon as it is started; None where there is something to compute."""
+        """Finish of a session that ends as soon as it is started; None if there is something to compute."""
         return None if self.lacks_only_prompt_logprobs else self.resumed_finish
 
     @property

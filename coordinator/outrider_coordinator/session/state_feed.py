@@ -41,7 +41,7 @@ def hands_over_states(session: SessionState) -> bool:
 
 
 def part_length(session: SessionState, first: int) -> int | None:
-    """Where the part of a long text ends whose hidden states are asked for now; None: it is the last."""
+    """End of the part of a long text whose hidden states are asked for now; None: it is the last part."""
     most, length = session.draft.facts.states_at_a_time, session.tokens.length
     return first + most if most and length - first > most and not session.proposal.token_ids else None
 

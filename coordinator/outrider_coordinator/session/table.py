@@ -42,7 +42,7 @@ class Row:
         self.drafted: Column = np.full(_WIDTH, NO_TOKEN, dtype=U4)  # [W]
         """Draft tokens of this step's proposal."""
         self.evidence: Any = None
-        """Of the proposal: ``Evidence``, or a place in a message (``ProposedSupports``)."""
+        """Evidence of the proposal: ``Evidence``, or a place in a message (``ProposedSupports``)."""
         self.index = -1
         """In the table; -1: in none."""
 

@@ -61,7 +61,7 @@ def on_scores(session: SessionState, event: Scores, timing: ItemTiming | None = 
 
 
 def _score_again(session: SessionState) -> None:
-    """What came to the target directly was not what came here: have it score what did."""
+    """Scores of the text that came here, if another one came to the target directly."""
     session.spec_stats.num_bad_evidence += 1
     steps.score(session)
 
@@ -189,7 +189,7 @@ def _on_states(session: SessionState, event: HiddenStateChunk) -> None:
 
 
 def _on_opened(session: SessionState, event: Opened) -> None:
-    """Of the first target that held the session: what a rebuilt one finds is its own work."""
+    """Opening of a session at a target; cached tokens of the first one count, as a rebuilt one finds its own work."""
     if event.generation == session.target.opened and session.num_cached_prompt_tokens is None:
         session.num_cached_prompt_tokens = min(event.num_cached_tokens, len(session.engine_request.prompt_token_ids))
 

@@ -27,7 +27,7 @@ from outrider_coordinator.session.table import Ints, SessionTable
 
 
 def prepare(table: SessionTable, index: Ints) -> PreparedProposals | PreparedScores | None:
-    """What these rows wait for, if that is the same, and all are usual."""
+    """Prepared answers that these rows wait for, if they wait for the same kind and all are usual."""
     rows = table.values.take(index, axis=0)
     if rows.item(0, col.STATUS) == DRAFTING:
         return PreparedProposals(table, index, rows) if waits_for_proposal(rows).all() else None
@@ -67,15 +67,15 @@ def scores_for(
 
 
 def end_wait(session: SessionState) -> None:
-    """What a session keeps of a proposal, once the command that follows has left."""
+    """End of a session's wait for a proposal, once the command that follows has left."""
     side = session.draft
     if side.reads_states:
         side.states.move_to(max(0, side.held - 1))
 
 
 def end_step(session: SessionState, step: StepEnded, states: HiddenStates | None, *, is_drafting: bool) -> StepEnded:
-    """What a session keeps of a step, once the command of the next has left; the step, up to the stop text that ends
-    the output, if one does. A ``Prepare``, or the end, may be among the session's actions.
+    """End of a step for its session, once the command of the next has left; the step, up to the stop text that ends the
+    output, if one does. A ``Prepare``, or the end, may be among the session's actions.
 
     ``states``: those that came with the scores. ``is_drafting``: the next step waits for a proposal.
     """

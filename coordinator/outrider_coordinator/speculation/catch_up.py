@@ -16,7 +16,7 @@ LONGEST_INLINE_FEED = 16
 _SHARE = 0.1
 """Share of the sessions whose drafts lack more, from which on the others wait."""
 _LONGEST_S = 1.0
-"""So long after the last draft that has caught up the others, which may have no room, are not waited for."""
+"""Longest wait for the remaining drafts, which may have no room, after the last one that has caught up."""
 
 
 class CatchUp:
@@ -25,7 +25,7 @@ class CatchUp:
     def __init__(self) -> None:
         self.is_active = self._has_begun = False
         self._last_s: float | None = None
-        """When it began, or a draft last caught up; None while no catch-up is due."""
+        """Time at which it began, or a draft last caught up; None while no catch-up is due."""
         self._num_lagging = 0
 
     def update(self, now: float, sessions: Collection[ControlledSession], *, is_wanted: bool) -> None:

@@ -23,7 +23,7 @@ class Choice:
 
     length: int
     tokens: float
-    """Of all sessions together."""
+    """Tokens of all sessions together."""
     seconds: float
 
     @property

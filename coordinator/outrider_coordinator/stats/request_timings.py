@@ -71,7 +71,7 @@ class RequestTimings:
         return self._queued + (0.0 if self._queue_began is None else now - self._queue_began)
 
     def note_output(self, now: float) -> None:
-        """There is output since ``now``; the first time counts."""
+        """Time of output; the first one is the time to first token."""
         if self._first_token is None:
             self._first_token = now
             self._prefill = StageTimes(self._draft, self._target, self._accept, self._wire)

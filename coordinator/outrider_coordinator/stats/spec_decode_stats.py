@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class WithoutDraft(enum.StrEnum):
-    """Why a step has no proposal."""
+    """Reason why a step has no proposal."""
 
     PREFILL = "prefill"
     """The prompt, or the whole text of a session to be rebuilt, goes to both sides at once."""

@@ -61,7 +61,7 @@ class _StopText:
             self.num_matched += 1
 
     def _border(self, length: int) -> int:
-        """Of the stop text's first ``length`` characters."""
+        """Longest border of the stop text's first ``length`` characters."""
         borders, stop = self._borders, self.stop
         while len(borders) < length:
             border, character = borders[-1], stop[len(borders)]

@@ -50,7 +50,7 @@ class Step:
     exchanges: list[Exchange] = field(default_factory=list)
     waited_for_draft: bool = False
     judging_ns: int | None = None
-    """When the scores were at hand; None while they are not."""
+    """Time at which the scores were at hand; None while they are not."""
     ended_ns: int | None = None
     base_length: int = 0
     num_drafted: int = 0
@@ -59,7 +59,7 @@ class Step:
 
 
 class Notes:
-    """Of one request. Steps past ``max_steps`` are counted and nothing more."""
+    """Notes of one request. Steps past ``max_steps`` are counted and nothing more."""
 
     def __init__(self, max_steps: int, *, clock: Clock = time.perf_counter_ns) -> None:
         self.clock = clock
@@ -80,7 +80,7 @@ class Notes:
         self._asked_draft: Exchange | None = None
         self._asked_target: Exchange | None = None
         self._scored_ns: int | None = None
-        """When the latest scores were at hand."""
+        """Time at which the latest scores were at hand."""
 
     @property
     def is_full(self) -> bool:

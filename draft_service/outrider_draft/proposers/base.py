@@ -93,7 +93,7 @@ class Proposer(ABC):
     """Layers of the target whose hidden states it reads: i is the residual stream after i layers, 0 the embedding,
     ``LAST_HIDDEN_STATE`` what the target's head reads."""
     hidden_size: int = 0
-    """Of one layer's state; has to be said with ``hidden_state_layers``."""
+    """Size of one layer's state; has to be given with ``hidden_state_layers``."""
     reads_all_states: bool = False
     """True if it needs the states of all positions, and not of the last alone."""
 

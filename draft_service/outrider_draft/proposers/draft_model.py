@@ -125,7 +125,7 @@ class ProposalJob:
 
     @property
     def kv(self) -> KVSequence:
-        """Of its sequence."""
+        """KV cache of its sequence."""
         return self.sequence.kv
 
     def next_tokens(self, count: int) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ class ProposalJob:
         return part_of(self.token_ids, start, start + count)
 
     def feed(self, count: int) -> None:
-        """So many tokens were appended."""
+        """Progress of a job by ``count`` appended tokens."""
         self.num_left -= count
 
     def accept(self, draws: Draws) -> None:
@@ -240,7 +240,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         return isinstance(session.executor_state, DraftState) and session.executor_state.metadata is not None
 
     def session_rows(self, sessions: Sequence[DraftSession]) -> DraftSessions:
-        """How the tokens of sessions are drawn."""
+        """Session data for drawing tokens."""
         sequences = [session.sequence for session in sessions]
         return DraftSessions.of(
             sessions, [sequence.kv for sequence in sequences], [sequence.lag for sequence in sequences]
@@ -315,7 +315,7 @@ def _num_drawn_after(job: ProposalJob, num_tokens: int) -> int:
 
 
 def _leave_last(job: ProposalJob, share: int) -> int:
-    """What a forward appends of a job's share: what ends in a loop leaves its last token to that."""
+    """Tokens of a job's share that a forward appends: a share that ends in a loop leaves its last token to that."""
     return min(share, job.num_left - 1) if job.metadata else share
 
 

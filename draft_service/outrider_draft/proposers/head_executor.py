@@ -54,7 +54,7 @@ class HeadJob:
     base: int
     draft_length: int
     token_ids: tuple[int, ...]
-    """Of the pairs that are lacking."""
+    """Token ids of the missing pairs."""
     states: torch.Tensor | None
     """[N, F] of those pairs; None: the head says how much it holds, and waits for states."""
     num_left: int
@@ -78,7 +78,7 @@ class HeadJob:
 
     @property
     def kv(self) -> KVSequence:
-        """Of its pairs."""
+        """KV cache of its pairs."""
         if self.sequence.kv is None:
             raise TypeError("a job with pairs has a KV sequence")
         return self.sequence.kv
@@ -102,7 +102,9 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         return job.sequence.kv
 
     def num_written(self, job: HeadJob, num_tokens: int) -> int:
-        """So many of the job's pairs and, with the last of them, those that it drafts."""
+        """Number of KV entries that ``num_tokens`` of the job's pairs write, and those that it drafts with the last of
+        them.
+        """
         count = min(num_tokens, job.num_pairs_left)
         return count + self.num_drafted(job) if count and count == job.num_left else count
 
@@ -171,7 +173,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         return state.metadata is not None or not self.runner.max_catch_up
 
     def session_rows(self, sessions: Sequence[HeadSession]) -> DraftSessions | None:
-        """How the tokens of sessions are drawn, where there are loops."""
+        """Session data for drawing tokens; None without loops."""
         if not self.runner.max_catch_up:
             return None
         kvs = [session.sequence.kv for session in sessions if session.sequence.kv is not None]
@@ -179,7 +181,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
 
     @property
     def truncates_columns(self) -> bool:
-        """Where there are loops: texts hold no drafts, so that an item of columns keeps all of its text."""
+        """True with loops: texts hold no drafts, so that an item of columns keeps all of its text."""
         return self.runner.max_catch_up > 0
 
     def takes_columns(self, step: SteadyStep) -> bool:
@@ -304,7 +306,7 @@ def _picked(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
 
 
 def _leave_last(job: HeadJob, share: int) -> int:
-    """What a forward appends of a job's share: what ends in a loop leaves its last pair to that."""
+    """Pairs of a job's share that a forward appends: a share that ends in a loop leaves its last pair to that."""
     return min(share, job.num_left - 1) if job.metadata is not None else share
 
 

@@ -11,7 +11,7 @@ from outrider.model_executor.draft_loop import DraftMetadata
 from outrider.sampling.session import SessionSampling
 
 _MAX_KEPT_BYTES = 1 << 19
-"""Of a step's states that stay with a session for their last row: less time than a copy for each session."""
+"""Bound on a step's states that stay with a session for their last row: less time than a copy for each session."""
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ class MedusaHead:
     output: torch.Tensor  # [V', H]
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:  # [B, H] -> [B, V']
-        """Of the head's token."""
+        """Logits of the head's token."""
         for weight, bias in self.layers:
             states = states + F.silu(F.linear(states, weight, bias))
         return F.linear(states, self.output)

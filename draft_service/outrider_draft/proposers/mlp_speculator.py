@@ -69,7 +69,7 @@ class MlpSpeculatorProposer(StateHeadProposer):
         state_weight = 0.5 ** (0.5 / self.max_draft_length)
         embedding_weight = math.sqrt((1 - state_weight**2) * (self._inner / 2))
         self._mixing = embedding_weight / state_weight
-        """Of an embedding to a state of weight 1; what follows normalises their sum."""
+        """Weight of an embedding to a state of weight 1; their sum is normalised."""
         self.device, self.dtype = self._stages[0].head.device, self._stages[0].head.dtype
 
     def draft(self, states: torch.Tensor, token_ids: torch.Tensor, num_tokens: int) -> torch.Tensor:

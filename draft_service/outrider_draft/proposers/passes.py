@@ -37,7 +37,7 @@ def _evidence_of(drawn: Drawn) -> Evidence:
 
 
 def _joined_evidence(parts: Sequence[Evidence]) -> Evidence:
-    """Of one request, so of one form; None where its rule needs none."""
+    """Evidence of one request, so of one form; None if its rule needs none."""
     dense = [part.probs for part in parts if isinstance(part, DenseEvidence)]
     if dense:
         return DenseEvidence(np.concatenate(dense))

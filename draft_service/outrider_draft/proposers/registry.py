@@ -57,7 +57,7 @@ class ServedProposer:
     runner: ModelRunner | None = None
     """None for a draft without a model."""
     prefix_cache: PrefixCache | None = None
-    """Of a proposer without a ``runner``."""
+    """Prefix cache of a proposer without a ``runner``."""
     close: Callable[[], None] | None = None
     """Called once nothing computes any more."""
 

@@ -127,7 +127,7 @@ class TakenTensors:
         return name in self._weights
 
     def num_rows(self, name: str) -> int:
-        """Of a tensor that may be missing."""
+        """Number of rows of a tensor that may be missing."""
         found = self._weights.get(name)
         return found.shape[0] if found is not None and found.dim() else 0
 

@@ -83,7 +83,7 @@ class StateSequences:
             self.manager.truncate(sequence.kv, num_pairs)
 
     def prefix_hash(self, sequence: StateSequence, length: int) -> PrefixHash:
-        """Of the first ``length`` tokens."""
+        """Hash of the first ``length`` tokens."""
         return sequence.text.prefix_hash(length)
 
     def prefix_rests(self, sequence: StateSequence, start: int) -> tuple[bytes, list[int]]:

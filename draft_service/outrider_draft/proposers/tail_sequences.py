@@ -94,7 +94,7 @@ class TailSequences:
         self.manager.truncate(sequence.kv, max(0, length - sequence.lag))
 
     def prefix_hash(self, sequence: TailSequence, length: int) -> PrefixHash:
-        """Of the first ``length`` tokens."""
+        """Hash of the first ``length`` tokens."""
         if length < sequence.lag:
             return prefix_hash(sequence.head[:length], sequence.prefix_hash_key)
         return self.manager.prefix_hash(sequence.kv, length - sequence.lag)

@@ -80,7 +80,7 @@ def _reads_history(job: HeadJob) -> bool:
 
 
 def _rows(job: HeadJob, likeliest: Sequence[int]) -> list[LogitRow]:
-    """Of each drafted token; penalties count the likeliest tokens before it, since none are drawn yet."""
+    """Rows of the drafted tokens; penalties count the likeliest tokens before each, since none are drawn yet."""
     text: Sequence[int] = job.sequence.text.token_ids
     if _reads_history(job):
         text = [*text, *likeliest[: job.draft_length]]

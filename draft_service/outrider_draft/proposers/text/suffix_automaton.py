@@ -22,7 +22,7 @@ class SuffixAutomaton:
         self._link = [-1]
         """The state of the longest suffix that ends at more places."""
         self._length = [0]
-        """Of the state's longest string."""
+        """Length of each state's longest string."""
         self._count = [0]
 
     @property
