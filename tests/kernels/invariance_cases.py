@@ -222,9 +222,9 @@ class Text:
         self, spans: list[tuple[int, int]], window: int | None = None, sinks: int = 0
     ) -> tuple[DevicePlan, torch.Tensor, torch.Tensor]:
         contexts, queries = ([span[i] for span in spans] for i in (0, 1))
-        pages = 4 * sum(-(-context // self.page_size) for context in contexts) + 8
+        pages = 2 * sum(-(-context // self.page_size) for context in contexts) + 8
         batch, slots = ragged_batch(self.page_size, contexts, queries, num_pages=pages)
-        kv = torch.full((pages * self.page_size, *self.keys_values.shape[1:]), NAN, device=DEVICE)
+        kv = torch.full((pages * self.page_size, *self.keys_values.shape[1:]), NAN, dtype=self.dtype, device=DEVICE)
         kv = kv.to(self.keys_values.dtype)
         kv.view(torch.uint8)[slots] = torch.cat([self.keys_values[:context].view(torch.uint8) for context in contexts])
         query = torch.cat([self.query[context - count : context] for context, count in spans])
@@ -273,10 +273,10 @@ SPANS = (
 )
 UNEVEN_SPANS = ([(3000, 1), (65, 1)], [(700, 4), (3000, 5), (1, 1)], [(3000, 900), (10, 1), (2000, 2)])
 LONG_SPANS = (
+    *UNEVEN_SPANS,  # first, for they show most
     *([(context, queries)] for context in (64, 65, 129, 1000, 2049, 3000) for queries in (1, 4, 17, 60)),
     [(3000, 1)] * 3,
     [(3000, 1)] * 300,
-    *UNEVEN_SPANS,
 )
 
 

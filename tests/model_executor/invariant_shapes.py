@@ -33,6 +33,7 @@ _LLAMA = {
     "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
 }  # fmt: skip
 _QWEN3 = {**_LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936}
+_SMALL_QWEN3 = {**_QWEN3, "num_attention_heads": 16, "tie_word_embeddings": True}
 OTHERS: dict[str, dict[str, Any]] = {
     "llama-3-8b": _LLAMA,
     "llama-3-1b": {
@@ -42,7 +43,8 @@ OTHERS: dict[str, dict[str, Any]] = {
         **_LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584,
         "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
     },
-    "qwen3-0.6b": {**_QWEN3, "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
+    "qwen3-0.6b": {**_SMALL_QWEN3, "hidden_size": 1024, "intermediate_size": 3072},
+    "qwen3-1.7b": {**_SMALL_QWEN3, "hidden_size": 2048, "intermediate_size": 6144},
     "qwen3-32b": {**_QWEN3, "hidden_size": 5120, "intermediate_size": 25600, "num_attention_heads": 64},
     "mistral-7b": {
         **_LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "vocab_size": 32000,
@@ -63,6 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "": {},
     "fp8": {"quantization": "fp8"},
     "fp8-kv": {"kv_cache_dtype": "fp8"},
+    "fp16": {"dtype": "float16"},
     "x2": {"num_ranks": 2},
     "fast": {"batch_invariant": "off"},
 }
