@@ -1,7 +1,8 @@
 """Batch-invariant kernels and models: the bits of a row alone are its bits among any others.
 
-``conftest.py`` collects it where there is a GPU. On a CPU, ``test_triton.py`` runs it in Triton's interpreter, whose
-products have the order of their blocks of K: there tiles of one depth are compared, and programs run in random order.
+``conftest.py`` collects it where there is a GPU. On a CPU, ``test_scoring_triton.py`` runs it in Triton's interpreter,
+with few shapes. Where products are compared there they add up column by column, elsewhere in the order of their blocks
+of K, so that tiles of one depth are compared. Programs run in random order.
 Negative controls show that what is compared here does find sums whose order follows the number of rows or the programs.
 """
 
@@ -43,7 +44,7 @@ from tests.support.tiny_models import cached_tiny_model
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NAN = float("nan")
-ROWS = (1, 2, 5, 17, 40) if INTERPRETED else (*range(1, 301), 512, 1000, 4096)
+ROWS = (1, 2, 5, 17, 40, 260) if INTERPRETED else (*range(1, 301), 512, 1000, 4096)
 MOST_ROWS = max(ROWS)
 _LONGEST_NORM = 8192
 SHARPEST = torch.float32 if INTERPRETED else torch.float16
@@ -78,6 +79,23 @@ def any_order(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(builder, "set_grid_idx", set_random_index)
 
 
+@pytest.fixture
+def column_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of the interpreter that add up column by column, as the matrix unit does: numpy's follow the tile."""
+    if INTERPRETED:
+        from triton.runtime import interpreter
+
+        internals: Any = interpreter
+
+        def create_dot(_: Any, left: Any, right: Any, before: Any, *__: Any) -> Any:
+            total = before.data.copy()
+            for column in range(left.data.shape[1]):
+                total += left.data[:, column, None].astype(total.dtype) * right.data[column]
+            return internals.TensorHandle(total, before.dtype.scalar)
+
+        monkeypatch.setattr(internals.InterpreterBuilder, "create_dot", create_dot)
+
+
 def repeats(compute: Callable[[], torch.Tensor]) -> bool:
     """True if the same launches give the same bits."""
     first = compute()
@@ -98,7 +116,7 @@ def differing_rows(product: Product, x: torch.Tensor, counts: Iterable[int] = RO
 
 SHAPES = [(2048, 8192), (4096, 1000), (6144, 4096), (70_000, 512), (128, 2048), (2, 2048)]
 if INTERPRETED:
-    SHAPES = [(128, 256), (256, 256), (96, 72), (2, 256)]
+    SHAPES = [(128, 512), (256, 256), (96, 72), (2, 256)]
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -117,9 +135,9 @@ def test_products_are_right(outputs: int, size: int, dtype: torch.dtype) -> None
     assert product(random(0, size, dtype=dtype), bias).shape == (0, outputs)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="needs a matrix unit")
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize(("outputs", "size"), SHAPES)
+@pytest.mark.usefixtures("column_order")
+@pytest.mark.parametrize("dtype", [SHARPEST] if INTERPRETED else NARROW)
+@pytest.mark.parametrize(("outputs", "size"), SHAPES[: 1 if INTERPRETED else None])
 def test_products_of_any_number_of_rows_have_the_same_bits(outputs: int, size: int, dtype: torch.dtype) -> None:
     weight, bias = random(outputs, size, dtype=dtype) * 0.1, random(outputs, dtype=dtype)
     product, x = InvariantWeight(weight), random(MOST_ROWS, size, dtype=dtype)
@@ -151,7 +169,7 @@ def test_tiles_do_not_change_bits(parts: int, *, is_gated: bool) -> None:
 
 def test_parts_that_follow_the_rows_are_found() -> None:
     """Negative control."""
-    weight, x = random(192, 512, dtype=SHARPEST), random(MOST_ROWS, 512, dtype=SHARPEST)
+    weight, x = random(192, 512, dtype=SHARPEST), random(40, 512, dtype=SHARPEST)
     tiling = OrderedTiling(16, 64, 64, 4, 3)
 
     def follows(x: torch.Tensor) -> torch.Tensor:

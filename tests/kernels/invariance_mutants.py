@@ -44,12 +44,13 @@ _PRODUCTS = "same_bits and products"
 _WHOLE_ATTENTION = "attention_has_the_same_bits"
 MUTANTS: dict[str, Mutant] = {
     "split-follows-rows": Mutant(
-        f"{_LINEAR}/invariant.py", [("tiling(len(x)), parts=self._parts)", "tiling(len(x)), parts=1)")], _PRODUCTS
+        f"{_LINEAR}/invariant.py", [("tiling(len(x)), parts=self._parts)", "tiling(len(x)), parts=1)")], _PRODUCTS,
+        is_interpreted=True,
     ),
     "split-k-follows-rows": Mutant(
         f"{_LINEAR}/invariant.py",
         [("selection.split_tiling(len(x), self._parts)", "selection.split_tiling(len(x), 2 if len(x) > 9 else 4)")],
-        _PRODUCTS,
+        _PRODUCTS, is_interpreted=True,
     ),
     "atomic-add-of-parts": Mutant(
         f"{_LINEAR}/skinny.py",
