@@ -226,16 +226,18 @@ class Worker:
         _log.info("CUDA graphs, %s", self.graph_coverage)
 
     def _graphs_agree(self) -> bool:
-        """True if two tokens of a text, one after the other, get the same logits with and without a graph: code that is
-        not ours may keep what it found while it was captured.
+        """True if the tokens of a text, two alone and two together, get the same logits with and without a graph: code
+        that is not ours may keep what it found while it was captured.
         """
-        for position in range(2):
+        for first, stop in ((0, 1), (1, 2), (2, 4)):
+            places = list(range(first, stop))
             batch = ForwardBatch(
-                token_ids=[position], positions=[position], slots=[position], page_tables=[page_table_of([0])],
-                query_starts=[0, 1], context_lengths=[position + 1], logit_indices=[0], page_copies=(),
+                token_ids=places, positions=places, slots=places, context_lengths=[stop],
+                page_tables=[page_table_of(range(-(-stop // self.page_size)))], query_starts=[0, len(places)],
+                logit_indices=list(range(len(places))), page_copies=(),
             )  # fmt: skip
             shape = self.shape_for(BatchShape.of(batch))
-            arguments = shape.num_rows, shape.num_tokens, shape.max_queries, 1
+            arguments = shape.num_rows, shape.num_tokens, shape.max_queries, len(places)
             command = WorkerCommand(Operation.FORWARD, arguments, pack(batch, shape))
             found = self.forward(command)[0].float()
             expected = self.model.run(self._inputs_of(command, None), self.kv_cache)[0].float()

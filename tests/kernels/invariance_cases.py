@@ -49,6 +49,7 @@ MOST_ROWS = max(ROWS)
 _LONGEST_NORM = 8192
 SHARPEST = torch.float32 if INTERPRETED else torch.float16
 """Type whose rounding hides least."""
+_OF_TEXTS = torch.float16 if INTERPRETED else torch.bfloat16
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -202,7 +203,7 @@ def test_atomic_sums_are_found() -> None:
 def test_sums_do_not_depend_on_the_order_of_programs(rows: int) -> None:
     product, x = InvariantWeight(random(128, 512, dtype=SHARPEST)), random(rows, 512, dtype=SHARPEST)
     assert repeats(lambda: product(x, None))
-    text = Text(LENGTH)
+    text = Text(LENGTH, dtype=SHARPEST)
     assert repeats(lambda: text.attend([(LENGTH, 1), (LENGTH // 2, rows)], None, 0, TILINGS[0]))
 
 
@@ -217,11 +218,13 @@ LENGTH = 200 if INTERPRETED else 3000
 class Text:
     """Queries, keys and values of a text in pages."""
 
-    def __init__(self, length: int, *, head_dim: int = 16, cached: torch.dtype | None = None) -> None:
+    def __init__(
+        self, length: int, *, head_dim: int = 16, cached: torch.dtype | None = None, dtype: torch.dtype = _OF_TEXTS
+    ) -> None:
         heads, kv_heads = 4, 2
         self.length, self.page_size = length, 4
         self.heads = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
-        self.dtype = torch.float16 if INTERPRETED else torch.bfloat16
+        self.dtype = dtype
         self.query = random(length, heads, head_dim, dtype=self.dtype)
         self.keys_values = random(length, 2, kv_heads, head_dim, dtype=self.dtype).to(cached or self.dtype)
 

@@ -93,6 +93,14 @@ MUTANTS: dict[str, Mutant] = {
          ("is_there = slot < num_segments", "is_there = slot >= 0\n            slot = tl.maximum(slot, 0)")],
         _WHOLE_ATTENTION, is_interpreted=True,
     ),
+    "segments-joined-by-arrival": Mutant(
+        f"{_ATTENTION}/invariant.py",
+        [("end_segment - first_segment,\n", "end_segment - first_segment, begin,\n"),
+         ("num_segments, first_query", "num_segments, last, first_query"),
+         ("slot = first + step\n            is_there = slot < num_segments",
+          "is_there = first + step < num_segments\n            slot = (first + step + last) % num_segments")],
+        "sums_do_not_depend", is_interpreted=True,
+    ),
     "model-with-library-products": Mutant(
         "model_executor/layers/linear_methods.py",
         [("self._batch_invariant, self._num_experts = spec.batch_invariant",

@@ -222,7 +222,9 @@ class TritonExperts(ExpertWeight):
             IS_ROUNDED=x.numbers.dtype == weight.dtype, IS_MXFP4=is_mxfp4,
             IS_FAST=x.numbers.dtype == torch.bfloat16 and out.device.type == "cuda", HAS_BIAS=bias is not None,
             IS_WEIGHTED=is_weighted, PARTS=parts, WIDTH=width, BLOCK_N=tiling.block_n, BLOCK_K=BLOCK_K,
-            num_warps=tiling.num_warps, num_stages=self._stages(tiling), **launch_options(out),
+            num_warps=tiling.num_warps, num_stages=self._stages(tiling),
+            # Each tiling would contract sums and the scales of FP8 in its own way; other scales are powers of two.
+            enable_fp_fusion=scales is None or is_mxfp4, **launch_options(out),
         )  # fmt: skip
 
     def _stages(self, tiling: Tiling) -> int:
