@@ -78,6 +78,7 @@ check: install  ## format, lint, types, import contracts, generated code, genera
 	$(BIN)/python scripts/generate_configuration.py --check
 	$(BIN)/python scripts/generate_metrics.py --check
 	$(BIN)/python scripts/generate_models.py --check
+	$(BIN)/python scripts/check_docstrings.py
 
 format: install  ## formats the code
 	$(BIN)/ruff format .

@@ -38,7 +38,7 @@ class ScriptedClient(AsyncClient):
         self.lie_at = lie_at
         """With speculation, the output token at this index is another one."""
         self.gap = gap
-        """Of log-probabilities, between the likeliest token and the one a lie names."""
+        """Gap of log-probabilities between the likeliest token and the one that a lie names."""
         self.fail_prompts = fail_prompts
         """Prompts whose first token is among these are refused."""
         self.requests: list[GenerateOptions] = []

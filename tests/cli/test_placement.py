@@ -1,4 +1,4 @@
-"""Where the models run: what `auto` stands for on hosts with and without GPUs."""
+"""Devices of the models: what `auto` stands for on hosts with and without GPUs."""
 
 from __future__ import annotations
 

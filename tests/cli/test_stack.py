@@ -150,7 +150,7 @@ def test_no_child_outlives_a_parent_that_was_killed() -> None:
 
 
 def test_the_lifeline_alone_ends_a_child() -> None:
-    """Where the kernel gives no word of the parent's end, the end of standard input does."""
+    """The end of standard input ends a child, too, if the kernel does not report the parent's end."""
     code = (
         "import sys; sys.platform = 'other'\n"
         "from outrider.cli.stack.child import main\n"

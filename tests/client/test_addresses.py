@@ -1,4 +1,4 @@
-"""Which address is tried next, after what pause, and which error is final."""
+"""Choice of the next address and of the pause before it, and errors that are final."""
 
 from __future__ import annotations
 

@@ -64,6 +64,6 @@ def plan_of(**fields: Any) -> EngineRequest:
 
 
 def own_tokens(plan: EngineRequest) -> list[int]:
-    """What the target alone gives."""
+    """Token ids of the target alone."""
     setting = Setting(has_draft=False)
     return setting.run(plan).token_ids

@@ -128,9 +128,8 @@ class Checked:
 def p_of_joint(
     draft: ServedProposer, target: Path, body: Path | None = None, *, num_draws: int = 1200, **settings: Any
 ) -> float:
-    """How likely three tokens after a prompt, the first of them the prefill's, are drawn from the target's joint
-    distribution over a few allowed ids; ``body`` is the target as transformers knows it, ``settings`` are the
-    coordinator's.
+    """P-value of three tokens after a prompt, the first of them the prefill's, under the target's joint distribution
+    over a few allowed ids; ``body`` is the target as transformers knows it, ``settings`` are the coordinator's.
     """
     prompt = tuple(token % 256 for token in random_ids(6, 9))
     sampling = {"temperature": TEMPERATURE, "allowed_token_ids": list(ALLOWED)}
@@ -146,7 +145,7 @@ def p_of_joint(
 
 
 def _joint_law(target: Path, prompt: tuple[int, ...]) -> NDArray[np.float64]:
-    """Of three tokens, [len(ALLOWED) ** 3]."""
+    """Joint distribution of three tokens, [len(ALLOWED) ** 3]."""
     model: Any = load_reference(target)
     distribution, texts = np.ones(1), [list(prompt)]
     with torch.no_grad():

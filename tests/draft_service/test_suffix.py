@@ -39,7 +39,7 @@ def occurrences(texts: Sequence[Sequence[int]], pattern: Sequence[int]) -> list[
 
 
 def counted(texts: Sequence[Sequence[int]], pattern: Sequence[int]) -> Counter[int]:
-    """How often each token follows a pattern."""
+    """Counts of the tokens that follow a pattern."""
     return Counter(texts[number][end] for number, end in occurrences(texts, pattern) if end < len(texts[number]))
 
 

@@ -62,7 +62,7 @@ class Command:
                     return
 
     def address(self) -> str:
-        """Where it serves, once it says so."""
+        """Address that it serves at, once it prints it."""
         wait_until(lambda: self.out or self.process.poll() is not None, "the ready line", self.err)
         found = re.fullmatch(r"Outrider is ready at (\S+)\n", self.out[0]) if self.out else None
         assert found, (self.out, self.err)
@@ -79,7 +79,7 @@ class Command:
         return found
 
     def address_of(self, module: str) -> str:
-        """Where a service below it listens."""
+        """Address of a service below it."""
         words = Path(f"/proc/{self.children()[module]}/cmdline").read_text().split("\0")
         return f"127.0.0.1:{words[words.index('--port') + 1]}"
 

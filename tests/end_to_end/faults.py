@@ -79,7 +79,7 @@ def break_links(service: Any) -> None:
 
 
 def lose_sessions(service: Any, *, at_item: int) -> None:
-    """When item number ``at_item`` from now on arrives, the service has forgotten every session of its link."""
+    """Loss of every session of a link by the service, when item number ``at_item`` from now on arrives."""
     core = service._core
     handle, seen = core.handle, 0
 

@@ -49,7 +49,7 @@ def token_ids_of(folder: Path, text: str) -> list[int]:
 
 
 def _byte_characters() -> dict[int, str]:
-    """How byte-level tokenizers write each byte as a character that can be seen."""
+    """Visible characters that byte-level tokenizers write for bytes."""
     seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in seen]
     return {byte: chr(byte) for byte in seen} | {byte: chr(256 + index) for index, byte in enumerate(rest)}

@@ -45,7 +45,7 @@ GREEDY_DRAFTS: dict[str, dict[str, Any]] = {
 }
 DRAFTS = ["good", "bad", "ngram"]
 SUPPORT_LIMIT = 3
-"""Of five tokens, so that much lies outside the support."""
+"""Support limit, of five tokens, so that much lies outside the support."""
 LEAST_P, CAUGHT_P = 1e-4, 1e-6
 
 

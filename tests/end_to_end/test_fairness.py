@@ -169,8 +169,8 @@ def check_nobody_waits(forwards: list[dict[int, int]], arrivals: Arrivals, *, is
 
 
 async def test_a_running_streams_gap_during_a_long_prefill_is_one_forward_at_most() -> None:
-    """Where the coordinator has its turn while a chunk is computed, only that chunk lies between two tokens; none does
-    where the chunk has waited for the running session.
+    """One chunk lies between two tokens if the coordinator has its turn while it is computed; none does where the chunk
+    has waited for the running session.
     """
     loop = asyncio.get_running_loop()
 

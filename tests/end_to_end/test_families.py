@@ -145,7 +145,7 @@ async def test_a_draft_that_is_stopped_changes_no_token(name: str) -> None:
 
 @pytest.mark.parametrize("name", [one.model_type for one in FALLBACKS if not one.refused])
 async def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
-    """Of what transformers computes, drafted by itself: all drafts are accepted."""
+    """All drafts are accepted if what transformers computes is drafted by itself."""
     folder, prompt = build_fallback(name), prompts(5, 3)[-1]
     async with stack_of(folder, folder) as stack:
         result = await stack.generate(

@@ -31,7 +31,7 @@ def one_thread() -> None:
 
 
 async def results(kind: str, *, with_draft: bool, **options: Any) -> list[GenerationResult]:
-    """Of all prompts, twice: the second time they begin with cached pages."""
+    """Results of all prompts, twice: the second time they begin with cached pages."""
     settings = {"kv_cache_dtype": kind, "page_size": 4, **options}
     async with run_stack(
         PAIR / "target", PAIR / "draft" if with_draft else None, wire=False, target_settings=settings,

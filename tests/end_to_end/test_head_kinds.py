@@ -33,7 +33,7 @@ NUM_DRAFTS, NUM_TOKENS, NUM_DRAWS = 3, 24, 800
 ACCEPTANCE = ["rejection", "coupled", "typical"]
 PROMPTS = [tuple(token % 256 for token in random_ids(length, length)) for length in (1, 9, 30)]
 LEAST_ACCEPTED = 0.25
-"""Of the tokens that a head drafts which knows the text by heart."""
+"""Least share of accepted tokens for a head that knows the text by heart."""
 
 Serve = Callable[..., ServedProposer]
 

@@ -133,7 +133,7 @@ async def test_a_pair_with_experts_equals_transformers_under_preemption(seed: in
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 async def test_mtp_layers_of_a_target_change_no_token(architecture: str, tmp_path: Path) -> None:
-    """Of a target that is preempted, and whose states are sent again."""
+    """A target is preempted, and its states are sent again."""
     folder = build_hybrid_mtp(tmp_path / "target", architecture)
     of_draft = {"method": "mtp", "target_model": str(folder)}
     async with short_of_pages(folder, "mtp", wire=False, **of_draft) as stack:

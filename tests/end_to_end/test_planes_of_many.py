@@ -91,7 +91,7 @@ async def fleet(head: Path, plane: str, *, num_targets: int, num_drafts: int) ->
 
 
 def value_of(service: Any, name: str, plane: str) -> float:
-    """Of a reading that has the plane for a label."""
+    """Value of a reading that has the plane for a label."""
     (found,) = [one.value for one in service.readings() if one.name == name and plane in str(one.labels)]
     return found  # type: ignore[no-any-return]
 

@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> SmallModels:
 
 @pytest.fixture(scope="module")
 def expected(models: SmallModels) -> list[GenerationResult]:
-    """Of pools that hold all requests: no session was preempted."""
+    """Results with pools that hold all requests: no session was preempted."""
 
     async def play() -> list[GenerationResult]:
         async with stack_of(models, target_pages=512, draft_pages=512) as stack:

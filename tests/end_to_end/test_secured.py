@@ -35,7 +35,7 @@ class Secured:
 
     @property
     def flags(self) -> list[str]:
-        """Of the command line."""
+        """Flags of the command line."""
         files = {"ca": self.tls.ca_file, "cert": self.tls.cert_file, "key": self.tls.key_file}
         named = [word for name, path in files.items() for word in (f"--tls-{name}-file", str(path))]
         return ["--address", self.command.address(), *named]

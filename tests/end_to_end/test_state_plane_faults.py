@@ -47,7 +47,7 @@ NUM_KILLS = [
     pytest.param(100, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
 ]
 _DRAFTED_TOKENS = 4
-"""Of a request, after which it has drafted: the first step has no draft, and the ones after it do."""
+"""Tokens of a request after which it has drafted: the first step has no draft, and the ones after it do."""
 GPU_KILLS = [pytest.param(5, id="short"), NUM_KILLS[1]]
 pytestmark = pytest.mark.timeout(300)
 

@@ -56,7 +56,7 @@ class Fault:
     pause_s: float
     """Before it, after the stack has recovered from the one before."""
     hold_s: float
-    """How long it lasts, where it does."""
+    """Duration of a fault that lasts."""
     directions: tuple[Direction, ...] = _BOTH
     amount: float = 0.0
     """Seconds of delay, or bytes a second."""
@@ -79,7 +79,7 @@ def draw_plan(
     hold_s: tuple[float, float] = (0.2, 4.0),
     overlapping: float = 0.0,
 ) -> list[Fault]:
-    """So many faults; ``overlapping`` is the share of those after which the next comes without waiting."""
+    """Random faults; ``overlapping`` is the share of those after which the next comes without waiting."""
     return [_draw(rng, number, rng.choice(kinds), rng.choice(victims), hold_s, overlapping) for number in range(count)]
 
 

@@ -20,7 +20,7 @@ RESTART_DELAY_S = 0.5
 START_DEADLINE_S = 240.0
 """Generous: a start imports torch, on a machine that may be busy."""
 END_DEADLINE_S = 120.0
-"""Of a process that hangs; its limit is 10 s on a machine that is not busy."""
+"""Deadline for a process that hangs; its limit is 10 s on a machine that is not busy."""
 _POLL_S = 0.05
 
 _SHOWN_LINES = 10
@@ -36,7 +36,7 @@ class Process:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Address that it listens at."""
         return f"127.0.0.1:{self.port}"
 
     @property

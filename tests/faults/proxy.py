@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Direction(enum.Enum):
-    """Which way bytes go."""
+    """Direction of bytes."""
 
     TO_SERVICE = "to service"
     FROM_SERVICE = "from service"
@@ -76,7 +76,7 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Address that it listens at."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -120,7 +120,7 @@ class Proxy:
             connection.abort()
 
     def truncate(self, direction: Direction) -> None:
-        """Of the next bytes in this direction half arrive, and then each connection ends."""
+        """Truncation: half of the next bytes in this direction arrive, and then each connection ends."""
         for connection in self._connections:
             connection.truncated.add(direction)
 

@@ -35,7 +35,7 @@ class Result:
     scenario: str
     seed: int
     scale: float
-    """Of the counts; 0 is the short form."""
+    """Scale of the counts; 0 is the short form."""
     figures: list[Figure] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Wrong streams, crashes, what was left over: each is one too many."""

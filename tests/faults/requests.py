@@ -34,7 +34,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["requires_registration", "name", "sizes", "parts"],
     "additionalProperties": False,
 }
-"""Of every request with a grammar: some of its text is forced, some is free."""
+"""Schema of every request with a grammar: some of its text is forced, some is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Request:
 
 
 def draw_catalogue(rng: random.Random, count: int, *, longest: int = _LENGTHS[-1]) -> tuple[Request, ...]:
-    """So many distinct requests; none asks for more than ``longest`` tokens."""
+    """Catalogue of ``count`` distinct requests; none asks for more than ``longest`` tokens."""
     return tuple(_draw(rng, number, longest) for number in range(count))
 
 

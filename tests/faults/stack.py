@@ -27,7 +27,7 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which processes a stack has, and the settings that are not the defaults."""
+    """Processes of a stack, and the settings that are not the defaults."""
 
     num_targets: int = 1
     num_drafts: int = 1

@@ -77,7 +77,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a reader behaves."""
+    """Behaviour of a reader."""
 
     leaves_after: int | None = None
     """It goes away after so many deltas."""

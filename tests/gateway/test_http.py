@@ -43,7 +43,7 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """Of a stream, read as a client of server-sent events does."""
+        """Events of a stream, read as a client of server-sent events does."""
         blocks = self.body.decode().split("\n\n")
         assert blocks[-1] == "" and all(block.startswith("data: ") for block in blocks[:-1])
         assert blocks[-2] == "data: [DONE]"
@@ -332,7 +332,7 @@ def test_an_error_shows_the_beginning_of_a_long_name(gateway: Gateway, path: str
 
 
 def _values(name: str) -> dict[str, Any]:
-    """Of fields that take texts, the name as the text; of those that take objects, as a name in them."""
+    """Values of the fields: the name as the text, or a name in an object."""
     chat, message = {"chat_template_kwargs": {name: 1}}, {"role": "user", "content": "a"}
     return {
         **{

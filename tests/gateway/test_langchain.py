@@ -12,7 +12,7 @@ from tests.client.conftest import Service
 from tests.gateway.conftest import Gateway
 
 NAME = "langchain_openai"
-"""Of the dev extra: in CI it is there, and an older environment may lack it."""
+"""Package of the dev extra: in CI it is there, and an older environment may lack it."""
 langchain: Any = importlib.import_module(NAME) if os.environ.get("CI") else pytest.importorskip(NAME)
 
 

@@ -331,5 +331,5 @@ ALL: dict[str, Values] = {**EXAMPLES, **SWITCHES, **STARTED, **TOGETHER}
 
 
 def golden_file(name: str) -> Path:
-    """Where an example's golden render is."""
+    """Path of an example's golden render."""
     return Path(__file__).parent / "golden" / f"{name}.yaml"

@@ -76,7 +76,7 @@ class Pods:
         return [self._here(flag, service) for flag in self.release.flags(service)]
 
     def address(self, service: str) -> str:
-        """Where a service listens."""
+        """Address of a service."""
         flags = dict(flag.split("=", 1) for flag in self.flags(service) if "=" in flag)
         return flags["--host"] if flags["--host"].startswith("unix:") else f"{POD_IP}:{flags['--port']}"
 

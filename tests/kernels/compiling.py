@@ -181,7 +181,7 @@ FP8_CONSTANTS: dict[Any, dict[str, Any]] = {
         **{"IS_ROUNDED": True, "HAS_BIAS": True, "FETCHED": 0, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128},
     },
 }
-"""Of hardware with FP8 numbers: 8.9 has them, 8.0 has not."""
+"""Constants for hardware with FP8 numbers: 8.9 has them, 8.0 has not."""
 WITH = {"HAS_COUPLED": True, "HAS_MARKS": True, "FAST": True}
 FEWEST = {"GROUPS": 128, "IDS": 128}
 CONSTANTS |= {

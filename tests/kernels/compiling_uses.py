@@ -49,12 +49,12 @@ from outrider.model_executor.models.config import (
 GPU = torch.device("cpu")  # in name: a build of torch without CUDA makes no fake tensors on one
 PROCESSORS = 132
 LARGEST_SHARED_BYTES = 227 << 10
-"""Of one program on a GPU of capability 9.0."""
+"""Largest shared memory of one program on a GPU of capability 9.0."""
 PAGE_SIZE, NUM_PAGES, PAGES, NUM_STATE_SLOTS = 16, 64, 40, 8
 OUTSIDE = RowFlags.DRAWS | RowFlags.EXCLUDES
 BLOCKS = Quantization("fp8", Scales.BLOCK, Activations.GROUP, scale_name="weight_scale_inv")
 ALL = OUTSIDE | RowFlags.COUPLED | RowFlags.CUTS | RowFlags.ENTROPY
-"""Of a mixed batch."""
+"""Flags of a mixed batch."""
 
 
 class Hopper:

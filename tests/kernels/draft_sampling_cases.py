@@ -197,7 +197,7 @@ def test_cuts_are_those_of_the_processing_of_logits() -> None:
 
 @pytest.mark.parametrize("kernel", [True, False])
 def test_a_token_is_drawn_again_from_what_is_reported(kernel: bool) -> None:
-    """So the evidence is what was drawn from; scaled even this little, the tokens would differ."""
+    """Evidence is what was drawn from; scaled even this little, the tokens would differ."""
     cuts = CUTS if kernel and INTERPRETED else CUTS * 2
     rows = [row(Method.SPARSE, seed=seed, temperature=0.8, **cut) for seed, cut in enumerate(cuts)]
     sink = draw(peaked(len(rows), SMALL_VOCAB, 1.5, seed=9), rows, kernel=kernel, mass=0.98, limit=64)

@@ -392,7 +392,7 @@ ARCHITECTURES = [
 
 
 _LENGTHS = {"qwen3_5_text": 100}
-"""Of texts: of recurrent layers more tokens than they follow one by one in the other mode."""
+"""Lengths of texts: models with recurrent layers get more tokens than they follow one by one in the other mode."""
 MODELS: list[tuple[str, Literal["none", "fp8"]]] = [*((name, "none") for name in ARCHITECTURES), ("llama", "fp8")]
 
 

@@ -462,7 +462,7 @@ PENALIZED = 6
 
 @pytest.mark.parametrize("kinds", [(4, 5, 7), (0, 4, 1, 5, 3, 7), (7,), (0, 6)])
 def test_sessions_with_grammars_draw_on_the_device_beside_others(kinds: tuple[int, ...]) -> None:
-    """So that the next forward can be queued over what they draw."""
+    """The next forward can be queued over the drawn tokens."""
     openings = [*PLAIN_OPENINGS, *ADJUSTED_OPENINGS]
     compiler = letters("abc")
     logits = logits_of(len(kinds), 1000)

@@ -1,4 +1,4 @@
-"""How an engine waits for its device: spinning, or sleeping and looking where it has one processor."""
+"""Waits of an engine for its device: busy polling, or sleeping and polling on a single processor."""
 
 from __future__ import annotations
 

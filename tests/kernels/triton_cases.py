@@ -608,7 +608,7 @@ def test_rows_that_the_copy_engine_refuses_are_left_to_others() -> None:
 
 
 def test_every_number_of_rows_is_taken_as_one_that_is_captured() -> None:
-    """So that no kernel is compiled for a batch."""
+    """No kernel is compiled for a batch."""
     captured = {shape.num_tokens for shape in forward_shapes(DEFAULT_LIMITS, has_chunks=True)}
     for tiling in (gate_tiling, stream_k_tiling, partial(split_tiling, splits=2)):
         assert {tiling(rows) for rows in range(200)} <= {tiling(rows) for rows in captured} | {None}

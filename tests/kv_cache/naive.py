@@ -38,7 +38,7 @@ class NaiveCache:
         self.size = manager.pool.page_size
         self.slots: dict[int, Text] = {}
         self.window_slots: dict[int, Text] = {}
-        """Of window pages."""
+        """Slots of window pages."""
         self.sequences: list[NaiveSequence] = []
         self.findable: dict[Text, int] = {}
         self.num_evicted = 0
@@ -51,7 +51,7 @@ class NaiveCache:
         return counts
 
     def longest_cached(self, salt: str, tokens: list[int]) -> int:
-        """How many tokens a new sequence may take over; always one less than all at least."""
+        """Number of tokens that a new sequence may take over; at least one less than all."""
         length = 0
         while length + self.size < len(tokens) and (salt, *tokens[: length + self.size]) in self.findable:
             length += self.size

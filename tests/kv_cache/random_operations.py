@@ -49,7 +49,7 @@ class RandomOperations:
         self._num_texts = 0
 
     def run(self, num_operations: int) -> None:
-        """So many operations; in the end all sequences are released and all pages free."""
+        """Random operations; in the end all sequences are released and all pages free."""
         operations = (self._open, self._open, self._grow, self._grow, self._grow, self._commit, self._cut, self._amend)
         for number in range(num_operations):
             self.random.choice((*operations, self._go_on_together, self._fork, self._release))()
@@ -164,7 +164,7 @@ class RandomOperations:
         return [part.tolist() for part in np.split(flat, np.cumsum(counts)[:-1])]
 
     def _register_early(self, own: list[tuple[NaiveSequence, int, list[int]]]) -> None:
-        """What leaves the window before a forward can be found from then on."""
+        """Registration of pages that leave the window before a forward, which can be found from then on."""
         if (window := self.manager.window) is None:
             return
         for sequence, length, _ in own:

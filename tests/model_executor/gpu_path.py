@@ -84,7 +84,7 @@ MODELS: dict[str, dict[str, Any]] = {
 GROUPED: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 
 ROUNDS = [(0, 1, 2, 3), (0, 1, 2, LATE), (1, LATE), (0, 2, 3)]
-"""Which requests are served together."""
+"""Requests that are served together."""
 
 Answer = dict[str, Any]
 
@@ -241,7 +241,7 @@ def written(event: Any) -> Answer:
 
 
 def narrow_logits(device: str) -> list[list[float]]:
-    """Of a 16-bit model, whose products of few rows have kernels of their own: one token, a few, many."""
+    """Logits of a 16-bit model, whose products of few rows have kernels of their own: one token, a few, many."""
     runner = load("qwen2", device, "float16", seed=3, num_hidden_layers=1)
     first, second = runner.sequences.open(40), runner.sequences.open(40)
     third = runner.sequences.open(40)

@@ -26,7 +26,7 @@ from outrider.model_executor.model_runner import ModelRunner
 
 PUBLISHED = Path(__file__).with_name("published")
 WINDOW = 256
-"""Of layers with a window, so that the text is longer."""
+"""Window of layers that have one, so that the text is longer."""
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "rope_theta": 500000.0,
@@ -91,7 +91,7 @@ def _with_few_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """What is computed with the text, and how the text is cut."""
+    """Rows computed with the text, and the chunks of the text."""
 
     cuts: Sequence[int]
     """Ends of its chunks."""
@@ -133,7 +133,7 @@ class Comparison:
         self.whole = self.logits(Company([sizes.length]))
 
     def logits(self, company: Company) -> torch.Tensor:
-        """Of every position."""
+        """Logits of every position."""
         runner, found, first = self.runner, [], 0
         sequence = runner.sequences.open(len(self.text))
         room = len(company.cuts) * company.other_tokens
@@ -165,7 +165,7 @@ class Comparison:
         return found
 
     def differing(self) -> Iterator[str]:
-        """What differs, in words; nothing where the bits are equal."""
+        """Differences, in words; nothing if the bits are equal."""
         if not torch.isfinite(self.whole).all():
             yield "logits are not finite"
         for company in self.sizes.companies:

@@ -1,4 +1,4 @@
-"""Where a model can be batch-invariant, and what a setting means there."""
+"""Batch invariance: the models that support it, and what a setting means for each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONLINE_FP8 = partial(Fp8Linear, ONLINE)
 
 @pytest.fixture
 def capability(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of every GPU."""
+    """Compute capability of every GPU."""
     found = [9, 0]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: tuple(found))
     return found

@@ -57,7 +57,7 @@ def test_layers_that_read_one_tensor_become_one_product() -> None:
 
 
 def test_outputs_are_those_of_the_tensor_that_is_given_last() -> None:
-    """Whatever the order in which parts of a product are asked for."""
+    """Parts of a product may be asked for in any order."""
     model, first, second = Projections(), torch.randn(3, 6), torch.randn(3, 6)
     with torch.no_grad():
         expected = model.q(first), model.k(second), model.q(second), model.q(second), model.k(first)

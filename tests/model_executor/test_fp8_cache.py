@@ -29,7 +29,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {"sliding_window": 6, "attn_logit_softcapping": 1.5}),
 }
 SCALES = {"k": (0.37, 0.61), "v": (0.05, 0.0123)}
-"""Of layers 0 and 1."""
+"""Scales of layers 0 and 1."""
 
 
 class RoundingCache(DynamicCache):

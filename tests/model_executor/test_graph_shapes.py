@@ -1,4 +1,4 @@
-"""Which shapes are captured, which one a batch gets, and how much memory all may take; none of it needs a GPU."""
+"""Shapes that are captured, the shape of a batch, and the memory of all; none of it needs a GPU."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def read_published(name: str, num_layers: int | None = None) -> dict[str, Any]:
 
 
 def numbers_of(part: str) -> list[int]:
-    """Of what stands between braces."""
+    """Numbers between braces."""
     return [int(number) for number in part.split(",")] if "," in part else list(range(int(part)))
 
 

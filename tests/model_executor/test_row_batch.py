@@ -24,7 +24,7 @@ PAGE_SIZE, VOCAB_SIZE = 4, 200
 def columns_of(
     choose: random.Random, sequences: list[KVSequence], *, most_counts: int = 2, most_drafts: int = 5
 ) -> RowBatch:
-    """Of each some tokens are kept, and others follow."""
+    """Rows of which each keeps some tokens, and others follow."""
     counts = [choose.randint(1, most_counts) for _ in sequences]
     drafts = [choose.randint(1, most_drafts) for _ in sequences]
     return RowBatch(

@@ -20,7 +20,7 @@ MOST_SEQUENCES = 12
 MOST_ROWS = 8
 LENGTHS = (1, 1, 1, 2, 3, 5, 8, 9, 17, 40)
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.03}
-"""Of logits, over the largest of them: one forward and several round differently."""
+"""Tolerances of logits, over the largest of them: one forward and several round differently."""
 
 
 class RunnerSteps:
@@ -34,7 +34,7 @@ class RunnerSteps:
         self._checks_every = checks_every
 
     def run(self, num_steps: int) -> None:
-        """So many steps; in the end everything is released and every page is free."""
+        """Random steps; in the end everything is released and every page is free."""
         for step in range(num_steps):
             self._random.choice(
                 [self._open, self._forward, self._forward, self._forward, self._cut, self._fork, self._release]

@@ -41,7 +41,7 @@ class _Session:
     tokens: list[int]
     """Committed."""
     held: int = 0
-    """Of those, as the service was last told to keep."""
+    """Tokens of those that the service was last told to keep."""
     asked: int = 0
     """The newest item's generation."""
     drafted: Proposal | None = None
@@ -66,7 +66,7 @@ class _Side:
         return None
 
     def run(self, num_steps: int) -> None:
-        """So many steps; in the end the link is dropped and every page is free."""
+        """Random steps; in the end the link is dropped and every page is free."""
         for _ in range(num_steps):
             self._command()
             if self._random.random() < 0.8:

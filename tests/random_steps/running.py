@@ -31,7 +31,7 @@ def load(folder: Path, device: str, *, dtype: str = "float32", max_model_len: in
 def take_random_steps(
     folder: Path, device: str, num_steps: int, *, seed: int = 0, say: Callable[[str], None] = lambda text: None
 ) -> None:
-    """So many steps of each kind."""
+    """Random steps of each kind."""
     runner = load(folder, device)
     forwards = RunnerSteps(runner, seed)
     forwards.run(num_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -74,3 +75,9 @@ def test_the_version_is_one() -> None:
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_docstring_check_finds_attributes_and_functions() -> None:
+    problems_of = runpy.run_path(str(ROOT / "scripts" / "check_docstrings.py"))["problems_of"]
+    source = 'SIZE = 4\n"""Of a row."""\n\n\ndef f():\n    """Whether it is."""\nA = 1\n"""Offset of it."""\n'
+    assert [problem.partition(":")[0] for problem in problems_of(source)] == ["2", "6"]

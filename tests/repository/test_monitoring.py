@@ -25,7 +25,7 @@ RULES: list[dict[str, Any]] = [
     rule for group in yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
 ]
 PROCESS = {"process_start_time_seconds"}
-"""Of the Prometheus client."""
+"""Metrics of the Prometheus client."""
 OF_SCRAPING = {"namespace", "job", "instance", "le"}
 """Labels that Prometheus and histograms bring."""
 

@@ -25,7 +25,7 @@ from tests.client.conftest import Service
 ROOT = Path(__file__).parents[2]
 VERSION = outrider.__version__
 MOST_BYTES = 60_000_000
-"""Of the base install with all that it needs, compiled modules included."""
+"""Bound on the base install with all that it needs, compiled modules included."""
 pytestmark = pytest.mark.integration
 
 ONLY = """

@@ -72,7 +72,7 @@ class _Rig:
         self.core.handle(1, [Extend(session, generation, 0, EMPTY_PREFIX, (3,) * length, draft_length)])
 
     def step(self) -> list[int]:
-        """How many tokens each had of the forward, fewest first."""
+        """Tokens of each request in the forward, fewest first."""
         self.executor.on_forward = self._take_time
         self.core.step()
         return sorted(self.executor.shares[-1])

@@ -35,9 +35,9 @@ class EchoCore:
 
     def __init__(self) -> None:
         self.is_computing = False
-        """Whether it says that a device computes."""
+        """True while it says that a device computes."""
         self.pauses: list[float] = []
-        """What is said when asked for how long to pause; then nothing."""
+        """Pauses that it answers with; after these there is none."""
         self.waiting: list[tuple[int, str]] = []
         self.steps: list[list[tuple[int, str]]] = []
         self.dropped: list[int] = []

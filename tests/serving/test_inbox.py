@@ -12,7 +12,7 @@ DEADLINE_S = 60.0
 
 
 def ends(work: Callable[[], object]) -> bool:
-    """Whether it does, in a thread of its own."""
+    """True if the work ends, in a thread of its own."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Where an item's time went: each stage is what lay between two moments, none is what the others leave."""
+"""Times of an item's stages: each lies between two moments, none is a remainder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is computed before it is asked for: found by who asks for just that, unnoticed by everybody else."""
+"""Lookahead: steps computed before they are asked for answer the matching request, and change nothing for others."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Executor(Executor[PlainSequence, Score, _Job, Scores]):
         self.fails = False
         self.pushed: list[tuple[int, Scores]] = []
         self.follows = self.is_wrong = False
-        """Whether steps are started before the one before has ended, and whether over other tokens than that says."""
+        """True if steps start before the one before has ended, and if they run over other tokens than its own."""
 
     def check(self, session: Session[PlainSequence], item: Score) -> Scores | None:
         if item.token_ids[-1] == BAD_TOKEN:
@@ -648,7 +648,7 @@ TURNS = (
 
 
 CANNOT_BE_CUT_SHORT = {_is_under_way, _is_asked_for_and_followed}
-"""What was asked first is under way then."""
+"""Requests during which the first request is under way."""
 ENDS = {_releases, _opens_anew, _opens_anew_twice, _asks_for_something_else_and_releases}
 
 

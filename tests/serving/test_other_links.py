@@ -76,7 +76,7 @@ class Caller:
         )
 
     def take(self, batch: EventBatch[Any]) -> tuple[int, int] | None:
-        """What the report of a message tells of others, if it brings scores."""
+        """Other sessions' numbers by the report of a message, if it brings scores."""
         scores = [event for event in batch.events if isinstance(event, Scores)]
         for columns in batch.columns:
             scores += columns.events(range(len(columns.sessions)))
@@ -93,7 +93,7 @@ class Caller:
 
 
 def rounds_of(callers: Sequence[Caller], *, take_turns: bool) -> list[tuple[int, int]]:
-    """What each caller's last of several reports tells of the others."""
+    """Other sessions' numbers by each caller's last of several reports."""
     core, switch = callers[0].core, callers[0].switch
     found = [(-1, -1)] * len(callers)
     for caller in callers:

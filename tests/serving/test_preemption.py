@@ -1,4 +1,4 @@
-"""Which sessions may begin: what a budget of pages says of many that come together, and how much it looks at."""
+"""Admission of sessions: a budget of pages for many that come together, and its cost."""
 
 from __future__ import annotations
 

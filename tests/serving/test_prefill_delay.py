@@ -9,7 +9,7 @@ ONE, OTHER = (1, 1), (1, 2)
 
 
 def _prefill_delay(*, chunk: int = CHUNK) -> PrefillDelayPolicy:
-    """That has seen how long both take."""
+    """Delay policy that has seen both times."""
     prefill_delay = PrefillDelayPolicy()
     prefill_delay.note_answer(ONE, 0)
     prefill_delay.note_return(ONE, AWAY)

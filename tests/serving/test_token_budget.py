@@ -1,4 +1,4 @@
-"""Who gets how many tokens of a forward."""
+"""Token shares of the requests in a forward."""
 
 from __future__ import annotations
 

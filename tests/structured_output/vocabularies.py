@@ -20,7 +20,7 @@ def compiler() -> GrammarCompiler:
 
 
 def matcher(kind: str, text: object) -> Matcher:
-    """Of a grammar, for the pair's tokenizer."""
+    """Matcher of a grammar, for the pair's tokenizer."""
     given = text if isinstance(text, str) else json.dumps(text)
     return compiler().compile(Grammar(GrammarKind(kind), given), (EOS,))
 

@@ -67,14 +67,14 @@ def joint_law(folder: Path, prompt: Sequence[int], sampling: SamplingParams, len
 
 
 def cells(blocks: Sequence[Sequence[int]], size: int) -> NDArray[np.int64]:
-    """How often each continuation came, in the order of ``joint_law``."""
+    """Counts of the continuations, in the order of ``joint_law``."""
     array = np.array(blocks, dtype=np.int64)  # [N, length]
     length = array.shape[1]
     return np.bincount(array @ size ** np.arange(length)[::-1], minlength=size**length)
 
 
 def chi_square_p(observed: NDArray[np.int64], distribution: Doubles) -> float:
-    """How likely draws from ``distribution`` are to be this far from it; 0 when what cannot be drawn was drawn."""
+    """P-value of draws from ``distribution``; 0 when an impossible one was drawn."""
     if observed[distribution == 0].any():
         return 0.0
     seen, expected = observed[distribution > 0].astype(np.float64), distribution[distribution > 0] * observed.sum()

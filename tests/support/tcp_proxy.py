@@ -24,9 +24,9 @@ class TcpProxy:
         self.num_accepted = 0
         """Connections so far."""
         self.server_port = server_port
-        """Where connections go that are accepted from now on."""
+        """Destination of connections that are accepted from now on."""
         self.delay_s: Callable[[], float] = lambda: 0.0
-        """Of each piece that comes; pieces stay in order."""
+        """Delay of each piece that comes; pieces stay in order."""
         self._stalled: set[Direction] = set()
         self._swallowed: set[Direction] = set()
         self._changed = asyncio.Condition()

@@ -41,13 +41,13 @@ class Faults:
     hold: bool = False
     """Slow: answers are ready and wait for ``release_held``."""
     refuse: int = 0
-    """So many of the next Opens are refused."""
+    """Number of the next Opens that are refused."""
     lose: int = 0
-    """So many of the next items find their session lost."""
+    """Number of the next items that find their session lost."""
     fail: int = 0
-    """So many of the next items fail their session."""
+    """Number of the next items that fail their session."""
     preempt: int = 0
-    """So many of the next items find their session's pages needed for others."""
+    """Number of the next items that find their session preempted."""
     stall: Stall = NO_STALL
     """Description that links give."""
     stale: bool = False
@@ -112,7 +112,7 @@ class ToyCore(Generic[EventT]):
         raise NotImplementedError
 
     def _handle_one(self, command: Any, events: list[Any]) -> int:
-        """How many tokens went through the model."""
+        """Number of tokens that went through the model."""
         if command.generation < self.newest.get(command.session, -1):
             return 0
         if isinstance(command, Open):

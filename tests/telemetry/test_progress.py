@@ -1,4 +1,4 @@
-"""How far something long has come, where no terminal is watching."""
+"""Progress of something long, where no terminal is watching."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def write_forever(pipe: Connection, kind: PlaneKind, limits: PlaneLimits, num_by
 
 
 def digest(content: torch.Tensor) -> str:
-    """Of a tensor's bytes."""
+    """Digest of a tensor's bytes."""
     return hashlib.sha256(content.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
 
 

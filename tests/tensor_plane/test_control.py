@@ -1,4 +1,4 @@
-"""Who may connect: the holder of an offer, once; strangers neither get in nor hold anybody up."""
+"""Access to a plane: the holder of an offer, once; strangers neither get in nor delay others."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_any_ten_thousand_tokens_have_the_acceptance_within_a_hundredth(vocab_si
 
 
 def accepted_per_step(pair: PairMap, num_draft_tokens: int, num_steps: int) -> NDArray[np.int64]:
-    """How many of K proposed tokens are accepted, step after step, on a walk of the cycle."""
+    """Accepted tokens of K proposed ones, step after step, on a walk of the cycle."""
     agrees, position, counts = pair.agrees[pair.order], 0, []
     for _ in range(num_steps):
         ahead = agrees[(position + np.arange(num_draft_tokens)) % len(agrees)]

@@ -56,7 +56,7 @@ def from_target(*events: Any, columns: Any = ()) -> pb.TargetEvents:
 
 
 def same(columns: Any, others: Any) -> None:
-    """That two values have the same fields, arrays among them."""
+    """Comparison of two values by their fields, arrays among them."""
     assert type(columns) is type(others)
     for name in type(columns).__slots__:
         value, other = getattr(columns, name), getattr(others, name)
@@ -114,7 +114,7 @@ def test_a_description_names_the_network_of_its_host() -> None:
 
 
 def ahead(*, plane: int = 0) -> ScoreAhead:
-    """Of four sessions, one of which has a long text."""
+    """Announcement of four sessions, one of which has a long text."""
     commands: list[Any] = [score(index, kept, index % 3) for index, kept in ((1, 20), (2, 300), (3, 5), (9, 0))]
     for command in commands:
         command.hidden_states_from = command.num_kept_tokens if plane else None

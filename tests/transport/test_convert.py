@@ -68,7 +68,7 @@ CASES: dict[str, Case] = {
 
 
 NUM_EXAMPLES = {"description": 12}
-"""Of cases whose values are large: each holds a whole table of costs."""
+"""Examples of cases whose values are large: each holds a whole table of costs."""
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -124,7 +124,7 @@ async def _until_broken(link: Any) -> None:
 
 
 def _open_files() -> list[str]:
-    """Of this process, which plays both ends; the service's lets go too when the link has ended."""
+    """Open files of this process, which plays both ends; the service closes its own when the link has ended."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -411,7 +411,7 @@ async def test_a_remote_target_answers_as_one_of_this_process(serve: Serve) -> N
 async def two_steps(
     port: Any, num_sessions: int, prompt: tuple[int, ...], vocab: int
 ) -> list[dict[int, tuple[int, tuple[int, ...]]]]:
-    """Of each step the base length and the tokens by session."""
+    """Base length and tokens of each step, by session."""
     link = await port.attach()
     events = link.events()
     told: list[dict[int, tuple[int, tuple[int, ...]]]] = []

@@ -16,7 +16,7 @@ _ARRANGEMENTS = {
 }
 _FIXED_LENGTHS = ("--set", "coordinator.draft_length=fixed")
 _FOUR_DRAFT_TOKENS = ("--num-speculative-tokens", "4", *_FIXED_LENGTHS)
-"""So that a step is as long for sampled requests as for greedy ones."""
+"""Flags that make a step as long for sampled requests as for greedy ones."""
 _FORMATS = {
     "fp8": ("weights made FP8 at load", ("--quantization", "fp8")),
     "fp8-kv": ("weights and KV cache in FP8", ("--quantization", "fp8", "--kv-cache-dtype", "fp8")),

@@ -14,7 +14,7 @@ class Services:
     later_acceptance: float | None = None
     """In the second half of the cycle that decoding walks, if it is another one."""
     flags: tuple[str, ...] = ()
-    """Of ``outrider serve``."""
+    """Flags of ``outrider serve``."""
     with_fixed: bool = True
     pages: int = 12_000
     max_model_len: int = 12_288
@@ -35,12 +35,12 @@ class Row:
     input_len: int = 128
     output_len: int = 256
     requests: int = 1
-    """Of each user, one after the other: with several, prompts are computed while others decode."""
+    """Requests of each user, one after the other: with several, prompts are computed while others decode."""
     fixed: tuple[int, ...] = ()
     sampling: str | None = None
-    """Of all requests, as JSON; None: greedy."""
+    """Sampling of all requests, as JSON; None: greedy."""
     samplings: tuple[str, ...] = ()
-    """Of further arms, each as JSON."""
+    """Samplings of further arms, each as JSON."""
     num_gpus: int | None = None
     cached_prompts: bool = False
     """Prompts lie in the prefix cache: decoding alone is measured."""
@@ -49,7 +49,7 @@ class Row:
     wanted_ms: float | None = None
     """A token until all have finished, chosen: at most."""
     wanted_between_ms: float | None = None
-    """Of a decode step outside draft and target, chosen: at most."""
+    """Longest time of a decode step outside draft and target, with a chosen length."""
     wanted_over_plain: float | None = None
     """Tokens/s, chosen over plain: at least."""
     wanted_over_best: float | None = None
@@ -76,7 +76,7 @@ class CommandRow:
 
     name: str
     words: tuple[str, ...]
-    """Of ``outrider bench``, or a script of the checkout and its arguments."""
+    """Words of ``outrider bench``, or a script of the checkout and its arguments."""
     full: tuple[str, ...] = ()
     """Further words of a real measurement."""
     tiny: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class PeerRow:
 
     name: str
     services: Services = Services()
-    """Whose pair it may read."""
+    """Services whose pair it may read."""
 
 
 AnyRow = Row | CommandRow | PeerRow

@@ -13,7 +13,7 @@ from figures.session import ROOT, Session, stop
 from outrider.cli.stack.held_ports import hold_port
 
 Addresses = tuple[str, str | None]
-"""Of the coordinators with chosen and with fixed lengths."""
+"""Addresses of the coordinators with chosen and with fixed lengths."""
 
 
 def make_pair(session: Session, services: Services, *, with_weights: bool = False) -> Path:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-"""Of the checkout."""
+"""Root of the checkout."""
 
 
 @dataclass(slots=True)
@@ -34,12 +34,12 @@ class Session:
 
     @property
     def device(self) -> str:
-        """Of the models."""
+        """Device of the models."""
         return "cpu" if self.is_tiny else "cuda"
 
     @property
     def dtype(self) -> str:
-        """Of the models."""
+        """Type of the models."""
         return "float32" if self.is_tiny else "bfloat16"
 
     @property
@@ -48,7 +48,7 @@ class Session:
         return self.out / "benchmarks/results"
 
     def results_of(self, row: str) -> list[Path]:
-        """Of one row; of some commands one for each phase."""
+        """Result files of one row; some commands write one for each phase."""
         path = self.results / f"{self.name}-{row}.json"
         return [path] if path.exists() else sorted(self.results.glob(f"{path.stem}-[0-9]-*.json"))
 
@@ -57,7 +57,7 @@ class Session:
         return self.out / "logs" / f"{name}.log"
 
     def command(self, *words: str) -> list[str]:
-        """Of this Python, without the folder it runs in."""
+        """Command line of this Python, without the folder it runs in."""
         return [sys.executable, "-P", *words]
 
     def run(self, command: list[str], log: str) -> None:
@@ -109,7 +109,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def environment_of(given: Mapping[str, str], num_cards: int, commit: str | None) -> dict[str, str]:
-    """Of all processes: our packages, the cards, and the commit."""
+    """Environment of all processes: our packages, the cards, and the commit."""
     folders = [ROOT, *(ROOT / name for name in ("coordinator", "draft_service", "target_service"))]
     paths = os.pathsep.join([*map(str, folders), given.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     cards = given.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(num_cards)))

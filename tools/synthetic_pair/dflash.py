@@ -32,7 +32,7 @@ _SLOWEST_OF_FAST = 0.2
 _MARGIN = 10.0
 """Between the scores of what a head looks for and of what it falls back to, and of that and any other distance."""
 _NOISE = 0.05
-"""Of queries and keys, in root mean square, beside those that are meant."""
+"""Noise of queries and keys, in root mean square, beside those that are meant."""
 
 
 def write_dflash(

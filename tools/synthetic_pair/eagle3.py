@@ -21,7 +21,7 @@ from synthetic_pair.matrices import RandomMatrices
 from synthetic_pair.shapes import Shape
 
 PUBLISHED_VOCAB = 32000
-"""Of the heads that SafeAILab has published for models of 128,256 tokens."""
+"""Vocabulary of the heads that SafeAILab has published for models of 128,256 tokens."""
 _SELF_SCORE = 3.0
 """Root mean square of a query; others' scores stay below a third of a pair's own."""
 

@@ -13,7 +13,7 @@ from synthetic_pair.shapes import Shape
 
 @dataclass(frozen=True, slots=True)
 class RandomMatrices:
-    """Of one head; ``method`` keeps those of different heads apart."""
+    """Random matrices of one head; ``method`` keeps those of different heads apart."""
 
     method: str
     seed: int

@@ -25,7 +25,7 @@ from synthetic_pair.shapes import Shape
 _FILE = "mtp.safetensors"
 _LAYER = "model.mtp_layers.0."
 _LARGEST = 100.0
-"""Of c, above which nearly all of the stream would be those two tokens."""
+"""Bound on c, above which nearly all of the stream would be those two tokens."""
 
 
 def write_mtp(folder: Path, target: Shape, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> PairMap:

@@ -17,7 +17,7 @@ from outrider.errors import UnavailableError
 
 _READ_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 300
-"""Of a response that is an error."""
+"""Characters of an error response that a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Stream:
 
     began: float
     first: float
-    """When the first event with a choice came."""
+    """Arrival of the first event with a choice."""
     last: float
     num_tokens: int
     token_ids: tuple[int, ...]

@@ -77,7 +77,7 @@ class Pair:
 
 
 def block_lengths(pair: Pair, tokens: tuple[int, ...]) -> Doubles:
-    """How likely each number of tokens from 0 to K is kept."""
+    """Probability that each number of tokens from 0 to K is kept."""
     evidence, scores = pair.evidence(tokens), pair.scores(tokens, [0] * (pair.length + 1))
     keeping = keeping_probabilities(sparse_ratios(tokens, evidence, scores), sparse_residuals(evidence, scores))
     left, found = 1.0, [0.0] * (pair.length + 1)

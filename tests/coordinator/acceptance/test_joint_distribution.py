@@ -45,7 +45,7 @@ Counts = NDArray[np.int64]  # [V ** BLOCK]
 
 
 def observe(draft: Core, method: AcceptanceMethod, dense: bool, seeds: Sequence[int]) -> Counts:
-    """How often each block was drawn by one session for each seed."""
+    """Counts of each block as drawn by one session for each seed."""
     bench = Bench(BlockTarget(LANGUAGE), draft, draft_length=DRAFT_LENGTH)
     max_tokens = BLOCK * NUM_BLOCKS
     sessions = [
@@ -67,7 +67,7 @@ def p_value(
     dense: bool = False,
     workers: ProcessPoolExecutor | None = None,
 ) -> float:
-    """Of the hypothesis that blocks are drawn from the language's joint distribution."""
+    """P-value of the hypothesis that blocks are drawn from the language's joint distribution."""
     seeds = range(num_draws // NUM_BLOCKS)
     if workers is None:
         observed = observe(draft, method, dense, seeds)

@@ -1,4 +1,4 @@
-"""Who runs and who waits."""
+"""Admission: the requests that run and those that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How long steps wait for a draft: by its own times, once for all while it is silent, and again when it is back."""
+"""Timeouts of steps that wait for a draft: by its own times, once for all while it is silent, and again when it is
+back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many messages may leave: at the set rate, and fewer while the thread is busy."""
+"""Rate of messages: the set one, and less while the thread is busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When output leaves: after commands, first output at once, and no more messages a second than the setting says."""
+"""Time of output: after commands, first output at once, and no more messages a second than the setting says."""
 
 from __future__ import annotations
 

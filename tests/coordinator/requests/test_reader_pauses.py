@@ -108,7 +108,7 @@ def test_paused_and_released_at_random_output_follows_the_joint_distribution() -
 
 
 def _p_value(num_draws: int) -> float:
-    """Of the hypothesis that blocks of rejection sampling are drawn from the language's joint distribution."""
+    """P-value of the hypothesis that blocks of rejection sampling are drawn from the language's joint distribution."""
     bench, rng = Bench(BlockTarget(LANGUAGE), BlockDraft(BAD), draft_length=DRAFT_LENGTH), random.Random(7)
     plans = [
         make_plan(vocab_size=VOCAB_SIZE, max_tokens=NUM_TOKENS, method=REJECTION, seed=seed)

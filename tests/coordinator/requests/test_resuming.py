@@ -95,7 +95,7 @@ def push(output: Output, collector: OutputCollector, text: str) -> None:
 
 
 async def test_text_never_runs_ahead_of_its_tokens() -> None:
-    """Whoever goes on from the ids of a delta has been given the text of those ids and no other."""
+    """A request that resumes from the ids of a delta has received the text of those ids and no other."""
     plan = text_plan()
     output = Output(plan, TOKENIZER)
     collector = OutputCollector(output.take_text)

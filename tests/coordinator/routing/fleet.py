@@ -82,7 +82,7 @@ class Stream:
         return self._result
 
     def _take(self, delta: Delta) -> None:
-        """Whoever reads late is given all there is, the result included."""
+        """Deltas for a late reader: all there is, the result included."""
         assert self._result is None
         self.token_ids += delta.token_ids
         self._result = delta.result
@@ -139,6 +139,6 @@ async def fleet(targets: Found, drafts: Found | None = None, **settings: Any) ->
 
 
 async def own_tokens(request: GenerationRequest) -> tuple[int, ...]:
-    """What one target alone gives."""
+    """Token ids of one target alone."""
     async with fleet(Found(target())) as alone:
         return (await alone.run(request)).token_ids

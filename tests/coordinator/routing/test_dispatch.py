@@ -23,12 +23,12 @@ def score(session: int, *draft_token_ids: int, num_kept_tokens: int = 7) -> Scor
 
 
 def answer(session: int) -> Proposal:
-    """Which event it is makes no difference."""
+    """Answer to a session; the kind of event makes no difference."""
     return Proposal(session, 1, 8, ())
 
 
 class Link:
-    """What was sent on one, message by message."""
+    """Messages of one link, in order."""
 
     def __init__(self, dispatch: DispatchScheduler, device_id: str = "") -> None:
         self.messages: list[list[int]] = []

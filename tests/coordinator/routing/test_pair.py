@@ -1,4 +1,4 @@
-"""Which drafts fit which target, and what is said of those that do not."""
+"""Drafts that fit a target, and errors for those that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replica a request goes to when several have served texts that begin as its own."""
+"""Replica of a request when several have served texts with its prefix."""
 
 from __future__ import annotations
 

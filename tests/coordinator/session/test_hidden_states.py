@@ -200,7 +200,7 @@ def test_plain_decoding_hands_over_nothing_and_drafting_goes_on_from_what_the_dr
 
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 1}, {"prompt": [index % 7 for index in range(90)]}])
 def test_a_head_that_is_not_used_costs_no_command(fields: dict[str, Any]) -> None:
-    """Where nothing is to be drafted the target is asked just what it is asked without a draft, in the same rounds."""
+    """Requests to the target are those without a draft, in the same rounds, when nothing is to be drafted."""
     plain, reading = Setting(has_draft=False), ReadingDraft()
     policy = reading.setting.bench.policy = Switched()
     policy.is_speculating = False
@@ -236,7 +236,7 @@ class LongPrompt(ReadingDraft):
         self.driven = self.setting.bench.add(self.plan)
 
     def _holding_nothing(self, events: Sequence[DraftEvent]) -> list[DraftEvent]:
-        """What a draft answers that has been brought text without states."""
+        """Answers of a draft that was sent text without states."""
         asked = {command.generation: command for command in self.setting.extends}
         return [
             replace(event, base_length=0)

@@ -179,7 +179,7 @@ def test_no_draft_length_exceeds_what_may_still_come() -> None:
 
 
 def test_what_lengths_are_chosen_by_says_how_much_may_still_come() -> None:
-    """Of a request that goes on elsewhere: without the tokens that its user has."""
+    """Remaining length of a request that resumes elsewhere: without the tokens that its user has."""
     setting = Setting(draft_length=4)
     setting.bench.policy = DraftLengthPolicy(4, is_controlled=True)
     plan = plan_of(max_tokens=9, temperature=0.0)

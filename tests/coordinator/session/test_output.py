@@ -1,4 +1,4 @@
-"""What ends a generation, token by token, and what is given out."""
+"""Ends of a generation, token by token, and its output."""
 
 from __future__ import annotations
 

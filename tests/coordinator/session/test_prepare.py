@@ -72,7 +72,7 @@ class _SoonToDraft(DraftLengthPolicy):
 
 
 def test_a_session_that_waits_for_others_prompts_is_prepared_once_that_takes_many_steps() -> None:
-    """What is computed ahead when it begins to draft would hold up all."""
+    """Steps computed ahead when it begins to draft would delay all others."""
     setting = Setting()
     policy = setting.bench.policy = _SoonToDraft(4, is_controlled=True)
     driven = setting.bench.add(plan_of(max_tokens=60))

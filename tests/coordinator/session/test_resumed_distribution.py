@@ -39,7 +39,7 @@ Interrupts = Callable[[random.Random, Lost], bool]
 
 
 def at_random(rng: random.Random, lost: Lost) -> bool:
-    """Whatever was computed meanwhile."""
+    """Interrupts at random, whatever was computed meanwhile."""
     return rng.random() < CHANCE
 
 
@@ -50,7 +50,7 @@ def by_what_was_lost(rng: random.Random, lost: Lost) -> bool:
 
 @dataclass
 class Stream:
-    """What a client holds of one generation, over as many sessions as it took."""
+    """Client's view of one generation, over as many sessions as it took."""
 
     plan: EngineRequest
     driven: Driven
@@ -99,7 +99,7 @@ def p_value(
     interrupts: Interrupts = at_random,
     num_draws: int = FEW_DRAWS,
 ) -> float:
-    """Of the hypothesis that blocks are drawn from the language's joint distribution."""
+    """P-value of the hypothesis that blocks are drawn from the language's joint distribution."""
     seeds = range(num_draws * BLOCK // NUM_TOKENS)
     streams = observe(draft, seeds, method=method, dense=dense, interrupts=interrupts)
     assert sum(stream.num_resumed for stream in streams) > len(streams) / 4

@@ -61,7 +61,7 @@ class Crowd:
 
     @property
     def generations(self) -> list[int]:
-        """That come next."""
+        """Generations of the next items."""
         return [(loop.row.values.item(col.GENERATION) + 1) for loop in self.loops]
 
     @property
@@ -70,11 +70,11 @@ class Crowd:
         return np.array([loop.row.index for loop in self.loops])
 
     def batch(self) -> Any:
-        """What the sessions wait for."""
+        """Answers that the sessions wait for."""
         return prepare(self.table, self.index)
 
     def ahead(self) -> tuple[Any, Any]:
-        """What they wait for, and what the target is asked ahead."""
+        """Answers that they wait for, and the scores that the target is asked for ahead."""
         announce(self.table, self.index)
         batch = self.batch()
         return batch, batch.announcement(CHANNEL, self.plane)

@@ -1,4 +1,4 @@
-"""What a session says of its steps: enough to count, trace and give out all that happened, without its state."""
+"""Records of a session's steps: enough to count, trace and return all that happened, without its state."""
 
 from __future__ import annotations
 

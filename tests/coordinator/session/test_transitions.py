@@ -145,7 +145,7 @@ def evidence_of(chance: random.Random, token_ids: tuple[int, ...]) -> SparseEvid
 
 
 def sparse_form(chance: random.Random, command: Score, highest: int) -> SparseScores:
-    """What rejection needs; now and then too much mass, or no token where there has to be one."""
+    """Sparse scores for rejection; now and then too much mass, or no token where there has to be one."""
     counts = [] if command.support is None else command.support.counts.tolist()
     inside: list[float] = []
     outside: list[float] = []
@@ -197,14 +197,14 @@ class Twins:
             chance.setstate(state)
             loops += [new_loop(chance, number, policy, table=table, **more) for number in range(num_sessions)]
         self.waiting: dict[int, Extend | Score] = {}
-        """What each session was asked last, by its number."""
+        """Newest item of each session, by its number."""
         for number, both in enumerate(zip(self.loops, self.alone, strict=True)):
             for loop in both:
                 loop.start(number)
             self.note(number, *(with_text_brought(loop, commands_of(loop)) for loop in both))
 
     def note(self, number: int, said: list[Any], expected: list[Any]) -> None:
-        """What a session says, which is what it says alone."""
+        """Comparison of a session's actions with those of the session alone."""
         assert repr(said) == repr(expected)  # arrays among the fields are no booleans
         assert self.loops[number].row.values.tolist() == self.alone[number].row.values.tolist()
         assert self.loops[number].proposal.token_ids == self.alone[number].proposal.token_ids
@@ -264,7 +264,7 @@ class Twins:
         return [end_step(session, step, states, is_drafting=is_drafting) for session, step, states in rows]
 
     def found_for(self, columns: AnswerColumns[Any]) -> Any:
-        """What is awaited, put down before for all, or on the spot for those whose answers are in order."""
+        """Prepared answers of all, or of those on the spot whose answers are in order."""
         rows = self.table.indices(columns.sessions.tolist())
         whole = prepare(self.table, np.array(rows)) if min(rows) >= 0 else None
         if whole is not None and whole.is_of(columns):
@@ -422,8 +422,8 @@ def test_random_loads_find_a_mistake(
 
 
 def with_text_brought(loop: SessionLoop, said: list[Any]) -> list[Any]:
-    """What a session says, and says to a draft that has at once what it is only brought; of a text without states all
-    but the last token, which waits for its state.
+    """Actions of a session, and those to a draft that prefills at once; of a text without states all but the last
+    token, which waits for its state.
     """
     for command in said:
         if isinstance(command, Extend) and not command.draft_length:

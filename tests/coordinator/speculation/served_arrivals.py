@@ -16,7 +16,7 @@ from tests.coordinator.speculation.simulated_load import H200
 _CHUNK = 512
 """Tokens of prompts in a forward."""
 _PROMPT_MS = 0.028
-"""Of the target, for one of them."""
+"""Target's time for one prompt."""
 _EMPTY_FORWARD_MS = 0.6
 
 
@@ -53,7 +53,7 @@ class ServedArrivals(Served):
         self.num_tokens = 0
         """Output tokens so far."""
         self.num_text_tokens = 0
-        """Of prompts, brought to drafts."""
+        """Prompt tokens that drafts prefilled."""
         self._num_prompt_tokens, self._num_output_tokens = num_prompt_tokens, num_output_tokens
         self._num_cached_tokens = num_cached_tokens
         self._random = np.random.default_rng(seed)

@@ -24,15 +24,15 @@ _ROUNDS_NOT_AHEAD = 2
 _TEXT_ROUNDS = 3
 """Plain rounds until a draft has told that it holds the text that it was brought."""
 _AHEAD_MS = 0.1
-"""What lies between plain forwards that are computed ahead."""
+"""Gap between plain forwards that are computed ahead."""
 
 
 @dataclass(frozen=True)
 class Slowness:
-    """How much longer the first rounds of something take."""
+    """Extra time of the first rounds of a kind."""
 
     most: float
-    """Of the first one, as a share of the usual time."""
+    """Extra time of the first round, as a share of the usual time."""
     rounds: float
     """After which the share is a third."""
 
@@ -62,7 +62,7 @@ class Devices:
         return milliseconds * math.exp(self._noise * float(self._random.standard_normal()))
 
     def prompts_ms(self, rows: int, num_prompts: int) -> float:
-        """Of a forward with so many prompts and the rows that decode beside them."""
+        """Time of a forward with so many prompts and the rows that decode beside them."""
         self._num_plain = 0
         return self._slowness(rows, drafts=False) * self.shaken(4.0 + 2.2 * num_prompts)
 
@@ -122,7 +122,7 @@ class Served:
             DraftLengthController(_MOST_DRAFTED, profile_of(pair)) if length is None else FixedLength(length)
         )
         self.rounds: list[tuple[int, float]] = []
-        """Of the last burst: longest draft length and seconds of each round, those of prompts left out."""
+        """Rounds of the last burst: longest draft length and seconds of each, those of prompts left out."""
         self._seed = seed
         self._left: dict[ControlledSession, int] = {}
         """Tokens to come of each request whose prompt has ended."""
@@ -136,7 +136,8 @@ class Served:
         self._cached: set[int] = set()
         """Users whose text the draft has in its prefix cache."""
         self._texts: dict[ControlledSession, np.ndarray] = {}
-        """Of each request, by place: the draft's token is accepted where the number is below the acceptance."""
+        """Random numbers of each request, by place: the draft's token is accepted where the number is below the
+        acceptance."""
 
     def burst(
         self,
@@ -240,7 +241,7 @@ class Served:
         return taken
 
     def _computed(self, session: ControlledSession, lag: int) -> int:
-        """Of the text that the session's draft has not seen, the tokens that it computes."""
+        """Tokens that the session's draft computes of a text that it has not seen."""
         user = self._users.get(session)
         if not self.devices.pair.are_texts_cached or user is None:
             return self._lacked(lag)
@@ -249,7 +250,7 @@ class Served:
         return 0 if is_cached else self._lacked(lag)
 
     def _lacked(self, lag: int) -> int:
-        """Of so many tokens that a draft has not seen, those that it is to be brought."""
+        """Tokens of ``lag`` unseen ones that a draft has to prefill."""
         return min(lag, self.devices.pair.most_lacked)
 
     def _tell(

@@ -15,7 +15,7 @@ _PROMPT, _MOST_INLINE = 128, 16
 
 @dataclass
 class Forward:
-    """What a coordinator hears of the forward of its sessions; times in milliseconds."""
+    """Forward of its sessions as a coordinator sees it; times in milliseconds."""
 
     draft: float
     target: float
@@ -36,7 +36,7 @@ class Crowd:
         self._loads = LinkLoads()
 
     def run(self, num_users: int, seconds: float) -> Load:
-        """So many users, divided evenly."""
+        """Load of ``num_users``, divided evenly."""
         end = self.load.now + seconds
         for controller, sessions in zip(self.controllers, self._sessions, strict=True):
             while len(sessions) > num_users // len(self.controllers):

@@ -60,12 +60,12 @@ class H200:
         return 0.60 + 0.046 * rows
 
     def prefill(self, tokens: int) -> float:
-        """Of the draft, for text that it was not fed."""
+        """Draft's time to prefill a text."""
         return 0.007 * tokens
 
 
 def profile_of(pair: H200, target_bias: float = 0.9, draft_bias: float = 1.15) -> StepCosts:
-    """What the pair's services would have measured at start, wrong by these factors."""
+    """Profile that the pair's services would have measured at start, wrong by these factors."""
     rows, lengths = (1, 4, 16, 64, 256), (1, 2, 4, 6, 9)
     points = [(count, length) for count in rows for length in lengths]
     target = [(*point, target_bias * pair.target(point[0], point[0] * point[1])) for point in points]
@@ -163,7 +163,7 @@ class Load:
 
     pair: H200
     acceptance: Callable[[float, int], float]
-    """Of a session, by seconds and its number."""
+    """Acceptance of a session, by seconds and its number."""
     seed: int = 0
     noise: float = 0.03
     now: float = 0.0
@@ -209,7 +209,7 @@ class Load:
         return (entries[-1][2] - before[2]) / (entries[-1][0] - before[0])
 
     def num_changes(self, since: float = 0.0) -> int:
-        """How often drafting began or ended, probes left out: for 8 rounds or more."""
+        """Number of times that drafting began or ended, probes left out: for 8 rounds or more."""
         drafts = [longest > 0 for now, longest, _ in self.trace if now > since]
         runs: list[list[Any]] = []
         changes = 0

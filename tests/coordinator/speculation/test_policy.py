@@ -172,7 +172,7 @@ def test_an_idle_servers_length_is_that_with_which_the_next_session_begins() -> 
 
 
 def test_the_services_step_costs_decide_before_any_traffic() -> None:
-    """Of a slow draft beside a fast target, and the other way round."""
+    """Step costs of a slow draft beside a fast target, and the other way round."""
     slow, fast = ([StepCost(1, length, 0, ms * length * 1_000_000) for length in (1, 9)] for ms in (20, 1))
     for target, draft, mode in ((fast, slow, Mode.PLAIN), (slow[:1], fast, Mode.SPECULATIVE)):
         policy = DraftLengthPolicy(8, is_controlled=True)
@@ -185,7 +185,7 @@ def test_the_services_step_costs_decide_before_any_traffic() -> None:
 
 @pytest.mark.parametrize("has_drafted", [False, True])
 def test_a_burst_is_plain_as_it_arrives_unless_sessions_draft_already(has_drafted: bool) -> None:
-    """So that a target decodes ahead while it computes the prompts."""
+    """A target decodes ahead while it computes the prompts."""
     policy = DraftLengthPolicy(4, is_controlled=True)
     first, *others = (policy.session(None) for _ in range(128))
     policy.enter(first, "target")

@@ -55,7 +55,7 @@ class Method:
     is_response_streamed: bool = False
     weight: int = 1
     leaves_after_s: float | None = None
-    """When the caller goes away; None for a call that has to end by itself."""
+    """Time after which the caller goes away; None for a call that has to end by itself."""
 
 
 _PUBLIC = "/outrider.v1.GenerationService"

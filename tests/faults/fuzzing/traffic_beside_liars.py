@@ -37,11 +37,11 @@ LENGTH = 24
 NUM_PROMPTS = 12
 NUM_CLIENTS = 32
 SHARE = 0.2
-"""Of the messages that are lies."""
+"""Share of the messages that are lies."""
 VOCAB_SIZE = 40
 PLANES = ("inline", "shared_memory")
 _PATIENCE_S = 20.0
-"""Of a request whose target may never answer."""
+"""Timeout of a request whose target may never answer."""
 _SEED = 7
 _LOOK_S = 0.05
 _METHODS = (AcceptanceMethod.COUPLED, AcceptanceMethod.REJECTION, AcceptanceMethod.TYPICAL)
@@ -67,13 +67,13 @@ class Outcome:
     num_checked: int = 0
     """Greedy and coupled requests that no lying target took part in."""
     num_wrong: int = 0
-    """Of these; a lying draft is no excuse."""
+    """Number of wrong ones among these; a lying draft is no excuse."""
     num_failed: int = 0
     """Requests without a lying target that failed."""
     longest_gap_s: float = 0.0
     """Between tokens of requests that no liar took part in."""
     longest_gap_with_lying_draft_s: float = 0.0
-    """Of requests that waited for a lying draft: up to ``draft_timeout_ms``."""
+    """Longest gap of requests that waited for a lying draft: up to ``draft_timeout_ms``."""
     endings: dict[str, int] = field(default_factory=dict)
 
 

@@ -39,9 +39,9 @@ class Load:
 
     num_users: int
     num_tokens: int
-    """Of each user's output."""
+    """Length of each user's output."""
     temperatures: tuple[float, ...]
-    """Of the users in turn."""
+    """Temperatures of the users in turn."""
     vocab_size: int
     arrival_s: float = 8.0
     """Users begin within this time."""

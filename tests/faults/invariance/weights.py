@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 _LAYER_SHARE = 0.15
-"""Of a layer's output against the embedding: few layers then say much about all."""
+"""Share of a layer's output against the embedding: few layers then say much about all."""
 _SHARPNESS = 3.0
 """Deviation of attention scores, so that outputs depend on few keys of the text."""
 _OUTER = "outer.safetensors"

@@ -23,7 +23,7 @@ _NUM_BESIDE = 4
 _LEAVES = Manner(leaves_after=3)
 _HURRIES = Manner(timeout_s=2.0)
 _NUM_LATE = 4
-"""Of the readers that do not read, those that do once all are paused: half of them at most."""
+"""Number of readers that do not read until all are paused: half of them at most."""
 _OUTPUT_TOKENS, _TOP = 400, 20
 _SHORT_TOKENS, _SHORT_TOP = 160, 100
 """In the short form: more bytes a token fill the windows and buffers on the way with fewer of them."""

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.integration]
 
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of one process, through PyTorch."""
+    """Truth: results of one process, through PyTorch."""
     return finish(start("cpu", tmp_path_factory.mktemp("alone") / "plain"))
 
 

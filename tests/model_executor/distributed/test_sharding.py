@@ -1,4 +1,4 @@
-"""Which part of a model each rank holds, and what is said of a model that cannot be cut so."""
+"""Part of a model that each rank holds, and errors for models that cannot be divided so."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ MADE: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5}),
 }
 MXFP4_MODEL: tuple[str, dict[str, Any]] = ("gpt_oss", {"intermediate_size": 96})
-"""Whose experts' features are shared in halves of 32 and 64."""
+"""Model whose experts' features are shared in halves of 32 and 64."""
 
 
 EXPERT_PARALLEL: dict[str, tuple[str, dict[str, Any]]] = {

@@ -352,7 +352,7 @@ def test_rows_are_filled_up_to_a_number_that_is_captured() -> None:
 
 
 def test_captured_steps_draw_what_launched_ones_do() -> None:
-    """So do those that the bound of memory leaves out."""
+    """Captured steps that the bound of memory leaves out draw the same, too."""
     choose = random.Random(3)
     for limit in (None, 0):
         rig = Rig()

@@ -56,7 +56,7 @@ def core_of(
 
 @dataclass(frozen=True)
 class Kind:
-    """How sessions behave for a while."""
+    """Behaviour of sessions for a while."""
 
     is_calm: bool = False
     """Few come and go, and all ask at once."""
@@ -132,7 +132,7 @@ class Coordinator:
         self.send(*[self._release(number) for number in list(self.sessions)])
 
     def take(self, event: Any) -> None:
-        """What is told must be so."""
+        """Check of an event against the expected one."""
         session = self.sessions.get(event.session)
         if isinstance(event, Refused | Preempted):
             if session is not None and session.opened.generation <= event.generation:

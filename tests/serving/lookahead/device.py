@@ -41,7 +41,7 @@ _ONE_FAILS_IN = 197
 
 
 class Runner:
-    """What the executor needs of a ``ModelRunner``."""
+    """Runner with the parts of a ``ModelRunner`` that the executor needs."""
 
     max_model_len = MAX_LENGTH
     takes_drawn = True

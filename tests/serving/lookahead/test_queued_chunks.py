@@ -80,7 +80,7 @@ class Rig:
         self.driver.send(Release(session, next(self.generations)))
 
     def step(self) -> list[Any]:
-        """Whatever is to be done now; the answers, which are what they have to be."""
+        """Answers of the work that is due, compared with the expected ones."""
         events = []
         for _ in range(10):
             if self.core.has_work and not self.core.pause_s:
@@ -106,7 +106,7 @@ class Rig:
 
     @property
     def in_flight(self) -> list[list[tuple[int, int]]]:
-        """Of each forward in flight: sessions, and tokens of each."""
+        """Sessions of each forward in flight, and the tokens of each."""
         return [
             [(request.session.open.session, tokens) for request, tokens in batch.scheduled]
             for batch in self.core._in_flight

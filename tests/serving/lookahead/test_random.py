@@ -1,4 +1,4 @@
-"""Whatever comes between the start of a forward and its end, who asks is answered as if nothing had been foreseen."""
+"""Answers are those without lookahead, whatever comes between the start of a forward and its end."""
 
 from __future__ import annotations
 

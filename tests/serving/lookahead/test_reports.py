@@ -19,7 +19,7 @@ NUM_SESSIONS, NUM_STEPS = 4, 8
 
 
 class _NeverWrong(random.Random):
-    """Of the device's choices of when to be wrong."""
+    """Random numbers for a device that is never wrong."""
 
     def random(self) -> float:
         return 1.0
@@ -47,7 +47,7 @@ def test_answers_of_a_forward_in_arrays_tell_its_end_though_they_leave_apart(mon
     kept = [0] * NUM_SESSIONS
 
     def ends_of(sessions: range) -> list[int]:
-        """Of the forwards that these sessions' newest tokens are of, which are taken in."""
+        """End times of the forwards of these sessions' newest tokens, which are taken in."""
         driver.reports.clear()
         told: list[Scores] = []
         while len(told) < len(sessions):

@@ -28,7 +28,7 @@ STALE = 41
 
 
 class ReadStates:
-    """What a draft reads: ``References``."""
+    """``References`` for the states that a draft reads."""
 
     def __init__(self) -> None:
         self._was_read: set[int] = set()
@@ -104,7 +104,7 @@ class HeadTwins(Twins):
         return HiddenStates(start, num_rows, width, "float32", b"", (place,))
 
     def _lying(self, start: int, num_rows: int) -> HiddenStates | None:
-        """Of other positions, more or fewer than asked for, of another width, read before, given up, or none."""
+        """Invalid states: other positions, more or fewer rows, another width, read before or given up; or none."""
         sequence, wrong = self._next_sequence, self._random.randrange(7)
         if wrong == 0:
             return self._states(start + 1, num_rows, sequence)
@@ -125,9 +125,7 @@ class HeadTwins(Twins):
 
 
 class PutStates:
-    """What takes a target's states to a draft: ``TargetPlanes`` with one writer, whose sequence numbers say what was
-    put.
-    """
+    """``TargetPlanes`` with one writer, whose sequence numbers say what was put."""
 
     def __init__(self) -> None:
         self.sent_bytes: Counter[str] = Counter()
@@ -135,7 +133,7 @@ class PutStates:
         self.num_puts = 0
 
     def writer(self, link_id: int, connection: int) -> PutStates | None:
-        """There is no connection but 1."""
+        """Writer of connection 1, the only one."""
         return self if connection == 1 else None
 
     def put(self, rows: torch.Tensor, sizes: Sequence[int]) -> list[PlaneReference] | None:

@@ -132,7 +132,7 @@ class Text:
     proposal: list[int] = field(default_factory=list)
     held: int = 0
     generation: int = 1
-    """Of the newest item."""
+    """Generation of the newest item."""
 
 
 class Sessions:
@@ -375,7 +375,7 @@ def test_a_step_that_runs_is_adopted_whatever_number_of_tokens_is_asked_for(
 def test_sessions_of_an_adopted_step_may_end_before_it_does(
     new_core: Callable[[], Core], length: int, ends: str
 ) -> None:
-    """Of a step whose command asks for fewer tokens, too: the sequence to be cut is there no more."""
+    """Steps whose command asks for fewer tokens are included: the sequence to be truncated is gone."""
     sessions = with_a_step_that_runs(new_core)
     core, items = sessions.driver.core, list[Any]()
     for text in sessions.texts:
@@ -570,7 +570,7 @@ class Ended:
 
 
 def shortened(output: ExecutorOutput[Any], longest: list[int]) -> tuple[ExecutorOutput[Any], list[int]]:
-    """What is told of an output, and how many tokens the sequences are cut to once it is settled."""
+    """Results of an output, and the lengths that the sequences are truncated to once it is settled."""
     held: list[int] = []
     found = ShortenedForward(Ended(output), np.array(longest, dtype=U4), held.extend).finish()
     if found.settle is not None:

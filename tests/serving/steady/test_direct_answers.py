@@ -58,7 +58,7 @@ class Caller:
         return self._generation
 
     def items(self) -> list[Any]:
-        """What is asked of each next."""
+        """Next item of each session."""
         found = []
         for n, (text, held) in enumerate(zip(self._texts, self._held, strict=True)):
             kept = min(held, len(text) - 1)
@@ -137,7 +137,7 @@ class Caller:
 
 
 def of_channel(caller: Caller) -> tuple[list[Any], Any]:
-    """What is asked next, and as columns whose proposals go by the channel."""
+    """Next items, and the same as columns whose proposals go by the channel."""
     items = caller.items()
     return items, replace(caller.columns(items), channel=CHANNEL)
 

@@ -21,7 +21,7 @@ COUPLED = ((SamplingParams(temperature=1.0), AcceptanceMethod.COUPLED),)
 
 
 def ahead_of(columns: ScoreColumns) -> ScoreAhead:
-    """What is sent before the draft tokens are there."""
+    """Announcement sent before the draft tokens are there."""
     none = columns.draft_token_ids[:0]
     bare = replace(columns, draft_token_ids=none, support_counts=None, support_token_ids=None)
     return ScoreAhead(bare, 1, columns.generations)

@@ -127,7 +127,7 @@ def test_a_prompt_finds_its_pages_beside_a_step_that_was_taken_apart() -> None:
 
 
 def drawn_by_forwards(runner: ModelRunner, rows: Sequence[DraftRow]) -> list[Draws]:
-    """What a loop draws for greedy rows, by one forward a token; without its last draw, a row draws nothing."""
+    """Draws of a loop for greedy rows, by one forward a token; without its last draw, a row draws nothing."""
     found = []
     for row in rows:
         ids, drawn = list(row.token_ids), list[int]()
@@ -241,7 +241,7 @@ def test_a_draft_says_and_holds_the_same(seed: int, samplings: Samplings) -> Non
 
 
 def pairs_drawn_by_forwards(runner: DraftHeadRunner, rows: Sequence[DraftRow], states: StateRows) -> list[Draws]:
-    """What a loop of a head draws for greedy rows, by one forward a token; now and then a row draws nothing."""
+    """Draws of a head's loop for greedy rows, by one forward a token; now and then a row draws nothing."""
     found, first = [], 0
     for row in rows:
         ids, drawn = list(row.token_ids), list[int]()

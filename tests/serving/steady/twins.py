@@ -60,7 +60,7 @@ class Held:
 
 
 class Switch:
-    """Whether forwards end, and what time it is for both cores: what is scheduled depends on it."""
+    """Clock of both cores, and whether forwards end: scheduling depends on it."""
 
     is_on = True
     now_ns = 0
@@ -129,7 +129,7 @@ class Twins:
         self._oddity = 0.0
 
     def run(self, num_rounds: int) -> None:
-        """So many rounds; for some time all is in order, then it is not, in turns."""
+        """Random rounds; in order for some time and then not, in turns."""
         for index in range(num_rounds):
             self._oddity = 0.0 if index // 25 % 2 else 0.08
             self._round()
@@ -195,7 +195,7 @@ class Twins:
         self._compare_books()
 
     def _meanwhile(self) -> None:
-        """What comes while a forward is in flight, or between two steps."""
+        """Random events while a forward is in flight, or between two steps."""
         if not self._sessions or not self._chance(3 * self._oddity):
             return
         session = self._random.choice(list(self._sessions.values()))
@@ -364,7 +364,7 @@ class Twins:
         return base + min(num_accepted, max(0, num_drafts - 1))
 
     def _pages_of(self, sequence: Any) -> list[int]:
-        """Of a target how many: which, depends on whether pages were given back before others are taken."""
+        """Pages of a sequence, for a target their number alone: the order in which pages are released varies."""
         pages = list(getattr(sequence, "page_table", ()))
         return [len(pages)] if self.role == "target" else pages
 

@@ -1,4 +1,4 @@
-"""Which processors a process takes: of free cores, few, and none where its time is rationed."""
+"""Processors that a process takes: few of the free cores, and none where its time is rationed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_quota_of_version_one_is_seen(tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever these tests run in."""
+    """Environment without the pod that these tests may run in."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 

@@ -264,7 +264,7 @@ async def test_a_rotation_that_went_wrong_leaves_what_was_in_use(
 
 
 async def test_no_error_of_tls_is_foreign(serve_with: ServeWith, authority: Authority) -> None:
-    """Whatever goes wrong is an ``OutriderError``, also in streams and for facts."""
+    """Errors are ``OutriderError``s whatever goes wrong, also in streams and for facts."""
     address = at_localhost(await serve_with(ServerSecurity(ServerTls(**authority.issue()))))
     async with AsyncClient(address) as client:
         with pytest.raises(OutriderError, match="speaks TLS and closed the connection"):

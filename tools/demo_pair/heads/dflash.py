@@ -25,7 +25,7 @@ class BlockShape:
     """Sizes of a drafter; hidden size and vocabulary are the target's."""
 
     layers: tuple[int, ...]
-    """Of the target, whose states it reads: j is the stream after j layers."""
+    """Layers of the target whose states it reads: j is the stream after j layers."""
     block_size: int
     """Queries of a block at most, the token at the anchor among them."""
     num_layers: int

@@ -15,7 +15,8 @@ from demo_pair.sampling import distribution, draw
 from demo_pair.training import mixed_precision, token_losses
 
 TOKENS_OF_A_ROW = 420
-"""That the blocks of a row draft: a multiple of all lengths up to 7, so that one compilation of the loss serves all."""
+"""Number of tokens that the blocks of a row draft: a multiple of all lengths up to 7, so that the loss compiles once.
+"""
 
 
 class BlockTrainer:

@@ -20,7 +20,7 @@ from torch.nn import functional
 from demo_pair.model import Llama, Mlp, Norm, Shape, rotate
 
 NUM_STEPS = 5
-"""Of the training-time test: draft tokens in a row that the head learns to predict."""
+"""Steps of the training-time test: draft tokens in a row that the head learns to predict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class HeadShape:
     """Sizes of a head; hidden size and vocabulary are the target's."""
 
     layers: tuple[int, ...]
-    """Of the target, whose states it reads: j is the stream after j layers."""
+    """Layers of the target whose states it reads: j is the stream after j layers."""
     intermediate_size: int
     num_heads: int
     num_kv_heads: int
