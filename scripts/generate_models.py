@@ -61,9 +61,9 @@ REST = f"""
 Layers that a checkpoint ignores keep its 16 or 32 bits, as do head and experts unless it quantizes them. Of other
 formats an error says: {SUPPORTED}.
 
-The KV cache has the type of the model, or FP8 (E4M3) numbers with `--kv-cache-dtype fp8`: twice the tokens in the same
-memory, on a CPU or a GPU of compute capability 8.9. Scales are the checkpoint's `k_scale` and `v_scale`, else 1. Logits
-were compared with transformers over a cache that rounds alike. Heads and models through transformers keep their type.
+The KV cache has the type of the model, or FP8 (E4M3) with `--kv-cache-dtype fp8`: twice the tokens, on a CPU or a GPU
+of compute capability 8.9. Scales are the checkpoint's `k_scale` and `v_scale`, else 1, or measured (`kv_cache_scales`).
+Logits equal transformers' over a cache that rounds alike. Heads and models through transformers keep their type.
 
 Activations are rounded as the format says and not by the number of rows, so a token's output does not depend on the
 load. With `--tensor-parallel-size` above 1 a scale for each token is that of a rank's part of the token where ranks

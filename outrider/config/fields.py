@@ -255,6 +255,7 @@ ReasoningParser = Literal["none", "deepseek_r1", "openai", "qwen3"]
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 Quantization = Literal["none", "fp8"]
 KVCacheDtype = Literal["auto", "fp8"]
+KVCacheScales = Literal["checkpoint", "measured"]
 ModelImplementation = Annotated[
     Literal["auto", "native", "transformers"],
     BeforeValidator(lambda value: "native" if value == "vllm" else value),

@@ -17,7 +17,7 @@ GROUPS = {
     " suffix_decoding_max_spec_factor suffix_decoding_min_token_prob suffix_decoding_max_cached_tokens tensor_plane"
     " hidden_state_layers",
     "Devices and memory": "device tensor_parallel_size enable_expert_parallel one_shot_all_reduce kv_cache_dtype"
-    " page_size num_pages"
+    " kv_cache_scales page_size num_pages"
     " kv_cache_bytes gpu_memory_utilization prefix_caching state_snapshot_interval cuda_graph_max_tokens"
     " cuda_graph_memory_mb cuda_graph_capture_s cost_profile_s num_threads num_awake_processors compute_ahead",
     "Requests": "max_running_requests max_queue max_batched_tokens max_prefill_beside logprobs_mode disable_logprobs"

@@ -117,8 +117,10 @@ def test_rounding_shows() -> None:
     assert (found - expected_logits(folder, ids)).abs().max() > 10 * TOLERANCE
 
 
-def with_scales(folder: Path, names: dict[str, str], scales: Mapping[str, tuple[float, ...]]) -> Path:
-    shutil.copytree(build("llama"), folder)
+def with_scales(
+    folder: Path, names: dict[str, str], scales: Mapping[str, tuple[float, ...]], architecture: str = "llama"
+) -> Path:
+    shutil.copytree(build(architecture), folder)
     tensors = load_file(folder / "model.safetensors")
     for side, numbers in scales.items():
         for layer, number in enumerate(numbers):
@@ -127,9 +129,16 @@ def with_scales(folder: Path, names: dict[str, str], scales: Mapping[str, tuple[
     return folder
 
 
-@pytest.mark.parametrize("names", [{"k": "k_scale", "v": "v_scale"}, {"k": "k_proj.k_scale", "v": "v_proj.v_scale"}])
-def test_scales_are_the_checkpoint_s(names: dict[str, str], tmp_path: Path) -> None:
-    folder, ids = with_scales(tmp_path / "model", names, SCALES), random_ids(30, seed=3)
+@pytest.mark.parametrize(
+    ("architecture", "names"),
+    [
+        ("llama", {"k": "k_scale", "v": "v_scale"}),
+        ("llama", {"k": "k_proj.k_scale", "v": "v_proj.v_scale"}),
+        ("phi3", {"k": "qkv_proj.k_scale", "v": "qkv_proj.v_scale"}),
+    ],
+)
+def test_scales_are_the_checkpoint_s(architecture: str, names: dict[str, str], tmp_path: Path) -> None:
+    folder, ids = with_scales(tmp_path / "model", names, SCALES, architecture), random_ids(30, seed=3)
     runner = load(folder)
     found = runner.forward([ForwardRow(runner.sequences.open(30), ids, 30)])
     check(found, expected_logits(folder, ids, SCALES))

@@ -13,6 +13,7 @@ from outrider.config.fields import (
     Dtype,
     Host,
     KVCacheDtype,
+    KVCacheScales,
     LoadFormat,
     LogLevel,
     ModelImplementation,
@@ -102,8 +103,11 @@ class ModelServiceSettings(Section):
     kv_cache_dtype: KVCacheDtype = Field(
         "auto",
         description="Type of keys and values in the cache. auto: that of the weights; fp8: FP8 (E4M3), twice the tokens"
-        " in the same memory, scaled by the checkpoint's k_scale and v_scale, else by 1. It changes what the model"
-        " says a little. Drafts that read hidden states keep their type.",
+        " in the same memory. It changes what the model says a little. Drafts that read hidden states keep their type.",
+    )
+    kv_cache_scales: KVCacheScales = Field(
+        "checkpoint",
+        description="Scales of an FP8 cache. checkpoint: its own, else 1; measured: from a thousand tokens at load.",
     )
     page_size: Positive = Field(16, description="Tokens in a KV page.")
     num_pages: Positive | None = Field(
@@ -214,6 +218,13 @@ class ModelServiceSettings(Section):
             raise ValueError(f"{chosen[0]}: is set together with {chosen[1]}; one of them decides")
         if self.gpu_memory_utilization is not None and self.device == "cpu":
             raise ValueError("gpu_memory_utilization: is set, and the device is cpu: give kv_cache_bytes there")
+        return self
+
+    @model_validator(mode="after")
+    def _scales_of_fp8(self) -> Self:
+        """``ValueError`` if scales are to be measured that the KV cache has not."""
+        if self.kv_cache_scales == "measured" and self.kv_cache_dtype != "fp8":
+            raise ValueError(f"kv_cache_scales: is measured, and kv_cache_dtype is {self.kv_cache_dtype}, not fp8")
         return self
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ from outrider.model_executor.distributed.rank_info import RankInfo, find_rank
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.graph_shapes import GraphLimits
+from outrider.model_executor.kv_calibration import measure_kv_scales
 from outrider.model_executor.loader.model import LoadOptions, Ranks, with_parallel_experts
 from outrider.model_executor.loader.weights import Progress
 from outrider.model_executor.model_runner import ModelRunner
@@ -79,6 +80,8 @@ def follow_model(settings: Settings, place: RankInfo) -> None:
             hidden_state_layers=captured_layers(settings),
             **options,
         )
+        if settings.kv_cache_scales == "measured":
+            measure_kv_scales(worker, follower)
         with torch.inference_mode():
             run_commands(follower, worker)
     except BaseException as error:
@@ -181,7 +184,7 @@ def captured_layers(settings: Settings) -> tuple[int, ...]:
 
 
 def _load(settings: Settings, options: LoadOptions) -> ModelRunner:
-    return ModelRunner.load(
+    runner = ModelRunner.load(
         settings.model or "",
         drafting=_drafting(settings),
         graphs=graph_limits(settings),
@@ -190,6 +193,9 @@ def _load(settings: Settings, options: LoadOptions) -> ModelRunner:
         hidden_state_layers=captured_layers(settings),
         **options,
     )
+    if settings.kv_cache_scales == "measured":
+        measure_kv_scales(runner.worker, options["ranks"])
+    return runner
 
 
 def _load_options(

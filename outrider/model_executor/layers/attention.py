@@ -55,9 +55,8 @@ class Attention:
         num_turned = part.num_heads + part.num_kv_heads
         # One weight a head, the queries' then the keys', so that both are normalised in one go.
         variant = config.variant
-        self._scale, self._softcap, self._offset = (
-            variant.attention_scale, variant.attention_softcap, variant.norm_offset,
-        )  # fmt: skip
+        self._scale = self._own_scale = variant.attention_scale
+        self._softcap, self._offset = variant.attention_softcap, variant.norm_offset
         own_heads, self._num_heads = shard.heads(config), config.num_heads
         self._sink_part = slice(own_heads.start, own_heads.stop)
         self.sink_logits = (
@@ -86,10 +85,15 @@ class Attention:
             value_scale=self._value_scale,
         )  # fmt: skip
 
+    @property
+    def kv_scales(self) -> tuple[float, float]:
+        """Factors of the numbers of an FP8 cache that give keys and values."""
+        return self._heads.key_scale, self._heads.value_scale
+
     def set_kv_scales(self, key_scale: float, value_scale: float) -> None:
-        """Set what numbers of an FP8 cache are multiplied by to be keys and values; called once."""
+        """Set ``kv_scales``, before the first forward."""
         self._heads = replace(self._heads, key_scale=key_scale, value_scale=value_scale)
-        self._scale = (self._scale or self._heads.head_dim**-0.5) * key_scale
+        self._scale = (self._own_scale or self._heads.head_dim**-0.5) * key_scale
         self._value_scale = None if value_scale == 1.0 else value_scale
 
     def store(self, source: Residual, kv: torch.Tensor, cos_sin: CosSin, inputs: AttentionInputs) -> None:

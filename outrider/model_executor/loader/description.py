@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider import __version__
+from outrider.kernels.fp8_linear import FP8
 from outrider.model_executor.device_setup import device_facts
+from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.loader.tokenizer_files import check_tokenizer, read_tokenizer
 from outrider.model_executor.synthetic.recipe import FILE
 from outrider.types import NOISE_MARK, SYNTHETIC_MARK, ModelDescription
@@ -44,7 +46,7 @@ def describe_model(
         eos_token_ids=config.eos_token_ids,
         bos_token_id=tokenizer.bos_token_id,
         dtype=str(runner.dtype).removeprefix("torch."),
-        quantization="" if config.quantization is None else str(config.quantization),
+        quantization="; ".join(filter(None, (str(config.quantization or ""), _kv_cache_text(runner)))),
         batch_invariant=runner.batch_invariant,
         **device_facts(runner.device),
         page_size=runner.page_size,
@@ -56,6 +58,16 @@ def describe_model(
         hidden_size=config.hidden_size if role == "target" else 0,
         num_layers=config.num_layers if role == "target" else 0,
     )
+
+
+def _kv_cache_text(runner: ModelRunner) -> str:
+    """An FP8 cache and its scales; empty for others."""
+    if runner.kv_cache.dtype != FP8:
+        return ""
+    mixers = [layer.attention for layer in runner.worker.model.layers]
+    scales = [scale for mixer in mixers if isinstance(mixer, Attention) for scale in mixer.kv_scales]
+    least, most = (f"{scale:.3g}" for scale in (min(scales), max(scales)))
+    return f"fp8 KV cache, scales {least}" + ("" if least == most else f" to {most}")
 
 
 def mark_of(folder: Path, load_format: LoadFormat = "safetensors") -> str:
