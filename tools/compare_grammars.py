@@ -107,7 +107,7 @@ def main(
     users: Annotated[list[int], typer.Option(min=1, help="May be repeated.")],
     output_len: Annotated[int, typer.Option(min=2)] = 96,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    draft_length: Annotated[int | None, typer.Option(help="None: the server's; 0: no drafts.")] = 0,
+    draft_length: Annotated[int | None, typer.Option(min=0, help="Left out: the server's; 0: no drafts.")] = None,
     schemas: Annotated[Path | None, typer.Option(help="JSON schemas, one a line.")] = None,
 ) -> None:
     """Print the table."""

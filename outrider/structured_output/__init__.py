@@ -7,7 +7,16 @@ compiles it for a tokenizer, and a ``Matcher`` tells which tokens may come next.
 
 from outrider.structured_output.compiler import GrammarCompiler
 from outrider.structured_output.matcher import Matcher, Outcome
-from outrider.structured_output.position_masks import MaskThreads, PositionMasks, made_within
+from outrider.structured_output.position_masks import MaskThreads, PositionMasks, joined_words, made_within
 from outrider.structured_output.schemas import embedded_schema
 
-__all__ = ["GrammarCompiler", "MaskThreads", "Matcher", "Outcome", "PositionMasks", "embedded_schema", "made_within"]
+__all__ = [
+    "GrammarCompiler",
+    "MaskThreads",
+    "Matcher",
+    "Outcome",
+    "PositionMasks",
+    "embedded_schema",
+    "joined_words",
+    "made_within",
+]

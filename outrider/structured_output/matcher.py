@@ -87,13 +87,14 @@ class Matcher:
             if length is None:
                 return Outcome.REFUSED if self._ends.intersection(tokens) else Outcome.OPEN
             tokens = tokens[length:]
-        self._go_back(_common(self._consumed, tokens))
-        for place in range(len(self._consumed), len(tokens)):
-            token_id = tokens[place]
+        consumed = self._consumed
+        if tokens[: len(consumed)] != consumed:
+            self._go_back(_common(consumed, tokens))
+        for token_id in tokens[len(self._consumed) :]:
             if token_id in self._ends:
                 return Outcome.ENDED if self._ask(LLMatcher.is_accepting, token_id) else Outcome.REFUSED
             # An id past the vocabulary would break the engine's state.
-            if not 0 <= token_id < self._vocab_size or not self._ask(partial(_consume, token_id), token_id):
+            if not 0 <= token_id < self._vocab_size or not self._take(token_id):
                 return Outcome.REFUSED
             self._consumed.append(token_id)
         return Outcome.OPEN
@@ -150,29 +151,35 @@ class Matcher:
         if self._engine.is_accepting():
             _set_bits(words, self._end_bits, value=True)
 
+    def _take(self, token_id: int) -> bool:
+        """Consume a token; False if it is refused."""
+        return _consume(token_id, self._engine) or self._ask(partial(_consume, token_id), token_id)
+
     def _ask(self, question: Callable[[LLMatcher], AnswerT], token_id: int | None = None) -> AnswerT:
         """The engine's answer; ``InvalidRequestError`` if engines that are compiled anew fail too. ``token_id``: the
         token that a negative answer refuses.
         """
-        for _ in range(_MOST_RENEWED):
+        problem: str | None = None
+        for num_renewed in range(_MOST_RENEWED + 1):
+            if num_renewed:
+                self._begin_anew()
             answer = question(self._engine)
-            if not (self._engine.is_error() or (not answer and self._has_full_lexer(token_id))):
+            problem = self._problem(token_id if not answer else None)
+            if problem is None:
                 return answer
-            self._begin_anew()
-        answer = question(self._engine)
-        if self._engine.is_error():
-            raise InvalidRequestError("grammar", f"cannot be followed further: {engine_problem(self._engine)}")
-        return answer
+        raise InvalidRequestError("grammar", f"cannot be followed further: {problem}")
 
-    def _has_full_lexer(self, token_id: int | None) -> bool:
-        """True if the token is refused because a matcher that shares the lexer has filled it: all copies then refuse
-        every token, without an error where they are only asked for what they would consume.
+    def _problem(self, refused: int | None) -> str | None:
+        """Why there is no answer; None if there is one. A matcher that shares the lexer may have filled it: all copies
+        then refuse every token, without an error where they are only asked for what they would consume.
         """
-        if token_id is None:
-            return False
+        if self._engine.is_error():
+            return engine_problem(self._engine)
+        if refused is None:
+            return None
         tried = self._engine.deep_copy()
-        tried.consume_tokens([token_id])
-        return _LEXER_ERROR in tried.get_error()
+        tried.consume_tokens([refused])
+        return engine_problem(tried) if _LEXER_ERROR in tried.get_error() else None
 
     def _begin_anew(self) -> None:
         """Consume the text with an engine that is compiled anew."""
@@ -183,8 +190,6 @@ class Matcher:
 
     def _go_back(self, length: int) -> None:
         """Go to the state after the first tokens, which are the trunk of what follows."""
-        if length == len(self._consumed):
-            return
         if length < self._trunk_length:
             self._trunk, self._trunk_length = self._origin, 0
         del self._consumed[length:]
@@ -267,7 +272,7 @@ def engine_problem(engine: LLMatcher) -> str:
 
 
 def _consume(token_id: int, engine: LLMatcher) -> bool:
-    return bool(engine.try_consume_tokens([token_id]) == 1)
+    return engine.try_consume_tokens([token_id]) == 1
 
 
 def _bits_of(token_ids: Collection[int]) -> Sequence[tuple[int, int]]:

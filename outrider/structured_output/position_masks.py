@@ -8,6 +8,7 @@ Shape letters: ``K`` draft tokens, ``N`` positions of all sessions, ``W`` words 
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from outrider.errors import OutriderError
+from outrider.errors import IntegrityError, OutriderError
 from outrider.structured_output.matcher import MaskExecutors, Matcher, Outcome, Words, as_session_error, fill_masks
 
 _MOST_THREADS = 8
@@ -28,7 +29,7 @@ class PositionMasks:
     """Allowed tokens at a position and after each of the draft tokens behind it.
 
     After a draft token that the grammar refuses, or an end of sequence, nothing is masked: the refused token has
-    probability 0, so that no acceptance rule reads what follows it.
+    probability 0, so that no acceptance rule reads what follows it. An output that is refused fails the session.
     """
 
     def __init__(
@@ -46,13 +47,14 @@ class PositionMasks:
         self._find_matcher, self._output, self._drafts = find_matcher, output, draft_token_ids
         self._position = position
         self.is_compiled = is_compiled
-        self._words: Words = _NO_WORDS  # [K+1, W] of the array that holds those of other sessions too
+        self._words: Words = _NO_WORDS  # [K+1, W]
+        self.made_in: tuple[Words, int] | None = None
+        """The array [N, W] that holds those of other sessions too, and the first row."""
         self._num_made = 0
         """Positions that are masked, of K+1."""
         self._is_made = False
         self._threads: Sequence[Future[None]] = ()
         self._matcher: Matcher | None = None
-        self._text: list[int] = []
         self.error: OutriderError | None = None
         """Error of the session: the grammar cannot be compiled, or not be followed further."""
         self.began_ns = self.ended_ns = 0
@@ -92,6 +94,10 @@ class PositionMasks:
             words[:, : known.shape[1]] = known
         return words
 
+    def is_made_in(self, words: Words, first: int) -> bool:  # [N, W]
+        """True if these rows of an array hold the masks."""
+        return self.made_in is not None and self.made_in[0] is words and self.made_in[1] == first
+
     @property
     def is_ready(self) -> bool:
         """True if ``wait`` would not wait for a thread."""
@@ -120,17 +126,22 @@ class PositionMasks:
             except Exception as error:
                 self.error = as_session_error(error)
 
-    def begin(self, words: Words) -> None:  # [K+1, W]
-        """Take the memory of the masks."""
-        self._words, self._text, self._is_made = words, [*self._output], True
+    def begin(self, words: Words, first: int) -> None:  # [N, W]
+        """Take the memory of the masks, from row ``first`` on."""
+        self.made_in, self._words = (words, first), words[first : first + self.num_positions]
+        self._is_made = True
 
     def go_to(self, place: int) -> bool:
-        """Follow the text up to a position; False if that and all after it stay unmasked, or the session fails."""
+        """Follow the text up to a position; False if that and all after it stay unmasked, or the session fails, as it
+        does where the grammar refuses the output.
+        """
         if self._matcher is None or place > len(self._drafts):
             return False
-        self._text += self._drafts[place - 1 : place] if place else ()
         try:
-            return self._matcher.follow(self._text) is Outcome.OPEN
+            outcome = self._matcher.follow([*self._output, *self._drafts[:place]] if place else self._output)
+            if outcome is Outcome.REFUSED and not place:
+                raise IntegrityError(f"the output before position {self._position} is refused by the request's grammar")
+            return outcome is Outcome.OPEN
         except Exception as error:
             self.error = as_session_error(error)
             return False
@@ -149,12 +160,11 @@ def make_together(masks: Sequence[PositionMasks], executors: MaskExecutors | Non
     """Make the masks of different sessions, position by position; ``executors`` have the threads for it."""
     for each in masks:
         each.compile()
-    ends = np.cumsum([each.num_positions for each in masks]).tolist()
+    *starts, num_rows = itertools.accumulate((each.num_positions for each in masks), initial=0)
     num_words = max((each.matcher.num_words for each in masks if each.matcher is not None), default=0)
-    words: Words = np.full((ends[-1], num_words), _ALL_TOKENS, dtype=np.int32)
-    starts = [end - each.num_positions for each, end in zip(masks, ends, strict=True)]
-    for each, start, end in zip(masks, starts, ends, strict=True):
-        each.begin(words[start:end])
+    words: Words = np.full((num_rows, num_words), _ALL_TOKENS, dtype=np.int32)
+    for each, start in zip(masks, starts, strict=True):
+        each.begin(words, start)
     num_made = [0] * len(masks)
     going: Sequence[int] = range(len(masks))
     place = 0
@@ -169,6 +179,18 @@ def make_together(masks: Sequence[PositionMasks], executors: MaskExecutors | Non
         place += 1
     for each, count in zip(masks, num_made, strict=True):
         each.end(count)
+
+
+def joined_words(masks: Sequence[PositionMasks], num_words: int) -> Words:  # [N, num_words]
+    """Masks of all positions of different sessions. Waits for them; no copy if they were made together, in order."""
+    for each in masks:
+        each.wait()
+    words, first = masks[0].made_in or (_NO_WORDS, 0)
+    *firsts, end = itertools.accumulate((each.num_positions for each in masks), initial=first)
+    is_whole = words.shape[1:] == (num_words,) and all(
+        each.error is None and each.is_made_in(words, row) for each, row in zip(masks, firsts, strict=True)
+    )
+    return words[first:end] if is_whole else np.concatenate([each.all_positions(num_words) for each in masks])
 
 
 def made_within(masks: Sequence[PositionMasks]) -> tuple[int, int] | None:

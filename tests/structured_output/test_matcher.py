@@ -252,6 +252,19 @@ def test_a_lexer_that_another_output_has_filled_refuses_no_token() -> None:
     assert third.follow([*ids("a"), *text * 6, EOS]) is Outcome.ENDED
 
 
+def test_full_lexers_one_after_the_other_are_an_error_and_no_refusal() -> None:
+    """Each renewed engine is one that others have filled."""
+    engine, *others = (small_engine() for _ in range(4))
+    options: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "end_token_ids": (EOS,)}
+    left = [*others]
+    found = Matcher(engine, renew=lambda _: left.pop(), **options)
+    for full in (engine, *others):
+        with pytest.raises(InvalidRequestError, match="too many states"):
+            follow_many(Matcher(full, **options))
+    with pytest.raises(InvalidRequestError, match="cannot be followed further: lexer error: too many states"):
+        found.follow(ids("ab"))
+
+
 def test_a_full_lexer_gives_way_to_one_compiled_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others of its grammar are as full: their outputs have filled them at the same pace."""
     shared, grammar, num_compiled = compiler(), Grammar(GrammarKind.REGEX, "(a|b)*a(a|b){12}"), 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from outrider.errors import IntegrityError, InvalidRequestError
-from outrider.structured_output import MaskThreads, Matcher, Outcome, PositionMasks, made_within
+from outrider.structured_output import MaskThreads, Matcher, Outcome, PositionMasks, joined_words, made_within
 from outrider.types import Grammar, GrammarKind
 from tests.structured_output.vocabularies import letters
 
@@ -54,6 +54,44 @@ def test_nothing_is_masked_after_a_refused_draft_token_or_an_end() -> None:
     assert allowed(ended, 2) == {END}
     assert ended.at(3) is None
     assert matcher().follow((2, 0, END)) is Outcome.ENDED
+
+
+@pytest.mark.parametrize("begins", (True, False), ids=("threads", "without threads"))
+def test_an_output_that_the_grammar_refuses_fails_its_session_alone(begins: bool) -> None:
+    """It does not go on unmasked."""
+    refused = PositionMasks(matcher, (0, 0), (1,), position=7)
+    others = [PositionMasks(matcher, (2,), (), position=4), PositionMasks(matcher, (2, 0, END), (), position=9)]
+    if begins:
+        MaskThreads().begin([refused, *others])
+    words = refused.at(7)
+    assert words is not None and not words.any() and not refused.all_positions(1).any()
+    assert isinstance(refused.error, IntegrityError)
+    assert "output before position 7 is refused by the request's grammar" in str(refused.error)
+    assert allowed(others[0], 4) == {0} and others[1].at(9) is None
+    assert [each.error for each in others] == [None, None]
+
+
+def test_masks_that_were_made_together_are_joined_without_a_copy() -> None:
+    held = [matcher() for _ in range(3)]
+    drafts, texts = ((2, 0), (), (0, 1)), ((0, 1), (2,), (0,))
+
+    def masks(refused: int = 0) -> list[PositionMasks]:
+        outputs = [(*text, *[END, 1][:refused]) for text in texts]
+        return [
+            PositionMasks(partial(_same, found), output, draft, position=3, is_compiled=True)
+            for found, output, draft in zip(held, outputs, drafts, strict=True)
+        ]
+
+    together, each_alone, failing = masks(), masks(), masks(refused=1)
+    MaskThreads().begin(together, is_awaited=True)
+    joined = joined_words(together, 1)
+    assert np.shares_memory(joined, together[0].all_positions(1)) and joined.shape == (7, 1)
+    wanted = np.concatenate([one.all_positions(1) for one in each_alone])
+    assert np.array_equal(joined, wanted) and np.array_equal(joined_words(each_alone, 1), wanted)
+    assert np.array_equal(joined_words(together[::-1], 1), np.concatenate((wanted[4:], wanted[3:4], wanted[:3])))
+    assert np.array_equal(joined_words(together, 2)[:, :1], wanted)  # of a larger vocabulary
+    MaskThreads().begin(failing, is_awaited=True)
+    assert failing[0].error is not None and not joined_words(failing, 1)[:3].any()
 
 
 def test_a_grammar_that_cannot_be_compiled_leaves_no_token_and_says_why() -> None:

@@ -16,7 +16,7 @@ from outrider.kernels.device_stream import to_device
 from outrider.kernels.token_mask import mask_tokens
 from outrider.sampling.logits_processors.workspace import Workspace
 from outrider.sampling.rows import RowSpan, ScoreRequest
-from outrider.structured_output import PositionMasks
+from outrider.structured_output import PositionMasks, joined_words
 
 _MASKED = float("-inf")
 _WORD_BITS = 32
@@ -46,8 +46,9 @@ def masked_rows(logits: Tensor, masks: Sequence[tuple[int, PositionMasks]]) -> T
     if logits.dtype == torch.float16:
         logits = logits.float()
     num_words = -(-logits.shape[-1] // _WORD_BITS)
-    rows = np.concatenate([np.arange(first, first + each.num_positions) for first, each in masks])
-    words = np.concatenate([each.all_positions(num_words) for _, each in masks])  # [N, W]
+    firsts, counts = np.array([first for first, _ in masks]), np.array([each.num_positions for _, each in masks])
+    rows = np.repeat(firsts - (counts.cumsum() - counts), counts) + np.arange(counts.sum())
+    words = joined_words([each for _, each in masks], num_words)  # [N, W]
     device = logits.device
     mask_tokens(logits, to_device(rows, device), to_device(words.reshape(-1), device).view(words.shape))
     return logits
