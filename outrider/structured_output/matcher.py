@@ -170,8 +170,8 @@ class Matcher:
         raise InvalidRequestError("grammar", f"cannot be followed further: {problem}")
 
     def _problem(self, refused: int | None) -> str | None:
-        """Why there is no answer; None if there is one. A matcher that shares the lexer may have filled it: all copies
-        then refuse every token, without an error where they are only asked for what they would consume.
+        """Reason for a missing answer; None if there is one. A matcher that shares the lexer may have filled it: all
+        copies then refuse every token, without an error where they are only asked for what they would consume.
         """
         if self._engine.is_error():
             return engine_problem(self._engine)
