@@ -7,11 +7,23 @@ import os
 import pytest
 import torch
 
-from outrider.kernels.fp8_linear import FP8, Fp8Matrix, Rounding, prepare_fp8_weight, quantize_rows, round_rows
+from outrider.kernels.few_tokens import NormedInput
+from outrider.kernels.fp8_linear import (
+    FP8,
+    Fp8Matrix,
+    Gate,
+    Rounding,
+    prepare_fp8_weight,
+    quantize_rows,
+    round_rows,
+)  # fmt: skip
 from outrider.kernels.fp8_linear.kernel import Tiling, fp8_product
+from outrider.kernels.fp8_linear.layout import Rounded
 from outrider.kernels.fp8_linear.reference import WidenedWeight
-from outrider.kernels.fp8_linear.rounding import rounded
+from outrider.kernels.fp8_linear.rounding import normed_and_rounded, rounded
 from outrider.kernels.fp8_linear.weight import Fp8Weight, num_splits
+from outrider.kernels.rms_norm.kernel import TritonNorm
+from outrider.kernels.swiglu import geglu, swiglu
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -57,6 +69,38 @@ def test_activations_are_rounded_to_the_references_numbers(rows: int, size: int,
     torch.testing.assert_close(wide.to(DTYPE).cpu(), round_rows(x.cpu(), on_cpu), atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("num_partials", [None, 0, 2])
+@pytest.mark.parametrize("name", ["token", "group", "static"])
+@pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 144), (2, 1200)])
+def test_a_norm_rounds_to_the_numbers_of_norm_and_rounding(
+    rows: int, size: int, name: str, num_partials: int | None
+) -> None:
+    """``num_partials`` None: nothing is added; 0: one addend of the stream's type."""
+    x, weight = random(rows, size).to(DTYPE), random(size).to(DTYPE)
+    delta = None
+    if num_partials is not None:
+        delta = (
+            random(num_partials, rows, size) if num_partials else random(rows, size + 1)[:, 1:].contiguous().to(DTYPE)
+        )
+    stream, norm = x.clone(), TritonNorm(weight, 1e-5)
+    normed = norm(stream) if delta is None else norm.after_adding(stream, delta)
+    expected, found = (
+        rounded(normed, ROUNDINGS[name]),
+        normed_and_rounded(NormedInput(x, delta, weight, 1e-5), ROUNDINGS[name]),
+    )
+    assert torch.equal(x, stream)
+    check_same(found, expected)
+
+
+@pytest.mark.parametrize("gate", Gate)
+@pytest.mark.parametrize("name", ["token", "group", "static"])
+@pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 144), (2, 1200)])
+def test_a_gate_rounds_to_the_numbers_of_gate_and_rounding(rows: int, size: int, name: str, gate: Gate) -> None:
+    gate_up = random(rows, 2 * size).to(DTYPE)
+    found = rounded(gate_up, ROUNDINGS[name], gate)
+    check_same(found, rounded((geglu if gate is Gate.GELU else swiglu)(gate_up), ROUNDINGS[name]))
+
+
 @pytest.mark.parametrize("name", ROUNDINGS)
 @pytest.mark.parametrize("scale_rows", [None, 128, 24])
 @pytest.mark.parametrize(("rows", "out", "size"), [(1, 80, 144), (17, 200, 256)])
@@ -92,6 +136,14 @@ def test_a_row_is_the_same_with_any_others(scale_rows: int | None) -> None:
 def test_a_batch_without_rows() -> None:
     weight = prepare_fp8_weight(matrix_of(64, 128, None), Rounding(128), DTYPE)
     assert weight(random(0, 128).to(DTYPE), None).shape == (0, 64)
+
+
+def check_same(found: Rounded, expected: Rounded) -> None:
+    assert torch.equal(found.numbers.float(), expected.numbers.float())
+    if expected.scales is None or found.scales is None:
+        assert found.scales is expected.scales
+    else:
+        assert torch.equal(found.scales, expected.scales)
 
 
 def check(found: torch.Tensor, expected: torch.Tensor) -> None:

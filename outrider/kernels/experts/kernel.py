@@ -20,7 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing
 from outrider.kernels.experts.mxfp4 import packed, sum_mxfp4_columns
 from outrider.kernels.fp8_linear import Fp8Matrix, Rounding
-from outrider.kernels.fp8_linear.rounding import Rounded, rounded
+from outrider.kernels.fp8_linear.layout import Rounded
+from outrider.kernels.fp8_linear.rounding import rounded
 from outrider.kernels.launching import launch_options, stages_within
 from outrider.kernels.room import empty_rows
 

@@ -36,6 +36,6 @@ class NormedInput:
     """Input of a product before addition and normalization."""
 
     hidden: torch.Tensor  # [T, K]
-    delta: torch.Tensor | None  # [T, K]; None: nothing to add
+    delta: torch.Tensor | None  # [T, K], or partial sums [A, T, K] where a kernel takes them; None: nothing to add
     norm_weight: torch.Tensor  # [K]
     eps: float

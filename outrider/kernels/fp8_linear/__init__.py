@@ -1,6 +1,7 @@
 """Products with a weight of FP8 numbers (E4M3) and scales: y = x (numbers * scales)^T (+ b).
 
-Contract: ``prepare_fp8_weight`` takes an ``Fp8Matrix`` and the ``Rounding`` of inputs and gives a ``PreparedWeight``.
+Contract: ``prepare_fp8_weight`` takes an ``Fp8Matrix`` and the ``Rounding`` of inputs and gives a
+``PreparedFp8Weight``.
 Inputs ``x`` are rounded to FP8 as the ``Rounding`` says, whatever their number, so that the result for a row does not
 depend on the other rows. Where there are no kernels for the weight it is widened to the type of ``x``, and inputs are
 rounded to the same numbers.
@@ -10,17 +11,18 @@ from __future__ import annotations
 
 import torch
 
+from outrider.kernels.fp8_linear.contract import Gate, PreparedFp8Weight
 from outrider.kernels.fp8_linear.layout import FP8, FP8_MAX, Fp8Matrix, Rounding, rounded_scale
 from outrider.kernels.fp8_linear.reference import WidenedWeight, quantize_rows, round_rows
 from outrider.kernels.launching import has_kernels
-from outrider.kernels.linear import PreparedWeight
 
 __all__ = [
-    "FP8", "FP8_MAX", "Fp8Matrix", "Rounding", "prepare_fp8_weight", "quantize_rows", "round_rows", "rounded_scale",
+    "FP8", "FP8_MAX", "Fp8Matrix", "Gate", "PreparedFp8Weight", "Rounding", "prepare_fp8_weight", "quantize_rows",
+    "round_rows", "rounded_scale",
 ]  # fmt: skip
 
 
-def prepare_fp8_weight(matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype) -> PreparedWeight:
+def prepare_fp8_weight(matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype) -> PreparedFp8Weight:
     """Choose the form that computes fastest on the weight's device, for inputs of ``dtype``."""
     if has_kernels(matrix.numbers.device):
         from outrider.kernels.fp8_linear import weight  # Triton is slow to import

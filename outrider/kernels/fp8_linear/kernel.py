@@ -20,8 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.kernels.fetching import fetch_ahead
-from outrider.kernels.fp8_linear.layout import Fp8Matrix
-from outrider.kernels.fp8_linear.rounding import Rounded
+from outrider.kernels.fp8_linear.layout import Fp8Matrix, Rounded
 from outrider.kernels.launching import launch_options, stages_within
 from outrider.kernels.room import with_room
 

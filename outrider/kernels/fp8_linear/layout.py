@@ -39,6 +39,14 @@ class Rounding:
     """The scale of all values."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Rounded inputs."""
+
+    numbers: torch.Tensor  # [T, K] fp8, or x itself where it is not rounded
+    scales: torch.Tensor | None  # [G, T] float32; None: the scale is part of the weight's, or there is none
+
+
 def rounded_scale(largest: torch.Tensor) -> torch.Tensor:
     """Scale of numbers whose ``largest`` magnitude is given."""
     return largest.clamp(min=_LEAST) / FP8_MAX

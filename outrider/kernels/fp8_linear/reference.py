@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from outrider.kernels.fp8_linear.contract import PreparedFp8Weight
 from outrider.kernels.fp8_linear.layout import FP8, FP8_MAX, Fp8Matrix, Rounding, rounded_scale
-from outrider.kernels.linear import PreparedWeight, prepare_weight
+from outrider.kernels.linear import prepare_weight
 
 
-class WidenedWeight(PreparedWeight):
+class WidenedWeight(PreparedFp8Weight):
     """The weight in the type of its inputs, which are rounded to FP8 numbers."""
 
     def __init__(self, matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype) -> None:

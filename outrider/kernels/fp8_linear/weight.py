@@ -6,11 +6,12 @@ import dataclasses
 
 import torch
 
+from outrider.kernels.few_tokens import NormedInput
+from outrider.kernels.fp8_linear.contract import Gate, PreparedFp8Weight
 from outrider.kernels.fp8_linear.kernel import BLOCK_K, Tiling, fp8_product
-from outrider.kernels.fp8_linear.layout import Fp8Matrix, Rounding
-from outrider.kernels.fp8_linear.rounding import rounded
+from outrider.kernels.fp8_linear.layout import Fp8Matrix, Rounded, Rounding
+from outrider.kernels.fp8_linear.rounding import normed_and_rounded, rounded
 from outrider.kernels.launching import launches_early, num_processors
-from outrider.kernels.linear import PreparedWeight
 from outrider.kernels.linear.split_k import sum_partials
 
 _MOST_SPLIT_ROWS = 256
@@ -37,13 +38,14 @@ _GROUPS: tuple[tuple[int, Tiling], ...] = ((256, Tiling(128, 64, 4, 4)), (1 << 6
 """Tilings for more rows; with several parts of K, or scales of groups, a program has registers for fewer."""
 
 
-class Fp8Weight(PreparedWeight):
+class Fp8Weight(PreparedFp8Weight):
     """FP8 numbers and scales, multiplied as they are."""
 
     def __init__(self, matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype) -> None:
         if rounding.scale is not None:  # one scale for the product: inputs have none of their own
             matrix = dataclasses.replace(matrix, scales=matrix.scales * rounding.scale)
         self._matrix, self._rounding, self._dtype = matrix, rounding, dtype
+        self.rounds_normed = rounding.group is not None or rounding.scale is not None
         processors = num_processors(matrix.numbers.device)
         out_features, size = matrix.numbers.shape
         self.splits = num_splits(out_features, size, processors)
@@ -54,25 +56,33 @@ class Fp8Weight(PreparedWeight):
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
-        partials = self._product(x, bias, is_split=self._is_split(x))
-        return partials if partials.dim() == 2 else sum_partials(partials, bias, x.dtype)
+        return self._product(rounded(x, self._rounding), bias, may_be_partial=False)
 
     def partials(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N], or to float32 partials [A, T, N] whose sum over A is the product."""
-        if bias is None and self._is_split(x):
-            return self._product(x, None, is_split=True)
-        return self(x, bias)
+        return self._product(rounded(x, self._rounding), bias, may_be_partial=True)
 
-    def _is_split(self, x: torch.Tensor) -> bool:
-        return self.splits > 1 and x.shape[0] <= _MOST_SPLIT_ROWS
+    def of_normed(self, source: NormedInput, bias: torch.Tensor | None, *, may_be_partial: bool) -> torch.Tensor:
+        """The norm's kernel rounds."""
+        return self._product(normed_and_rounded(source, self._rounding), bias, may_be_partial=may_be_partial)
 
-    def _product(self, x: torch.Tensor, bias: torch.Tensor | None, *, is_split: bool) -> torch.Tensor:
-        num_tokens, dtype = x.shape[0], None if is_split else x.dtype
+    def of_gates(
+        self, gate_up: torch.Tensor, bias: torch.Tensor | None, *, gate: Gate, may_be_partial: bool
+    ) -> torch.Tensor:
+        """The gate's kernel rounds."""
+        return self._product(rounded(gate_up, self._rounding, gate), bias, may_be_partial=may_be_partial)
+
+    def _product(self, x: Rounded, bias: torch.Tensor | None, *, may_be_partial: bool) -> torch.Tensor:
+        num_tokens, dtype = x.numbers.shape[0], self._dtype
         if not num_tokens:
-            return torch.empty(0, self._matrix.numbers.shape[0], dtype=x.dtype, device=x.device)
+            return torch.empty(0, self._matrix.numbers.shape[0], dtype=dtype, device=x.numbers.device)
         tiling = next(tiling for most, tiling in self._tilings if num_tokens <= most)
-        numbers = rounded(x, self._rounding)
-        return fp8_product(numbers, self._matrix, bias, splits=self.splits, tiling=tiling, dtype=dtype)
+        is_split = self.splits > 1 and num_tokens <= _MOST_SPLIT_ROWS
+        out_dtype = None if is_split else dtype
+        found = fp8_product(x, self._matrix, bias, splits=self.splits, tiling=tiling, dtype=out_dtype)
+        if is_split and not (may_be_partial and bias is None):
+            return sum_partials(found, bias, dtype)
+        return found
 
 
 def takes(matrix: Fp8Matrix, rounding: Rounding) -> bool:

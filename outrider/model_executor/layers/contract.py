@@ -100,12 +100,16 @@ class Residual:
         return self.hidden, self.communicator.add_and_norm(self.hidden, self.delta, self.norm)
 
     def unnormed(self) -> NormedInput | None:
-        """The same for kernels that add and normalise themselves: few tokens, no sum of ranks. None for others."""
-        is_whole = self.delta is None or self.delta.dim() == self.hidden.dim()
-        is_short = 0 < self.hidden.shape[0] <= MAX_TOKENS
-        if self.norm is None or self.communicator.shard.size > 1 or not is_whole or not is_short:
+        """The same for kernels that add and normalise themselves, but no sum of ranks; None where that is needed."""
+        if self.norm is None or self.communicator.shard.size > 1:
             return None
         return NormedInput(self.hidden, self.delta, self.norm.weight, self.norm.eps)
+
+    def unnormed_few(self) -> NormedInput | None:
+        """The same for kernels that take few tokens and no partial sums."""
+        is_whole = self.delta is None or self.delta.dim() == self.hidden.dim()
+        is_short = 0 < self.hidden.shape[0] <= MAX_TOKENS
+        return self.unnormed() if is_whole and is_short else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ class GatedMlp:
     def __call__(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream with what was to be added, and what this block adds to it."""
         method = self.gate_up.method
+        if self.down.method.takes_gates:
+            hidden, gate_up = method.of_normed(source)
+            return hidden, self.down.gates_to_residual(gate_up, is_gelu=self._is_gelu)
         hidden, inner = method.gated_by_gelu(source) if self._is_gelu else method.gated(source)
         return hidden, self.down.to_residual(inner)
 

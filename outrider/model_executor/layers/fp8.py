@@ -13,8 +13,10 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.kernels.experts import ExpertWeight, Routing, prepare_fp8_experts
-from outrider.kernels.fp8_linear import FP8, Fp8Matrix, Rounding, prepare_fp8_weight, quantize_rows
-from outrider.kernels.linear import PreparedWeight
+from outrider.kernels.fp8_linear import (
+    FP8, Fp8Matrix, Gate, PreparedFp8Weight, Rounding, prepare_fp8_weight, quantize_rows,
+)  # fmt: skip
+from outrider.model_executor.layers.contract import Residual
 from outrider.model_executor.layers.linear_method import Axis, LinearMethod, LinearSpec, Parameter
 from outrider.model_executor.layers.quantization import Activations, Quantization, Scales
 
@@ -43,7 +45,7 @@ class Fp8Linear(LinearMethod):
         self._scales = torch.zeros(scales, dtype=torch.float32, device=spec.device)
         self._input_scales = torch.zeros(num_rows, dtype=torch.float32, device=spec.device)
         self.bias = spec.empty(num_rows) if spec.has_bias else None
-        self._prepared: PreparedWeight | None = None
+        self._prepared: PreparedFp8Weight | None = None
         self._experts: ExpertWeight | None = None
 
     def parameters(self) -> Mapping[str, Parameter]:
@@ -61,7 +63,7 @@ class Fp8Linear(LinearMethod):
         """Release what was loaded."""
         return self._prepare_experts() if self._spec.num_experts else self._prepare()
 
-    def _prepare(self) -> PreparedWeight:
+    def _prepare(self) -> PreparedFp8Weight:
         if self._prepared is None:
             self._prepared = prepare_fp8_weight(self._matrix(), self._rounding(), self._spec.dtype)
             self._release()
@@ -93,6 +95,26 @@ class Fp8Linear(LinearMethod):
         if self._spec.batch_invariant:
             return self(x)
         return (self._prepared or self._prepare()).partials(x, self.bias)
+
+    def of_normed(self, source: Residual, *, may_be_partial: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm's kernel rounds, where no ranks' parts are added before."""
+        weight, given = self._prepared or self._prepare(), source.unnormed()
+        if given is None or not weight.rounds_normed:
+            return super().of_normed(source, may_be_partial=may_be_partial)
+        may_be_partial = may_be_partial and not self._spec.batch_invariant
+        return given.hidden, weight.of_normed(given, self.bias, may_be_partial=may_be_partial)
+
+    @property
+    def takes_gates(self) -> bool:
+        """The gate's kernel rounds."""
+        return True
+
+    def of_gates(self, gate_up: torch.Tensor, *, is_gelu: bool, may_be_partial: bool) -> torch.Tensor:
+        """See ``LinearMethod``."""
+        gate = Gate.GELU if is_gelu else Gate.SILU
+        may_be_partial = may_be_partial and not self._spec.batch_invariant
+        weight = self._prepared or self._prepare()
+        return weight.of_gates(gate_up, self.bias, gate=gate, may_be_partial=may_be_partial)
 
     def _scale_parameter(self) -> Parameter:
         weights, block = self._format.weights, self._format.block if self._format.weights is Scales.BLOCK else ()

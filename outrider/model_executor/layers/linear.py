@@ -87,6 +87,10 @@ class Linear:
         """
         return self.method.partial_sums(x) if self._may_be_partial else self.method(x)
 
+    def gates_to_residual(self, gate_up: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
+        """The same of act(gate) * up, for ``gate_up`` [T, 2 K]; of methods that take gates."""
+        return self.method.of_gates(gate_up, is_gelu=is_gelu, may_be_partial=self._may_be_partial)
+
     def _target(self, parameter: Parameter, features: Features, start: int) -> WeightTarget:
         """``features``' part of a parameter, whose rows begin at ``start``."""
         one = Features.all(1)

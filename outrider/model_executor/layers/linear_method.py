@@ -153,19 +153,33 @@ class LinearMethod(abc.ABC):
         """
         raise NotImplementedError
 
+    def of_normed(self, source: Residual, *, may_be_partial: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream [T, K], and the product with it normalised, or partial sums of that."""
+        hidden, x = source.normed()
+        return hidden, self.partial_sums(x) if may_be_partial else self(x)
+
+    @property
+    def takes_gates(self) -> bool:
+        """True if ``of_gates`` is there."""
+        return False
+
+    def of_gates(self, gate_up: torch.Tensor, *, is_gelu: bool, may_be_partial: bool) -> torch.Tensor:
+        """Product with act(gate) * up of ``gate_up`` [T, 2 K], or partial sums of that."""
+        raise NotImplementedError
+
     def gated(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream [T, K], and silu(gate) * up [T, N / 2] of it normalised; the gate is the product's first half."""
-        hidden, x = source.normed()
-        return hidden, swiglu(self(x))
+        hidden, product = self.of_normed(source)
+        return hidden, swiglu(product)
 
     def gated_by_gelu(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """``gated`` with gelu, approximated by tanh, in place of silu."""
-        hidden, x = source.normed()
-        return hidden, geglu(self(x))
+        hidden, product = self.of_normed(source)
+        return hidden, geglu(product)
 
     def queries(self, source: Residual, target: QueryTarget) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream [T, K], and the queries [T, H, D] of it normalised; keys and values go to the ``target``."""
-        hidden, x = source.normed()
+        hidden, product = self.of_normed(source, may_be_partial=True)
         return hidden, apply_rope_and_cache(
-            self.partial_sums(x), target.kv, target.slots, target.cos_sin, target.heads, norm_weight=target.norm_weight
+            product, target.kv, target.slots, target.cos_sin, target.heads, norm_weight=target.norm_weight
         )
