@@ -26,7 +26,7 @@ from outrider.kernels.experts.kernel import _grouped_kernel
 from outrider.kernels.experts.routing import _route_kernel, _tile_kernel
 from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _qkv_rope_kernel
 from outrider.kernels.fp8_linear.kernel import _fp8_kernel
-from outrider.kernels.fp8_linear.rounding import _round_kernel
+from outrider.kernels.fp8_linear.rounding import _norm_and_round_kernel, _round_kernel
 from outrider.kernels.gated_delta.chunks import _chunk_kernel, _follow_kernel
 from outrider.kernels.gated_delta.kernel import _convolve_kernel, _delta_kernel, _gated_norm_kernel, _log_kernel
 from outrider.kernels.kv_store_kernel import _store_kernel
@@ -175,7 +175,15 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _finish_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "PLACED": 16, "COMPARED": 128, "FEW": 256},
 }
 FP8_CONSTANTS: dict[Any, dict[str, Any]] = {
-    _round_kernel: {"IS_STATIC": False, "GROUP": 128, "BLOCK": 128, "GROUPS": 8},
+    _round_kernel: {
+        "IS_GATED": True,
+        "IS_GELU": False,
+        "IS_STATIC": False,
+        "GROUP": 128,
+        "BLOCK": 128,
+        "GROUPS": 8,
+    },
+    _norm_and_round_kernel: {"NUM_PARTIALS": 2, "IS_STATIC": False, "GROUP": 128, "BLOCK": 4096, "GROUPS": 32},
     _fp8_kernel: {
         **{"K": 4096, "SPLITS": 2, "IS_SPLIT": False, "X_GROUPS": 32, "WEIGHT_GROUPS": 32, "SCALE_ROWS": 128},
         **{"IS_ROUNDED": True, "HAS_BIAS": True, "FETCHED": 0, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128},
