@@ -20,9 +20,9 @@ KERNELS = {
     "_attend_chunks_kernel", "_join_kernel", "_attend_segments_kernel", "_segment_schedule_kernel", "_ordered_kernel",
     "_skinny_kernel", "_look_up_kernel", "_reduce_kernel", "_histogram_kernel", "_gather_kernel", "_finish_kernel",
     "_split_k_kernel", "_split_k_gate_kernel", "_stream_k_kernel", "_sum_partials_kernel",
-    "_product_kernel", "_gated_kernel", "_qkv_rope_kernel", "_sum_norm_kernel",
+    "_product_kernel", "_gated_kernel", "_qkv_rope_kernel", "_sum_norm_kernel", "_norm_and_round_kernel",
     "_copy_inputs_kernel", "_advance_kernel", "_group_kernel", "_entropy_kernel", "_answer_kernel", "_cut_kernel",
-    "_round_kernel", "_norm_and_round_kernel", "_fp8_kernel", "_route_kernel", "_tile_kernel", "_grouped_kernel", "_delta_kernel", "_log_kernel",
+    "_round_kernel", "_fp8_kernel", "_route_kernel", "_tile_kernel", "_grouped_kernel", "_delta_kernel", "_log_kernel",
     "_convolve_kernel", "_gated_norm_kernel", "_chunk_kernel", "_follow_kernel", "_mask_kernel", "_store_kernel",
 }  # fmt: skip
 COMPILING = Path(__file__).with_name("compiling.py")
