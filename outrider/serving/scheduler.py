@@ -281,17 +281,18 @@ class Scheduler:
         shares = share_tokens(
             [request.job for request in due],
             self._budget.max_batched_tokens - num_beside,
-            max_beside=self._max_beside(due),
+            max_beside=self._max_beside(due, num_beside),
             is_beside=is_beside,
             rebuilds=_rebuilds(due),
         )
         return [(request, share) for request, share in zip(due, shares, strict=True) if share]
 
-    def _max_beside(self, due: Sequence[AnyRequest]) -> int:
+    def _max_beside(self, due: Sequence[AnyRequest], num_beside: int) -> int:
         if not self._budget.adapts_chunks:
             return self._budget.max_prefill_beside
-        num_prompts = sum(not is_running(request.job) for request in due)
-        return self._chunk_size.tokens(len(self._running), num_prompts)
+        running = [request.job.num_left for request in due if is_running(request.job)]
+        num_tokens_beside = num_beside + sum(running)
+        return self._chunk_size.tokens(len(self._running), len(due) - len(running), num_tokens_beside)
 
     def _all_that_run(self, due: Sequence[AnyRequest], num_beside: int) -> list[int] | None:
         """The tokens of all requests, where sessions run and fit into one forward; as nearly always."""

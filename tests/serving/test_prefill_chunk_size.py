@@ -64,6 +64,10 @@ def test_chunks_are_larger_where_more_prompts_wait_than_sessions_run(num_prompts
     assert after().tokens(RUNNING, num_prompts) == expected
 
 
+def test_larger_chunks_leave_room_in_their_forward() -> None:
+    assert [after().tokens(RUNNING, 100, num_beside) for num_beside in (64, 700, 900)] == [960, 324, 256]
+
+
 def test_the_bound_of_many_prompts_follows_what_forwards_took() -> None:
     size = after((WITHOUT_US, 0), (WITHOUT_US + 256 * 45, 256))
     assert [size.tokens(RUNNING, num_prompts) for num_prompts in (1, 3, 100)] == [96, 192, 384]
