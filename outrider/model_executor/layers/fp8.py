@@ -14,7 +14,13 @@ import torch
 from outrider.errors import ConfigError
 from outrider.kernels.experts import ExpertWeight, Routing, prepare_fp8_experts
 from outrider.kernels.fp8_linear import (
-    FP8, Fp8Matrix, Gate, PreparedFp8Weight, Rounding, prepare_fp8_weight, quantize_rows,
+    FP8,
+    Fp8Matrix,
+    Gate,
+    PreparedFp8Weight,
+    Rounding,
+    prepare_fp8_weight,
+    quantize_rows,
 )  # fmt: skip
 from outrider.model_executor.layers.contract import Residual
 from outrider.model_executor.layers.linear_method import Axis, LinearMethod, LinearSpec, Parameter
