@@ -134,7 +134,7 @@ class _Groups:
 
     @classmethod
     def of(cls, rounding: Rounding, size: int) -> _Groups:
-        """Of rows of ``size``."""
+        """Groups of rows of ``size``."""
         is_static = rounding.scale is not None
         group = min(128 if is_static else rounding.group or size, size)
         return cls(is_static, group, triton.cdiv(size, group))
