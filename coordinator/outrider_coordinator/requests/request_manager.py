@@ -141,7 +141,7 @@ class RequestManager:
         self._count(request_state, ending)
 
     def _note_load(self) -> None:
-        self.policy.set_load(self.admission.num_running + self.admission.num_waiting)
+        self.policy.num_requests = self.admission.num_running + self.admission.num_waiting
 
     def spec_stats(self) -> SpecDecodeStats:
         """Speculation statistics of all requests, running ones included."""

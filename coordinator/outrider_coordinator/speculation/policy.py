@@ -8,6 +8,7 @@ or throwing drafts away would bias the output.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 
 from outrider.limits import MAX_DRAFT_LENGTH
@@ -16,8 +17,7 @@ from outrider.types import StepCost
 from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.explanation import log_fields, reason_of
 from outrider_coordinator.speculation.lessons import Lessons, note_proposals
-from outrider_coordinator.speculation.mode import Mode
-from outrider_coordinator.speculation.session_state import UNBOUNDED, ControlledSession
+from outrider_coordinator.speculation.session_state import ControlledSession
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 _log = logging.getLogger(__name__)
@@ -43,21 +43,13 @@ class DraftLengthPolicy:
         self._default_length = default_length
         self._limit = MAX_DRAFT_LENGTH if has_draft else 0
         self._disable_by_batch_size = disable_by_batch_size
-        self._num_requests = 0
+        self.num_requests = 0
+        """Running and waiting requests."""
         self._controllers: dict[object, DraftLengthController] = {}
         self._controller_of: dict[ControlledSession, DraftLengthController] = {}
         self._fixed: set[ControlledSession] = set()
         """Sessions on a target without a controller, each with its limit as length."""
         self._lessons = Lessons(self._controller_of)
-
-    def set_load(self, num_requests: int) -> None:
-        """Set the number of running and waiting requests."""
-        self._num_requests = num_requests
-
-    @property
-    def num_requests(self) -> int:
-        """Running and waiting requests."""
-        return self._num_requests
 
     @property
     def is_always_off(self) -> bool:
@@ -67,7 +59,7 @@ class DraftLengthPolicy:
     @property
     def is_off_by_load(self) -> bool:
         """True if the load keeps every session from drafting."""
-        return 0 < self._disable_by_batch_size <= self._num_requests
+        return 0 < self._disable_by_batch_size <= self.num_requests
 
     # Sessions.
 
@@ -76,7 +68,7 @@ class DraftLengthPolicy:
         requested: int | None,
         *,
         reads_states: bool = False,
-        max_tokens: int = UNBOUNDED,
+        max_tokens: int = sys.maxsize,
         num_prompt_tokens: int = 0,
     ) -> ControlledSession:
         """State of the policy for a session; ``requested`` is the request's own bound, ``reads_states`` says whether
@@ -139,12 +131,7 @@ class DraftLengthPolicy:
 
     def length(self, session: ControlledSession) -> int:
         """The draft length of a session's next step, before it is trimmed to what fits."""
-        if self.is_off_by_load:
-            return 0
-        controller = self._controller_of.get(session)
-        if controller is None:
-            return session.limit
-        return controller.length(session) if session.length else 0
+        return self.lengths((session,))[0]
 
     def lengths(self, sessions: Sequence[ControlledSession]) -> list[int]:
         """``length`` of each session; all live on one target."""
@@ -255,7 +242,7 @@ class DraftLengthPolicy:
         self._lessons.learn(controller)
         if controller.choose():
             fields = log_fields(target, controller) | {"reason": reason_of(controller)}
-            _log.info(_CHANGES[controller.mode], extra={"fields": fields})
+            _log.info("decoding is %s from now on", controller.mode, extra={"fields": fields})
         if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
             _log.debug("draft lengths were chosen", extra={"fields": log_fields(target, controller)})
 
@@ -289,5 +276,3 @@ class DraftLengthPolicy:
         self._controllers[target] = controller = DraftLengthController(MAX_DRAFT_LENGTH)
         return controller
 
-
-_CHANGES = {Mode.PLAIN: "decoding is plain from now on", Mode.SPECULATIVE: "decoding is speculative from now on"}

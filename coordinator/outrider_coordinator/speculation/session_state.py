@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TypeAlias
 
 _NEW_ROUNDS = 12
 """Rounds after which a session is no longer new."""
-UNBOUNDED = 1_000_000
-"""Tokens to come of a session for which no maximum is known."""
 
 SessionVerdict: TypeAlias = "tuple[ControlledSession, int, int, int]"
 """A judged step: its session, the drafted and the accepted tokens, and the committed tokens that its draft lacks."""
@@ -22,7 +21,7 @@ class ControlledSession:
     )  # fmt: skip
 
     def __init__(
-        self, limit: int, *, reads_states: bool = False, max_tokens: int = UNBOUNDED, num_prompt_tokens: int = 0
+        self, limit: int, *, reads_states: bool = False, max_tokens: int = sys.maxsize, num_prompt_tokens: int = 0
     ) -> None:
         """``limit``: largest draft length; ``max_tokens``: maximum of the tokens to come."""
         self.limit = limit

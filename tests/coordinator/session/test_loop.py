@@ -245,12 +245,12 @@ def test_speculation_goes_off_by_load_and_comes_on_again() -> None:
     for _ in range(3):
         setting.bench.round()
     num_before = len(setting.extends)
-    policy.set_load(3)
+    policy.num_requests = 3
     for _ in range(5):
         setting.bench.round()
     assert len(setting.extends) <= num_before + 1
     num_off = len(setting.extends)
-    policy.set_load(2)
+    policy.num_requests = 2
     setting.bench.run()
     later = setting.extends[num_off:]
     assert len(later) > 2
@@ -261,12 +261,12 @@ def test_speculation_goes_off_by_load_and_comes_on_again() -> None:
 
 def test_a_session_that_began_under_load_gets_its_draft_later() -> None:
     setting = Setting(disable_by_batch_size=1)
-    setting.bench.policy.set_load(1)
+    setting.bench.policy.num_requests = 1
     setting.bench.add(plan_of(max_tokens=40))
     for _ in range(4):
         setting.bench.round()
     assert not setting.bench.sent_to_draft
-    setting.bench.policy.set_load(0)
+    setting.bench.policy.num_requests = 0
     setting.bench.run()
     first = setting.extends[0]
     assert first.num_kept_tokens == 0

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
-from outrider.types import TokenLogprob, TokenScores
-from outrider_coordinator.session.actions import DraftWaitBegan, DraftWaitEnded, StepEnded, ToDraft, ToTarget
+from outrider.ports import Extend, ItemTiming, Proposal, Release, Score, Scores
+from outrider.types import FinishReason, TokenLogprob, TokenScores
+from outrider_coordinator.session.actions import DraftWaitBegan, DraftWaitEnded, Finish, StepEnded, ToDraft, ToTarget
 from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.state import SessionStatus
@@ -114,13 +114,14 @@ def test_only_scores_of_the_question_under_way_are_judged() -> None:
     assert loop.spec_stats.num_stale_target_replies == 2
 
 
-def test_a_step_that_a_stop_text_cuts_keeps_the_logprobs_of_its_tokens_alone() -> None:
+def test_a_stop_text_found_late_keeps_its_own_tokens_and_releases_the_session() -> None:
     tokenizer = llama_2()
     newline, word = (tokenizer.backend.token_to_id(token) for token in ("<0x0A>", "world"))
     assert newline is not None and word is not None
     plan = plan_of(max_tokens=10, stop=("\n",), num_logprobs=0)
     loop = SessionLoop(plan, DraftLengthPolicy(2), draft=DraftFacts(), tokenizer=tokenizer)
     loop.start(1)
+    loop.take_actions()
     new = [word, newline, word]
     loop.tokens.extend(new)
     loop.output.num_remaining -= len(new)
@@ -129,6 +130,10 @@ def test_a_step_that_a_stop_text_cuts_keeps_the_logprobs_of_its_tokens_alone() -
     step = end_step(loop, ended, None, is_drafting=False)
     assert (step.token_ids, step.logprobs) == (new[:2], logprobs[:2])
     assert loop.is_over
+    to_draft, to_target, finish = loop.take_actions()
+    assert isinstance(to_draft, ToDraft) and isinstance(to_draft.command, Release)
+    assert isinstance(to_target, ToTarget) and isinstance(to_target.command, Release)
+    assert finish == Finish(FinishReason.STOP, "\n")
     assert (loop.output.logprobs, loop.tokens.output) == (logprobs[:2], tuple(new[:2]))
     loop.spec_stats.count_step(step)
     assert (loop.spec_stats.num_emitted_tokens, loop.spec_stats.num_gained_tokens) == (2, 3)

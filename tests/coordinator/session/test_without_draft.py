@@ -54,7 +54,7 @@ def test_the_last_token_needs_no_draft() -> None:
 
 def test_load() -> None:
     setting = Setting(disable_by_batch_size=1)
-    setting.bench.policy.set_load(1)
+    setting.bench.policy.num_requests = 1
     plan = plan_of()
     driven = setting.run(plan)
     assert reasons(driven) == {WithoutDraft.LOAD: one_at_a_time(plan)}

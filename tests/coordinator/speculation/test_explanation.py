@@ -102,9 +102,9 @@ def test_an_idle_server_has_nothing_to_explain_unless_its_draft_is_gone() -> Non
 def test_the_switch_by_load_is_named() -> None:
     for is_controlled in (True, False):
         policy = DraftLengthPolicy(8, disable_by_batch_size=4, is_controlled=is_controlled)
-        policy.set_load(5)
+        policy.num_requests = 5
         assert draft_length_reason(policy, is_draft_up=True) == "disabled by batch size: 5 requests run or wait"
-        policy.set_load(3)
+        policy.num_requests = 3
         assert draft_length_reason(policy, is_draft_up=True) == ""
         never = DraftLengthPolicy(8, disable_by_batch_size=1, is_controlled=is_controlled)
         assert draft_length_reason(never, is_draft_up=True).startswith("disabled by batch size: 1 turns drafts off")

@@ -33,14 +33,14 @@ def test_it_goes_off_at_the_load_and_on_below() -> None:
     session = policy.session(None)
     lengths = []
     for load in (2, 3, 4, 3, 2, 0):
-        policy.set_load(load)
+        policy.num_requests = load
         lengths.append(policy.length(session))
     assert lengths == [4, 0, 0, 0, 4, 4]
 
 
 def test_0_never_goes_off() -> None:
     policy = DraftLengthPolicy(4)
-    policy.set_load(10**6)
+    policy.num_requests = 10**6
     assert policy.length(policy.session(None)) == 4
 
 
@@ -51,7 +51,7 @@ def test_the_load_switches_a_controlled_policy_off_too() -> None:
     policy.begin("target", 1.0)
     policy.note_verdict(session, 0, 0, draft_lag=0)
     assert policy.length(session) > 0
-    policy.set_load(2)
+    policy.num_requests = 2
     assert policy.length(session) == 0
     assert policy.no_draft_reason(session) is WithoutDraft.LOAD
     assert not policy.will_draft(session, 100)
@@ -153,7 +153,7 @@ def test_the_load_switches_a_batch_off() -> None:
     for policy in (DraftLengthPolicy(8, disable_by_batch_size=2, is_controlled=True), DraftLengthPolicy(8)):
         session = policy.session(None)
         policy.enter(session, "target")
-        policy.set_load(2)
+        policy.num_requests = 2
         is_off = policy.is_controlled
         assert (policy.lengths([session]), policy.are_plain([session])) == ([0 if is_off else 8], [is_off])
 
