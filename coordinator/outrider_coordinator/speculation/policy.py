@@ -275,4 +275,3 @@ class DraftLengthPolicy:
     def _add(self, target: object) -> DraftLengthController:
         self._controllers[target] = controller = DraftLengthController(MAX_DRAFT_LENGTH)
         return controller
-
