@@ -1,8 +1,8 @@
 """Names and shapes of published checkpoints: the loader uses each tensor of them, but for those of images.
 
-``published`` has a file for each: its config.json, the number of parameters that is published for it, and its tensors,
-of which ``{40}`` names one for each number below 40, and ``{3,7}`` two. The files here have their headers and lengths,
-and no content.
+``published`` has a file for each: its config.json, the number of parameters or bytes that is published for it, and its
+tensors, of which ``{40}`` names one for each number below 40, and ``{3,7}`` two. Their shape stands alone, or after the
+type of numbers that are not the model's. The files here have their headers and lengths, and no content.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ from outrider.model_executor.models.weights import checkpoint_targets
 
 PUBLISHED = {path.stem: path for path in sorted((Path(__file__).parent / "published").glob("*.json"))}
 EXPERTS = {"qwen3-30b-a3b", "mixtral-8x7b", "olmoe-1b-7b-0924"}
-"""With 18,000 tensors: the second tier has all layers, the first one two."""
+"""Models with 18,000 tensors: the second tier has all layers, the first one two."""
+MORE_EXPERTS = {"qwen3-next-80b-a3b"}
+"""Models with 75,000 tensors, of which four layers are compared."""
 NUMBERS = r"\{([\d,]+)\}"
 OF_DTYPE = {"bfloat16": "BF16", "float32": "F32"}
+BYTES = {"BF16": 2, "F32": 4, "U8": 1}
+Tensors = dict[str, Any]
 
 
 def read_published(name: str, num_layers: int | None = None) -> dict[str, Any]:
@@ -40,25 +44,40 @@ def read_published(name: str, num_layers: int | None = None) -> dict[str, Any]:
         published = content["config"]["num_hidden_layers"]
         content["config"]["num_hidden_layers"] = num_layers
         content["tensors"] = {
-            key.replace(f"layers.{{{published}}}.", f"layers.{{{num_layers}}}."): shape
-            for key, shape in content["tensors"].items()
+            _of_fewer_layers(key, published, num_layers): shape for key, shape in content["tensors"].items()
         }
     return content
 
 
+def _of_fewer_layers(key: str, published: int, num_layers: int) -> str:
+    numbers = re.match(r"model\.layers\.\{([\d,]+,[\d,]+)\}", key)
+    if numbers is not None:
+        return key.replace(numbers[1], ",".join(str(n) for n in numbers_of(numbers[1]) if n < num_layers) + ",")
+    return key.replace(f"layers.{{{published}}}.", f"layers.{{{num_layers}}}.")
+
+
+def shape_of(tensor: Any) -> list[int]:
+    shape: list[int] = next(iter(tensor.values())) if isinstance(tensor, dict) else tensor
+    return shape
+
+
+def bytes_of(tensor: Any, dtype: str = "BF16") -> int:
+    return math.prod(shape_of(tensor)) * BYTES[next(iter(tensor)) if isinstance(tensor, dict) else dtype]
+
+
 def numbers_of(part: str) -> list[int]:
     """Numbers between braces."""
-    return [int(number) for number in part.split(",")] if "," in part else list(range(int(part)))
+    return [int(number) for number in part.split(",") if number] if "," in part else list(range(int(part)))
 
 
-def expanded(tensors: dict[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
+def expanded(tensors: Tensors) -> Iterator[tuple[str, Any]]:
     for template, shape in tensors.items():
         counts = [numbers_of(part) for part in re.findall(NUMBERS, template)]
         pattern = re.sub(NUMBERS, "{}", template)
         yield from ((pattern.format(*numbers), shape) for numbers in itertools.product(*counts))
 
 
-def write_checkpoint(folder: Path, content: dict[str, Any], *, without: str = "") -> dict[str, list[int]]:
+def write_checkpoint(folder: Path, content: dict[str, Any], *, without: str = "") -> Tensors:
     """Two shards and their index."""
     (folder / "config.json").write_text(json.dumps(content["config"]))
     tensors = {name: shape for name, shape in expanded(content["tensors"]) if name != without}
@@ -66,8 +85,9 @@ def write_checkpoint(folder: Path, content: dict[str, Any], *, without: str = ""
     for number in range(2):
         file, end, header = f"model-0000{number + 1}-of-00002.safetensors", 0, dict[str, Any]()
         for name in list(tensors)[number::2]:
-            start, end = end, end + math.prod(tensors[name]) * (2 if dtype == "BF16" else 4)
-            header[name] = {"dtype": dtype, "shape": tensors[name], "data_offsets": [start, end]}
+            start, end = end, end + bytes_of(tensors[name], dtype)
+            kind = next(iter(tensors[name])) if isinstance(tensors[name], dict) else dtype
+            header[name] = {"dtype": kind, "shape": shape_of(tensors[name]), "data_offsets": [start, end]}
             weight_map[name] = file
         encoded = json.dumps(header).encode()
         (folder / file).write_bytes(struct.pack("<Q", len(encoded)) + encoded)
@@ -89,7 +109,8 @@ def check_uses_all(folder: Path, content: dict[str, Any], caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("name", "num_layers"),
     [
-        *((name, 2 if name in EXPERTS else None) for name in PUBLISHED),
+        *((name, 2 if name in EXPERTS else None) for name in PUBLISHED if name not in MORE_EXPERTS),
+        *((name, 4) for name in sorted(MORE_EXPERTS)),
         *(pytest.param(name, None, marks=pytest.mark.integration) for name in sorted(EXPERTS)),
     ],
 )
@@ -100,16 +121,17 @@ def test_every_tensor_of_a_published_checkpoint_is_used(
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_list_of_names_has_the_published_number_of_parameters(name: str) -> None:
+def test_a_list_of_names_has_the_published_size(name: str) -> None:
     content = read_published(name)
+    size_of = bytes_of if "num_bytes" in content else lambda tensor: math.prod(shape_of(tensor))
     found = sum(
-        math.prod(shape) * math.prod(len(numbers_of(part)) for part in re.findall(NUMBERS, template))
-        for template, shape in content["tensors"].items()
+        size_of(tensor) * math.prod(len(numbers_of(part)) for part in re.findall(NUMBERS, template))
+        for template, tensor in content["tensors"].items()
     )
-    assert found == content["num_parameters"]
+    assert found == content.get("num_bytes", content.get("num_parameters"))
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in EXPERTS])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in EXPERTS | MORE_EXPERTS])
 def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
     """One of the last layer's, of a fused one too."""
     content = read_published(name)
@@ -122,12 +144,12 @@ def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
         read_checkpoint(tmp_path, read_model_config(tmp_path))
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in EXPERTS])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in EXPERTS | MORE_EXPERTS])
 def test_an_estimate_has_the_published_size(name: str, tmp_path: Path) -> None:
-    """But for what belongs to images, and norms that are stored for each head."""
+    """An estimate counts all but what belongs to images, and norms that are stored for each head."""
     content = read_published(name)
     (tmp_path / "config.json").write_text(json.dumps(content["config"]))
     found = estimate_model(tmp_path, dtype="bfloat16")
     family = family_of(found.config.architecture)
-    text = sum(math.prod(shape) for key, shape in expanded(content["tensors"]) if not is_of_other_part(key, family))
-    assert text <= found.weight_bytes / 2 <= 1.001 * text
+    text = sum(bytes_of(tensor) for key, tensor in expanded(content["tensors"]) if not is_of_other_part(key, family))
+    assert text <= found.weight_bytes <= 1.001 * text
