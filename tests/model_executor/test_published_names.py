@@ -123,9 +123,9 @@ def test_every_tensor_of_a_published_checkpoint_is_used(
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_list_of_names_has_the_published_size(name: str) -> None:
     content = read_published(name)
-    size_of = bytes_of if "num_bytes" in content else lambda tensor: math.prod(shape_of(tensor))
     found = sum(
-        size_of(tensor) * math.prod(len(numbers_of(part)) for part in re.findall(NUMBERS, template))
+        (bytes_of(tensor) if "num_bytes" in content else math.prod(shape_of(tensor)))
+        * math.prod(len(numbers_of(part)) for part in re.findall(NUMBERS, template))
         for template, tensor in content["tensors"].items()
     )
     assert found == content.get("num_bytes", content.get("num_parameters"))

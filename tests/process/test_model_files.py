@@ -79,6 +79,18 @@ def test_a_cache_without_a_shard_is_completed(tmp_path: Path) -> None:
         assert (folder / "model-1.safetensors").is_file()
 
 
+def test_a_download_goes_on_where_the_connection_was_lost(tmp_path: Path) -> None:
+    """A download asks for the rest of a file alone; one that was ended begins that file anew, and no whole one."""
+    content, part = bytes(range(256)) * 100_000, 15_000_000  # parts of 10 MiB are written
+    with running(FakeHub({**FILES, "model-1.safetensors": content}, cuts={"model-1.safetensors": [part]})) as hub:
+        found = ask(tmp_path, hub.url, "--model", "owner/model")
+    (_, sent), (start, rest) = hub.ranges
+    assert sent == part
+    assert start == 10 << 20
+    assert start + rest == len(content)
+    assert Path(found.split()[0], "model-1.safetensors").read_bytes() == content
+
+
 def test_only_what_is_read_is_fetched(tmp_path: Path) -> None:
     with running(FakeHub(FILES)) as hub:
         folder = ask(tmp_path, hub.url, "--model", "owner/model", "--load-format", "dummy").split()[0]

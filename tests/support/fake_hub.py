@@ -24,6 +24,10 @@ class FakeHub:
     gated: bool = False
     url: str = ""
     requests: list[str] = field(default_factory=list)
+    cuts: dict[str, list[int]] = field(default_factory=dict)
+    """Bytes of a file after which the connection is lost, of one answer after the other."""
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    """First byte that was asked for of a file with cuts, and bytes that were sent."""
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer one GET or HEAD."""
@@ -47,9 +51,24 @@ class FakeHub:
         name = path.removeprefix(f"/owner/model/resolve/{SHA}/")
         if name in self.files:
             etag = hashlib.sha1(self.files[name]).hexdigest()
-            return _send(handler, 200, self.files[name], {"X-Repo-Commit": SHA, "ETag": f'"{etag}"'})
+            headers = {"X-Repo-Commit": SHA, "ETag": f'"{etag}"'}
+            if name in self.cuts and handler.command == "GET":
+                return self._send_part(handler, name, headers)
+            return _send(handler, 200, self.files[name], headers)
         code = "EntryNotFound" if path.startswith("/owner/model/") else "RepoNotFound"
         return _send(handler, 404, b"{}", {"X-Error-Code": code})
+
+    def _send_part(self, handler: BaseHTTPRequestHandler, name: str, headers: dict[str, str]) -> None:
+        """Send what is asked for of a file, and lose the connection where that is due."""
+        start = int(handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        content = self.files[name]
+        left = content[start:]
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        num_sent = min(self.cuts[name].pop(0), len(left)) if self.cuts[name] else len(left)
+        self.ranges.append((start, num_sent))
+        _send(handler, 206 if start else 200, left, headers, num_sent=num_sent)
+        handler.close_connection = True
 
 
 def _entry(name: str, content: bytes) -> dict[str, Any]:
@@ -60,13 +79,20 @@ def _send_json(handler: BaseHTTPRequestHandler, value: object) -> None:
     _send(handler, 200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
 
-def _send(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+def _send(
+    handler: BaseHTTPRequestHandler,
+    status: int,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    num_sent: int | None = None,
+) -> None:
     handler.send_response(status)
     for name, value in {**headers, "Content-Length": str(len(body))}.items():
         handler.send_header(name, value)
     handler.end_headers()
     if handler.command != "HEAD":
-        handler.wfile.write(body)
+        handler.wfile.write(body[:num_sent])
 
 
 @contextlib.contextmanager
