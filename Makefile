@@ -12,6 +12,8 @@ PACKAGES := outrider draft_service/outrider_draft target_service/outrider_target
 CHECKED := $(PACKAGES) tests tools scripts
 # One more than the two cores of CI: many tests wait for processes that start or for a deadline.
 TEST_WORKERS ?= 3
+# In the second tier most of the waiting is for processes.
+INTEGRATION_WORKERS ?= 4
 TESTS ?= tests
 SCENARIO ?=
 SEED ?=
@@ -60,6 +62,7 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadsc
 test: install  ## the first tier of the tests; TESTS=tests/cli for a part of it
 	$(PYTEST) -m "not slow and not integration" $(TESTS)
 
+test-integration: TEST_WORKERS := $(INTEGRATION_WORKERS)
 test-integration: install  ## the second tier: real processes, faults, charts, training
 	$(PYTEST) -m "integration and not slow" $(TESTS)
 

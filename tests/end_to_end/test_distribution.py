@@ -113,11 +113,10 @@ def check_follows(models: SmallModels, form: str, draft: str, samplings: list[di
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_follow_the_joint_distribution(models: SmallModels, form: str, draft: str) -> None:
-    check_follows(models, form, draft, [PLAIN, PLAIN, PLAIN, *TRUNCATIONS], 300)
+    check_follows(models, form, draft, [PLAIN, PLAIN, PLAIN, *TRUNCATIONS], 200)
 
 
-@pytest.mark.parametrize("draft", ["good", "bad"])
-@pytest.mark.parametrize("form", GREEDY_DRAFTS)
+@pytest.mark.parametrize(("form", "draft"), [*zip(GREEDY_DRAFTS, ["good", "bad"], strict=True)])
 def test_greedy_drafts_follow_the_joint_distribution(models: SmallModels, form: str, draft: str) -> None:
     check_follows(models, form, draft, [PLAIN, PLAIN, {"top_k": 3}], 400)
 
@@ -158,7 +157,7 @@ async def draw_over_grpc(models: SmallModels, form: str, draft: str, count: int)
 
 
 @pytest.mark.parametrize(("form", "draft"), [("sparse", "bad"), ("coupled", "good")])
-@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("count", [250, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 async def test_tokens_follow_the_joint_distribution_over_grpc(
     models: SmallModels, form: str, draft: str, count: int
 ) -> None:
@@ -177,7 +176,7 @@ def p_with(
     change: Callable[[Proposal], Proposal] | None = None,
     *,
     support_limit: int = SUPPORT_LIMIT,
-    count: int = 2000,
+    count: int,
 ) -> float:
     rig = ServiceRig(models.target, models.draft(draft), support_limit=support_limit, **FORMS[form])
     if change is not None:
@@ -208,8 +207,9 @@ def draw_with(monkeypatch: pytest.MonkeyPatch, stream: Stream) -> None:
     monkeypatch.setattr(proposing, "gumbel_argmax", draw)
 
 
-@pytest.mark.parametrize(("shared", "count"), [(Stream.RESIDUAL, 2500), (Stream.ACCEPTANCE, 1000)], ids=str)
-@pytest.mark.parametrize("form", ["sparse", "dense"])
+@pytest.mark.parametrize(
+    ("form", "shared", "count"), [("sparse", Stream.RESIDUAL, 2500), ("dense", Stream.ACCEPTANCE, 1000)], ids=str
+)
 def test_a_stream_shared_with_the_proposal_is_caught(
     models: SmallModels, form: str, shared: Stream, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +220,7 @@ def test_a_stream_shared_with_the_proposal_is_caught(
 @pytest.mark.parametrize("form", ["sparse", "dense"])
 def test_a_stream_of_its_own_is_not(models: SmallModels, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_with(monkeypatch, Stream.PROPOSAL)
-    assert p_with(models, form, "bad", support_limit=VOCAB_SIZE) > LEAST_P
+    assert p_with(models, form, "bad", support_limit=VOCAB_SIZE, count=1000) > LEAST_P
 
 
 def sharpened(event: Proposal) -> Proposal:
@@ -238,4 +238,4 @@ def sharpened(event: Proposal) -> Proposal:
 
 @pytest.mark.parametrize("form", ["sparse", "dense"])
 def test_a_distribution_that_was_not_drawn_from_is_caught(models: SmallModels, form: str) -> None:
-    assert p_with(models, form, change=sharpened, count=3000) < CAUGHT_P
+    assert p_with(models, form, change=sharpened, count=2000) < CAUGHT_P

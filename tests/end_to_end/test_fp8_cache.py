@@ -21,7 +21,7 @@ from tests.end_to_end.test_preemption import value
 from tests.support.stack import run_stack
 
 PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
-NUM_TOKENS = 40
+NUM_TOKENS = 24
 LARGEST_LOSS = 0.02
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.fuzzing.traffic_beside_liars import Run
 
-NUM_ANSWERS = 600
+NUM_ANSWERS = 300
 
 
 @pytest.mark.timeout(300)
