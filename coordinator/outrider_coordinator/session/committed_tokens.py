@@ -71,7 +71,6 @@ class CommittedTokens:
         if count:
             del self._token_ids[-count:]
             self.length -= count
-            self._note_last()
 
     def prefix_hash(self, length: int) -> PrefixHash:
         """Prefix hash of the first ``length`` tokens; each token is hashed once."""

@@ -20,11 +20,6 @@ class Comparison:
         self.speculated_s = 0.0
         """Seconds of service when speculation was last timed."""
 
-    def optimistic_rate(self, now: float) -> float:
-        """Rate of speculation with its optimism bonus; ``now``: seconds of service."""
-        plain_for_s = 0.0 if self._is_speculating else now - self.speculated_s
-        return self._expected.optimistic_rate(len(self._population), plain_for_s)
-
     @property
     def _is_speculating(self) -> bool:
         return self._switch.mode is Mode.SPECULATIVE
@@ -50,7 +45,8 @@ class Comparison:
         expected = self._expected
         rates = dict(expected.rates)
         if may_try or (self._is_speculating and not is_untouched):
-            rates[Mode.SPECULATIVE] = self.optimistic_rate(now)
+            plain_for_s = 0.0 if self._is_speculating else now - self.speculated_s
+            rates[Mode.SPECULATIVE] = expected.optimistic_rate(len(self._population), plain_for_s)
         if expected.mode_apart is not None:
             rates[expected.mode_apart] *= _APART_RATIO
         return rates

@@ -308,7 +308,10 @@ def test_a_step_without_its_proposal_is_newer_than_what_was_asked_ahead() -> Non
     asked = crowd(1)
     (loop,) = asked.loops
     _, ahead = asked.ahead()
+    announced = loop.commands.session, ahead.columns.generations.item()
+    assert is_announced(asked.table, *announced)
     loop.draft_timed_out(loop.step)
+    assert not is_announced(asked.table, *announced), "scores without a proposal to come would be held for ever"
     (plain,) = [one for one in commands_of(loop) if isinstance(one, Score)]
     assert plain.generation > ahead.columns.generations.item() and not plain.draft_token_ids
     late = token_scores(loop.commands.session, ahead.columns.generations.item(), loop.tokens.length, (1,) * 5)

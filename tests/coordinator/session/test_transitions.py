@@ -214,6 +214,8 @@ class Twins:
         sent = [command for command in expected if isinstance(command, Extend | Score)]
         self.waiting.pop(number, None)
         self.waiting |= {number: sent[-1]} if sent else {}
+        for loop in (self.loops[number], self.alone[number]):  # the next answer is to set both to 0
+            loop.target.losses = loop.draft.losses = 1
 
     def step_alone(self, event: Any) -> None:
         """An answer by the transitions of one session, for both."""
