@@ -13,6 +13,7 @@ import torch
 
 from outrider.errors import ConfigError, ModelError
 from outrider.kv_cache.sizing import CacheSize, KVCacheRequest, count_cache
+from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.models import ModelConfig
 from outrider.model_executor.models.weights import weight_bytes
 
@@ -75,9 +76,9 @@ def explaining_out_of_memory(device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int) -> None:
-    """Raise ``ModelError`` when the weights take more memory than the device has in all."""
-    needed = weight_bytes(config, dtype, is_widened=device.type == "cpu") // num_ranks
+def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
+    """Raise ``ModelError`` when a rank's weights take more memory than the device has in all."""
+    needed = weight_bytes(config, dtype, is_widened=device.type == "cpu", shard=shard)
     check_bytes_fit(needed, config, dtype, device)
 
 

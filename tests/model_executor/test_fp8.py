@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider.errors import ConfigError, ModelError
 from outrider.model_executor.input_batch import ForwardRow
@@ -184,6 +186,40 @@ def test_a_checkpoint_without_its_scales_is_refused(tmp_path: Path) -> None:
     folder = quantize_folder(build("llama"), tmp_path / "fp8", replace(form, scale_name="weight_scale"))
     with pytest.raises(ModelError, match=r"weight_scale_inv and \d+ more are missing"):
         ModelRunner.load(folder, num_pages=8)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5, 0.0])
+def test_a_scale_that_is_no_positive_number_is_named(value: float, tmp_path: Path) -> None:
+    """A zero is refused where it is the scale of a whole tensor."""
+    folder = quantize_folder(build("llama"), tmp_path / "fp8", FORMATS["tensor, static"])
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.self_attn.v_proj.input_scale"
+    tensors[name] = torch.full_like(tensors[name], value)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"{re.escape(name)} should have positive scales, and has {value}"):
+        ModelRunner.load(folder, num_pages=8)
+
+
+def test_blocks_of_zeros_may_have_scales_of_zero(tmp_path: Path) -> None:
+    folder = quantize_folder(build("llama"), tmp_path / "fp8", FORMATS["blocks"])
+    tensors = load_file(folder / "model.safetensors")
+    scales = tensors["model.layers.0.mlp.up_proj.weight_scale_inv"]
+    scales[0, 0] = 0.0
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert logits_of(folder, random_ids(9, seed=1)).isfinite().all()
+    scales[0, 0] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"up_proj\.weight_scale_inv should have positive scales, and has nan"):
+        ModelRunner.load(folder, num_pages=8)
+
+
+def test_groups_without_a_size_are_refused(tmp_path: Path) -> None:
+    folder = quantize_folder(build("llama"), tmp_path / "fp8", FORMATS["channel"])
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = compressed("group", None, ["lm_head"])
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="weights by group need a group_size, and have none"):
+        read_model_config(folder)
 
 
 def test_memory_is_counted_by_what_a_device_holds(tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ def test_an_estimate_counts_bytes_of_four_bits(tmp_path: Path) -> None:
     found = estimate_model(tmp_path)
     assert found.weight_bytes == expected
     assert 12.5 < found.weight_bytes / 2**30 < 13
-    assert estimate_model(tmp_path, tensor_parallel_size=8).weight_bytes == expected // 8
+    shared = estimate_model(tmp_path, tensor_parallel_size=8).weight_bytes
+    assert expected < 8 * shared < 1.07 * expected  # of 90 groups of columns the last rank has 12
 
 
 def test_other_families_have_no_such_experts(tmp_path: Path) -> None:

@@ -115,6 +115,15 @@ def test_an_estimate_counts_every_expert(tmp_path: Path) -> None:
         estimate_model(tmp_path, tensor_parallel_size=3)
 
 
+def test_an_estimate_is_that_of_the_rank_with_most_experts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_30B_A3B, "num_experts": 127}))
+    cut, whole = (
+        estimate_model(tmp_path, tensor_parallel_size=2, enable_expert_parallel=is_parallel).weight_bytes
+        for is_parallel in (False, True)
+    )
+    assert 2 * (whole - cut) == 48 * 2 * 3 * 768 * 2048  # 64 experts in place of 63.5
+
+
 QWEN3_VL_30B_A3B: dict[str, Any] = {
     "architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe", "tie_word_embeddings": False,
     "text_config": {

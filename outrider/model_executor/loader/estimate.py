@@ -37,7 +37,7 @@ class ModelEstimate:
     """Type of activations and all weights that are not quantized."""
     max_model_len: int
     weight_bytes: int
-    """Bytes of each rank on a GPU; norms and biases, which each holds whole, are counted as shared."""
+    """Bytes of weights of each rank on a GPU; of uneven parts those of the largest."""
     kv_bytes_per_token: int
     """Bytes of a token's keys and values on all ranks."""
     longest_bytes: int
@@ -108,7 +108,8 @@ def estimate_model(
         sizes = estimate_sizes(folder, config, chosen, tensor_parallel_size)
         num_bytes, layout = sizes.weight_bytes, sizes.layout
     else:
-        num_bytes = weight_bytes(config, chosen, is_widened=False) // tensor_parallel_size
+        last = Shard(tensor_parallel_size - 1, tensor_parallel_size)  # of an odd number of experts it has one more
+        num_bytes = weight_bytes(config, chosen, is_widened=False, shard=last)
         layout = cache_layout(config, chosen)
     if layout is None:
         each = config.kv_bytes_per_token(cached)

@@ -176,7 +176,7 @@ def load_model(
                 folder, config, chosen_dtype, chosen_device, progress=progress, communicator=communicator
             )
         else:
-            check_weights_fit(config, chosen_dtype, chosen_device, num_ranks)
+            check_weights_fit(config, chosen_dtype, chosen_device, communicator.shard)
             decoder = Decoder(
                 config, dtype=chosen_dtype, device=chosen_device, communicator=communicator, batch_invariant=keeps_order
             )

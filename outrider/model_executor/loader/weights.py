@@ -24,6 +24,7 @@ from outrider.model_executor.models.weights import weight_targets
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor."""
+_SCALES = (".weight_scale", ".weight_scale_inv", ".input_scale")
 
 
 def load_weights(decoder: Decoder, stored: dict[str, StoredTensor], progress: Progress | None = None) -> None:
@@ -63,6 +64,8 @@ def copy_tensors(
     total, done = sum(sizes.values()), 0
     for tensor, content in _read_parts([tensor for tensor in tensors if sizes[tensor.name]], targets):
         target = targets.pop(tensor.name)
+        if tensor.name.endswith(_SCALES):
+            _check_scales(tensor, content)
         target.write(content)
         owner = target.owner
         del target, content  # they would keep alive what preparing lets go
@@ -71,6 +74,17 @@ def copy_tensors(
         done += sizes[tensor.name]
         if progress is not None:
             progress(done, total)
+
+
+def _check_scales(tensor: StoredTensor, content: torch.Tensor) -> None:
+    """Raise ``ModelError`` for scales that leave no weight or input what it is; a zero may belong to a block of
+    zeros, and not to a whole tensor.
+    """
+    scales = content.float()
+    is_wrong = ~scales.isfinite() | (scales < 0) | ((scales == 0) & (scales.numel() == 1))
+    if is_wrong.any():
+        wrong = float(scales[is_wrong].flatten()[0])
+        raise ModelError(f"{tensor.file}: {tensor.key} should have positive scales, and has {wrong}")
 
 
 def _prepare_when_whole(owner: Preparable, waiting: Counter[Preparable]) -> None:

@@ -158,7 +158,9 @@ def _read_compressed_tensors(path: Path, settings: dict[str, Any]) -> Quantizati
         raise ModelError(f"{path}: quantization_config: weights by {group.weights.strategy} are not supported")
     block = tuple(group.weights.block_structure or (128, 128))
     if group.weights.strategy == "group":
-        block = (1, group.weights.group_size or 128)
+        if group.weights.group_size is None:
+            raise ModelError(f"{path}: quantization_config: weights by group need a group_size, and have none")
+        block = (1, group.weights.group_size)
     activations = _activations(path, group.input_activations, weights, block[1])
     targets = () if "Linear" in group.targets else tuple(_named(group.targets))
     return Quantization(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from outrider.kv_cache import KVCacheLayout
+from outrider.model_executor.distributed.communicator import SINGLE_RANK, SingleRank
+from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.layers.contract import WeightTarget
 from outrider.model_executor.layers.mxfp4 import MXFP4_NUMBERS
 from outrider.model_executor.models.config import ModelConfig
@@ -27,15 +29,23 @@ def checkpoint_targets(config: ModelConfig) -> dict[str, WeightTarget]:
     return weight_targets(Decoder(config, dtype=config.dtype, device=_NO_MEMORY))
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, is_widened: bool) -> int:
-    """Bytes of a whole model's parameters; ``is_widened``: those of FP8 and FP4 are kept in ``dtype``."""
-    targets = weight_targets(Decoder(config, dtype=dtype, device=_NO_MEMORY)).items()
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, is_widened: bool, shard: Shard = SINGLE_RANK.shard) -> int:
+    """Bytes of a rank's parameters; ``is_widened``: those of FP8 and FP4 are kept in ``dtype``."""
+    place = _RankOnPaper(shard)
+    targets = weight_targets(Decoder(config, dtype=dtype, device=_NO_MEMORY, communicator=place)).items()
     tensors = [(name, target.destination) for name, target in targets if target.destination is not None]
     least = dtype.itemsize if is_widened else 1
     return sum(
         tensor.numel() * max(least, tensor.itemsize) * (2 if is_widened and name.endswith(MXFP4_NUMBERS) else 1)
         for name, tensor in tensors
     )
+
+
+class _RankOnPaper(SingleRank):
+    """Communicator of a rank that computes nothing."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
 
 
 def cache_layout(config: ModelConfig, dtype: torch.dtype) -> KVCacheLayout:
