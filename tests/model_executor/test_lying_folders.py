@@ -543,4 +543,4 @@ def test_weights_that_no_memory_holds_are_refused_before_they_are_made(folder: P
     with pytest.raises(ModelError, match=r"the weights that config\.json asks for take .* GiB"):
         ModelRunner.load(folder, page_size=4, num_pages=8, load_format="dummy")
     config = read_model_config(build("llama"))
-    check_weights_fit(config, config.dtype, torch.device("cpu"), 1)
+    check_weights_fit(config, config.dtype, torch.device("cpu"), Shard())
