@@ -57,7 +57,7 @@ release:  ## dist/: wheels, sdist, chart package; images where Docker is
 	scripts/release.sh
 
 # Files in their order, by folder: the last ones are short, so no worker is left with a long file at the end.
-PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: install  ## the first tier of the tests; TESTS=tests/cli for a part of it
 	$(PYTEST) -m "not slow and not integration" $(TESTS)

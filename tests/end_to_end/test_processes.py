@@ -205,10 +205,6 @@ def missing(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def truncated(folder: Path) -> None:
-    os.truncate(folder / "model.safetensors", 10_000)
-
-
 def unknown(folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(path.read_text(encoding="utf-8").replace("LlamaFor", "MammothFor"), encoding="utf-8")
@@ -218,7 +214,6 @@ def unknown(folder: Path) -> None:
     ("spoil", "words"),
     [
         (missing, "target model: {folder} does not exist"),
-        (truncated, "{folder}/model.safetensors is truncated"),
         (unknown, "decoder of model_type llama is LlamaForCausalLM, not ['MammothForCausalLM']"),
     ],
 )

@@ -82,8 +82,7 @@ def check_step(step: Step, index: int, output: list[int], logits: Doubles, bound
     return count, "bonus"
 
 
-@pytest.mark.parametrize("draft", ["good", "bad", "ngram"])
-@pytest.mark.parametrize("evidence", ["sparse", "dense"])
+@pytest.mark.parametrize(("draft", "evidence"), [("good", "sparse"), ("bad", "dense"), ("ngram", "sparse")])
 @pytest.mark.parametrize(
     ("threshold", "alpha"), [(0.09, 0.3), (0.3, 2.0), (0.02, 0.05), (1.0, 0.6), (0.0, 0.3)], ids=str
 )
