@@ -62,7 +62,7 @@ def test_activations_are_rounded_to_the_references_numbers(rows: int, size: int,
     found = rounded(x, rounding)
     scales = torch.ones(()) if rounding.scale is None else rounding.scale
     if found.scales is not None:
-        scales = found.scales.T.repeat_interleave(size if name == "token" else 128, 1)[:, :size]
+        scales = found.scales[:, :rows].T.repeat_interleave(size if name == "token" else 128, 1)[:, :size]
     wide = found.numbers.float() * scales
     # On a CPU, where torch divides exactly: ties depend on it.
     on_cpu = Rounding(rounding.group, None if rounding.scale is None else rounding.scale.cpu())
@@ -122,7 +122,7 @@ def test_a_row_is_the_same_with_any_others(scale_rows: int | None) -> None:
     matrix = matrix_of(out, size, scale_rows)
     assert num_splits(out, size, 132) > 1
     rounding = Rounding(size if scale_rows is None else 128)
-    weight = Fp8Weight(matrix, rounding, DTYPE)
+    weight = Fp8Weight(matrix, rounding, DTYPE, batch_invariant=True)
     x = random(40 if INTERPRETED else 600, size).to(DTYPE)
     alone = weight(x[:1], None)
     for count in (2, 17, 40) if INTERPRETED else (2, 17, 40, 100, 256, 300, 600):
@@ -131,6 +131,19 @@ def test_a_row_is_the_same_with_any_others(scale_rows: int | None) -> None:
     together = fp8_product(rounded(x, rounding), matrix, None, splits=weight.splits, tiling=tiling, dtype=DTYPE)
     assert torch.equal(together[:1], alone)
     assert not torch.equal(together[1:2], alone)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the library has no such products on a CPU")
+@pytest.mark.parametrize("name", ["token", "group", "static"])
+@pytest.mark.parametrize(("out", "size"), [(384, 4096), (768, 512)])
+def test_many_rows_are_the_librarys(out: int, size: int, name: str) -> None:
+    matrix, rounding = matrix_of(out, size, 128 if name == "group" else None), ROUNDINGS[name]
+    library, own = (Fp8Weight(matrix, rounding, DTYPE, batch_invariant=on) for on in (False, True))
+    bias = random(out).to(DTYPE)
+    for rows in (129, 257, 301, 1000, 2050):
+        x = random(rows, size).to(DTYPE)
+        check(library(x, bias), own(x, bias).float())
+        check(library.partials(x, None), own(x, None).float())
 
 
 def test_a_batch_without_rows() -> None:
@@ -143,7 +156,8 @@ def check_same(found: Rounded, expected: Rounded) -> None:
     if expected.scales is None or found.scales is None:
         assert found.scales is expected.scales
     else:
-        assert torch.equal(found.scales, expected.scales)
+        rows = len(found.numbers)
+        assert torch.equal(found.scales[:, :rows], expected.scales[:, :rows])
 
 
 def check(found: torch.Tensor, expected: torch.Tensor) -> None:

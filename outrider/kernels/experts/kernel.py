@@ -43,7 +43,7 @@ def _load(rows, column, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _sum_columns(
-    x_rows, weight_rows, x_scales, num_rows, weight_scales,
+    x_rows, weight_rows, x_scales, scale_stride, weight_scales,
     K: tl.constexpr, X_GROUPS: tl.constexpr, WEIGHT_GROUPS: tl.constexpr, IS_ROUNDED: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -61,16 +61,16 @@ def _sum_columns(
             if WEIGHT_GROUPS > 1:
                 product *= tl.load(weight_scales + column // BLOCK_K)[:, None]
             if X_GROUPS > 1:
-                product *= tl.load(x_scales + column // BLOCK_K * num_rows)[None, :]
+                product *= tl.load(x_scales + column // BLOCK_K * scale_stride)[None, :]
             total += product
     return total
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "scale_stride"])
 def _grouped_kernel(
     x_ptr,  # [R, K], R = T or P
     expert_weight_ptr,  # [E * N, K]; of MXFP4 words [E * N, K / 4] int16
-    x_scales_ptr,  # [X_GROUPS, R] float32
+    x_scales_ptr,  # [X_GROUPS, R or more] float32
     weight_scales_ptr,  # [E * N / SCALE_ROWS, WEIGHT_GROUPS] float32; of MXFP4 [K / 128, E * N] int32
     bias_ptr,  # [E * N]
     order_ptr,  # [P] int32
@@ -78,6 +78,7 @@ def _grouped_kernel(
     shares_ptr,  # [P] float32
     out_ptr,  # [P, N]
     num_rows,
+    scale_stride,
     size,  # N
     num_weight_rows,  # E * N
     K: tl.constexpr,
@@ -119,7 +120,7 @@ def _grouped_kernel(
         else:
             weight_rows = expert_weight_ptr + row.to(tl.int64)[:, None] * K
             total = _sum_columns(
-                x_rows, weight_rows, x_scales_ptr + x_row, num_rows, weight_scales_ptr + scale_row,
+                x_rows, weight_rows, x_scales_ptr + x_row, scale_stride, weight_scales_ptr + scale_row,
                 K, X_GROUPS, WEIGHT_GROUPS, IS_ROUNDED, WIDTH, BLOCK_N, BLOCK_K,
             )  # fmt: skip
         if WEIGHT_GROUPS == 1:
@@ -217,7 +218,7 @@ class TritonExperts(ExpertWeight):
         _grouped_kernel[(parts * tiles.tiles.shape[0], triton.cdiv(size, tiling.block_n))](
             x.numbers, weight, unused if x.scales is None else x.scales, unused if scales is None else scales,
             unused if bias is None else bias, tiles.order, tiles.tiles, routing.weights, out,
-            x.numbers.shape[0], size, weight.shape[0],
+            x.numbers.shape[0], 0 if x.scales is None else x.scales.shape[1], size, weight.shape[0],
             K=x.numbers.shape[1], X_GROUPS=0 if x.scales is None else x.scales.shape[0],
             WEIGHT_GROUPS=0 if scales is None or is_mxfp4 else scales.shape[1], SCALE_ROWS=self._scale_rows,
             IS_ROUNDED=x.numbers.dtype == weight.dtype, IS_MXFP4=is_mxfp4,

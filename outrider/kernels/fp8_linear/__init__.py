@@ -1,10 +1,10 @@
 """Products with a weight of FP8 numbers (E4M3) and scales: y = x (numbers * scales)^T (+ b).
 
 Contract: ``prepare_fp8_weight`` takes an ``Fp8Matrix`` and the ``Rounding`` of inputs and gives a
-``PreparedFp8Weight``.
-Inputs ``x`` are rounded to FP8 as the ``Rounding`` says, whatever their number, so that the result for a row does not
-depend on the other rows. Where there are no kernels for the weight it is widened to the type of ``x``, and inputs are
-rounded to the same numbers.
+``PreparedFp8Weight``. Inputs ``x`` are rounded to FP8 as the ``Rounding`` says, whatever their number. A row's result
+does not depend on the other rows where that is asked for; else many rows are multiplied by the library, whose sums may.
+Where there are no kernels for the weight it is widened to the type of ``x``, and inputs are rounded to the same
+numbers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ __all__ = [
 ]  # fmt: skip
 
 
-def prepare_fp8_weight(matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype) -> PreparedFp8Weight:
-    """Choose the form that computes fastest on the weight's device, for inputs of ``dtype``."""
+def prepare_fp8_weight(
+    matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype, *, batch_invariant: bool = False
+) -> PreparedFp8Weight:
+    """Choose the form that computes fastest on the weight's device, for inputs of ``dtype``; ``batch_invariant``: sums
+    are in one order for any number of rows.
+    """
     if has_kernels(matrix.numbers.device):
         from outrider.kernels.fp8_linear import weight  # Triton is slow to import
 
         if weight.takes(matrix, rounding):
-            return weight.Fp8Weight(matrix, rounding, dtype)
+            return weight.Fp8Weight(matrix, rounding, dtype, batch_invariant=batch_invariant)
     return WidenedWeight(matrix, rounding, dtype)

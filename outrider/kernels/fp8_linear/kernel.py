@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""FP8 product on a GPU: one kernel for every number of rows.
+"""FP8 product on a GPU: one kernel for every number of rows, which the library replaces for many.
 
 The weight's rows are the rows of the matrix unit's tile, the rows of x its columns. The matrix unit sums the columns in
 order, in parts of K whose number depends on the weight alone, and the parts are added in order: a row's result is the
@@ -33,16 +33,17 @@ _FETCHING = 128
 """Rows of x up to which a product waits for its weight more than it computes."""
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "scale_stride"])
 def _fp8_kernel(
     inputs_desc,  # [T, K], by [WIDTH, BLOCK_K]
     numbers_desc,  # [N, K] fp8, by [BLOCK_N, BLOCK_K]
     weight8_ptr,  # [N, K] fp8
-    x_scales_ptr,  # [X_GROUPS, T] float32
+    x_scales_ptr,  # [X_GROUPS, T or more] float32
     weight_scales_ptr,  # [N / SCALE_ROWS, WEIGHT_GROUPS] float32
     bias_ptr,  # [N]
     out_ptr,  # [T, N], or [SPLITS, T, N] float32
     num_tokens,
+    scale_stride,
     out_features,
     K: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -90,7 +91,7 @@ def _fp8_kernel(
                     scale = tl.load(weight_scales_ptr + scale_row + column // BLOCK_K, mask=is_row, other=0.0)
                     product *= scale[:, None]
                 if X_GROUPS > 1:
-                    scale = tl.load(x_scales_ptr + column // BLOCK_K * num_tokens + t, mask=is_token, other=0.0)
+                    scale = tl.load(x_scales_ptr + column // BLOCK_K * scale_stride + t, mask=is_token, other=0.0)
                     product *= scale[None, :]
                 total += product
         if WEIGHT_GROUPS == 1:
@@ -139,7 +140,7 @@ def fp8_product(
         TensorDescriptor.from_tensor(rows, [tiling.width, BLOCK_K]),
         TensorDescriptor.from_tensor(matrix.numbers, [tiling.block_n, BLOCK_K]),
         matrix.numbers, unused if x.scales is None else x.scales, matrix.scales, unused if bias is None else bias,
-        out, num_tokens, out_features,
+        out, num_tokens, 0 if x.scales is None else x.scales.shape[1], out_features,
         K=size, SPLITS=splits, IS_SPLIT=is_split, X_GROUPS=0 if x.scales is None else x.scales.shape[0],
         WEIGHT_GROUPS=matrix.scales.shape[1], SCALE_ROWS=matrix.rows, IS_ROUNDED=x.numbers.dtype.itemsize == 1,
         HAS_BIAS=bias is not None and not is_split, FETCHED=_FETCHED if num_tokens <= _FETCHING else 0,

@@ -44,7 +44,7 @@ class Rounded:
     """Rounded inputs."""
 
     numbers: torch.Tensor  # [T, K] fp8, or x itself where it is not rounded
-    scales: torch.Tensor | None  # [G, T] float32; None: the scale is part of the weight's, or there is none
+    scales: torch.Tensor | None  # [G, T or more] float32; None: the scale is part of the weight's, or there is none
 
 
 def rounded_scale(largest: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,8 @@ _LEAST = tl.constexpr(1e-10)
 _TILES = (16, 32, 64)
 _LARGEST_TILE = 128
 """Rows of the products' tiles, which take much longer if they end beyond what is there."""
+_SCALES_ALIGNED = 4
+"""Scales of groups of one place lie beside each other, in rows that the library's products load by 16 bytes."""
 _GROUPS = 8
 """Groups of a program."""
 _WIDE = 4096
@@ -36,7 +38,7 @@ _WIDE = 4096
 
 @triton.jit
 def _store_rounded(
-    x, row, first_group, num_tokens, size, num_groups, rounded_ptr, scales_ptr, scale_ptr,
+    x, row, first_group, scale_stride, size, num_groups, rounded_ptr, scales_ptr, scale_ptr,
     IS_STATIC: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round groups ``x`` [GROUPS, BLOCK] of a row, zeros beyond its end, each ``GROUP`` long."""
@@ -48,20 +50,20 @@ def _store_rounded(
         scale = tl.zeros([GROUPS], tl.float32) + tl.load(scale_ptr)
     else:
         scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), 1), _LEAST), tl.zeros([GROUPS], tl.float32) + _MAX)
-        tl.store(scales_ptr + group * num_tokens + row, scale, mask=group < num_groups)
+        tl.store(scales_ptr + group * scale_stride + row, scale, mask=group < num_groups)
     scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], [GROUPS, BLOCK]))
     scaled = tl.minimum(tl.maximum(scaled, -_MAX), _MAX)
     numbers = scaled.to(rounded_ptr.dtype.element_ty, fp_downcast_rounding="rtne")
     tl.store(rounded_ptr + row * size + column, numbers, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["scale_stride"])
 def _round_kernel(
     x_ptr,  # [T, K], or gates and ups [T, 2 K]
     rounded_ptr,  # [T, K] fp8
-    scales_ptr,  # [G, T] float32
+    scales_ptr,  # [G, T or more] float32
     scale_ptr,  # [] float32
-    num_tokens,
+    scale_stride,
     size,
     num_groups,
     IS_GATED: tl.constexpr,
@@ -87,22 +89,22 @@ def _round_kernel(
     else:
         x = tl.load(x_ptr + row * size + column, mask=inside, other=0.0).to(tl.float32)
     _store_rounded(
-        x, row, first, num_tokens, size, num_groups, rounded_ptr, scales_ptr, scale_ptr,
+        x, row, first, scale_stride, size, num_groups, rounded_ptr, scales_ptr, scale_ptr,
         IS_STATIC, GROUP, GROUPS, BLOCK,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["scale_stride"])
 def _norm_and_round_kernel(
     x_ptr,  # [T, K]; becomes x + delta
     delta_ptr,  # [NUM_PARTIALS, T, K]
     weight_ptr,  # [K]
     rounded_ptr,  # [T, K] fp8
-    scales_ptr,  # [G, T] float32
+    scales_ptr,  # [G, T or more] float32
     scale_ptr,  # [] float32
     row_stride,
     partial_stride,
-    num_tokens,
+    scale_stride,
     size,
     num_groups,
     eps,
@@ -119,7 +121,7 @@ def _norm_and_round_kernel(
     )
     x = tl.reshape(x.to(tl.float32), (GROUPS, BLOCK // GROUPS))
     _store_rounded(
-        x, row, 0, num_tokens, size, num_groups, rounded_ptr, scales_ptr, scale_ptr,
+        x, row, 0, scale_stride, size, num_groups, rounded_ptr, scales_ptr, scale_ptr,
         IS_STATIC, GROUP, GROUPS, BLOCK // GROUPS,
     )  # fmt: skip
 
@@ -144,7 +146,8 @@ class _Groups:
         numbers = empty_rows(num_tokens, size, dtype=FP8, device=device, tiles=_TILES, step=_LARGEST_TILE)
         if self.is_static:
             return Rounded(numbers, None)
-        return Rounded(numbers, torch.empty(self.count, num_tokens, dtype=torch.float32, device=device))
+        stride = -(-num_tokens // _SCALES_ALIGNED) * _SCALES_ALIGNED
+        return Rounded(numbers, torch.empty(self.count, stride, dtype=torch.float32, device=device))
 
 
 def rounded(x: torch.Tensor, rounding: Rounding, gate: Gate | None = None) -> Rounded:
@@ -158,7 +161,7 @@ def rounded(x: torch.Tensor, rounding: Rounding, gate: Gate | None = None) -> Ro
     if num_tokens:
         _round_kernel[(triton.cdiv(form.count, groups), num_tokens)](
             x, out.numbers, x if out.scales is None else out.scales, x if rounding.scale is None else rounding.scale,
-            num_tokens, size, form.count, IS_GATED=gate is not None, IS_GELU=gate is Gate.GELU,
+            _stride(out), size, form.count, IS_GATED=gate is not None, IS_GELU=gate is Gate.GELU,
             IS_STATIC=form.is_static, GROUP=form.size, BLOCK=triton.next_power_of_2(form.size), GROUPS=groups,
             num_warps=16 if form.size >= _WIDE else 4, **launch_options(x),
         )  # fmt: skip
@@ -176,9 +179,13 @@ def normed_and_rounded(source: NormedInput, rounding: Rounding) -> Rounded:
         _norm_and_round_kernel[(num_tokens,)](
             x, x if source.delta is None else source.delta, weight, out.numbers,
             unused if out.scales is None else out.scales, unused if rounding.scale is None else rounding.scale,
-            x.stride(0), x.numel(), num_tokens, size, form.count, source.eps,
+            x.stride(0), x.numel(), _stride(out), size, form.count, source.eps,
             NUM_PARTIALS=num_partials_of(x, source.delta), IS_STATIC=form.is_static, GROUP=form.size, BLOCK=block,
             GROUPS=1 if form.count == 1 else block // form.size, num_warps=8 if size >= _WIDE // 2 else 4,
             enable_fp_fusion=False, **launch_options(x),
         )  # fmt: skip
     return out
+
+
+def _stride(rounded: Rounded) -> int:
+    return 0 if rounded.scales is None else rounded.scales.shape[1]

@@ -10,12 +10,15 @@ from outrider.kernels.few_tokens import NormedInput
 from outrider.kernels.fp8_linear.contract import Gate, PreparedFp8Weight
 from outrider.kernels.fp8_linear.kernel import BLOCK_K, Tiling, fp8_product
 from outrider.kernels.fp8_linear.layout import Fp8Matrix, Rounded, Rounding
+from outrider.kernels.fp8_linear.library import library_product, library_takes
 from outrider.kernels.fp8_linear.rounding import normed_and_rounded, rounded
 from outrider.kernels.launching import launches_early, num_processors
 from outrider.kernels.linear.split_k import sum_partials
 
 _MOST_SPLIT_ROWS = 256
 """Rows of x up to which each part of K has a program of its own."""
+_MOST_ROWS = 128
+"""Rows of x up to which our kernel is faster than the library's product, where K is not split."""
 _LEAST_BLOCKS = 8
 """Blocks of K in a part."""
 _FILLED = 0.7
@@ -41,7 +44,9 @@ _GROUPS: tuple[tuple[int, Tiling], ...] = ((256, Tiling(128, 64, 4, 4)), (1 << 6
 class Fp8Weight(PreparedFp8Weight):
     """FP8 numbers and scales, multiplied as they are."""
 
-    def __init__(self, matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype) -> None:
+    def __init__(
+        self, matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype, *, batch_invariant: bool = False
+    ) -> None:
         if rounding.scale is not None:  # one scale for the product: inputs have none of their own
             matrix = dataclasses.replace(matrix, scales=matrix.scales * rounding.scale)
         self._matrix, self._rounding, self._dtype = matrix, rounding, dtype
@@ -52,6 +57,9 @@ class Fp8Weight(PreparedFp8Weight):
         has_many = out_features > 2 * 64 * processors
         has_groups = matrix.scales.shape[1] > 1 or (rounding.group or size) < size
         large = _LARGE if has_many else _LARGE_PARTS
+        self._most_rows = 1 << 62  # of our kernel
+        if not batch_invariant and library_takes(matrix, rounding, dtype):
+            self._most_rows = _MOST_SPLIT_ROWS if self.splits > 1 else _MOST_ROWS
         self._tilings = (*(_MANY if has_many else _FEW), *(_GROUPS if has_groups else ((1 << 62, large),)))
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -76,6 +84,8 @@ class Fp8Weight(PreparedFp8Weight):
         num_tokens, dtype = x.numbers.shape[0], self._dtype
         if not num_tokens:
             return torch.empty(0, self._matrix.numbers.shape[0], dtype=dtype, device=x.numbers.device)
+        if num_tokens > self._most_rows:
+            return library_product(x, self._matrix, bias, dtype)
         tiling = next(tiling for most, tiling in self._tilings if num_tokens <= most)
         is_split = self.splits > 1 and num_tokens <= _MOST_SPLIT_ROWS
         out_dtype = None if is_split else dtype

@@ -71,7 +71,9 @@ class Fp8Linear(LinearMethod):
 
     def _prepare(self) -> PreparedFp8Weight:
         if self._prepared is None:
-            self._prepared = prepare_fp8_weight(self._matrix(), self._rounding(), self._spec.dtype)
+            self._prepared = prepare_fp8_weight(
+                self._matrix(), self._rounding(), self._spec.dtype, batch_invariant=self._spec.batch_invariant
+            )
             self._release()
         return self._prepared
 
