@@ -31,6 +31,7 @@ def set_up_quick_interpreter() -> None:
     _derive_types_once(internals, language.core)
     _match_operands_once(internals.interpreter_semantic.__class__, language.core)
     _round_as_hardware(internals, language.float8e4nv)
+    internals.InterpreterBuilder.create_fma = _fused_multiply_add(internals)
 
 
 def _round_as_hardware(internals: Any, fp8: Any) -> None:
@@ -45,6 +46,16 @@ def _round_as_hardware(internals: Any, fp8: Any) -> None:
         return internals.TensorHandle(numbers.view(torch.uint8).numpy(), fp8)
 
     builder.create_fp_to_fp = rounding
+
+
+def _fused_multiply_add(internals: Any) -> Callable[..., Any]:
+    """Products and sums of float32 rounded once, as hardware does."""
+
+    def create_fma(_builder: Any, x: Any, y: Any, z: Any) -> Any:
+        total = x.data.astype(np.float64) * y.data + z.data
+        return internals.TensorHandle(total.astype(z.data.dtype), z.dtype.scalar)
+
+    return create_fma
 
 
 def _match_operands_once(semantic: Any, core: Any) -> None:

@@ -37,6 +37,14 @@ _WIDE = 4096
 
 
 @triton.jit
+def _divided(x, divisor):
+    """x / divisor, rounded as a division is, in a sixth of the instructions where many share a divisor."""
+    inverse = tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor)
+    quotient = x * inverse
+    return tl.fma(tl.fma(-quotient, divisor, x), inverse, quotient)
+
+
+@triton.jit
 def _store_rounded(
     x, row, first_group, scale_stride, size, num_groups, rounded_ptr, scales_ptr, scale_ptr,
     IS_STATIC: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -51,7 +59,7 @@ def _store_rounded(
     else:
         scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), 1), _LEAST), tl.zeros([GROUPS], tl.float32) + _MAX)
         tl.store(scales_ptr + group * scale_stride + row, scale, mask=group < num_groups)
-    scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], [GROUPS, BLOCK]))
+    scaled = _divided(x, scale[:, None])
     scaled = tl.minimum(tl.maximum(scaled, -_MAX), _MAX)
     numbers = scaled.to(rounded_ptr.dtype.element_ty, fp_downcast_rounding="rtne")
     tl.store(rounded_ptr + row * size + column, numbers, mask=inside)
