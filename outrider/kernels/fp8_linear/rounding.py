@@ -38,7 +38,7 @@ _WIDE = 4096
 
 @triton.jit
 def _divided(x, divisor):
-    """x / divisor, rounded as a division is, in a sixth of the instructions where many share a divisor."""
+    """X / divisor, rounded as a division is, in a sixth of the instructions where many share a divisor."""
     inverse = tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor)
     quotient = x * inverse
     return tl.fma(tl.fma(-quotient, divisor, x), inverse, quotient)
