@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.fp8_linear.layout import Fp8Matrix, Rounded, Rounding
+from outrider.kernels.room import with_room
 
 _BLOCK = 128
 _ALIGNED = 16
@@ -28,13 +29,14 @@ def library_takes(matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype) -> 
 
 
 def library_product(x: Rounded, matrix: Fp8Matrix, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """``x`` [T, K] by the ``matrix`` [N, K]: [T, N] of ``dtype``."""
-    num_tokens = x.numbers.shape[0]
+    """``x`` [T, K] by the ``matrix`` [N, K]: [T, N] of ``dtype``. Of as many rows as there are scales, at least T."""
+    num_tokens, numbers = x.numbers.shape[0], x.numbers
     if x.scales is None:
-        scales = torch.ones(num_tokens, 1, dtype=torch.float32, device=x.numbers.device)
+        scales = torch.ones(num_tokens, 1, dtype=torch.float32, device=numbers.device)
     else:
-        scales = x.scales[:, :num_tokens].T
-    return torch._scaled_mm(
-        x.numbers, matrix.numbers.T, scale_a=scales, scale_b=matrix.scales.T, bias=bias, out_dtype=dtype,
+        scales, numbers = x.scales.T, with_room(numbers, x.scales.shape[1])
+    product = torch._scaled_mm(
+        numbers, matrix.numbers.T, scale_a=scales, scale_b=matrix.scales.T, bias=bias, out_dtype=dtype,
         use_fast_accum=matrix.columns >= matrix.numbers.shape[1],
     )  # fmt: skip
+    return product[:num_tokens]

@@ -17,8 +17,10 @@ from outrider.kernels.linear.split_k import sum_partials
 
 _MOST_SPLIT_ROWS = 256
 """Rows of x up to which each part of K has a program of its own."""
-_MOST_ROWS = 128
-"""Rows of x up to which our kernel is faster than the library's product, where K is not split."""
+_OWN_ROWS = ((8192, 64), (4097, 128), (1, 256))
+"""(least rows of a weight, rows of x up to which our kernel is faster than the library's product), half as many where
+scales are of groups; found with products of 8B and 32B shapes on an H200.
+"""
 _LEAST_BLOCKS = 8
 """Blocks of K in a part."""
 _FILLED = 0.7
@@ -59,7 +61,8 @@ class Fp8Weight(PreparedFp8Weight):
         large = _LARGE if has_many else _LARGE_PARTS
         self._most_rows = 1 << 62  # of our kernel
         if not batch_invariant and library_takes(matrix, rounding, dtype):
-            self._most_rows = _MOST_SPLIT_ROWS if self.splits > 1 else _MOST_ROWS
+            own_rows = next(rows for least, rows in _OWN_ROWS if out_features >= least)
+            self._most_rows = own_rows // (2 if has_groups else 1)
         self._tilings = (*(_MANY if has_many else _FEW), *(_GROUPS if has_groups else ((1 << 62, large),)))
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
