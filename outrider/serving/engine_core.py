@@ -218,7 +218,6 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
                 self._scheduler.lookahead.resolve(queued, before)
             else:
                 self._scheduler.note_begin(queued, ended_ns)
-            self._executor.note_known(queued.forward)
         self._inputs.take_superseding(before.requests)
         if not self._in_flight and self._scheduler.lookahead.is_possible:
             # What superseded an answered item may have failed its session.

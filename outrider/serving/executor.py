@@ -323,9 +323,6 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """
         return None
 
-    def note_known(self, forward: InFlightForward[EventT]) -> None:
-        """The tokens are known that a queued forward is over."""
-
     def resolve(
         self, queued: QueuedForward[JobT, EventT], index: int, session: Session[SequenceT], answer: EventT
     ) -> ItemT | None:

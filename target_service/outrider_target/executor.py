@@ -222,11 +222,6 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         manager = self._runner.sequences
         return sum(manager.pages_needed(job.sequence, 1) for job in forward.jobs) <= manager.num_free
 
-    def note_known(self, forward: InFlightForward[Scores]) -> None:
-        """Start to make masks of grammars."""
-        if isinstance(forward, ScoringForward):
-            forward.begin_masks()
-
     def resolve(
         self, queued: QueuedForward[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores
     ) -> Score | None:

@@ -95,7 +95,11 @@ class ScoringForward:
 
     @torch.inference_mode()
     def is_done(self) -> bool:
-        """True if the forward has ended. Starts the scoring that waited for masks, once these are made."""
+        """True if the forward has ended; asked of the oldest one, whose tokens are known. Starts the scoring that
+        waited for masks, once these are made. Masks of what was queued begin here unless one more forward is queued
+        behind it, which needs them at once: another thread would only contend for the interpreter with this one.
+        """
+        self.begin_masks()
         if not self._is_launched and all(part.has_masks for part in self._parts):
             self._is_launched = True
             for part in self._parts:
