@@ -414,7 +414,7 @@ class Link(Protocol[CommandT_contra, EventT_co]):
 
     @property
     def num_pages_free(self) -> int | None:
-        """Free KV pages of the service, as far as this end has heard; None until it has."""
+        """Free KV pages of the service, as last reported to this end; None before any report."""
         ...
 
     @property

@@ -154,7 +154,7 @@ class DraftPlanes:
 
 
 def _brought(states: HiddenStates, parts: Sequence[torch.Tensor | None]) -> HiddenStates | None:
-    """The states with the bytes of their references; None where some are not there, or are not so many."""
+    """The states with the bytes of their references; None where some are not there, or are not this many."""
     there = [part for part in parts if part is not None]
     num_bytes = states.num_rows * states.width * _DTYPES[states.dtype].itemsize
     if len(there) < len(parts) or sum(part.numel() for part in there) != num_bytes:

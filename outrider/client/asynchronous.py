@@ -192,7 +192,7 @@ class AsyncClient:
             except OutriderError as error:
                 pause = attempts.failed(error)
             else:
-                attempts.heard(is_output=True)
+                attempts.note_message(is_output=True)
                 return result
             await asyncio.sleep(pause)
 
@@ -204,7 +204,7 @@ class AsyncClient:
                 async with contextlib.aclosing(stream):
                     async for delta in stream:
                         given = generation.take(delta)
-                        attempts.heard(is_output=given is not None)
+                        attempts.note_message(is_output=given is not None)
                         if given is not None:
                             yield given
                 return

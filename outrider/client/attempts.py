@@ -97,7 +97,7 @@ class Attempts:
         self._is_answered = False
         return self._address, left
 
-    def heard(self, *, is_output: bool) -> None:
+    def note_message(self, *, is_output: bool) -> None:
         """Record that the address accepted the request, or gave new output."""
         if not self._has_heard or self._failing_since is not None:
             self._addresses.note_up(self._address)

@@ -172,7 +172,7 @@ class Client:
             except OutriderError as error:
                 time.sleep(attempts.failed(error))
             else:
-                attempts.heard(is_output=True)
+                attempts.note_message(is_output=True)
                 return result
 
     def _deltas(self, generation: Generation, attempts: Attempts) -> Generator[Delta, None, None]:
@@ -183,7 +183,7 @@ class Client:
                 with contextlib.closing(stream):
                     for delta in stream:
                         given = generation.take(delta)
-                        attempts.heard(is_output=given is not None)
+                        attempts.note_message(is_output=given is not None)
                         if given is not None:
                             yield given
                 return

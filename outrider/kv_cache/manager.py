@@ -138,7 +138,7 @@ class KVCacheManager:
         return self.window.num_needed_in_turn(needed, num_held) <= self.window.pool.num_free
 
     def fit(self, growths: Iterable[tuple[KVSequence, int]]) -> bool:
-        """True if there are free pages for all of these sequences to grow by so many tokens each, counted exactly."""
+        """True if there are free pages for all of these sequences to grow by this many tokens each, counted exactly."""
         needed = num_freed = 0
         for sequence, count in growths:
             needed += self._tables.pages_needed(sequence, count)
@@ -158,7 +158,7 @@ class KVCacheManager:
         return self.pool.num_free if self.window is None else self.window.num_free_of_pages
 
     def surely_fit(self, num_sequences: int, count: int) -> bool:
-        """True if there are free pages for so many sequences to grow by ``count`` tokens each, wherever they end."""
+        """True if there are free pages for this many sequences to grow by ``count`` tokens each, wherever they end."""
         most = -(-count // self.pool.page_size) + 1  # and a copy of a shared page
         has_room = num_sequences * most <= self.pool.num_free
         return has_room and (self.window is None or self.window.surely_fit(num_sequences, most))

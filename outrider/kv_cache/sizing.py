@@ -14,7 +14,7 @@ DEFAULT_MAX_SEQUENCES = 256
 DEFAULT_FORWARD_TOKENS = 4096
 """As ``max_batched_tokens`` is on GPUs by default."""
 _LEAST_SNAPSHOTS, _SEQUENCES_A_SNAPSHOT = 4, 8
-"""Slots for snapshots of states: one for so many sequences, and some at least."""
+"""Slots for snapshots of states: one for this many sequences, and some at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class KVCacheRequest:
     gpu_memory_utilization: float | None = None
     """Otherwise what is left of this share of the GPU's memory; with none of them, a share of what is free."""
     max_sequences: int = DEFAULT_MAX_SEQUENCES
-    """Sequences that run at the same time: where only the device's memory bounds the pool, it has room for so many of
+    """Sequences that run at the same time: where only the device's memory bounds the pool, it has room for this many of
     ``max_model_len`` at most."""
     slot_bytes: int = 0
     """Size of one sequence's states in recurrent layers; 0: there are none."""

@@ -75,7 +75,7 @@ class WindowPages:
         return sum(self.pool.references(self._of[page]) == 1 for page in pages)
 
     def surely_fit(self, num_sequences: int, num_pages: int) -> bool:
-        """True if there are window pages for so many sequences to take ``num_pages`` each."""
+        """True if there are window pages for this many sequences to take ``num_pages`` each."""
         return num_sequences * min(num_pages, self._most_held) <= self.pool.num_free
 
     def of(self, page: int) -> int:

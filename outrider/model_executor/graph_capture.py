@@ -88,7 +88,7 @@ class CaptureBound:
         return fits if self._least is None else bool(self._least(int(fits)))
 
     def admits(self, num_bytes: int = 0) -> bool:
-        """True if a graph with so many bytes of buffers fits, and all others that are left with no more."""
+        """True if a graph with this many bytes of buffers fits, and all others that are left with no more."""
         num_graphs = self.num_graphs + self._num_left
         return self._limit is None or max(self._most_bytes, num_bytes) + num_graphs * _DRIVER_BYTES <= self._limit
 
@@ -97,7 +97,7 @@ class CaptureBound:
         return num_bytes if self._least is None or self._limit is None else -self._least(-num_bytes)
 
     def count(self, num_bytes: int, seconds: float) -> None:
-        """The next was captured, in so many seconds."""
+        """The next was captured, in this many seconds."""
         self.num_graphs += 1
         self._most_bytes = max(self._most_bytes, num_bytes)
         self._quickest = min(self._quickest, seconds)

@@ -31,7 +31,7 @@ class ForwardRow:
     sequence: KVSequence
     token_ids: TokenIds[int]
     num_logits: int = 1
-    """Logits are wanted after each of the last so many of them; 0 for a prefill chunk that is not the last."""
+    """Logits are wanted after each of the last this many of them; 0 for a prefill chunk that is not the last."""
 
 
 @dataclass(slots=True)

@@ -83,7 +83,7 @@ def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.dev
 
 
 def check_bytes_fit(needed: int, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ``ModelError`` when weights of so many bytes are more than the device's memory."""
+    """Raise ``ModelError`` when weights of this many bytes are more than the device's memory."""
     total = _total_bytes(device)
     if needed > total:
         kept = dtype if config.quantization is None else f"{dtype} and {config.quantization}"

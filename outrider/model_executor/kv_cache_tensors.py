@@ -32,7 +32,7 @@ class KVCacheTensors:
         num_window_pages: int = 0,
     ) -> None:
         """``state_dtype`` of inputs in recurrent layers; None: ``dtype``. With ``num_window_pages`` layers with a
-        window have so many pages of ``page_size``, and ``window_map`` says which belongs to a page of the others.
+        window have this many pages of ``page_size``, and ``window_map`` says which belongs to a page of the others.
         """
         self.layout = layout
         self.dtype = dtype

@@ -205,7 +205,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         return 0
 
     def fits(self, batch: Sequence[tuple[JobT, int]]) -> bool:
-        """True if there are free KV pages for a forward over so many tokens of each job."""
+        """True if there are free KV pages for a forward over this many tokens of each job."""
         return sum(self.num_pages_needed(job, num_tokens) for job, num_tokens in batch) <= self.num_pages_free
 
     def fits_alone(self, job: JobT) -> bool:

@@ -23,7 +23,7 @@ class LinkLoads:
         """Links that had a report after the newest forward: the next forward begins anew for them."""
 
     def note_forward(self, rows: Mapping[int, int], drafts: Callable[[], Mapping[int, int]]) -> None:
-        """A forward with so many rows and draft tokens of each link has ended; ``drafts`` is asked where several links
+        """A forward with this many rows and draft tokens of each link ended; ``drafts`` is asked where several links
         are served.
         """
         for link_id in rows:

@@ -1,6 +1,6 @@
 """Lookahead: plain steps that are computed before they are asked for.
 
-A ``Prepare`` gives a session credit for so many steps. Where an answer says by itself which token comes next, that step
+A ``Prepare`` gives a session credit for this many steps. If an answer says by itself which token comes next, that step
 is due as soon as the answer was found, and one more is queued behind it on the device. An item that asks for just that
 finds it running or done. Any other item is served as if nothing had been prepared, so a wrong expectation costs time
 and never a token.

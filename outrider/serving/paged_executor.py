@@ -21,7 +21,7 @@ class PagedExecutor(Executor[SequenceT, ItemT, JobT, EventT]):
         """The sequence to which a job writes; None if it writes nothing."""
 
     def num_written(self, job: JobT, num_tokens: int) -> int:
-        """Tokens that a forward over so many of a job's tokens writes, those written in advance included."""
+        """Tokens that a forward over this many of a job's tokens writes, those written in advance included."""
         return num_tokens
 
     @property
@@ -35,12 +35,12 @@ class PagedExecutor(Executor[SequenceT, ItemT, JobT, EventT]):
         return self._kv_cache.num_pages_free
 
     def num_pages_needed(self, job: JobT, num_tokens: int) -> int:
-        """Free KV pages for what a forward over so many of the job's tokens writes."""
+        """Free KV pages for what a forward over this many of the job's tokens writes."""
         kv = self.kv_of(job)
         return 0 if kv is None else self._kv_cache.pages_needed(kv, self.num_written(job, num_tokens))
 
     def fits(self, batch: Sequence[tuple[JobT, int]]) -> bool:
-        """True if there are free KV pages for so many tokens of each job."""
+        """True if there are free KV pages for this many tokens of each job."""
         rows = [(self.kv_of(job), self.num_written(job, num_tokens)) for job, num_tokens in batch]
         return self._kv_cache.fit((kv, count) for kv, count in rows if kv is not None)
 

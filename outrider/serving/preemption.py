@@ -21,7 +21,7 @@ from outrider.serving.token_budget import Job
 _MOST_AHEAD = 66
 """Tokens that one launch writes for a session beyond those it was asked to append, at most: the longest draft."""
 _WATERMARK = 100
-"""One page of so many stays free for the sessions that run when a new one begins."""
+"""One page of this many stays free for the sessions that run when a new one begins."""
 
 
 class PageBudget:
@@ -39,7 +39,7 @@ class PageBudget:
         self._sessions, self._executor, self._queue = sessions, executor, queue
         self._lookahead, self._preempt = lookahead, preempt
         self._num_promised = self._num_puts = 0
-        """Pages for all that was due when so many requests had been put: no fewer than it needs now."""
+        """Pages for all that was due when this many requests had been put: no fewer than it needs now."""
 
     def admits(self, session: Session[Any], job: Job) -> bool:
         """True if a session that begins would find pages for all of its job."""
@@ -92,7 +92,7 @@ class PageBudget:
         return scheduled
 
     def surely_fit(self, scheduled: ScheduledTokens, num_beside: int) -> bool:
-        """True if a batch can be served beside so many sessions with one token each, wherever their texts end."""
+        """True if a batch can be served beside this many sessions with one token each, wherever their texts end."""
         num_tokens = sum(num_tokens for _, num_tokens in scheduled)
         most = num_tokens + _MOST_AHEAD * len(scheduled) + 2 * num_beside  # no token takes more than a page and a copy
         return most <= self._executor.num_pages_free

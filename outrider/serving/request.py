@@ -175,7 +175,7 @@ class RequestQueue:
         return self._due.values()
 
     def put_since(self, num_puts: int) -> Iterator[AnyRequest]:
-        """At least the requests that are due and were put since so many had been put; of old, all that are due."""
+        """At least the requests that are due and were put since this many had been put; of old, all that are due."""
         return itertools.islice(reversed(self._due.values()), self.num_puts - num_puts)
 
     @property

@@ -138,7 +138,7 @@ class SessionTable(Generic[SequenceT]):
         return self._store.prefix_hash(session.sequence, length)
 
     def truncate(self, sessions: Sequence[Session[SequenceT]], lengths: Sequence[int]) -> None:
-        """Keep so many tokens of each, which are none fewer than were committed."""
+        """Keep this many tokens of each, which are none fewer than were committed."""
         truncate = self._store.truncate
         for session, length in zip(sessions, lengths, strict=True):
             if session.sequence.length != length:

@@ -18,7 +18,7 @@ from outrider.serving.session import SessionKey
 
 DEFAULT_MAX_BATCHED_TOKENS = 1024
 DEFAULT_PREFILL_BESIDE = 256
-"""On a GPU so many tokens more cost little: their weights are being read anyway."""
+"""On a GPU this many tokens more cost little: their weights are being read anyway."""
 _FEW_TOKENS = 8
 """A job with fewer tokens than this besides its last ones is running rather than prefilling."""
 _MIN_CHUNK = 16
@@ -36,7 +36,7 @@ _CHUNK_STEP = 16
 _SESSIONS_STEP = 32
 """Forwards of numbers of running sessions that differ by less take about the same time."""
 _PROMPT_WEIGHT = 8
-"""A prompt that waits behind another counts as so many running sessions: its user has seen nothing yet."""
+"""A prompt that waits behind another counts as this many running sessions: its user has seen nothing yet."""
 _MOST_OF_MANY = 4
 """Largest factor of a forward's tokens while many prompts wait: on an H200 forwards of more than 1,024 tokens compute
 prompts no faster, a few more than 1,024 take up to a quarter longer for each, and CUDA graphs hold no more."""
@@ -44,7 +44,7 @@ prompts no faster, a few more than 1,024 take up to a quarter longer for each, a
 _DELAY_WEIGHT = 0.2
 """The weight of the newest absence, and of the newest chunk, in the figures that delays follow from."""
 _LATE = 1.5
-"""A session that is away for so many times longer than usual is not waited for."""
+"""A session that is away for this many times longer than usual is not waited for."""
 LONGEST_ABSENCE_NS = 100_000_000
 """A session that is away for longer was held up by something else, and is neither waited for nor counted."""
 
@@ -157,7 +157,7 @@ class PrefillChunkSize:
         self._a_token_ns: float | None = None
 
     def note_forward(self, duration_ns: int, num_chunk_tokens: int, num_running: int) -> None:
-        """A forward that served running sessions took so long, with so many tokens of prompts beside them."""
+        """A forward that served running sessions took so long, with this many tokens of prompts beside them."""
         if not num_chunk_tokens:
             size = num_running // _SESSIONS_STEP
             self._without_ns[size] = moving_mean(self._without_ns.get(size), duration_ns, _CHUNK_WEIGHT)
@@ -170,7 +170,7 @@ class PrefillChunkSize:
         self._a_token_ns = None
 
     def tokens(self, num_running: int, num_prompts: int, num_tokens_beside: int = 0) -> int:
-        """Maximum size of the next chunk beside so many running sessions, of so many prompts, in a forward with this
+        """Maximum size of the next chunk beside the running sessions, with ``num_prompts`` due, in a forward with this
         number of other tokens.
         """
         few = self._of_few(num_running)
@@ -200,7 +200,7 @@ class PrefillDelayPolicy:
     """
 
     def __init__(self) -> None:
-        self._heard: list[tuple[SessionKey, int, bool]] = []
+        self._noted: list[tuple[SessionKey, int, bool]] = []
         """Answers and returns (True) that nothing has been learned from: that waits until something depends on it."""
         self._left: dict[SessionKey, int] = {}  # when each of those away was answered
         self._away_ns: float | None = None
@@ -208,16 +208,16 @@ class PrefillDelayPolicy:
 
     def note_answer(self, key: SessionKey, now_ns: int) -> None:
         """A running session was answered."""
-        self._heard.append((key, now_ns, False))
+        self._noted.append((key, now_ns, False))
 
     def note_return(self, key: SessionKey, now_ns: int) -> None:
         """A session has sent its next item."""
-        self._heard.append((key, now_ns, True))
+        self._noted.append((key, now_ns, True))
 
     def learn(self) -> None:
-        """Take in what was heard; any time, best while the device computes."""
-        heard, self._heard = self._heard, []
-        for key, now_ns, is_return in heard:
+        """Process what was noted; any time, best while the device computes."""
+        noted, self._noted = self._noted, []
+        for key, now_ns, is_return in noted:
             if is_return:
                 self._learn_return(key, now_ns)
             else:

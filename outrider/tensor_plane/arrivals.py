@@ -1,4 +1,4 @@
-"""Arrivals of pushed tensors: which of them are there, as a thread that receives hears of it, or as the card says.
+"""Arrivals of pushed tensors: which of them are there, as the receiving thread or the card reports.
 
 Owns waiting for one tensor. A thread that sleeps until a transfer has ended is woken by an interrupt, some time after
 the bytes came, and then has to wake the reader. So a reader asks the card itself for a while.
@@ -37,7 +37,7 @@ class ArrivedTensors:
             self._under_way.update(dict.fromkeys(sequences, event))
 
     def note_arrived(self, sequences: Sequence[int]) -> None:
-        """The receiving thread has heard that these are there. Those that were read before are not kept."""
+        """The receiving thread has received these. Those that were read before are not kept."""
         with self._changed:
             for sequence in sequences:
                 if self._has_ended is None or self._under_way.pop(sequence, None) is not None:

@@ -80,7 +80,7 @@ class ControlConnection:
         return self._socket
 
     def close(self) -> None:
-        """Idempotent; a thread that receives hears of it."""
+        """Idempotent; the receiving thread is notified."""
         if not self._is_closed:
             self._is_closed = True
             with contextlib.suppress(OSError):

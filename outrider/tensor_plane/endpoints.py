@@ -74,7 +74,7 @@ class ReaderEnd(abc.ABC):
     def wait(self, sequence: int, deadline_s: float) -> None:  # noqa: B027
         """Return when the bytes of a use are there; ``StaleReferenceError`` when they do not come within the deadline.
 
-        Only for planes whose writer pushes: elsewhere bytes are there before the reader hears of them.
+        Only for planes whose writer pushes: elsewhere bytes are there before the reader is notified.
         """
 
     def forget(self, sequences: Sequence[int]) -> None:  # noqa: B027

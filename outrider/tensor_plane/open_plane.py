@@ -18,7 +18,7 @@ from outrider.tensor_plane.endpoints import ReaderEnd, same_or_current_stream
 
 _DONE_AT_ONCE = 16
 _DONE_SHARE = 8
-"""The writer is told of places that it may use again after so many reads, or once they are this part of the ring, and
+"""The writer is told of places that it may use again after this many reads, or once they are this part of the ring, and
 otherwise by the thread of the connection: a message for each, or an event on a GPU, would take as long as a read."""
 _WIDEST_SHARE = 32
 """Most bytes that are copied for one that is asked for: where all drafts of a step are rejected, some are not."""

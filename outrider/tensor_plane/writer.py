@@ -35,7 +35,7 @@ AUTOMATIC: tuple[PlaneKind, ...] = (
 
 
 OnReport = Callable[[PlaneReport, bool], None]
-"""Hears of each choice, and last, with True, that the connection has ended. Called from threads of the connection."""
+"""Callback for each choice, and last, with True, that the connection has ended. Called from its threads."""
 
 
 class PlaneWriter:

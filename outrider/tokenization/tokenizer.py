@@ -200,7 +200,7 @@ def _panic_of(error: BaseException, task: str) -> ModelError | None:
 
 
 def _beginnings(text: str, num_tokens: int, *, from_end: bool = False) -> Iterator[str]:
-    """Growing parts, from one end on, of a text that has more characters than so many tokens usually have."""
+    """Growing parts, from one end on, of a text that has more characters than this many tokens usually have."""
     size = _USUAL_CHARACTERS * (num_tokens + _SEAM_TOKENS)
     while size < len(text):
         yield text[-size:] if from_end else text[:size]

@@ -122,7 +122,7 @@ class _PortServicer:
                 offer=lambda name: events(plane_offer=tensor_pb2.PlaneOffer(name=name)),
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
-                beat=lambda heard: context.write(events(heartbeat=_heartbeat(heard, link))),
+                beat=lambda received: context.write(events(heartbeat=_heartbeat(received, link))),
                 silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
             )
             async with contextlib.aclosing(pump.run(request_iterator)) as messages:

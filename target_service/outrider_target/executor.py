@@ -74,7 +74,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         return ScoreJob(self._sampling_of(session), item, session.sequence, token_ids, base, session.link_id)
 
     def execute(self, batch: Sequence[tuple[ScoreJob, int]]) -> ExecutorOutput[Scores]:
-        """One forward over so many tokens of each job; jobs whose last tokens were among them are answered."""
+        """One forward over this many tokens of each job; jobs whose last tokens were among them are answered."""
         return self.start(batch).finish()
 
     @property

@@ -40,7 +40,7 @@ class ScoringForward:
         follows: tuple[ScoringForward, Sequence[int]] | None = None,
         planes: TargetPlanes | None = None,
     ) -> None:
-        """``shares``: so many tokens of jobs; ``step``: a step of the running batch, whose rows come first.
+        """``shares``: this many tokens of jobs; ``step``: a step of the running batch, whose rows come first.
 
         ``drawn`` [B] int32 holds the one token of each row where the device alone knows it; ``follows`` is the forward
         that draws those of jobs, with their places among its jobs. ``planes`` take hidden states.

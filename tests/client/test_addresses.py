@@ -104,7 +104,7 @@ def test_without_resuming_each_address_has_one_chance() -> None:
 def test_without_resuming_nothing_is_begun_again_once_an_address_has_answered() -> None:
     attempts = attempts_at("a", "b")
     attempts.begin()
-    attempts.heard(is_output=True)
+    attempts.note_message(is_output=True)
     with pytest.raises(UnavailableError):
         attempts.failed(GONE)
 
@@ -116,7 +116,7 @@ def test_pauses_grow_once_all_addresses_were_tried_and_begin_anew_with_output() 
     assert pauses[1::2][:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert pauses[-1] == LONGEST_PAUSE_S
     attempts.begin()
-    attempts.heard(is_output=True)
+    attempts.note_message(is_output=True)
     assert [attempts.failed(GONE), failed_once(attempts)] == [FIRST_PAUSE_S, 0]
 
 
@@ -145,7 +145,7 @@ def test_a_request_that_is_taken_up_has_all_the_time_again() -> None:
     attempts = attempts_at("a", clock=clock, resume=10)
     for _ in range(5):
         attempts.begin()
-        attempts.heard(is_output=False)
+        attempts.note_message(is_output=False)
         attempts.failed(GONE)
         clock.now += 9
     clock.now += 9
@@ -157,10 +157,10 @@ def test_a_request_that_is_taken_up_without_output_is_not_sent_for_ever() -> Non
     attempts = attempts_at("a", resume=10)
     for _ in range(MAX_FRUITLESS):
         attempts.begin()
-        attempts.heard(is_output=False)
+        attempts.note_message(is_output=False)
         attempts.failed(GONE)
     attempts.begin()
-    attempts.heard(is_output=False)
+    attempts.note_message(is_output=False)
     with pytest.raises(UnavailableError):
         attempts.failed(GONE)
 
@@ -193,7 +193,7 @@ def test_the_callers_timeout_is_over_all_attempts() -> None:
 def test_only_what_is_about_availability_is_tried_again(error: OutriderError, passes: bool) -> None:
     attempts = attempts_at("a", resume=60)
     attempts.begin()
-    attempts.heard(is_output=True)
+    attempts.note_message(is_output=True)
     if passes:
         assert attempts.failed(error) >= (0.3 if isinstance(error, CapacityError) else 0)
         return
@@ -283,7 +283,7 @@ def test_an_address_that_is_no_coordinator_is_passed_over(resume: float | None) 
     assert attempts.begin()[0] == "a"
     assert attempts.failed(NO_COORDINATOR) == 0
     assert attempts.begin()[0] == "b"
-    attempts.heard(is_output=True)
+    attempts.note_message(is_output=True)
 
 
 @pytest.mark.parametrize("resume", [None, 60.0])
@@ -305,13 +305,13 @@ def test_a_coordinator_beside_one_that_is_none_is_waited_for() -> None:
             clock.now += attempts.failed(errors[attempts.begin()[0]])
     while attempts.begin()[0] != "b":
         attempts.failed(NO_COORDINATOR)
-    attempts.heard(is_output=True)
+    attempts.note_message(is_output=True)
 
 
 def test_a_stream_that_breaks_its_contract_is_final() -> None:
     attempts = attempts_at("a", "b", resume=60.0)
     attempts.begin()
-    attempts.heard(is_output=True)
+    attempts.note_message(is_output=True)
     with pytest.raises(ProtocolError):
         attempts.failed(NO_COORDINATOR)
 

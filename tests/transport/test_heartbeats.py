@@ -61,7 +61,7 @@ def test_a_message_between_two_looks_begins_the_silence_anew() -> None:
     detector = SilenceDetector(1.2, now=0.0)
     for n in range(1, 100):
         assert not detector.look(n * detector.period_s)
-        detector.heard(n * detector.period_s + 0.09)
+        detector.note_received(n * detector.period_s + 0.09)
     heard_at = 99 * detector.period_s + 0.09
     assert not detector.look(heard_at + 0.15)
     assert not detector.look(heard_at + 0.30)
@@ -73,7 +73,7 @@ def test_a_process_that_was_stopped_does_not_take_its_own_absence_for_silence() 
     detector = SilenceDetector(3.0, now=0.0)
     assert not detector.look(0.25)
     assert not detector.look(3600.0)  # it was stopped for an hour, and has not read what came meanwhile
-    detector.heard(3600.1)
+    detector.note_received(3600.1)
     assert not detector.look(3600.25)
 
 

@@ -34,7 +34,7 @@ class OutputCollector:
     """The deltas of one request, for one reader."""
 
     def __init__(self, take_text: Callable[[int | None], str], *, num_tokens: int = 0) -> None:
-        """``take_text`` returns the text that became final since its last call, up to so many tokens (None: all).
+        """``take_text`` returns the text that became final since its last call, up to this many tokens (None: all).
 
         ``num_tokens``: number of tokens that an interrupted call gave to its reader.
         """

@@ -40,7 +40,7 @@ class Introductions(abc.ABC, Generic[StateT]):
     """All pairs of one coordinator."""
 
     def __init__(self, nothing_yet: StateT) -> None:
-        """``nothing_yet``: the state of a pair before anything was heard of it."""
+        """``nothing_yet``: the state of a pair before anything was received about it."""
         self._nothing_yet = nothing_yet
         self._numbers = itertools.count(1)
         self._targets: list[AnyReplica] = []

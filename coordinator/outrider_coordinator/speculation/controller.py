@@ -204,7 +204,7 @@ class DraftLengthController:
     def end(
         self, *, rows: int = 0, tokens: int = 0, seconds: float = 0.0, other_rows: int = 0, other_drafts: int = 0
     ) -> None:
-        """The message has ended; its forward had so many rows and tokens, and took so long. ``other_rows`` are sessions
+        """The message ended; its forward had this many rows and tokens, and took this time. ``other_rows`` are sessions
         of other coordinators, ``other_drafts`` their draft tokens.
         """
         self._acceptance.fold()

@@ -129,7 +129,7 @@ class ProposalJob:
         return self.sequence.kv
 
     def next_tokens(self, count: int) -> tuple[int, ...]:
-        """The next so many to be appended."""
+        """The next ``count`` tokens to be appended."""
         start = len(self.token_ids) - self.num_left
         return part_of(self.token_ids, start, start + count)
 
@@ -194,7 +194,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         )
 
     def execute(self, batch: Sequence[tuple[ProposalJob, int]]) -> ExecutorOutput[Proposal]:
-        """One forward over so many tokens of each job, then one loop over those that can draw all their tokens. Jobs
+        """One forward over this many tokens of each job, then one loop over those that can draw all their tokens. Jobs
         with more text than a loop takes in draw beside the others, not after them.
         """
         looped = [job for job, share in batch if job.metadata and share == job.num_left]
@@ -310,7 +310,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
 
 
 def _num_drawn_after(job: ProposalJob, num_tokens: int) -> int:
-    """Tokens that one launch writes after so many of the job's tokens: all that it draws but the last."""
+    """Tokens that one launch writes after this many of the job's tokens: all that it draws but the last."""
     return max(0, job.draft_length - job.num_drawn - 1) if job.metadata and num_tokens == job.num_left else 0
 
 

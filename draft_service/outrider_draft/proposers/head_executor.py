@@ -65,7 +65,7 @@ class HeadJob:
     draws: list[Draws] = field(default_factory=list)
 
     def take(self, count: int) -> tuple[tuple[int, ...], torch.Tensor]:
-        """The next so many pairs, to be computed now: tokens, and states [count, F]."""
+        """The next ``count`` pairs, to be computed now: tokens, and states [count, F]."""
         assert self.states is not None  # noqa: S101 - a job with pairs has states
         start = len(self.token_ids) - self.num_left
         self.num_left -= count
@@ -145,7 +145,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
 
     @torch.inference_mode()
     def execute(self, batch: Sequence[tuple[HeadJob, int]]) -> ExecutorOutput[Proposal]:
-        """One loop over the jobs that lack few pairs, and one forward over so many pairs of each other job, with the
+        """One loop over the jobs that lack few pairs, and one forward over this many pairs of each other job, with the
         draft of those whose last pair was among them.
         """
         keep_to_set_threads()

@@ -78,7 +78,7 @@ class StateSequences:
         self.keep_pairs(sequence, max(0, length - 1))
 
     def keep_pairs(self, sequence: StateSequence, num_pairs: int) -> None:
-        """Keep so many pairs at most."""
+        """Keep this many pairs at most."""
         if sequence.kv is not None and sequence.kv.length > num_pairs:
             self.manager.truncate(sequence.kv, num_pairs)
 

@@ -135,17 +135,17 @@ async def _measure(
     stack: _Stack, client: AsyncClient, plan: StepPlan, temperature: float, num_sessions: int
 ) -> list[Series]:
     before = stack.processor_s()
-    heard = await asyncio.gather(*(_generate(client, plan, temperature, seed) for seed in range(num_sessions)))
+    results = await asyncio.gather(*(_generate(client, plan, temperature, seed) for seed in range(num_sessions)))
     spent = stack.processor_s() - before
     labels: dict[str, Label] = {"num_sessions": num_sessions, "temperature": temperature, "over": plan.over}
-    steps = [one.result.speculation.num_steps for one in heard]
+    steps = [one.result.speculation.num_steps for one in results]
     samples = {
-        "between_forwards": [1e3 * gap - plan.forwards_ms for one in heard for gap in one.gaps],
+        "between_forwards": [1e3 * gap - plan.forwards_ms for one in results for gap in one.gaps],
         "coordinator_processor": [1e3 * spent / sum(steps)],
     }
     for stage in STAGES:
         samples[stage] = [
-            1e3 * getattr(one.result.timing, stage) / count for one, count in zip(heard, steps, strict=True)
+            1e3 * getattr(one.result.timing, stage) / count for one, count in zip(results, steps, strict=True)
         ]
     return [Series(name, "ms", tuple(values), labels) for name, values in samples.items()]
 

@@ -20,7 +20,7 @@ from outrider.stalls import Stall
 from outrider.types import ModelDescription
 
 SIDES = ("draft", "target")
-ASKED, ARRIVED, BEGAN, ENDED, LEFT, HEARD = range(6)
+ASKED, ARRIVED, BEGAN, ENDED, LEFT, RECEIVED = range(6)
 """Moments of one item, in order: the coordinator sends it, the service's event loop has it, its forward begins and
 ends, its answer is on the event loop again, the coordinator has the answer."""
 PARTS = ("there", "hand_in", "forward", "hand_out", "back")
@@ -71,7 +71,7 @@ class StampedPort:
 
     async def attach(self) -> StampedLink:
         """As the port."""
-        moments = (ASKED, HEARD) if self._is_remote else (ARRIVED, LEFT)
+        moments = (ASKED, RECEIVED) if self._is_remote else (ARRIVED, LEFT)
         return StampedLink(await self._port.attach(), self._stamps, self._side, moments)
 
 
@@ -127,17 +127,19 @@ class Moments:
             for side in SIDES:
                 mine = [moments for its_side, moments in items if its_side == side]
                 for moments in mine[num_skipped:]:
-                    for part, (earlier, later) in zip(PARTS, itertools.pairwise(range(ASKED, HEARD + 1)), strict=True):
+                    for part, (earlier, later) in zip(
+                        PARTS, itertools.pairwise(range(ASKED, RECEIVED + 1)), strict=True
+                    ):
                         found[f"{side}_{part}"].append(1e-6 * (moments[later] - moments[earlier]))
             for (side, moments), (_, following) in itertools.pairwise(items[2 * num_skipped :]):
-                found[f"{side}_{TURN}"].append(1e-6 * (following[ASKED] - moments[HEARD]))
+                found[f"{side}_{TURN}"].append(1e-6 * (following[ASKED] - moments[RECEIVED]))
         return found
 
     def _by_session(self, began_ns: int, ended_ns: int) -> dict[int, list[tuple[str, dict[int, int]]]]:
         """Items whose every moment is known, in the order in which they were asked for."""
         sessions: dict[int, list[tuple[str, dict[int, int]]]] = defaultdict(list)
         for (side, session, _), moments in self._items.items():
-            if len(moments) == HEARD + 1 and began_ns <= moments[ASKED] < ended_ns:
+            if len(moments) == RECEIVED + 1 and began_ns <= moments[ASKED] < ended_ns:
                 sessions[session].append((side, moments))
         for items in sessions.values():
             items.sort(key=lambda item: item[1][ASKED])

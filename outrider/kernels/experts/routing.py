@@ -3,7 +3,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """Routing on a GPU: the most probable experts of each token, and the tiles of pairs that share an expert.
 
-The host waits for nothing: there are as many tiles as any routing of so many tokens can need, and those that are not
+The host waits for nothing: there are as many tiles as any routing of this many tokens can need, and those that are not
 needed have no pairs.
 """
 

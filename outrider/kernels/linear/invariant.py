@@ -18,7 +18,7 @@ from outrider.kernels.linear.ordered import OrderedTiling, ordered_product
 from outrider.kernels.linear.skinny import skinny_product
 
 _MOST_SPLIT_ROWS = 256
-"""Up to so many rows each part of K has programs of its own; of more rows there are enough tiles."""
+"""Up to this many rows each part of K has programs of its own; of more rows there are enough tiles."""
 
 _MANY_ROWS = OrderedTiling(256, 128, 64, 8, 3, per_processor=1)
 _TILINGS = (

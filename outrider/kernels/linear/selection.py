@@ -89,7 +89,7 @@ _GATED: Table = (
     (240, None),
     (256, Tiling(256, 0, 64, 64, 1, 8, 4, 0)),
 )
-# The library's kernel for so many rows is faster than those for fewer, of qkv of an 8B.
+# The library's kernel for this many rows is faster than those for fewer, of qkv of an 8B.
 _LIBRARY_ROWS = ((160, 192), (256, 384))
 
 SPLITS = {2: _HALVES, 4: _QUARTERS}
@@ -97,12 +97,12 @@ SPLITS = {2: _HALVES, 4: _QUARTERS}
 
 
 def split_tiling(num_rows: int, splits: int) -> Tiling | None:
-    """Tiling of ``split_k`` with so many parts of K."""
+    """Tiling of ``split_k`` with this many parts of K."""
     return _look_up(SPLITS[splits], num_rows)
 
 
 def widest_split(splits: int) -> Tiling:
-    """Tiling of ``split_k`` with so many parts of K for the most rows of its table; more rows take more programs."""
+    """Tiling of ``split_k`` with this many parts of K for the most rows of its table; more rows take more programs."""
     return next(tiling for _, tiling in reversed(SPLITS[splits]) if tiling is not None)
 
 

@@ -40,7 +40,7 @@ def _find_part(
 ):  # fmt: skip
     """Row, tile and number of the ``part``-th part of all, into how many its tile is cut, how many parts of cut tiles
     come before its tile's first and how many cut tiles before its tile. The row is ``num_rows`` or more when there are
-    not so many parts. A share is what each program should do, in quarters of what a block of keys costs a large tile.
+    not this many parts. A share is what each program should do, in quarters of what a block of keys costs a large tile.
     """
     r = tl.arange(0, ROWS)
     is_row = r < num_rows

@@ -22,7 +22,7 @@ all."""
 _FEWEST_ROWS, _MOST_ROWS = 16, 64
 """Bounds on the rows of a tile."""
 _MANY_ROWS = 32
-"""Up to so many, programs of one query a row are too few to hide the time until their first keys are there."""
+"""Up to this many, programs of one query a row are too few to hide the time until their first keys are there."""
 _UNEVEN_ROWS = range(_MANY_ROWS + 1, 65)
 """Numbers of rows, one query each, that give some multiprocessors a program more unless shares are half as long."""
 

@@ -1,7 +1,7 @@
 """Heartbeats between ranks, on a socket of their own, outside the collectives: they detect a lost rank.
 
 Owns one thread that says every half second how many steps this rank has finished, and listens for the same. A rank is
-lost when its socket ends, when it says that it failed, when nothing is heard of it for a while (its host is gone, or it
+lost when its socket ends, when it says that it failed, when it sends nothing for a while (its host is gone, or it
 is stopped), or when it does not get on with a step (a collective that hangs).
 """
 
@@ -100,7 +100,7 @@ class Heartbeats:
         now = time.monotonic()
         for peer in peers:
             if now - peer.heard_at > _SILENT_S:
-                return peer.rank, f"was not heard of for {_SILENT_S:g} s"
+                return peer.rank, f"sent nothing for {_SILENT_S:g} s"
             if peer.num_finished >= self.num_expected:
                 peer.moved_at = now
             elif now - peer.moved_at > _STALLED_S:

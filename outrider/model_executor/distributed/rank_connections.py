@@ -99,7 +99,7 @@ def connect(address: RankZeroAddress, rank: int, purpose: Purpose, deadline_s: f
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """Just so many bytes; ``ConnectionError`` when the other side ends before."""
+    """Exactly this many bytes; ``ConnectionError`` when the other side ends before."""
     content = bytearray(size)
     view, done = memoryview(content), 0
     while done < size:

@@ -1,6 +1,6 @@
 """Sharding: the part of a model that each rank holds.
 
-Owns the arithmetic, and says of a model that cannot be cut so many ways why not. Queries, keys, values, gate and up are
+Owns the arithmetic, and says of a model that cannot be divided why not. Queries, keys, values, gate and up are
 cut by their output, what follows them by its input, embedding and head by the vocabulary. With more ranks than key and
 value heads, ranks that share one each hold a copy.
 """
@@ -28,7 +28,7 @@ class Shard:
     size: int = 1
 
     def check(self, config: ModelConfig) -> None:
-        """Raise ``ConfigError`` unless the model can be cut so many ways."""
+        """Raise ``ConfigError`` unless the model can be cut this many ways."""
         _require(config.num_heads % self.size == 0, self.size, f"its {config.num_heads} attention heads")
         heads = config.num_kv_heads
         _require(

@@ -34,7 +34,7 @@ class _Captured:
     """By the number of tokens."""
 
     def size_for(self, num_tokens: int) -> int | None:
-        """The least that holds so many; None where none does."""
+        """The smallest that holds this many; None if none does."""
         return min((size for size in self.replays if size >= num_tokens), default=None)
 
 

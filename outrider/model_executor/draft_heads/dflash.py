@@ -131,7 +131,7 @@ class DFlashHead:
         return replace(inputs, plan=plan)
 
     def queries(self, last_token_id: int, num_drafts: int) -> Sequence[int]:
-        """Token ids of a block that drafts so many tokens."""
+        """Token ids of a block that drafts this many tokens."""
         return [last_token_id, *[self.config.mask_token_id] * num_drafts]
 
     def empty_logits(self, num_rows: int) -> torch.Tensor | None:

@@ -129,7 +129,7 @@ def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.T
 
 
 def _yarn_dimension(rope: RopeConfig, rotations: float, head_dim: int) -> float:
-    """The dimension whose wave turns so many times within the trained length."""
+    """The dimension whose wave turns this many times within the trained length."""
     wavelengths = rope.original_max_position / (rotations * 2 * math.pi)
     return head_dim * math.log(wavelengths) / (2 * math.log(rope.theta))
 

@@ -52,7 +52,7 @@ def build_map(
     """The map of a pair; `foreseen` is the share of disagreements where the true token is the draft's second choice,
     and `later_acceptance` the acceptance in the second half of the cycle.
 
-    The target's part depends on vocabulary, seed and `cycle_size` alone: of so many tokens, all by default, is the
+    The target's part depends on vocabulary, seed and `cycle_size` alone: of this many tokens, all by default, is the
     cycle, which is what a draft with a reduced vocabulary needs; each other token leads into it.
     """
     later = acceptance if later_acceptance is None else later_acceptance

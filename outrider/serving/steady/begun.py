@@ -130,7 +130,7 @@ class ShortenedForward:
     forward: InFlightForward[Any]
     longest: Column  # [B]
     truncate: Callable[[Sequence[int]], None]
-    """Cuts the sequences to so many tokens each."""
+    """Cuts the sequences to this many tokens each."""
 
     def is_done(self) -> bool:
         """As the forward says."""
@@ -159,7 +159,7 @@ def _shortened(result: Any, longest: int) -> Any:  # noqa: ANN401 - an answer or
 
 
 def first_tokens(proposals: AnswerColumns[Any], longest: Column) -> AnswerColumns[Any]:
-    """Proposals without evidence, each with so many tokens at most."""
+    """Proposals without evidence, each with this many tokens at most."""
     counts = proposals.counts
     starts = counts.cumsum(dtype=np.int64) - counts
     is_kept = np.arange(proposals.token_ids.size) - starts.repeat(counts) < longest.repeat(counts)

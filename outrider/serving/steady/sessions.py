@@ -82,7 +82,7 @@ class RunningSessions:
         return self.properties["are_sparse"]
 
     def do_not_end(self, token_ids: Ints, bases: Ints) -> Bools:
-        """True if these tokens, each after so many, are followed by another step."""
+        """True if these tokens, each after this many, are followed by another step."""
         goes_on = (token_ids >= 0) & (bases + 1 < self.max_lengths)
         if self.endings:
             for place in np.flatnonzero(np.isin(token_ids, list(self.endings))).tolist():

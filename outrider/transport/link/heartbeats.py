@@ -58,7 +58,7 @@ class SilenceDetector:
         self._silent_s = 0.0
         self._looked_at = now
 
-    def heard(self, now: float) -> None:
+    def note_received(self, now: float) -> None:
         """Record a message, which ends the silence."""
         self._silent_s = 0.0
         self._looked_at = now
@@ -84,12 +84,12 @@ class SilenceWatch:
     def start(self) -> None:
         """Start the checks; idempotent."""
         if self._timer is None and not self._is_stopped:
-            self._detector.heard(time.monotonic())
+            self._detector.note_received(time.monotonic())
             self._schedule()
 
-    def heard(self) -> None:
+    def note_received(self) -> None:
         """Record a message of the peer."""
-        self._detector.heard(time.monotonic())
+        self._detector.note_received(time.monotonic())
 
     def pause(self) -> None:
         """Stop counting until ``resume``, while nothing is read."""
@@ -98,7 +98,7 @@ class SilenceWatch:
     def resume(self) -> None:
         """Count again, from 0."""
         self._is_paused = False
-        self.heard()
+        self.note_received()
 
     def stop(self) -> None:
         """Stop the checks; idempotent."""
@@ -112,7 +112,7 @@ class SilenceWatch:
 
     def _look(self) -> None:
         if self._is_paused:
-            self.heard()
+            self.note_received()
         if self._detector.look(time.monotonic()):
             self.stop()
             self._on_silent(self._detector.timeout_s)

@@ -123,7 +123,7 @@ class LinkPump:
             async for message in requests:
                 self._num_received += 1
                 if self._watch is not None:
-                    self._watch.heard()
+                    self._watch.note_received()
                 if message.HasField("plane_answer") and self._writer is not None:
                     self._writer.confirm(message.plane_answer.token)
                 if message.commands:

@@ -55,7 +55,7 @@ class RemoteLink(Generic[CommandT, EventT]):
     ) -> None:
         """``answer_offer`` makes the message that says what was found in an offered file; ``heartbeat`` is a message.
 
-        The link breaks when nothing is heard for ``silence_timeout_s`` of a service that announced heartbeats, or has
+        The link breaks if nothing is received for ``silence_timeout_s`` of a service that announced heartbeats, or has
         sent one, when its heartbeats say for as long that it receives none of the messages on their way to it, and when
         they say that it hangs.
         """
@@ -100,7 +100,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         try:
             with translating_errors(self._address):
                 async for received in self._call:
-                    self._watch.heard()
+                    self._watch.note_received()
                     message = await checked(received)
                     if isinstance(message, Malformed):
                         raise ProtocolError(f"{self._address} broke the contract of the link: {message.error}")
@@ -176,7 +176,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._receipts.start()
         num_received = heartbeat.num_received_messages
         if num_received > self._num_received or num_received >= self._outbox.num_put:
-            self._receipts.heard()
+            self._receipts.note_received()
         self._num_received = num_received
 
     def _pause(self) -> None:

@@ -43,7 +43,7 @@ class Continuation:
 
 
 class OutputCache:
-    """Outputs of requests of one salt: the newest, at most so many tokens.
+    """Outputs of requests of one salt: the newest, at most this many tokens.
 
     Two automata take turns: when the younger is full the older is forgotten, as nothing can be taken out of one.
     """
