@@ -25,6 +25,7 @@ from outrider.values import step_value
 
 Column = NDArray[Any]
 U8, U4, I4, F4 = np.dtype("<u8"), np.dtype("<u4"), np.dtype("<i4"), np.dtype("<f4")
+U1 = np.dtype("u1")
 """Types that columns travel in: one that is made in its type is not converted. Made once, since to read a type from its
 name takes as long as to read a column."""
 MAX_ROW_TOKENS = 64
@@ -141,6 +142,8 @@ class AnswerColumns(Generic[EventT_co]):
     scores: the one by which their draft tokens came, until the verdicts have left by it. 0: none."""
     draft_token_ids: Column | None = None  # [T - B] uint32
     """Draft tokens that were scored, if they came by a proposal channel."""
+    goes_on: Column | None = None  # [B] uint8
+    """1 for scores after which the target begins the next step by itself; None: there are none."""
     details: Mapping[str, Sequence[Any]] | None = None
     """Fields of the events that arrays do not hold, by name, a value for each answer. Their readers take events."""
 
@@ -177,6 +180,7 @@ class AnswerColumns(Generic[EventT_co]):
             supports,
             0,
             None if self.draft_token_ids is None else self.draft_token_ids[ragged(self.counts - 1, places)],
+            None if self.goes_on is None else self.goes_on[places],
             self.details and {name: [values[place] for place in places] for name, values in self.details.items()},
         )
 
@@ -192,6 +196,8 @@ class AnswerColumns(Generic[EventT_co]):
         details = dict(self.details or {})
         if self.draft_token_ids is not None:
             details["draft_token_ids"] = list(_rows(self.counts - 1, self.draft_token_ids))
+        if self.goes_on is not None:
+            details["goes_on"] = list(map(bool, self.goes_on.tolist()))
         if not details:
             yield from self._events(places)
             return
@@ -299,6 +305,8 @@ class ScoreColumns:
     channel: int = 0
     """The proposal channel by which the draft tokens came; 0: by none. Never travels."""
     trace_parents: Sequence[str] = ()  # [B], or none
+    begins_next: bool = False
+    """The target may begin the steps after this one by itself. Never travels."""
 
     @property
     def is_direct(self) -> bool:

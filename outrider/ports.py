@@ -191,6 +191,8 @@ class RequestChannel:
     """A number above 0 that no other connection of the link ever had."""
     wants_verdicts: bool = False
     """The target sends its verdicts on direct proposals to the draft by the channel."""
+    begins_next: bool = False
+    """The target begins a session's next step by itself, with what the draft has pushed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ class OfferChannel:
     connection: int
     offer: PlaneOffer
     is_chained: bool = False
-    """The draft goes on from proposals that it sends by the channel, as if all were accepted: the coordinator's say."""
+    """The draft goes on from its own proposals and pushes what it draws: the coordinator's say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,8 @@ class Scores:
     draft token's."""
     draft_token_ids: tuple[int, ...] = ()
     """The draft tokens that were scored, if they came by a proposal channel."""
+    goes_on: bool = False
+    """The target begins the next step by itself: a ``Score`` without draft tokens claims it."""
 
 
 @step_value(frozen=True, slots=True)

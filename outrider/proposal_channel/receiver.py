@@ -28,6 +28,7 @@ from outrider.ports import (
     SessionLost,
 )
 from outrider.proposal_channel.messages import DirectProposals, MessageReader, take_proposals
+from outrider.proposal_channel.pushes import Pushes, pushes_in
 from outrider.proposal_channel.verdicts import to_bytes, verdicts_on
 from outrider.readings import Reading
 from outrider.tensor_plane.control import ControlConnection, ControlListener
@@ -44,7 +45,7 @@ _TICK_S = 0.5
 _LOOPBACK = "127.0.0.1"
 
 _Tell = Callable[[ChannelEvent | SessionLost], None]
-_Submit = Callable[[ScoreColumns], None]
+_Submit = Callable[[ScoreColumns | Pushes], None]
 _Key = tuple[int, int]
 
 
@@ -132,7 +133,7 @@ class _Channel:
 
     def __init__(self, command: RequestChannel, tell: _Tell, submit: _Submit, patience_s: float) -> None:
         self.is_closed = False
-        self.wants_verdicts = command.wants_verdicts
+        self.wants_verdicts, self._begins_next = command.wants_verdicts, command.begins_next
         self.withdraw: Callable[[], object] = lambda: None
         """Takes the offer back."""
         self._connection, self._tell, self._submit, self._patience_s = command.connection, tell, submit, patience_s
@@ -239,13 +240,16 @@ class _Channel:
             del self._early[key]
             if rows is None:
                 return complete, None
-            complete.append(_complete(rest, rows, proposals))
+            complete.append(self._complete(rest, rows, proposals))
             if (left := rest.without(rows)) is None:
                 return complete, None
             rest = left
         return complete, rest
 
     def _take(self, proposals: DirectProposals) -> None:
+        if self._begins_next and (pushes := pushes_in(proposals)) is not None:
+            self._submit(pushes)
+            return
         with self._lock:
             complete = self._meet(proposals)
             if complete is None:
@@ -266,9 +270,13 @@ class _Channel:
                 del self._waiting[key]
                 if (rest := ahead.without(rows)) is not None:
                     self._waiting[rest.channel_key] = rest, until
-                return _complete(ahead, rows, proposals)
+                return self._complete(ahead, rows, proposals)
         self._waiting.pop(own, None)  # they are of other lengths: the coordinator sends them
         return None
+
+    def _complete(self, ahead: ScoreAhead, rows: Sequence[int], proposals: DirectProposals) -> ScoreColumns:
+        found = _complete(ahead, rows, proposals)
+        return replace(found, begins_next=True) if self._begins_next else found
 
     def _give_up_late(self) -> None:
         now = time.monotonic()

@@ -14,6 +14,8 @@ from outrider.columns import AnswerColumns
 from outrider.errors import UnavailableError
 from outrider.ports import ChannelEvent, ChannelState, CloseChannel, EventBatch, OfferChannel
 from outrider.proposal_channel.messages import MessageReader, may_be_sent, to_bytes
+from outrider.proposal_channel.pushes import ChainStart, Pushes
+from outrider.proposal_channel.pushes import to_bytes as pushes_to_bytes
 from outrider.proposal_channel.verdicts import Verdicts, all_accepted, take_verdicts
 from outrider.readings import Reading
 from outrider.tensor_plane.control import connect
@@ -27,7 +29,7 @@ _SEND_S = 0.05
 
 _TICK_S = 0.5
 _Tell = Callable[[ChannelEvent], None]
-_Submit = Callable[[Verdicts], None]
+_Submit = Callable[[Verdicts | ChainStart], None]
 _Key = tuple[int, int]
 
 
@@ -65,7 +67,11 @@ class ProposalSender:
         """Send the proposals of a message to the targets that wait for them; the message, which says what was sent."""
         if not any(columns.channel for columns in batch.columns):
             return batch
-        return replace(batch, columns=tuple([self._sent(link_id, columns) for columns in batch.columns]))
+        sent = [
+            self._pushed(link_id, each) if isinstance(each, Pushes) else self._sent(link_id, each)
+            for each in batch.columns
+        ]
+        return replace(batch, columns=tuple([columns for columns in sent if columns is not None]))
 
     def drop_link(self, link_id: int) -> None:
         """End all channels of a link."""
@@ -81,11 +87,21 @@ class ProposalSender:
         for key in list(self._wanted):
             self._end(key)
 
+    def _pushed(self, link_id: int, pushes: Pushes) -> None:
+        """Send pushes to their target; a channel that cannot take them is found out by the next proposals."""
+        connected, _ = self._sockets.get((link_id, pushes.channel), (None, None))
+        if connected is not None:
+            with contextlib.suppress(OSError):
+                connected.sendall(pushes_to_bytes(pushes))
+
     def _sent(self, link_id: int, columns: AnswerColumns[Any]) -> AnswerColumns[Any]:
         found = self._sockets.get((link_id, columns.channel)) if columns.channel else None
         if found is None or not may_be_sent(columns):
             return replace(columns, channel=0)
         connected, tell = found
+        submit = self._chained.get((link_id, columns.channel))
+        if submit is not None and (verdicts := all_accepted(columns)) is not None:
+            submit(ChainStart(verdicts, columns.channel))  # before the verdicts on them can come
         try:
             connected.sendall(to_bytes(columns))
         except OSError as error:
@@ -94,9 +110,6 @@ class ProposalSender:
             tell(ChannelState(columns.channel, is_open=False, reason=f"the target cannot be reached: {error}"))
             return replace(columns, channel=0)
         self._num_sent += 1
-        submit = self._chained.get((link_id, columns.channel))
-        if submit is not None and (verdicts := all_accepted(columns)) is not None:
-            submit(verdicts)
         return columns
 
     def _serve(self, key: _Key, command: OfferChannel, tell: _Tell, submit: _Submit) -> None:

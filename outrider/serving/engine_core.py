@@ -16,12 +16,13 @@ from typing import Any, Generic
 from outrider.columns import CommandColumns, ScoreColumns
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
+from outrider.proposal_channel.pushes import ChainStart, Pushes
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import Recorder
 from outrider.serving.executor import EventT, Executor, ItemT, JobT, References
 from outrider.serving.idle_sessions import IdleSessions
 from outrider.serving.input_processor import InputProcessor
-from outrider.serving.output_processor import OutputProcessor
+from outrider.serving.output_processor import Messages, OutputProcessor
 from outrider.serving.request import AnyRequest, Batch, FinishedBatch
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import SequenceT, Session, SessionKey
@@ -70,6 +71,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._num_ended = self._num_told = 0
         """Forwards that have ended, and messages that needed none."""
         self._num_steps_without_forward = 0
+        self.send_verdicts: Callable[[Messages], Messages] = lambda messages: messages
+        """Sends the verdicts of messages, and returns these; called before a step that is begun by itself."""
         self._answered: list[AnyRequest] = []
         """In the newest step: something is left to be done once their answers have left."""
         self._outputs = OutputProcessor(stats, clock, lambda: executor.num_pages_unused)
@@ -93,6 +96,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             stats=stats,
             is_enabled=takes_columns,
             take_item=self._inputs.item,
+            clock=clock,
         )
         self._idle = IdleSessions(
             sessions,
@@ -119,7 +123,10 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             self._num_steps_without_forward += 1 + num_events // _EVENTS_OF_STEP
             return messages
         self._num_steps_without_forward = 0
-        batch = self._steady.next_batch(self._clock()) or self._scheduler.schedule(self._in_flight)
+        batch = None
+        if not self._in_flight:
+            batch = self._steady.next_batch(self._clock()) or self._steady.batch_ahead(self._clock())
+        batch = batch or self._scheduler.schedule(self._in_flight)
         finished = self._execute(batch)
         return self._process_outputs(finished)
 
@@ -166,7 +173,9 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
                 self._executor.look_ahead(request.job)
         return True
 
-    def _process_outputs(self, finished: FinishedBatch | None) -> list[tuple[int, EventBatch[Any]]]:
+    def _process_outputs(
+        self, finished: FinishedBatch | None, *, may_go_on: bool = True
+    ) -> list[tuple[int, EventBatch[Any]]]:
         """Answer the requests of a batch. The next batch starts before messages are made of the answers, so that the
         device does not wait for that.
         """
@@ -175,7 +184,13 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         batch, output = finished.batch, finished.output
         self._outputs.note_forward(batch)
         if batch.steady is not None and output.columns is not None:
-            return self._steady.answer(batch, batch.steady, output, finished.ended_ns)
+            messages = self._steady.answer(batch, batch.steady, output, finished.ended_ns)
+            if may_go_on and self._executor.is_asynchronous and not self._in_flight and self._steady.is_ahead_due:
+                messages = self.send_verdicts(messages)
+                following = self._steady.batch_ahead(self._clock())
+                if following is not None:
+                    self._start(following)
+            return messages
         if batch.steady is not None:
             self._steady.take_apart()
         output = self._scheduler.plain.with_leavers(batch, output.one_by_one())
@@ -270,6 +285,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             oldest = self._in_flight[0]
             is_due = oldest.may_queue_next or self._scheduler.are_chunks_due(self._in_flight)
             return 0.0 if is_due or oldest.forward.is_done() else POLL_INTERVAL_S
+        if self._steady.is_ahead_due and self._steady.pending is None and self._scheduler.queue.is_empty:
+            return 1e-9 * self._steady.ahead.pause_ns()
         return 0.0 if self._steady.pending is not None else self._scheduler.delay_s
 
     @property
@@ -282,7 +299,12 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     @property
     def _has_forwards(self) -> bool:
         """True if a forward is to be started, or is in flight."""
-        is_due = self._steady.pending or self._scheduler.queue.due or self._scheduler.plain.is_due
+        is_due = (
+            self._steady.pending
+            or self._steady.is_ahead_due
+            or self._scheduler.queue.due
+            or self._scheduler.plain.is_due
+        )
         return bool(is_due or self._in_flight)
 
     # Links.
@@ -298,6 +320,10 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         arrived = self._clock() if arrived_ns is None else arrived_ns
         if self._steady.runs_begun and self._steady.adopt(link_id, commands, arrived):
             return
+        if self._steady.ahead.has_any:
+            commands = self._steady.ahead.claim(link_id, commands, arrived)
+            if not commands:
+                return
         self._settle()
         if self._steady.take_expected(commands, arrived):
             return
@@ -315,15 +341,26 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     def expect(self, link_id: int, columns: ScoreColumns) -> None:
         """Plan a step of which a later message is expected to bring the draft tokens, if the device is idle."""
+        if self._steady.ahead.has_any:
+            return
         self._settle()
         if not self._in_flight:
             self._steady.expect(link_id, columns)
 
-    def begin(self, link_id: int, verdicts: Verdicts) -> None:
-        """Begin what will be asked for after verdicts of a target, if the device is idle."""
-        self._settle()
-        if not self._in_flight:
-            self._steady.begin(link_id, verdicts, self._clock())
+    def begin(self, link_id: int, said: Verdicts | ChainStart | Pushes, *, is_idle: bool = True) -> None:
+        """Prepare for what will be asked for after what came by a proposal channel: verdicts of a target begin
+        proposals, if the device is idle; pushes of a draft are kept for steps that are begun by themselves.
+        ``is_idle``: nothing else has arrived.
+        """
+        if isinstance(said, Pushes):
+            self._steady.ahead.push(link_id, said)
+        elif isinstance(said, ChainStart):
+            self._settle()
+            self._steady.start_chains(link_id, said)
+        elif not self._steady.drafts.take(link_id, said) and is_idle:
+            self._settle()
+            if not self._in_flight:
+                self._steady.begin(link_id, said, self._clock())
 
     def drop_link(self, link_id: int) -> None:
         """Release all sessions of the link."""
@@ -335,7 +372,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def _settle(self) -> None:
         """Do what was left for later, before anything else happens; wait for a step that nothing has asked for."""
         if self._steady.runs_begun:
-            self._process_outputs(self._finish())
+            self._outputs.put_messages(self._process_outputs(self._finish(), may_go_on=False))
             self.tidy()
         self._steady.settle()
 

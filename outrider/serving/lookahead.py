@@ -37,6 +37,8 @@ class Lookahead:
     ) -> None:
         self._executor, self._queue, self._is_enabled = executor, queue, is_enabled
         self._stats, self._clock = stats, clock
+        self.take_guess: Callable[[AnyRequest], None] = lambda request: None
+        """Takes a request that nothing will ask for, with its answer."""
         self._speculating: set[SessionKey] = set()
         """Sessions whose newest item has drafts: what is computed for others meanwhile would make them wait."""
 
@@ -114,8 +116,10 @@ class Lookahead:
         self._queue.put(Request(session, item, job, self._clock(), is_asked=False))
         return True
 
-    def begin(self, session: Session[Any], item: Any, *, is_guess: bool) -> None:  # noqa: ANN401
-        """Make an item due that a session will ask for, by a verdict; its sequence was cut to what is kept."""
+    def begin(self, session: Session[Any], item: Any, *, is_guess: bool = False) -> None:  # noqa: ANN401
+        """Make an item due that a session will ask for, by a verdict; its sequence was cut to what is kept.
+        ``is_guess``: it will not ask for it, and ``take_guess`` takes the answer.
+        """
         job = self._executor.begin(session, item)
         self._queue.put(Request(session, item, job, self._clock(), is_asked=False, is_guess=is_guess))
 
@@ -176,7 +180,10 @@ class Lookahead:
         """A prepared request was computed: its answer waits. An error is dropped: the item, if it comes, is computed
         anew.
         """
-        if isinstance(result, OutriderError):
+        if request.is_guess and not isinstance(result, OutriderError):
+            request.status, request.answer = RequestStatus.ABORTED, result
+            self.take_guess(request)
+        elif isinstance(result, OutriderError):
             request.status = RequestStatus.ABORTED
             self._stats.num_lookahead_unused += 1
         else:

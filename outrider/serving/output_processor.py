@@ -106,6 +106,10 @@ class OutputProcessor:
         )
         self._claimed += self.columns_message(step, answers, begun.forward)
 
+    def put_messages(self, messages: Messages) -> None:
+        """Queue messages as they are."""
+        self._claimed += messages
+
     def take(self) -> Messages:
         """Take all messages that are ready."""
         ready, self._ready = self._ready, {}
@@ -178,7 +182,7 @@ class OutputProcessor:
         columns = AnswerColumns(
             answers.sessions, answers.generations, answers.base_lengths, answers.counts, answers.token_ids,
             timing, answers.make, answers.outside_masses, answers.states, answers.supports,
-            *_of_channel(step.columns),
+            *_of_channel(step.columns), answers.goes_on,
         )  # fmt: skip
         return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), (columns,)))]
 

@@ -66,7 +66,7 @@ class Request(Generic[ItemT, JobT, EventT]):
     is_asked: bool = True
     """False while it is computed under a ``Prepare`` and its item has not come."""
     is_guess: bool = False
-    """Its proposal begins with a guess of the token that its item lacks (``steady.begun``)."""
+    """Nothing will ask for it: its proposal is pushed (``steady.drafts_ahead``)."""
     record: ItemRecord | None = None
     """None when it is not traced."""
     status: RequestStatus = RequestStatus.WAITING

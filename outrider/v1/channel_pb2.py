@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/channel.proto\x12\x0boutrider.v1\"D\n\x16ProposalChannelRequest\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x16\n\x0ewants_verdicts\x18\x02 \x01(\x08\"m\n\x14ProposalChannelOffer\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x10\n\x08offer_id\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x0c\n\x04port\x18\x04 \x01(\r\x12\x12\n\nis_chained\x18\x05 \x01(\x08\"*\n\x14ProposalChannelClose\x12\x12\n\nconnection\x18\x01 \x01(\r\"K\n\x14ProposalChannelState\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x0f\n\x07is_open\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/channel.proto\x12\x0boutrider.v1\"Y\n\x16ProposalChannelRequest\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x16\n\x0ewants_verdicts\x18\x02 \x01(\x08\x12\x13\n\x0b\x62\x65gins_next\x18\x03 \x01(\x08\"m\n\x14ProposalChannelOffer\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x10\n\x08offer_id\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x0c\n\x04port\x18\x04 \x01(\r\x12\x12\n\nis_chained\x18\x05 \x01(\x08\"*\n\x14ProposalChannelClose\x12\x12\n\nconnection\x18\x01 \x01(\r\"K\n\x14ProposalChannelState\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x0f\n\x07is_open\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.channel_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROPOSALCHANNELREQUEST']._serialized_start=42
-  _globals['_PROPOSALCHANNELREQUEST']._serialized_end=110
-  _globals['_PROPOSALCHANNELOFFER']._serialized_start=112
-  _globals['_PROPOSALCHANNELOFFER']._serialized_end=221
-  _globals['_PROPOSALCHANNELCLOSE']._serialized_start=223
-  _globals['_PROPOSALCHANNELCLOSE']._serialized_end=265
-  _globals['_PROPOSALCHANNELSTATE']._serialized_start=267
-  _globals['_PROPOSALCHANNELSTATE']._serialized_end=342
+  _globals['_PROPOSALCHANNELREQUEST']._serialized_end=131
+  _globals['_PROPOSALCHANNELOFFER']._serialized_start=133
+  _globals['_PROPOSALCHANNELOFFER']._serialized_end=242
+  _globals['_PROPOSALCHANNELCLOSE']._serialized_start=244
+  _globals['_PROPOSALCHANNELCLOSE']._serialized_end=286
+  _globals['_PROPOSALCHANNELSTATE']._serialized_start=288
+  _globals['_PROPOSALCHANNELSTATE']._serialized_end=363
 # @@protoc_insertion_point(module_scope)

@@ -5,12 +5,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProposalChannelRequest(_message.Message):
-    __slots__ = ("connection", "wants_verdicts")
+    __slots__ = ("connection", "wants_verdicts", "begins_next")
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     WANTS_VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_NEXT_FIELD_NUMBER: _ClassVar[int]
     connection: int
     wants_verdicts: bool
-    def __init__(self, connection: _Optional[int] = ..., wants_verdicts: bool = ...) -> None: ...
+    begins_next: bool
+    def __init__(self, connection: _Optional[int] = ..., wants_verdicts: bool = ..., begins_next: bool = ...) -> None: ...
 
 class ProposalChannelOffer(_message.Message):
     __slots__ = ("connection", "offer_id", "token", "port", "is_chained")

@@ -495,7 +495,7 @@ class ScoreAhead(_message.Message):
     def __init__(self, columns: _Optional[_Union[StepCommands, _Mapping]] = ..., channel: _Optional[int] = ..., proposal_generations: _Optional[bytes] = ...) -> None: ...
 
 class StepAnswers(_message.Message):
-    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs", "states", "channel", "draft_token_ids", "form", "timings_ns", "details")
+    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs", "states", "channel", "draft_token_ids", "form", "timings_ns", "details", "goes_on")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -512,6 +512,7 @@ class StepAnswers(_message.Message):
     FORM_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_NS_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
+    GOES_ON_FIELD_NUMBER: _ClassVar[int]
     sessions: bytes
     generations: bytes
     base_lengths: bytes
@@ -528,7 +529,8 @@ class StepAnswers(_message.Message):
     form: AnswerForm
     timings_ns: bytes
     details: AnswerDetails
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., channel: _Optional[int] = ..., draft_token_ids: _Optional[bytes] = ..., form: _Optional[_Union[AnswerForm, str]] = ..., timings_ns: _Optional[bytes] = ..., details: _Optional[_Union[AnswerDetails, _Mapping]] = ...) -> None: ...
+    goes_on: bytes
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., channel: _Optional[int] = ..., draft_token_ids: _Optional[bytes] = ..., form: _Optional[_Union[AnswerForm, str]] = ..., timings_ns: _Optional[bytes] = ..., details: _Optional[_Union[AnswerDetails, _Mapping]] = ..., goes_on: _Optional[bytes] = ...) -> None: ...
 
 class AnswerDetails(_message.Message):
     __slots__ = ("draft_token_probs", "entropies", "probs", "dense_logprobs", "logprobs", "prompt_logprobs", "hidden_states")

@@ -133,7 +133,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         if not isinstance(columns, ScoreColumns) or rows.is_sparse is None:
             return False
         counts, lengths = columns.counts.tolist(), step.draft_lengths.tolist()
-        if min(lengths) < 1 or min(counts) < 1:
+        if min(lengths) < (0 if columns.begins_next else 1) or min(counts) < 1:
             return False
         if columns.hidden_states_from is not None and not (
             rows.layers and np.array_equal(step.kept, columns.hidden_states_from)  # of just what every item brings

@@ -30,7 +30,6 @@ from outrider.proposal_channel import receiver as receiving
 from outrider.proposal_channel.messages import to_bytes
 from outrider.proposal_channel.receiver import MAX_CHANNELS, MAX_WAITING, ProposalReceiver
 from outrider.proposal_channel.sender import ProposalSender
-from outrider.proposal_channel.verdicts import Verdicts
 from outrider.tensor_plane.control import connect
 
 DEADLINE_S = 20.0
@@ -45,8 +44,8 @@ class Ends:
     sender: ProposalSender = field(default_factory=ProposalSender)
     from_target: queue.Queue[Any] = field(default_factory=queue.Queue)
     from_draft: queue.Queue[Any] = field(default_factory=queue.Queue)
-    scored: queue.Queue[ScoreColumns] = field(default_factory=queue.Queue)
-    verdicts: queue.Queue[Verdicts] = field(default_factory=queue.Queue)
+    scored: queue.Queue[Any] = field(default_factory=queue.Queue)
+    verdicts: queue.Queue[Any] = field(default_factory=queue.Queue)
 
     def tell_target(self, command: Any) -> None:
         self.receiver.handle(LINK, command, self.from_target.put, self.scored.put)

@@ -16,7 +16,6 @@ import pytest
 from outrider.columns import ScoreAhead, ScoreColumns
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
-from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import Recorder
 from outrider.serving.in_process import engine_thread
 from outrider.serving.in_process import link as link_module
@@ -29,6 +28,7 @@ DEADLINE_S = 20.0
 class EchoCore:
     """Answers each command in the step after it arrived; all that has arrived goes into one step."""
 
+    send_verdicts: Any = None
     recorder: Recorder | None = None
     num_pages_free = 0
     longest_forward_s = 0.0
@@ -70,8 +70,8 @@ class EchoCore:
     def expect(self, link_id: int, columns: ScoreColumns) -> None:
         self.waiting.append((link_id, f"expect {columns.draft_lengths.tolist()}"))
 
-    def begin(self, link_id: int, verdicts: Verdicts) -> None:
-        self.waiting.append((link_id, f"begin {verdicts.sessions.tolist()}"))
+    def begin(self, link_id: int, said: Any, *, is_idle: bool = True) -> None:
+        self.waiting.append((link_id, f"begin {said.sessions.tolist()}"))
 
     def drop_link(self, link_id: int) -> None:
         self.dropped.append(link_id)

@@ -69,7 +69,11 @@ def same(columns: Any, others: Any) -> None:
 
 
 def test_introductions_travel() -> None:
-    for command in (ports.RequestChannel(5), ports.CloseChannel(5)):
+    for command in (
+        ports.RequestChannel(5),
+        ports.RequestChannel(5, wants_verdicts=True, begins_next=True),
+        ports.CloseChannel(5),
+    ):
         assert target_commands_from_proto(to_target(command)) == (command,)
     for told in (OFFER, ports.CloseChannel(5)):
         assert draft_commands_from_proto(to_draft(told)) == (told,)

@@ -25,15 +25,17 @@ from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.requests.taken_answers import PreparedBatch, TakenAnswers
 from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
-from outrider_coordinator.session.prepared import PreparedScores
+from outrider_coordinator.session.prepared import Prepared, PreparedScores
+from outrider_coordinator.session.prepared_claims import PreparedClaims
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals, announce
 from outrider_coordinator.session.table import Ints, SessionTable
-from outrider_coordinator.session.transitions import are_announced, prepare, proposals_for, scores_for
+from outrider_coordinator.session.transitions import are_announced, claims_for, prepare, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
 _now = RequestTimings.now
 _Taken: TypeAlias = Iterator[TakenAnswers]
+_FINDS = {PreparedProposals: proposals_for, PreparedScores: scores_for, PreparedClaims: claims_for}
 _MAX_PREPARED = 64
 """Batches that may wait to be answered; those of regrouped sessions are never answered whole."""
 
@@ -82,13 +84,14 @@ class BatchDriver:
         return self._take(replica, answers, PreparedProposals, partial(self._sent_on, arrived, target))
 
     def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
-        return self._take(replica, answers, PreparedScores, partial(self._asked_next, arrived))
+        kind = PreparedScores if answers.goes_on is None else PreparedClaims
+        return self._take(replica, answers, kind, partial(self._asked_next, arrived))
 
     def _take(
         self,
         replica: DraftReplica | TargetReplica,
         answers: AnswerColumns[Any],
-        kind: type[PreparedProposals] | type[PreparedScores],
+        kind: type[Prepared],
         take: Callable[[PreparedBatch, AnswerColumns[Any], Sequence[int]], TakenAnswers | None],
     ) -> _Taken:
         """Take all answers together if they were prepared for, otherwise those of usual rows by their services."""
@@ -98,7 +101,7 @@ class BatchDriver:
             if one is not None:
                 yield one
                 return
-        find: Any = proposals_for if kind is PreparedProposals else scores_for
+        find: Any = _FINDS[kind]
         for target, draft, group in self._groups(answers):
             if replica not in (target, draft):
                 continue
@@ -239,6 +242,8 @@ class BatchDriver:
             may_announce = False
         if not requests:
             return
+        if isinstance(batch.prepared, PreparedClaims):
+            return  # what follows depends on the draft tokens that come with the scores
         commands = one.taken.commands
         channel = 0
         if may_announce and isinstance(commands, ExtendColumns) and self._may_announce(one, commands):

@@ -62,7 +62,9 @@ class ChannelIntroductions(Introductions[bool]):
         return self._is_enabled and bool(target.channel_host) and target.channel_host == draft.channel_host
 
     def _request(self, connection: int) -> RequestChannel:
-        return RequestChannel(connection, wants_verdicts=self._draft_ahead is not DraftAhead.IN_TURN)
+        wants_verdicts = self._draft_ahead is not DraftAhead.IN_TURN
+        is_chained = any(self._is_chained(each) for each in self._pairs.values() if each.connection == connection)
+        return RequestChannel(connection, wants_verdicts, begins_next=is_chained)
 
     def _end(self, connection: int) -> CloseChannel:
         return CloseChannel(connection)

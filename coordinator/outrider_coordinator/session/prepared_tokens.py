@@ -96,6 +96,7 @@ class PreparedTokens(PreparedScores):
     def _commit(self, which: Which, tokens: Column) -> list[list[int]]:
         after = self.rows[which] + _PLAIN_STEP
         after[:, col.REASON] = NOTHING_PROPOSED
+        after[:, col.FLAGS] &= ~col.CLAIMS
         after[:, col.LAST] = tokens
         after[:, col.TARGET_LOSSES] = 0
         after[:, col.TARGET_ASKED] = after[:, col.GENERATION]

@@ -17,6 +17,7 @@ and the bonus-token hole need no case of their own.
 from __future__ import annotations
 
 from outrider.ports import ItemTiming
+from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.actions import DraftWaitBegan, DraftWaitEnded, Fail, Finish, Park, ToDraft, ToTarget
 from outrider_coordinator.session.draft_side import NOTHING_DRAFTED, Asked
 from outrider_coordinator.session.drafting import (
@@ -41,6 +42,11 @@ LOOKAHEAD_STEPS = 64
 the session ends."""
 LEAST_LOOKAHEAD_STEPS = 16
 """Once fewer are left the next ``Prepare`` goes out, so that a target never runs out of them between two messages."""
+MAX_SILENT_STEPS = 6
+"""Steps in a row that a target begins by itself without draft tokens. Then its draft is asked: it may have lost the
+session, or be slower than the target."""
+UNCLAIMED = col.IS_SPARSE | col.IS_DENSE | col.READS_STATES | col.IS_TRACED | col.HAS_GRAMMAR
+"""Flags of a row whose steps are never claimed."""
 _PASSING = frozenset((WithoutDraft.NOTHING_PROPOSED, WithoutDraft.BAD_EVIDENCE))
 """Reasons after which the next step may have a proposal."""
 _PLAIN_STEPS_IN_A_ROW = 2
@@ -53,8 +59,10 @@ computed ahead for a single session holds up all others for one or two forwards,
 session that waits for the prompts of its own burst, and has not drafted, is ahead together with the others."""
 
 
-def begin(session: SessionState) -> None:
-    """Begin the next step: as a prefill, plain, or with a proposal. A paused session begins none."""
+def begin(session: SessionState, *, goes_on: bool = False, num_pushed: int = 0) -> None:
+    """Begin the next step: as a prefill, plain, or with a proposal. A paused session begins none. ``goes_on``: the
+    target has begun it by itself, after one with ``num_pushed`` draft tokens.
+    """
     if session.is_paused:
         session.status = SessionStatus.PAUSED
         return
@@ -65,6 +73,10 @@ def begin(session: SessionState) -> None:
         _begin_prefill(session)
         return
     length = draft_length(session)
+    session.target.claims = session.speculation.is_ahead = goes_on and may_claim(session, num_pushed)
+    if session.target.claims:
+        score(session)
+        return
     forced = forced_proposal(session)
     if len(forced.token_ids) >= least_forced(session, length):
         session.proposal, session.no_draft_reason = forced, WithoutDraft.FORCED
@@ -74,6 +86,16 @@ def begin(session: SessionState) -> None:
         _begin_drafting(session, length)
     else:
         _begin_plain(session, length)
+
+
+def may_claim(session: SessionState, num_pushed: int) -> bool:
+    """True if a step that the target has begun by itself may be asked for: its draft goes on with as many tokens as
+    are wanted.
+    """
+    if session.row.values.item(col.FLAGS) & UNCLAIMED or session.target.num_plain_steps >= MAX_SILENT_STEPS:
+        return False
+    wanted = session.policy.length(session.speculation)
+    return wanted > 0 and num_pushed in (0, wanted)
 
 
 def _begin_prefill(session: SessionState) -> None:
@@ -239,6 +261,8 @@ def go_on(session: SessionState) -> None:
 def _goes_on_plain(session: SessionState) -> bool:
     """True if the steps after this one are expected to have no proposal either."""
     if session.proposal.token_ids or session.resumed_finish is not None or session.output.num_remaining <= 1:
+        return False
+    if session.target.claims:
         return False
     if is_to_follow(session):
         return False  # steps that are computed ahead hand over no states

@@ -19,6 +19,7 @@ from outrider.types import TokenLogprob
 from outrider_coordinator.acceptance import Verdict, judge_one
 from outrider_coordinator.session import drafting, steps
 from outrider_coordinator.session.actions import Fail, StepEnded
+from outrider_coordinator.session.draft_side import Drafted
 from outrider_coordinator.session.logprobs import emitted_logprobs, prompt_logprobs
 from outrider_coordinator.session.readiness import MAX_LOSSES_IN_A_ROW, Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
@@ -30,6 +31,8 @@ def on_scores(session: SessionState, event: Scores, timing: ItemTiming | None = 
     if event.generation != session.target.asked:
         session.spec_stats.num_stale_target_replies += 1
         return
+    if session.target.claims:
+        _take_pushed(session, event)
     if _is_of_others(session, event):
         _score_again(session)
         return
@@ -57,7 +60,18 @@ def on_scores(session: SessionState, event: Scores, timing: ItemTiming | None = 
         if event.hidden_states is not None and session.draft.wants_states:
             # Of the positions whose tokens are kept; the last new token has none yet.
             session.draft.states.put(event.hidden_states, session.tokens.length + verdict.num_accepted)
-        _commit(session, verdict, new, logprobs, timing)
+        _commit(session, verdict, new, logprobs, timing, goes_on=event.goes_on)
+
+
+def _take_pushed(session: SessionState, event: Scores) -> None:
+    """The proposal of a step that the target has begun by itself is what had been pushed to it."""
+    side = session.draft
+    if not event.draft_token_ids:
+        return
+    session.target.num_plain_steps = 0
+    session.proposal = Drafted(event.draft_token_ids, None, side.opened)
+    if side.readiness is Readiness.OPEN:
+        side.held = session.tokens.length
 
 
 def _score_again(session: SessionState) -> None:
@@ -112,6 +126,8 @@ def _commit(
     new: tuple[int, ...],
     logprobs: tuple[TokenLogprob, ...] | None,
     timing: ItemTiming | None,
+    *,
+    goes_on: bool,
 ) -> None:
     """Both sides hold what was accepted; the token after it is new to them."""
     base, proposal, num_accepted = session.tokens.length, session.proposal, verdict.num_accepted
@@ -132,7 +148,7 @@ def _commit(
         StepEnded(session.step, base, num_drafted, num_accepted, new, reason, timing, logprobs, is_prefill, num_forced)
     )
     if finish is None:
-        steps.begin(session)
+        steps.begin(session, goes_on=goes_on, num_pushed=num_proposed)
     else:
         steps.end(session, finish)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.readiness import Readiness, readiness_of, set_readiness
-from outrider_coordinator.session.table import IntColumn, Row
+from outrider_coordinator.session.table import Flag, IntColumn, Row
 
 
 class TargetSide:
@@ -18,6 +18,8 @@ class TargetSide:
     """Generation of the ``Score`` that it was told of, to be scored once its proposal comes directly; 0: none."""
     lookahead_credit = IntColumn(col.CREDIT)
     """Plain steps that it may compute before they are asked for: what is left of a ``Prepare``."""
+    claims = Flag(col.CLAIMS)
+    """True if it was asked for a step that it had begun by itself, whose draft tokens come with the scores."""
     num_plain_steps = IntColumn(col.NUM_PLAIN)
     """Steps in a row that were asked for without drafts."""
 
@@ -84,5 +86,5 @@ class TargetSide:
     def forget(self, readiness: Readiness) -> None:
         """The target holds nothing of this session any more, and owes no answer."""
         self.readiness = readiness
-        self.held, self.asked, self.part, self.is_held_back = 0, None, None, False
+        self.held, self.asked, self.part, self.is_held_back, self.claims = 0, None, None, False, False
         self.lookahead_credit = self.num_plain_steps = 0

@@ -19,6 +19,7 @@ from outrider_coordinator.session import drafting, steps
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.actions import StepEnded
 from outrider_coordinator.session.prepared import Bools, PreparedScores
+from outrider_coordinator.session.prepared_claims import PreparedClaims, waits_for_claimed
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, waits_for_proposal
 from outrider_coordinator.session.prepared_tokens import PreparedTokens, waits_for_token
 from outrider_coordinator.session.prepared_verdicts import PreparedVerdicts, waits_for_verdict
@@ -66,6 +67,20 @@ def scores_for(
             yield places, kind(table, index[places], rows[places])
 
 
+def claims_for(
+    table: SessionTable, indices: Sequence[int], answers: AnswerColumns[Any]
+) -> Iterator[tuple[Ints, PreparedScores]]:
+    """Scores of sessions whose target has begun the next step by itself: their places among the answers."""
+    if answers.goes_on is None:
+        return
+    index, rows, fits = _answered(table, indices, answers, col.TARGET_ASKED)
+    fits &= answers.goes_on != 0
+    fits &= waits_for_claimed(rows, answers.counts.astype(np.int64) - 1)
+    places = np.flatnonzero(fits)
+    if places.size:
+        yield places, PreparedClaims(table, index[places], rows[places])
+
+
 def end_wait(session: SessionState) -> None:
     """End of a session's wait for a proposal, once the command that follows has left."""
     side = session.draft
@@ -92,7 +107,7 @@ def end_step(session: SessionState, step: StepEnded, states: HiddenStates | None
     if finish is not None:
         session.status = SessionStatus.SCORING  # no wait for a proposal has begun
         steps.end(session, finish)
-    elif not is_drafting:
+    elif not is_drafting and not session.target.claims:
         session.no_draft_reason = drafting.why_not_asked(session)
         steps.renew_lookahead(session)
     return step

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from outrider.limits import MAX_DRAFT_LENGTH
 from outrider_coordinator.speculation.acceptance import Acceptance
 from outrider_coordinator.speculation.catch_up import CatchUp
 from outrider_coordinator.speculation.comparison import Comparison
@@ -44,7 +45,7 @@ class DraftLengthController:
         """Mode after the last choice between messages."""
         self._busy_s = 0.0
         """Time of service."""
-        self._has_prompt_ended = self._has_text_come = self._is_fresh = False
+        self._has_prompt_ended = self._has_text_come = self._is_fresh = self._is_ahead = False
         self._is_choice_awaited = False
         """Drafts of new sessions lack much text, which the choice that is due may spare them."""
 
@@ -167,6 +168,7 @@ class DraftLengthController:
         """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks."""
         if session not in self.sessions:
             return
+        self._is_ahead |= session.is_ahead
         began = session.note_verdict(self._rounds.current.now, num_drafted, num_accepted, draft_lag)
         self._rounds.current.note(began, num_drafted)
         if not session.has_begun:
@@ -220,7 +222,7 @@ class DraftLengthController:
             self._comparison.speculated_s = self._busy_s
         self._update_catch_up()
         self._end_prompts()
-        self._has_text_come = False
+        self._has_text_come = self._is_ahead = False
 
     def _end_prompts(self) -> None:
         """Rounds beside prompts, and those that end with them, are not timed."""
@@ -231,8 +233,9 @@ class DraftLengthController:
 
     @property
     def _is_disturbed(self) -> bool:
-        """True if prompts or drafts' text were computed during the round."""
-        return self.sessions.has_prompts or self._has_prompt_ended or self._has_text_come or self._catch_up.is_active
+        """True if prompts or drafts' text were computed during the round, or targets began it by themselves."""
+        beside = self._has_text_come or self._catch_up.is_active or self._is_ahead
+        return self.sessions.has_prompts or self._has_prompt_ended or beside
 
     def _update_catch_up(self) -> None:
         drafting = self.sessions if self.is_speculating else self._probe.sessions
@@ -288,9 +291,18 @@ class DraftLengthController:
             self._probe.end(self._busy_s)
             self._comparison.speculated_s = self._busy_s
         if mode is Mode.SPECULATIVE and choice is not None:
-            self.sessions.set_length(choice.length)
+            self.sessions.set_length(min(choice.length, self._longest_ahead))
         elif not self._probe.sessions:
             self.sessions.set_length(0)
+
+    @property
+    def _longest_ahead(self) -> int:
+        """Draft length whose loop, the guess of the bonus token included, ends before the target's forward does, where
+        drafts go on meanwhile.
+        """
+        if not any(session.is_ahead for session in self.sessions):
+            return MAX_DRAFT_LENGTH
+        return self.costs.longest_beside(self.expectation.num_rows(len(self.sessions)), self.sessions.context)
 
     def _probe_if_due(self) -> None:
         if self._probe.is_due(self._busy_s):

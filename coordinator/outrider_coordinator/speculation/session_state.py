@@ -16,7 +16,7 @@ class ControlledSession:
     """Draft length and timing of one session."""
 
     __slots__ = (
-        "began_s", "context", "draft_lag", "has_begun", "has_drafted", "has_ever_drafted", "length",
+        "began_s", "context", "draft_lag", "has_begun", "has_drafted", "has_ever_drafted", "is_ahead", "length",
         "limit", "max_tokens", "num_left", "num_probes", "num_rounds", "reads_states", "round_began",
     )  # fmt: skip
 
@@ -41,6 +41,8 @@ class ControlledSession:
         """Seconds of service when its prompt had been computed."""
         self.has_begun = False
         """True if its prompt has been computed."""
+        self.is_ahead = False
+        """True if its target begins its steps by itself, and its draft goes on meanwhile."""
 
     @property
     def is_new(self) -> bool:

@@ -194,6 +194,14 @@ class StepCosts:
         """
         return _TEXT_FACTOR * self._target.token_seconds * self._draft.seconds(1, 1) / self._target.seconds(1, 1)
 
+    def longest_beside(self, rows: int, context: float) -> int:
+        """Largest draft length of which one token more is drawn within a forward of the target; 1 at least."""
+        lengths = np.arange(2, MAX_DRAFT_LENGTH + 1)
+        draft_s = math.exp(self._draft_scale.value) * self._draft.times(rows, lengths, context)
+        forward_s = math.exp(self._target_scale.value) * self._target.times(rows, lengths, context)
+        is_longer = draft_s > forward_s
+        return max(1, int(is_longer.argmax())) if is_longer.any() else MAX_DRAFT_LENGTH
+
     def plain(self, rows: int, context: float) -> float:
         """Duration of a plain round."""
         return math.exp(self._plain_scale(rows)) * self._target.seconds(rows, 1, context)

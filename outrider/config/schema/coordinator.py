@@ -124,8 +124,8 @@ class CoordinatorSettings(Section):
         DraftAhead.VERDICT,
         description="What a draft computes before the coordinator asks for it, where its proposals go to the target"
         " directly and the target's own tokens decide (greedy and coupled requests). in_turn: nothing; verdict: the"
-        " next proposals, once the target's verdict has come directly too; chain: also what follows if all of its"
-        " tokens are accepted, unless both models share a GPU; it pays only where a draft's loop takes less time than"
+        " next proposals, once the target's verdict has come directly too; chain: draft and target both go on by"
+        " themselves, unless both models share a GPU; it pays for few users, where a draft's loop takes less time than"
         " the target's forward.",
     )
     link_timeout_ms: Positive = Field(

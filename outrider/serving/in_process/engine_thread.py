@@ -21,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from outrider.columns import ScoreAhead, ScoreColumns, num_items, one_by_one
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
+from outrider.proposal_channel.pushes import ChainStart, Pushes
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import Recorder
 from outrider.serving.in_process.channel_host import CHANNEL_COMMANDS, ChannelHost, NoChannels
@@ -76,9 +77,14 @@ class Core(Protocol[CommandT_contra, EventT]):
         """Prepare for a message that brings the draft tokens of these columns; computes nothing, answers nothing."""
         ...
 
-    def begin(self, link_id: int, verdicts: Verdicts) -> None:
-        """Prepare for what will be asked for after these verdicts; computes nothing, answers nothing."""
+    def begin(self, link_id: int, said: Verdicts | ChainStart | Pushes, *, is_idle: bool = True) -> None:
+        """Prepare for what will be asked for after what came by a channel; computes nothing, answers nothing.
+        ``is_idle``: nothing else has arrived.
+        """
         ...
+
+    send_verdicts: Any
+    """Called with messages before the core begins a step by itself; returns them."""
 
     def drop_link(self, link_id: int) -> None:
         """Release all sessions of the link."""
@@ -161,6 +167,7 @@ class EngineThread(Generic[CommandT, EventT]):
         none. ``hang_timeout_s``: time without progress after which the engine counts as hung; 0: never.
         """
         self._core = core
+        core.send_verdicts = self._send_verdicts
         self._planes: PlaneHost = planes or NoPlanes()
         self._channels: ChannelHost = channels or NoChannels()
         self._on_failure = on_failure
@@ -326,15 +333,20 @@ class EngineThread(Generic[CommandT, EventT]):
                 break
             self._inbox.wait(left)
 
+    def _send_verdicts(self, messages: Any) -> Any:  # noqa: ANN401 - by link
+        return [
+            (link_id, self._channels.send(link_id, batch) if batch.columns else batch) for link_id, batch in messages
+        ]
+
     def note_read(self) -> None:
         """A reader of answers has caught up. Used by links."""
         self._inbox.put(None)
 
     def _handle(self, message: _Message[CommandT, EventT]) -> None:
         link, commands = message.link, message.commands
-        if isinstance(commands[0], Verdicts):
-            if len(self._taken) == 1 and not self._has_arrived():  # else there is no time left for it
-                self._core.begin(link.link_id, commands[0])
+        if isinstance(commands[0], Verdicts | ChainStart | Pushes):
+            is_idle = len(self._taken) == 1 and not self._has_arrived()
+            self._core.begin(link.link_id, commands[0], is_idle=is_idle)
             return
         if _OF_NO_CORE.isdisjoint(map(type, commands)):
             self._core.handle(link.link_id, commands, arrived_ns=message.arrived_ns)
@@ -375,6 +387,8 @@ class EngineThread(Generic[CommandT, EventT]):
             return
         if batch.columns:
             batch = self._channels.send(link_id, batch)
+            if not batch.columns and not batch.events:  # pushes alone
+                return
         try:
             link.deliver(batch)
         except RuntimeError:  # its loop was closed without closing the link

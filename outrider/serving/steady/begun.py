@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from outrider.columns import U4, U8, AnswerColumns, Column, CommandColumns, ExtendColumns
 from outrider.ports import Extend, Proposal
 from outrider.prefix_hash import PrefixHash
-from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
+from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward
-from outrider.serving.request import AnyRequest, RequestQueue
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
@@ -198,55 +197,31 @@ def columns_of(rows: Sequence[Following]) -> ExtendColumns:
 
 
 def rows_after(
-    table: SessionTable[Any],
-    executor: Executor[Any, Any, Any, Any],
-    queue: RequestQueue,
-    link_id: int,
-    verdicts: Verdicts,
+    table: SessionTable[Any], executor: Executor[Any, Any, Any, Any], link_id: int, verdicts: Verdicts
 ) -> Iterator[Following]:
-    """Requests that follow these verdicts, for sessions that go on: as many draft tokens as before. After ``UNKNOWN``
-    it lacks its last token, and asks for one draft token more.
-    """
+    """Requests that follow these verdicts, for sessions that go on: as many draft tokens as before."""
     numbers = [getattr(verdicts, name).tolist() for name in Verdicts.__slots__]
     for number, generation, base, *verdict in zip(*numbers, strict=True):
         session = table.get(link_id, number)
         # A verdict is on the answer to the newest item, or it comes too late.
         is_new = session is not None and session.generation < generation and session.num_committed == base
         if is_new and session is not None and executor.follows_verdicts(session):
-            first = queue.first(session.key)
-            # A draft has no KV for the last of its own tokens, unless it has gone on from them.
-            num_drafts = session.sequence.length - base + 1
-            num_drafts = num_drafts if first is None or not first.is_guess else first.item.draft_length - 1
-            row = _row_after(table, session, num_drafts, verdict)
+            row = _row_after(table, session, verdict)
             if row is not None:
                 yield row
 
 
-def _row_after(
-    table: SessionTable[Any], session: Session[Any], num_drafts: int, verdict: Sequence[int]
-) -> Following | None:
+def _row_after(table: SessionTable[Any], session: Session[Any], verdict: Sequence[int]) -> Following | None:
     """None for a session that ends, or was given another number of draft tokens than the verdict is of."""
     base, sequence, endings = session.num_committed, session.sequence, session.open.eos_token_ids
+    # A draft has no KV for the last of its own tokens.
+    num_drafts = sequence.length - base + 1
     accepted, last, following = verdict
-    num_held, is_guess = min(accepted, num_drafts - 1), following == UNKNOWN
-    if not 0 < num_drafts >= accepted or (is_guess and accepted < num_drafts):
+    num_held = min(accepted, num_drafts - 1)
+    if not 0 < num_drafts >= accepted:
         return None
-    brought = (() if accepted == num_held else (last,)) + (() if is_guess else (following,))
+    brought = (following,) if accepted == num_held else (last, following)
     kept, first = base + num_held, base - sequence.length + len(sequence.token_ids)
     if any(token_id in endings for token_id in (*sequence.token_ids[first : first + num_held], *brought)):
         return None
-    return Following(session, kept, table.prefix_hash(session, kept), brought, num_drafts + is_guess)
-
-
-def confirm(guess: AnyRequest, item: Extend) -> bool:
-    """True if a proposal that was computed on a guess continues the text of ``item``: then it is prepared for that."""
-    answer = guess.answer
-    if not isinstance(answer, Proposal) or answer.evidence is not None:
-        return False
-    first, *rest = answer.token_ids
-    begun = replace(guess.item, token_ids=(*guess.item.token_ids, first), draft_length=len(rest))
-    if not asks_for_same(item, begun):
-        return False
-    guess.item, guess.is_guess = item, False
-    guess.answer = replace(answer, base_length=answer.base_length + 1, token_ids=tuple(rest))
-    return True
+    return Following(session, kept, table.prefix_hash(session, kept), brought, num_drafts)

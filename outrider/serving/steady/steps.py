@@ -8,8 +8,9 @@ answers have left, does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,8 @@ import numpy as np
 from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, is_batch, one_by_one
 from outrider.errors import OutriderError
 from outrider.ports import Extend
-from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
+from outrider.proposal_channel.pushes import ChainStart
+from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
 from outrider.serving.output_processor import Messages, OutputProcessor
@@ -41,13 +43,14 @@ from outrider.serving.steady.begun import (
     Following,
     ShortenedForward,
     columns_of,
-    confirm,
     continue_same,
     rows_after,
 )
+from outrider.serving.steady.drafts_ahead import DraftsAhead
 from outrider.serving.steady.expected import ExpectedStep
 from outrider.serving.steady.sessions import Bools, RunningSessions
 from outrider.serving.steady.step import SteadyStep, joined
+from outrider.serving.steady.steps_ahead import StepsAhead
 from outrider.serving.steady.waiting import WaitingSessions
 
 
@@ -61,6 +64,8 @@ class _Answered:
     bases: Sequence[int]
     settle: Callable[[], None] | None
     """The executor's (``ExecutorOutput``)."""
+    is_pushed: bool = False
+    """Nothing of its sessions is committed by it, and none waits for an item."""
 
 
 _Parts = tuple[Sequence[Any], CommandColumns | None, Sequence[Any]]
@@ -79,6 +84,7 @@ class SteadySteps:
         stats: ServiceStats,
         is_enabled: bool,
         take_item: Callable[[int, Any, int], None],
+        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """``take_item`` takes a single item: link, item, time of arrival."""
         self._sessions, self._executor, self._scheduler, self._outputs = sessions, executor, scheduler, outputs
@@ -87,6 +93,8 @@ class SteadySteps:
         """Arrived, and not begun."""
         self._expected = ExpectedStep(executor)
         self._begun, self._stats = BegunSteps(stats), stats
+        self.ahead = StepsAhead(sessions, executor, scheduler, outputs, stats=stats, clock=clock)
+        self.drafts = DraftsAhead(sessions, executor, scheduler, outputs, stats)
         self._wanted: dict[SessionKey, int] = {}
         """Draft tokens that a session was asked for and did not get, since fewer had been begun."""
         self._running: Batch | None = None
@@ -131,7 +139,9 @@ class SteadySteps:
         if is_taken is not None and is_taken.any():
             items = [item for item, is_done in zip(columns.items(), is_taken.tolist(), strict=True) if not is_done]
         found = self._waiting.get((link_id, columns.sessions.item(0))) if items is None else None
-        if found is not None and is_free and self.pending is None and self._scheduler.is_free:
+        # Steps that go on by themselves are made one as soon as both have ended.
+        may_wait = isinstance(columns, ScoreColumns) and columns.begins_next and self._running is not None
+        if found is not None and (is_free or may_wait) and self.pending is None and self._scheduler.is_free:
             waiting, _ = found
             step = waiting.find(link_id, columns, arrived_ns)
             if step is not None and self._is_taken(step):
@@ -168,24 +178,34 @@ class SteadySteps:
             self._outputs.put_claimed(begun, columns, rows, places, arrived_ns)
         return is_taken
 
+    def start_chains(self, link_id: int, start: ChainStart) -> None:
+        """Go on from proposals that were sent directly."""
+        for key in self.drafts.start(link_id, start):
+            self._put_up(key)
+
+    def _put_up(self, key: SessionKey) -> None:
+        """A session waits here no more: its next item is compared with what it holds by then."""
+        self._begun.forget(key)
+        if (found := self._waiting.pop(key, None)) is not None:
+            waiting, row = found
+            waiting.forget(row)
+
     def begin(self, link_id: int, verdicts: Verdicts, arrived_ns: int) -> None:
         """Begin the proposals that follow from verdicts, unless something that was asked for is to be begun."""
-        is_guess = verdicts.next_token_ids.item(0) == UNKNOWN
-        is_large = len(verdicts) > MAX_BEGUN_SESSIONS and not is_guess
+        is_large = len(verdicts) > MAX_BEGUN_SESSIONS
         if self.pending is not None or self._executor.is_asynchronous or is_large:
             return
-        rows = list(rows_after(self._sessions, self._executor, self._scheduler.queue, link_id, verdicts))
-        if not is_guess:
-            rows = [row._replace(draft_length=self._wanted.pop(row.session.key, row.draft_length)) for row in rows]
-        if rows and not is_guess:
+        rows = list(rows_after(self._sessions, self._executor, link_id, verdicts))
+        rows = [row._replace(draft_length=self._wanted.pop(row.session.key, row.draft_length)) for row in rows]
+        if rows:
             self.pending = self._begun_step(link_id, rows, arrived_ns)
         if self.pending is not None:
             return
         for session, item in [(row.session, row.item()) for row in rows]:
-            if self._may_begin(session, item, is_guess=is_guess):
+            if self._may_begin(session, item):
                 self.touch(session.key)
                 if self._sessions.rewind(session, item.num_kept_tokens, item.prefix_hash) is None:
-                    self._scheduler.lookahead.begin(session, item, is_guess=is_guess)
+                    self._scheduler.lookahead.begin(session, item)
 
     @property
     def runs_begun(self) -> bool:
@@ -200,6 +220,8 @@ class SteadySteps:
         batch = self._running
         step = None if batch is None else batch.steady
         if batch is None or step is None or step.is_asked or step.link_id != link_id or len(commands) != 1:
+            return False
+        if step is self.drafts.running:
             return False
         columns = commands[0]
         if not (isinstance(columns, ExtendColumns) and continue_same(columns, step.columns)):
@@ -221,19 +243,13 @@ class SteadySteps:
             if self._sessions.holds(session):
                 self._sessions.truncate([session], [length])
 
-    def _may_begin(self, session: Session[Any], item: Extend, *, is_guess: bool) -> bool:
-        """True if nothing of a session is due or held, and the item is valid and needs a forward. A wrong guess makes
-        way; a right one is what the item asks for.
-        """
+    def _may_begin(self, session: Session[Any], item: Extend) -> bool:
+        """True if nothing of a session is due or held, and the item is valid and needs a forward."""
         try:
             is_served_at_once = self._executor.check(session, item) is not None
         except OutriderError:
             return False
-        first = self._scheduler.queue.first(session.key)
-        if first is not None and first.is_guess and not first.is_asked and not is_guess and not confirm(first, item):
-            self._scheduler.abort(session.key)
-            first = None
-        return not is_served_at_once and first is None
+        return not is_served_at_once and self._scheduler.queue.first(session.key) is None
 
     def _begun_step(self, link_id: int, rows: Sequence[Following], arrived_ns: int) -> SteadyStep | None:
         """Step over these rows, which changes nothing before it starts; None: they go one by one."""
@@ -274,6 +290,8 @@ class SteadySteps:
     def touch(self, key: SessionKey) -> None:
         """Something else than columns comes for a session, or it ends."""
         self._begun.forget(key)
+        self.ahead.forget(key)
+        self.drafts.forget(key)
         self._wanted.pop(key, None)
         if (found := self._waiting.pop(key, None)) is not None:
             waiting, row = found
@@ -292,6 +310,8 @@ class SteadySteps:
         if self._running is not None and self._running.steady is not None and self._running.steady.link_id == link_id:
             self.take_apart()
         self._begun.drop_link(link_id)
+        self.ahead.drop_link(link_id)
+        self.drafts.drop_link(link_id)
         self._wanted = {key: length for key, length in self._wanted.items() if key[0] != link_id}
         self._links.discard(link_id)
         self._waiting = {key: found for key, found in self._waiting.items() if key[0] != link_id}
@@ -311,6 +331,27 @@ class SteadySteps:
         self.pending = None
         return Batch([], now_ns, steady=step, num_running=len(step))
 
+    @property
+    def is_ahead_due(self) -> bool:
+        """True if a step may be begun by itself."""
+        return self.ahead.is_due or self.drafts.is_due
+
+    def batch_ahead(self, now_ns: int) -> Batch | None:
+        """The batch of steps that are begun by themselves, while nothing is in flight; None if there is none, or
+        something else is due.
+        """
+        if not self.is_ahead_due or self.pending is not None or self.ahead.pause_ns():
+            return None
+        self.settle()
+        if self.ahead.is_due:
+            step = self.ahead.next_step(now_ns) if self._scheduler.is_free else None
+            if step is None:
+                for link_id, item, arrived_ns in self.ahead.dissolve():
+                    self._take_item(link_id, item, arrived_ns)
+        else:
+            step = self.drafts.next_step(now_ns)
+        return None if step is None else Batch([], now_ns, steady=step, num_running=len(step))
+
     def start(self, batch: Batch, step: SteadyStep) -> None:
         """Start the forward, then note for each session that it runs."""
         if not self._executor.truncates_columns:
@@ -324,6 +365,9 @@ class SteadySteps:
         if self._wanted:
             for key in step.keys:
                 self._wanted.pop(key, None)
+        if self.ahead.has_any:
+            for key in step.keys:
+                self.ahead.forget(key)
         for session, generation in zip(step.sessions, step.columns.generations.tolist(), strict=True):
             session.generation, session.used_ns = generation, step.arrived_ns
         self._scheduler.note_steady(step)
@@ -337,10 +381,18 @@ class SteadySteps:
         columns = output.columns
         if columns is None:
             raise TypeError("answers that are no columns go one by one")
-        self._answered = _Answered(step, batch, forward, step.bases.tolist(), output.settle)
+        is_pushed = step is self.drafts.running
+        self._answered = _Answered(step, batch, forward, step.bases.tolist(), output.settle, is_pushed)
+        if step is self.drafts.running:
+            return self.drafts.finish(step, columns)
+        if not step.is_asked and isinstance(step.columns, ScoreColumns):
+            return self.ahead.finish(step, columns, forward)
         if not step.is_asked:
             self._begun.hold(step, columns, forward)
             return []
+        if isinstance(step.columns, ScoreColumns) and step.columns.begins_next:
+            columns = replace(columns, draft_token_ids=step.columns.draft_token_ids)
+            columns = self.ahead.go_on(step.link_id, columns, step.columns.channel)
         return self._outputs.columns_message(step, columns, forward)
 
     def take_all_apart(self) -> None:
@@ -387,10 +439,12 @@ class SteadySteps:
         if answered is not None:
             if answered.settle is not None:
                 answered.settle()
-            for session, base in zip(answered.step.sessions, answered.bases, strict=True):
-                self._sessions.commit(session, base)
+            if not answered.is_pushed:
+                for session, base in zip(answered.step.sessions, answered.bases, strict=True):
+                    self._sessions.commit(session, base)
             self._scheduler.note_steady_answers(answered.step, answered.batch, answered.forward)
-            self._put_down(answered.step.own, answered.bases)
+            if not answered.is_pushed:
+                self._put_down(answered.step.own, answered.bases)
 
     def put_down(self, answered: Iterable[AnyRequest]) -> None:
         """Put down the sessions of requests that were answered one by one, unless all of these are decode steps, which

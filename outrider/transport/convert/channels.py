@@ -19,12 +19,14 @@ _LOOPBACK = "127.0.0.1"
 
 def channel_request_to_proto(command: ports.RequestChannel) -> channel_pb2.ProposalChannelRequest:
     """A request for an offer."""
-    return channel_pb2.ProposalChannelRequest(connection=command.connection, wants_verdicts=command.wants_verdicts)
+    return channel_pb2.ProposalChannelRequest(
+        connection=command.connection, wants_verdicts=command.wants_verdicts, begins_next=command.begins_next
+    )
 
 
 def channel_request_from_proto(message: channel_pb2.ProposalChannelRequest) -> ports.RequestChannel:
     """A request for an offer."""
-    return ports.RequestChannel(message.connection, message.wants_verdicts)
+    return ports.RequestChannel(message.connection, message.wants_verdicts, message.begins_next)
 
 
 def channel_close_to_proto(command: ports.CloseChannel) -> channel_pb2.ProposalChannelClose:

@@ -16,6 +16,7 @@ from outrider.columns import (
     F4,
     I4,
     NUMBERS_IN_A_TIMING,
+    U1,
     U4,
     U8,
     AnswerColumns,
@@ -52,6 +53,8 @@ def write_step_answers(message: pb.StepAnswers, answers: AnswerColumns[Any], pla
         message.channel = answers.channel
     if answers.draft_token_ids is not None:
         message.draft_token_ids = array_bytes(answers.draft_token_ids, U4)
+    if answers.goes_on is not None:
+        message.goes_on = array_bytes(answers.goes_on, U1)
     if answers.details is not None:
         write_details(message, answers.details, place)
 
@@ -111,6 +114,7 @@ def scores_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerColumns[An
         _score_supports(message, size) if is_sparse else None,
         0,
         _scored_drafts(message, each) if message.draft_token_ids else None,
+        from_bytes("goes_on", message.goes_on, U1, size) if message.goes_on else None,
         read_score_details(message, token_ids, each, fetch),
     )
 

@@ -115,7 +115,7 @@ def test_what_goes_ahead_is_said_to_both_sides(
     channels.target_attached(target)
     channels.draft_attached(draft)
     channels.on_event(target, OfferChannel(1, OFFER))
-    assert target.sent == [RequestChannel(1, wants_verdicts=wants_verdicts)]
+    assert target.sent == [RequestChannel(1, wants_verdicts=wants_verdicts, begins_next=is_chained)]
     assert draft.sent == [OfferChannel(1, OFFER, is_chained=is_chained)]
 
 

@@ -17,7 +17,7 @@ from outrider.errors import InvalidRequestError
 from outrider.item_columns import command_columns
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Proposal, Release, SessionLost
-from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
+from outrider.proposal_channel.verdicts import Verdicts
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.steady import begun, steps
@@ -144,8 +144,6 @@ class Sessions:
         self.said: dict[tuple[int, int], list[int]] = {}
         """Proposals, by session and base."""
         self.num_lost = 0
-        self.guesses: dict[tuple[int, int], int] = {}
-        """By session and base, what the draft guesses to come after its own tokens."""
         self.texts = [Text(number, [20 + number] * PROMPT) for number in range(NUM_SESSIONS)]
         self._open(self.texts)
 
@@ -194,8 +192,6 @@ class Sessions:
         base, drafts = len(text.tokens), text.proposal
         accepted = self.chance.choice((len(drafts), self.chance.randint(0, len(drafts))))
         after = (follow(text.tokens[-1], 1)[0] + self.chance.randrange(3)) % VOCABULARY
-        if accepted == len(drafts) and self.chance.random() < 0.5:
-            after = self.guesses.get((text.number, base), after)
         text.tokens += [*drafts[:accepted], after]
         text.held = base + min(accepted, len(drafts) - 1)
         last = drafts[accepted - 1] if accepted else 0
@@ -213,16 +209,6 @@ class Sessions:
         while self.driver.core.has_work and not self.driver.core.pause_s:
             assert not self.driver.step(), "nothing that was not asked for is answered"
 
-    def guess(self, texts: list[Text]) -> None:
-        """Let the draft go on from its own proposals; what it guesses."""
-        heads = [(text.number, text.generation + 1, len(text.tokens)) for text in texts]
-        drafts = [text.proposal for text in texts]
-        self.begin(*[(*head, len(draft), draft[-1], UNKNOWN) for head, draft in zip(heads, drafts, strict=True)])
-        for text in texts:
-            first = self.driver.core._scheduler.queue.first((0, text.number))
-            if first is not None and isinstance(first.answer, Proposal):
-                self.guesses[text.number, len(text.tokens)] = first.answer.token_ids[0]
-
     @property
     def used(self) -> tuple[int, int]:
         stats = self.driver.core.stats
@@ -236,20 +222,14 @@ def play(
     core: Core,
     seed: int,
     send: Callable[[Sessions, list[Any]], None],
-    *,
-    guesses: dict[tuple[int, int], int] | None = None,
-    goes_on: bool = False,
     **options: Any,
 ) -> Sessions:
-    """Some rounds, of which ``send`` brings verdicts to the draft; ``goes_on``: it has guessed them before."""
+    """Some rounds, of which ``send`` brings verdicts to the draft."""
     sessions = Sessions(core, seed, **options)
-    sessions.guesses = {} if guesses is None else guesses
     sessions.ask(sessions.texts)
     for _ in range(20):
         some = sessions.chance.sample(range(NUM_SESSIONS), sessions.chance.randint(1, NUM_SESSIONS))
         chosen = sessions.texts if sessions.chance.random() < 0.6 else [sessions.texts[place] for place in sorted(some)]
-        if goes_on:
-            sessions.guess(chosen)
         rows = [sessions.judge(text) for text in chosen]
         send(sessions, rows)
         sessions.ask(chosen)
@@ -411,10 +391,10 @@ def test_other_questions_wait_for_the_step_that_runs(leaves: str) -> None:
         assert sessions.used == (NUM_SESSIONS, 0)
 
 
-def differences(new_core: Callable[[], Core], seed: int, *, goes_on: bool = False) -> tuple[list[Any], Sessions]:
+def differences(new_core: Callable[[], Core], seed: int) -> tuple[list[Any], Sessions]:
     """Proposals that are others where verdicts go wrong."""
-    found = play(new_core(), seed, faulty(seed), goes_on=goes_on, sampling=GREEDY)
-    expected = play(new_core(), seed, nothing, guesses=found.guesses, sampling=GREEDY)
+    found = play(new_core(), seed, faulty(seed), sampling=GREEDY)
+    expected = play(new_core(), seed, nothing, sampling=GREEDY)
     return [key for key, answer in expected.said.items() if found.said.get(key) != answer], found
 
 
@@ -429,58 +409,13 @@ def test_wrong_late_lost_and_repeated_verdicts_change_no_proposal(new_core: Call
 
 
 @CORES
-@pytest.mark.parametrize("goes_on", [False, True], ids=["verdict", "chain"])
 def test_the_comparison_finds_a_draft_that_does_not_check(
-    new_core: Callable[[], Core], monkeypatch: pytest.MonkeyPatch, *, goes_on: bool
+    new_core: Callable[[], Core], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(begun, "asks_for_same", lambda _item, _begun: True)
     monkeypatch.setattr(ModelProposer, "matches", lambda _self, _item, _begun: True)
-    changed, _ = differences(new_core, 1, goes_on=goes_on)
+    changed, _ = differences(new_core, 1)
     assert changed
-
-
-@CORES
-@pytest.mark.parametrize("seed", [4, 5])
-@pytest.mark.parametrize("is_faulty", [False, True], ids=["honest", "faulty"])
-def test_what_a_draft_goes_on_to_compute_is_what_would_have_been_computed(
-    new_core: Callable[[], Core], seed: int, *, is_faulty: bool
-) -> None:
-    send = faulty(seed) if is_faulty else everything
-    found = play(new_core(), seed, send, goes_on=True, sampling=GREEDY)
-    expected = play(new_core(), seed, nothing, guesses=found.guesses, sampling=GREEDY)
-    assert found.said == expected.said
-    assert [text.tokens for text in found.texts] == [text.tokens for text in expected.texts]
-    assert min(found.used) > 10
-    found.end()
-    assert found.driver.core.num_pages_free in (0, NUM_PAGES)
-
-
-@CORES
-def test_a_right_guess_is_claimed_and_a_wrong_one_costs_its_own_session_alone(new_core: Callable[[], Core]) -> None:
-    sessions = Sessions(new_core(), 1, sampling=GREEDY)
-    sessions.ask(sessions.texts)
-    sessions.guess(sessions.texts)
-    rows = []
-    for text in sessions.texts:
-        base, drafts = len(text.tokens), text.proposal
-        after = sessions.guesses[text.number, base] + (text.number == 2)
-        text.tokens += [*drafts, after]
-        text.held = base + len(drafts) - 1
-        rows.append((text.number, text.generation + 1, base, len(drafts), drafts[-1], after))
-    sessions.begin(*rows)
-    sessions.ask(sessions.texts)
-    assert sessions.used == (NUM_SESSIONS, 1), "the wrong one was begun anew at the verdict"
-
-
-@CORES
-def test_a_guess_without_a_verdict_is_not_claimed(new_core: Callable[[], Core]) -> None:
-    sessions = Sessions(new_core(), 1, sampling=GREEDY)
-    sessions.ask(sessions.texts)
-    sessions.guess(sessions.texts)
-    for text in sessions.texts:
-        sessions.judge(text)
-    sessions.ask(sessions.texts)
-    assert sessions.used == (0, NUM_SESSIONS)
 
 
 @CORES

@@ -1,0 +1,226 @@
+"""Drafts ahead: draft loops that follow from a target's verdicts alone, and push what they draw.
+
+A session's chain begins with proposals that were sent to a target directly. The draft goes on from them as if all were
+accepted; what it draws first is its guess of the target's next token. Each verdict makes one loop due: from the pushed
+tokens where the guess was right, else from the text that the verdict names. All sessions that are due share a loop. A
+verdict on another text ends the session's chain; so does any command for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from outrider.columns import U4, U8, AnswerColumns, ExtendColumns
+from outrider.errors import OutriderError
+from outrider.ports import EventBatch, Extend, Proposal
+from outrider.proposal_channel.pushes import ChainStart, Pushes
+from outrider.proposal_channel.verdicts import Verdicts
+from outrider.serving.executor import Executor
+from outrider.serving.output_processor import Messages, OutputProcessor
+from outrider.serving.request import AnyRequest
+from outrider.serving.scheduler import Scheduler
+from outrider.serving.session import Session, SessionKey
+from outrider.serving.session_table import SessionTable
+from outrider.serving.stats import ServiceStats
+from outrider.serving.steady.sessions import RunningSessions
+from outrider.serving.steady.step import SteadyStep
+
+_MAX_BROUGHT = 2
+"""Tokens that one loop takes in of a session."""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """One session's chain."""
+
+    session: Session[Any]
+    channel: int
+    base: int
+    """Length of the text whose next tokens the target computes now."""
+    draft_length: int
+    pushed: tuple[int, list[int]] = (-1, [])
+    """Length of the text before the guess, and the tokens that were pushed after it."""
+    brought: list[int] = field(default_factory=list)
+    """Tokens that the next loop takes in; empty: none is due."""
+    kept: int = 0
+    """Tokens that it keeps before them."""
+
+    def follow(self, base: int, accepted: int, last: int, following: int) -> bool:
+        """Make the loop due that follows from a verdict; False where the chain ends."""
+        if base != self.base:
+            return False
+        text = base + accepted
+        at, tokens = self.pushed
+        self.base = text + 1
+        if not self.brought and at == text and tokens[:1] == [following]:
+            self.kept, self.brought = text + len(tokens) - 1, tokens[-1:]
+            return True
+        if self.brought and not accepted:
+            last = self.brought[-1]  # the loop before has not begun
+        self.kept = min(text, self.session.sequence.length)
+        self.brought = [last, following][-1 - (text - self.kept) :]
+        return text - self.kept < _MAX_BROUGHT
+
+
+class DraftsAhead:
+    """The chains of one core."""
+
+    def __init__(
+        self,
+        sessions: SessionTable[Any],
+        executor: Executor[Any, Any, Any, Any],
+        scheduler: Scheduler,
+        outputs: OutputProcessor,
+        stats: ServiceStats,
+    ) -> None:
+        self._sessions, self._executor, self._stats = sessions, executor, stats
+        self._scheduler, self._outputs = scheduler, outputs
+        scheduler.lookahead.take_guess = self._take_guess
+        self._chains: dict[SessionKey, _Chain] = {}
+        self._verdicts: list[tuple[int, Verdicts]] = []
+        """That have come, and are not followed yet."""
+        self._own: RunningSessions | None = None
+        self.running: SteadyStep | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """True if a loop may be begun."""
+        return bool(self._verdicts) or any(chain.brought for chain in self._chains.values())
+
+    def start(self, link_id: int, start: ChainStart) -> Iterator[SessionKey]:
+        """Begin chains; the sessions."""
+        for number, generation, base, accepted, last, _ in _rows(start.verdicts):
+            session = self._sessions.get(link_id, number)
+            if session is None or generation != session.generation + 1 or not self._executor.follows_verdicts(session):
+                continue
+            if session.sequence.length == base + accepted - 1:
+                chain = _Chain(session, start.channel, base, accepted)
+                chain.kept, chain.brought = base + accepted - 1, [last]
+                self._chains[session.key] = chain
+                yield session.key
+
+    def take(self, link_id: int, verdicts: Verdicts) -> bool:
+        """Note verdicts if a chain may follow from one of them."""
+        is_known = any((link_id, number) in self._chains for number in verdicts.sessions.tolist())
+        if is_known:
+            self._verdicts.append((link_id, verdicts))
+        return is_known
+
+    def _follow(self, now_ns: int) -> None:
+        noted, self._verdicts = self._verdicts, []
+        for link_id, verdicts in noted:
+            for number, _, *verdict in _rows(verdicts):
+                chain = self._chains.get((link_id, number))
+                if chain is None:
+                    continue
+                chain.session.used_ns = now_ns
+                hit = chain.pushed[1][:1] == [verdict[3]] and chain.pushed[0] == verdict[0] + verdict[1]
+                self._stats.num_lookahead_used += hit
+                self._stats.num_lookahead_unused += not hit
+                if not chain.follow(*verdict):
+                    del self._chains[link_id, number]
+
+    def next_step(self, now_ns: int) -> SteadyStep | None:
+        """The loop of all sessions of one link that are due; None where there is none. Sessions whose tokens are not
+        drawn in loops get requests.
+        """
+        self._follow(now_ns)
+        for chain in [chain for chain in self._chains.values() if chain.brought]:
+            if not self._executor.is_steady(chain.session):
+                self._request(chain)
+        due = [chain for chain in self._chains.values() if chain.brought and self._executor.is_steady(chain.session)]
+        if not due:
+            return None
+        link_id = due[0].session.link_id
+        due = [chain for chain in due if chain.session.link_id == link_id and chain.channel == due[0].channel]
+        step = self._step(link_id, due, now_ns)
+        for chain in due:
+            chain.brought = []
+            if step is None:
+                self._chains.pop(chain.session.key)
+        self.running = step
+        return step
+
+    def _request(self, chain: _Chain) -> None:
+        session, kept, brought = chain.session, chain.kept, tuple(chain.brought)
+        if self._scheduler.queue.due_of(session.key) is not None:
+            return  # the loop before has not ended
+        chain.brought = []
+        prefix_hash = self._sessions.prefix_hash(session, kept)
+        item = Extend(session.open.session, session.generation, kept, prefix_hash, brought, chain.draft_length + 1)
+        if self._sessions.rewind(session, kept, prefix_hash) is not None or self._is_invalid(session, item):
+            del self._chains[session.key]
+            return
+        self._scheduler.lookahead.begin(session, item, is_guess=True)
+
+    def _is_invalid(self, session: Session[Any], item: Extend) -> bool:
+        try:
+            return self._executor.check(session, item) is not None
+        except OutriderError:
+            return True
+
+    def _take_guess(self, request: AnyRequest) -> None:
+        """Push what a request has drawn."""
+        chain, answer = self._chains.get(request.session.key), request.answer
+        if chain is not None and isinstance(answer, Proposal) and answer.token_ids:
+            link_id = request.session.link_id
+            chain.pushed = answer.base_length, list(answer.token_ids)
+            pushes = Pushes(
+                np.array([answer.session], dtype=U8),
+                np.array([answer.base_length], dtype=np.int64),
+                np.array([len(answer.token_ids)], dtype=U4),
+                np.array(answer.token_ids, dtype=U4),
+                chain.channel,
+            )
+            self._outputs.put_messages([(link_id, EventBatch((), columns=(pushes,)))])  # type: ignore[arg-type]
+
+    def _step(self, link_id: int, due: Sequence[_Chain], now_ns: int) -> SteadyStep | None:
+        kept = np.array([chain.kept for chain in due], dtype=np.int64)
+        counts = np.array([len(chain.brought) for chain in due], dtype=np.int64)
+        lengths = np.array([chain.draft_length + 1 for chain in due], dtype=np.int64)
+        columns = ExtendColumns(
+            np.array([chain.session.open.session for chain in due], dtype=U8),
+            np.array([chain.session.generation for chain in due], dtype=U8),
+            kept.astype(U4),
+            b"",
+            np.zeros(len(due), dtype=U8),
+            counts.astype(U4),
+            np.array([token_id for chain in due for token_id in chain.brought], dtype=U4),
+            lengths.astype(U4),
+            channel=due[0].channel,
+        )
+        own = self._sessions_of(due)
+        step = SteadyStep(link_id, columns, own, kept, kept + counts, lengths, now_ns, is_asked=False)
+        return step if self._executor.takes_columns(step) else None
+
+    def _sessions_of(self, due: Sequence[_Chain]) -> RunningSessions:
+        sessions = [chain.session for chain in due]
+        if self._own is None or self._own.sessions != sessions:
+            self._own = RunningSessions.of(sessions, self._executor.session_rows(sessions))
+        return self._own
+
+    def finish(self, step: SteadyStep, answers: AnswerColumns[Any]) -> Messages:
+        """Push what a loop has drawn."""
+        self.running = None
+        pushes = Pushes(answers.sessions, answers.base_lengths, answers.counts, answers.token_ids, step.columns.channel)
+        for number, base, token_ids in pushes.rows():
+            chain = self._chains.get((step.link_id, number))
+            if chain is not None:
+                chain.pushed = base, token_ids
+        return [(step.link_id, EventBatch((), columns=(pushes,)))]  # type: ignore[arg-type]
+
+    def forget(self, key: SessionKey) -> None:
+        """A session is asked for something, or ends."""
+        self._chains.pop(key, None)
+
+    def drop_link(self, link_id: int) -> None:
+        """The sessions of a link end."""
+        self._chains = {key: chain for key, chain in self._chains.items() if key[0] != link_id}
+
+
+def _rows(verdicts: Verdicts) -> Iterator[tuple[int, ...]]:
+    return zip(*[getattr(verdicts, name).tolist() for name in Verdicts.__slots__], strict=True)

@@ -1,0 +1,128 @@
+"""Claims of begun steps: commands and rows are those of the transitions of one session."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.columns import AnswerColumns, token_scores
+from outrider.ports import Extend, Proposal, Score, Scores
+from outrider_coordinator.session.prepared_claims import PreparedClaims
+from outrider_coordinator.session.steps import MAX_SILENT_STEPS
+from outrider_coordinator.session.transitions import claims_for
+from tests.coordinator.session.test_transitions import VOCAB, Twins, answer, columns_of
+
+LENGTH = 4
+
+
+class Claiming(Twins):
+    """Sessions whose target begins steps by itself."""
+
+    def found_for(self, columns: AnswerColumns[Any]) -> Iterator[tuple[Any, AnswerColumns[Any]]]:
+        if columns.goes_on is None:
+            yield from super().found_for(columns)
+            return
+        rows = self.table.indices(columns.sessions.tolist())
+        for places, found in claims_for(self.table, rows, columns):
+            yield found, columns.selected(places)
+
+
+def pushed(chance: random.Random, command: Score) -> Scores:
+    """Scores of a step that was begun by itself, of whatever draft tokens had been pushed; now and then wrong ones."""
+    highest = VOCAB + (chance.random() < 0.03)
+    drafts = command.draft_token_ids
+    if not drafts and command.num_kept_tokens and chance.random() < 0.6:
+        drafts = tuple(chance.randrange(VOCAB) for _ in range(chance.choice((LENGTH, LENGTH, 2, 1))))
+    elif drafts and chance.random() < 0.03:
+        drafts = (*drafts[:-1], (drafts[-1] + 1) % VOCAB)
+    own = [token if chance.random() < 0.8 else chance.randrange(highest) for token in drafts]
+    base = command.num_kept_tokens + len(command.token_ids) - (chance.random() < 0.03)
+    generation = command.generation - (chance.random() < 0.03)
+    scores = token_scores(command.session, generation, base, (*own, chance.randrange(highest)))
+    return replace(scores, draft_token_ids=drafts, goes_on=chance.random() < 0.9)
+
+
+def as_columns(events: list[Any]) -> AnswerColumns[Any]:
+    columns = columns_of(events, token_scores)
+    drafts = [token_id for event in events for token_id in event.draft_token_ids]
+    goes_on = np.array([event.goes_on for event in events], dtype="u1")
+    return replace(
+        columns,
+        draft_token_ids=np.array(drafts, dtype="<u4") if drafts else None,
+        goes_on=goes_on if goes_on.any() else None,
+    )
+
+
+@pytest.mark.parametrize("is_controlled", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_claims_of_many_are_those_of_each_alone(seed: int, *, is_controlled: bool) -> None:
+    chance = random.Random(seed)
+    num_taken = sum(play(chance, is_controlled=is_controlled) for _ in range(8))
+    assert num_taken > 20 or is_controlled
+
+
+def play(chance: random.Random, *, is_controlled: bool) -> int:
+    """A random load: how many scores were taken together."""
+    twins = Claiming(chance, chance.randint(1, 7), LENGTH, num_more=60, is_controlled=is_controlled)
+    num_taken = 0
+    for _ in range(400):
+        asked = [command for command in twins.waiting.values() if chance.random() < 0.7]
+        proposals: list[Any] = [answer(chance, each) for each in asked if isinstance(each, Extend)]
+        scores: list[Any] = [pushed(chance, each) for each in asked if isinstance(each, Score)]
+        for events, columns in (
+            (proposals, columns_of(proposals, Proposal) if proposals else None),
+            (scores, as_columns(scores) if scores else None),
+        ):
+            taken = set() if columns is None else twins.step_together(events, columns)
+            num_taken += len(taken) if events is scores else 0
+            for event in events:
+                if event.session not in taken:
+                    twins.step_alone(event)
+        if not twins.waiting:
+            break
+    return num_taken
+
+
+def test_a_draft_that_pushes_nothing_is_asked_after_some_steps() -> None:
+    chance = random.Random(1)
+    twins = Claiming(chance, 1, LENGTH, num_more=60)
+    num_claimed = 0
+    while isinstance(command := twins.waiting[0], Score) or not command.draft_length or not num_claimed:
+        if isinstance(command, Extend):
+            base = command.num_kept_tokens + len(command.token_ids)
+            twins.step_alone(Proposal(0, command.generation, base, (1,) * command.draft_length))
+            continue
+        base = command.num_kept_tokens + len(command.token_ids)
+        scores = token_scores(0, command.generation, base, (*command.draft_token_ids, 1))
+        event = replace(scores, draft_token_ids=command.draft_token_ids, goes_on=True)
+        if not twins.step_together([event], as_columns([event])):
+            twins.step_alone(event)
+        num_claimed += not command.draft_token_ids
+    assert num_claimed == MAX_SILENT_STEPS
+
+
+def test_claims_are_not_taken_of_a_session_that_samples_in_the_coordinator() -> None:
+    chance = random.Random(2)
+    twins = Claiming(chance, 2, LENGTH, temperature=1.0)
+    asked = [each for each in twins.waiting.values() if isinstance(each, Score)]
+    columns = replace(columns_of([answer(chance, each, is_sampled=True) for each in asked], token_scores),
+                      goes_on=np.ones(len(asked), dtype="u1"))  # fmt: skip
+    assert not list(twins.found_for(columns))
+
+
+def test_the_comparison_finds_a_claim_of_another_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control: a table that keeps one token less is not what sessions alone say."""
+    commit = PreparedClaims._commit
+
+    def wrong(self: Any, which: Any, counts: Any, accepted: Any, *rest: Any) -> None:
+        commit(self, which, counts, np.maximum(accepted - 1, 0), *rest)
+
+    monkeypatch.setattr(PreparedClaims, "_commit", wrong)
+    with pytest.raises((AssertionError, IndexError)):
+        for seed in range(3):
+            test_claims_of_many_are_those_of_each_alone(seed, is_controlled=False)

@@ -1,0 +1,170 @@
+"""Chains of a draft: what it pushes is what it would propose for the text that it names."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.columns import U4, U8
+from outrider.item_columns import command_columns
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.ports import Release
+from outrider.proposal_channel.pushes import ChainStart, Pushes
+from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
+from outrider.types import AcceptanceMethod, SamplingParams
+from outrider_draft.proposers.draft_model import ModelProposer
+from outrider_draft.service import build_model_core
+from tests.support.core_driver import Driver, extend_item, open_session
+from tests.support.tiny_models import cached_tiny_model
+
+VOCABULARY, NUM_PAGES, NUM_SESSIONS, PROMPT, LENGTH, K, CHANNEL = 200, 400, 3, 9, 200, 3, 5
+GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)
+
+
+def new_driver() -> Driver:
+    runner = ModelRunner.load(
+        cached_tiny_model("llama", seed=1), dtype="float32", page_size=4, num_pages=NUM_PAGES, max_model_len=LENGTH
+    )
+    return Driver(build_model_core(ModelProposer(runner)))
+
+
+@dataclass
+class Text:
+    """One session, as its coordinator knows it."""
+
+    number: int
+    tokens: list[int]
+    drafts: list[int] = field(default_factory=list)
+    generation: int = 1
+    pushed: tuple[int, list[int]] = (0, [])
+
+
+class Chains:
+    """A draft, and what it pushes."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self.driver, self.sampling = new_driver(), sampling
+        self.texts = [Text(number, [20 + number] * PROMPT) for number in range(NUM_SESSIONS)]
+        for text in self.texts:
+            self.driver.send(self.opening(text.number, text.number))
+            self.ask([text], held=0)
+        self.ask(self.texts)
+
+    def opening(self, number: int, seed: int) -> Any:
+        return open_session(
+            number, prompt_length=PROMPT, max_length=LENGTH, num_token_ids=VOCABULARY, seed=seed,
+            sampling=self.sampling, acceptance_method=AcceptanceMethod.COUPLED,
+        )  # fmt: skip
+
+    def ask(self, texts: Sequence[Text], held: int | None = None) -> None:
+        """Ask for proposals, and take them."""
+        items = []
+        for text in texts:
+            text.generation += 1
+            kept = len(text.tokens) - 1 if held is None else held
+            items.append(extend_item(text.number, text.generation, text.tokens, K, num_kept_tokens=kept))
+        if held is None:
+            self.driver.core.handle(0, (command_columns(items),))
+            events = self.driver.run()
+        else:
+            events = self.driver.run(*items)
+        for event in events:
+            self.texts[event.session].drafts = list(event.token_ids)
+
+    def start(self, texts: Sequence[Text]) -> None:
+        """Go on from proposals, as if all were accepted."""
+        rows = [(text.number, text.generation + 1, len(text.tokens), K, text.drafts[-1], UNKNOWN) for text in texts]
+        self.driver.core.begin(0, ChainStart(verdicts_of(rows), CHANNEL))
+        self._take_pushes()
+
+    def judge(self, rows: Sequence[tuple[Text, int, int]]) -> None:
+        """Verdicts: accepted draft tokens of each text, and the token after them."""
+        told = []
+        for text, accepted, following in rows:
+            last = text.drafts[accepted - 1] if accepted else 0
+            told.append((text.number, text.generation + 1, len(text.tokens), accepted, last, following))
+            text.tokens += [*text.drafts[:accepted], following]
+            base, ids = text.pushed
+            is_hit = base == len(text.tokens) - 1 and ids[:1] == [following]
+            text.drafts = ids[1:] if is_hit else []
+        self.driver.core.begin(0, verdicts_of(told))
+        self._take_pushes()
+
+    def _take_pushes(self) -> None:
+        while self.driver.core.has_work:
+            messages = self.driver.core.step()
+            self.driver.core.tidy()
+            for _, batch in messages:
+                assert not batch.events
+                for columns in batch.columns:
+                    assert isinstance(columns, Pushes) and columns.channel == CHANNEL
+                    for number, base, ids in columns.rows():
+                        self.texts[number].pushed = base, ids
+
+    def check(self, text: Text) -> None:
+        """What was pushed is what a draft proposes that knows nothing but the text before it."""
+        base, ids = text.pushed
+        before = [*text.tokens, *text.drafts]
+        assert base == len(before)
+        alone = new_driver()
+        alone.send(self.opening(0, text.number))
+        (event,) = alone.run(extend_item(0, 7, before, K + 1))
+        assert list(event.token_ids) == ids
+
+
+def verdicts_of(rows: Sequence[tuple[int, ...]]) -> Verdicts:
+    columns = list(zip(*rows, strict=True))
+    return Verdicts(*[np.array(column, dtype=U8 if place < 2 else U4) for place, column in enumerate(columns)])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_pushed_is_what_would_be_proposed(sampling: SamplingParams, seed: int) -> None:
+    chains, chance = Chains(sampling), random.Random(seed)
+    chains.start(chains.texts)
+    num_hits = 0
+    for _ in range(8):
+        for text in chains.texts:
+            chains.check(text)
+        rows = []
+        for text in chains.texts:
+            accepted = chance.choice((len(text.drafts), chance.randint(0, len(text.drafts))))
+            guess = text.pushed[1][0]
+            following = guess if chance.random() < 0.6 else (guess + 1) % VOCABULARY
+            num_hits += accepted == len(text.drafts) and following == guess
+            rows.append((text, accepted, following))
+        chains.judge(rows)
+    assert num_hits > 3
+    assert chains.driver.core.stats.num_lookahead_used == num_hits
+    chains.driver.run(*[Release(text.number, text.generation + 2) for text in chains.texts])
+    assert chains.driver.core.num_pages_free == NUM_PAGES
+
+
+def test_a_command_ends_a_chain() -> None:
+    chains = Chains(GREEDY)
+    chains.start(chains.texts)
+    before = [text.pushed for text in chains.texts]
+    for text in chains.texts:
+        text.tokens.append(7)
+        chains.ask([text], held=len(text.tokens) - 1)
+    assert all(len(text.drafts) == K for text in chains.texts)
+    chains.judge([(text, 1, 3) for text in chains.texts])
+    assert [text.pushed for text in chains.texts] == before, "nothing is pushed after it"
+
+
+def test_a_verdict_on_another_text_ends_a_chain() -> None:
+    chains = Chains(GREEDY)
+    chains.start(chains.texts)
+    text, others = chains.texts[0], chains.texts[1:]
+    before = text.pushed
+    told = [(text.number, text.generation + 1, len(text.tokens) + 2, 1, 1, 1)]
+    chains.driver.core.begin(0, verdicts_of(told))
+    chains.judge([(each, 0, 3) for each in others])
+    assert text.pushed == before
+    for each in others:
+        chains.check(each)

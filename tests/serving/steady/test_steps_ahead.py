@@ -1,0 +1,230 @@
+"""Steps that a target begins by itself: they save time, and their scores are those of the text that is asked for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.columns import U4, U8, ScoreColumns
+from outrider.item_columns import command_columns
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.ports import Release, Scores, SessionLost
+from outrider.proposal_channel.pushes import Pushes
+from outrider.serving.engine_core import EngineCore
+from outrider.serving.steady import steps_ahead
+from outrider.serving.steady.steps_ahead import StepsAhead
+from outrider.types import AcceptanceMethod, SamplingParams
+from outrider_target.service import build_core
+from tests.support.core_driver import Driver, open_session, score_item
+from tests.support.tiny_models import cached_tiny_model
+
+Core = EngineCore[Any, Any, Any, Any]
+VOCABULARY, NUM_PAGES, NUM_SESSIONS, PROMPT, LENGTH, CHANNEL = 200, 400, 4, 9, 90, 3
+GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)
+
+
+def new_core() -> Core:
+    runner = ModelRunner.load(
+        cached_tiny_model("llama", seed=1), dtype="float32", page_size=4, num_pages=NUM_PAGES, max_model_len=LENGTH
+    )
+    return build_core(runner)
+
+
+@dataclass
+class Text:
+    """One session, as its coordinator knows it."""
+
+    number: int
+    tokens: list[int]
+    generation: int = 1
+    goes_on: bool = False
+
+
+class Sessions:
+    """A coordinator of one target."""
+
+    def __init__(self, seed: int, sampling: SamplingParams) -> None:
+        self.driver, self.chance = Driver(new_core()), random.Random(seed)
+        self.sampling, self.num_with_drafts = sampling, 0
+        """Steps that were begun with what had been pushed."""
+        self.texts = [Text(number, [20 + number] * PROMPT) for number in range(NUM_SESSIONS)]
+        self._open(self.texts)
+
+    def _open(self, texts: Sequence[Text]) -> None:
+        for text in texts:
+            text.generation += 1
+            self.driver.send(open_session(
+                text.number, generation=text.generation, prompt_length=PROMPT, max_length=LENGTH,
+                num_token_ids=VOCABULARY, seed=text.number, sampling=self.sampling,
+                acceptance_method=AcceptanceMethod.COUPLED,
+            ))  # fmt: skip
+            text.generation += 1
+            self.take(self.driver.run(score_item(text.number, text.generation, text.tokens)))
+
+    def take(self, events: Sequence[Any], drafts: dict[int, tuple[int, ...]] | None = None) -> None:
+        """Commit what the scores say."""
+        for event in events:
+            text = self.texts[event.session]
+            if isinstance(event, SessionLost):
+                self._open([text])
+                continue
+            assert isinstance(event, Scores)
+            assert (event.generation, event.base_length) == (text.generation, len(text.tokens))
+            own, scored = event.form.token_ids, event.draft_token_ids  # type: ignore[union-attr]
+            assert drafts is None or scored == drafts[text.number]
+            self.num_with_drafts += drafts is None and bool(scored)
+            accepted = next((at for at, each in enumerate(scored) if own[at] != each), len(scored))
+            text.tokens += own[: accepted + 1]
+            text.goes_on = event.goes_on
+
+    def score_directly(self, texts: Sequence[Text], drafts: Sequence[Sequence[int]]) -> None:
+        """Score proposals that came by the channel of a draft that pushes."""
+        items = []
+        for text, own in zip(texts, drafts, strict=True):
+            text.generation += 1
+            items.append(
+                score_item(text.number, text.generation, text.tokens, own, num_kept_tokens=len(text.tokens) - 1)
+            )
+        columns = command_columns(items)
+        assert isinstance(columns, ScoreColumns)
+        self.driver.core.handle(0, (replace(columns, channel=CHANNEL, begins_next=True),))
+        self.take(self.until_idle(), {text.number: tuple(own) for text, own in zip(texts, drafts, strict=True)})
+
+    def begin_chains(self, texts: Sequence[Text]) -> None:
+        """Until the target goes on with all of these by itself."""
+        for _ in range(3):
+            if not all(text.goes_on for text in texts):
+                self.score_directly(texts, [[1, 1]] * len(texts))
+        assert all(text.goes_on for text in texts)
+
+    def until_idle(self, most: int = 1000) -> list[Any]:
+        events: list[Any] = []
+        while self.driver.core.has_work and not self.driver.core.pause_s and most:
+            events += self.driver.step()
+            most -= 1
+        return events
+
+    def push(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Session, length of the text before the guess, and the guess with what follows it."""
+        self.driver.core.begin(0, Pushes(
+            np.array([row[0] for row in rows], dtype=U8), np.array([row[1] for row in rows], dtype=np.int64),
+            np.array([len(row[2]) for row in rows], dtype=U4),
+            np.array([token for row in rows for token in row[2]], dtype=U4), CHANNEL,
+        ))  # fmt: skip
+
+    def claim(self, texts: Sequence[Text]) -> None:
+        """Ask for the steps that were begun, or would have been."""
+        items = []
+        for text in texts:
+            text.generation += 1
+            items.append(score_item(text.number, text.generation, text.tokens, num_kept_tokens=len(text.tokens) - 1))
+        self.driver.core.handle(0, (command_columns(items),))
+
+    @property
+    def used(self) -> tuple[int, int]:
+        stats = self.driver.core.stats
+        return stats.num_lookahead_used, stats.num_lookahead_unused
+
+
+def expected_texts(sampling: SamplingParams, length: int) -> list[list[int]]:
+    """Of the target alone."""
+    sessions = Sessions(0, sampling)
+    while min(len(text.tokens) for text in sessions.texts) < length:
+        for text in sessions.texts:
+            text.generation += 1
+            item = score_item(text.number, text.generation, text.tokens, num_kept_tokens=len(text.tokens) - 1)
+            sessions.take(sessions.driver.run(item))
+    return [text.tokens for text in sessions.texts]
+
+
+def guess(chance: random.Random, text: Text, known: Sequence[int]) -> tuple[int, int, list[int]]:
+    """What a draft pushes after the next verdict on a text: mostly right, and now and then of another text."""
+    base = len(text.tokens) - 1 - (chance.random() < 0.1)
+    right = list(known[base : base + 4])
+    for at in range(1, len(right)):
+        right[at] = right[at] if chance.random() < 0.8 else chance.randrange(VOCABULARY)
+    if chance.random() < 0.2:
+        right[0] = (right[0] + 1) % VOCABULARY
+    return text.number, base, right
+
+
+SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+
+
+def play(sampling: SamplingParams, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Sessions, list[list[int]]]:
+    """Claims of most steps that were begun, some late, with and without pushes; and the texts of the target alone."""
+    expected = expected_texts(sampling, LENGTH - 4)
+    sessions, chance = Sessions(seed, sampling), random.Random(seed)
+    while texts := [text for text in sessions.texts if len(text.tokens) < LENGTH - 14]:
+        claimed = [text for text in texts if text.goes_on and chance.random() < 0.9]
+        others = [text for text in texts if text not in claimed]
+        is_awaited = chance.random() < 0.8
+        monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15 if is_awaited else 0)
+        if claimed and chance.random() < 0.3:
+            assert not sessions.until_idle(), "nothing that was not asked for is answered"
+        if claimed:
+            sessions.claim(claimed)
+            sessions.take(sessions.until_idle())
+        if others:
+            sessions.score_directly(others, [expected[text.number][len(text.tokens) :][:3] for text in others])
+        due = [text for text in sessions.texts if text.goes_on]
+        if due and is_awaited:
+            sessions.push([guess(chance, text, expected[text.number]) for text in due])
+    return sessions, expected
+
+
+@SAMPLINGS
+@pytest.mark.parametrize("seed", range(3))
+def test_texts_are_those_of_the_target_alone(
+    sampling: SamplingParams, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions, expected = play(sampling, seed, monkeypatch)
+    for text, own in zip(sessions.texts, expected, strict=True):
+        assert text.tokens[: LENGTH - 14] == own[: LENGTH - 14]
+    assert sessions.used[0] > 10 and sessions.num_with_drafts > 5
+    sessions.driver.run(*[Release(text.number, text.generation + 2) for text in sessions.texts])
+    assert sessions.driver.core.num_pages_free == NUM_PAGES
+
+
+def test_another_text_is_scored_as_if_nothing_had_been_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 0)
+    for change in range(1, 5):
+        sessions = Sessions(1, GREEDY)
+        text = sessions.texts[0]
+        sessions.begin_chains([text])
+        assert not sessions.until_idle()
+        text.tokens[-1] = (text.tokens[-1] + 40 * change) % VOCABULARY
+        changed = list(text.tokens)
+        sessions.claim([text])
+        sessions.take(sessions.until_idle())
+        assert sessions.used == (0, 1) and not text.goes_on
+        alone = Sessions(1, GREEDY).driver.one(score_item(0, 9, changed))
+        assert text.tokens == [*changed, *alone.form.token_ids]
+
+
+def test_claims_are_answered_where_their_step_cannot_be_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(1, GREEDY)
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
+    sessions.begin_chains(sessions.texts)
+    before = [len(text.tokens) for text in sessions.texts]
+    monkeypatch.setattr(StepsAhead, "_step", lambda *_: None)
+    sessions.claim(sessions.texts)
+    sessions.push([(text.number, 1, [1]) for text in sessions.texts])
+    sessions.take(sessions.until_idle())
+    assert [len(text.tokens) for text in sessions.texts] == [length + 1 for length in before]
+    assert not any(text.goes_on for text in sessions.texts)
+
+
+def test_a_session_that_is_released_takes_with_it_what_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(1, GREEDY)
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 0)
+    sessions.begin_chains(sessions.texts)
+    assert not sessions.until_idle()
+    sessions.driver.run(*[Release(text.number, text.generation + 1) for text in sessions.texts])
+    assert sessions.driver.core.num_pages_free == NUM_PAGES
+    assert sessions.used == (0, NUM_SESSIONS)
