@@ -115,10 +115,13 @@ class StepsAhead:
 
     def pause_ns(self) -> int:
         """How long the next step may wait for pushes; 0: it begins now."""
-        awaited = [
-            each.until_ns for key, each in self._due.items() if key not in self._pushed and key not in self._silent
-        ]
+        awaited = [each.until_ns for key, each in self._due.items() if key not in self._silent and self._is_late(each)]
         return max(0, max(awaited) - self._clock()) if awaited else 0
+
+    def _is_late(self, step: NextStep) -> bool:
+        """True if nothing was pushed for a step, or for an earlier one: what follows the newest verdict is on its way."""
+        pushed = self._pushed.get(step.session.key)
+        return pushed is None or pushed[0] < step.num_kept_tokens
 
     def next_step(self, now_ns: int) -> SteadyStep | None:
         """The step of all sessions of one link that are due, which are then no more; None where it cannot be begun."""
@@ -155,7 +158,8 @@ class StepsAhead:
 
     def _drafts_for(self, step: NextStep) -> list[int]:
         key = step.session.key
-        if key not in self._pushed:
+        if self._is_late(step):
+            self._pushed.pop(key, None)
             self._silent.add(key)
             return []
         base, (guess, *drafts) = self._pushed.pop(key)
