@@ -127,6 +127,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         if not self._in_flight:
             batch = self._steady.next_batch(self._clock()) or self._steady.batch_ahead(self._clock())
         batch = batch or self._scheduler.schedule(self._in_flight)
+        if batch is None and not self._in_flight:  # last: chains go on as long as their sessions do
+            batch = self._steady.chain_batch(self._clock())
         finished = self._execute(batch)
         return self._process_outputs(finished)
 
@@ -185,7 +187,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._outputs.note_forward(batch)
         if batch.steady is not None and output.columns is not None:
             messages = self._steady.answer(batch, batch.steady, output, finished.ended_ns)
-            if may_go_on and self._executor.is_asynchronous and not self._in_flight and self._steady.is_ahead_due:
+            if may_go_on and self._executor.is_asynchronous and not self._in_flight and self._steady.ahead.is_due:
                 messages = self.send_verdicts(messages)
                 following = self._steady.batch_ahead(self._clock())
                 if following is not None:
@@ -285,9 +287,11 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             oldest = self._in_flight[0]
             is_due = oldest.may_queue_next or self._scheduler.are_chunks_due(self._in_flight)
             return 0.0 if is_due or oldest.forward.is_done() else POLL_INTERVAL_S
-        if self._steady.is_ahead_due and self._steady.pending is None and self._scheduler.queue.is_empty:
+        if self._steady.pending is not None or self._steady.drafts.is_due:
+            return 0.0
+        if self._steady.ahead.is_due and self._scheduler.queue.is_empty:
             return 1e-9 * self._steady.ahead.pause_ns()
-        return 0.0 if self._steady.pending is not None else self._scheduler.delay_s
+        return self._scheduler.delay_s
 
     @property
     def _is_forward_overdue(self) -> bool:

@@ -337,19 +337,24 @@ class SteadySteps:
         return self.ahead.is_due or self.drafts.is_due
 
     def batch_ahead(self, now_ns: int) -> Batch | None:
-        """The batch of steps that are begun by themselves, while nothing is in flight; None if there is none, or
+        """The batch of the step that a target begins by itself, while nothing is in flight; None if there is none, or
         something else is due.
         """
-        if not self.is_ahead_due or self.pending is not None or self.ahead.pause_ns():
+        if not self.ahead.is_due or self.pending is not None or self.ahead.pause_ns():
             return None
         self.settle()
-        if self.ahead.is_due:
-            step = self.ahead.next_step(now_ns) if self._scheduler.is_free else None
-            if step is None:
-                for link_id, item, arrived_ns in self.ahead.dissolve():
-                    self._take_item(link_id, item, arrived_ns)
-        else:
-            step = self.drafts.next_step(now_ns)
+        step = self.ahead.next_step(now_ns) if self._scheduler.is_free else None
+        if step is None:
+            for link_id, item, arrived_ns in self.ahead.dissolve():
+                self._take_item(link_id, item, arrived_ns)
+        return None if step is None else Batch([], now_ns, steady=step, num_running=len(step))
+
+    def chain_batch(self, now_ns: int) -> Batch | None:
+        """The batch of the loop by which a draft's chains go on; None if there is none, or something else is due."""
+        if not self.drafts.is_due or self.pending is not None:
+            return None
+        self.settle()
+        step = self.drafts.next_step(now_ns)
         return None if step is None else Batch([], now_ns, steady=step, num_running=len(step))
 
     def start(self, batch: Batch, step: SteadyStep) -> None:

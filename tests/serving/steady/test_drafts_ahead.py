@@ -168,3 +168,18 @@ def test_a_verdict_on_another_text_ends_a_chain() -> None:
     assert text.pushed == before
     for each in others:
         chains.check(each)
+
+
+def test_what_is_asked_for_does_not_wait_for_chains() -> None:
+    chains = Chains(GREEDY)
+    text, others = chains.texts[0], chains.texts[1:]
+    chains.start(others)
+    item = extend_item(text.number, text.generation + 1, [*text.tokens, 7], K, num_kept_tokens=len(text.tokens))
+    chains.driver.core.handle(0, (item,))
+    events: list[Any] = []
+    for step in range(20):
+        told = [(each.number, each.generation + 1, len(each.tokens) + step, 0, 0, 3) for each in others]
+        chains.driver.core.begin(0, verdicts_of(told))
+        events += [event for _, batch in chains.driver.core.step() for event in batch.events]
+        chains.driver.core.tidy()
+    assert [event.session for event in events] == [text.number]

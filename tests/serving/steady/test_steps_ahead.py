@@ -142,9 +142,9 @@ def expected_texts(sampling: SamplingParams, length: int) -> list[list[int]]:
     return [text.tokens for text in sessions.texts]
 
 
-def guess(chance: random.Random, text: Text, known: Sequence[int]) -> tuple[int, int, list[int]]:
-    """What a draft pushes after the next verdict on a text: mostly right, and now and then of another text."""
-    base = len(text.tokens) - 1 - (chance.random() < 0.1)
+def guess(chance: random.Random, text: Text, known: Sequence[int], lag: int = 0) -> tuple[int, int, list[int]]:
+    """What a draft pushes after the next verdict on a text, mostly right; with a lag after one before it."""
+    base = len(text.tokens) - 1 - lag
     right = list(known[base : base + 4])
     for at in range(1, len(right)):
         right[at] = right[at] if chance.random() < 0.8 else chance.randrange(VOCABULARY)
@@ -174,7 +174,8 @@ def play(sampling: SamplingParams, seed: int, monkeypatch: pytest.MonkeyPatch) -
             sessions.score_directly(others, [expected[text.number][len(text.tokens) :][:3] for text in others])
         due = [text for text in sessions.texts if text.goes_on]
         if due and is_awaited:
-            sessions.push([guess(chance, text, expected[text.number]) for text in due])
+            late = [guess(chance, text, expected[text.number], 1) for text in due if chance.random() < 0.2]
+            sessions.push([*late, *(guess(chance, text, expected[text.number]) for text in due)])
     return sessions, expected
 
 
@@ -214,10 +215,24 @@ def test_claims_are_answered_where_their_step_cannot_be_begun(monkeypatch: pytes
     before = [len(text.tokens) for text in sessions.texts]
     monkeypatch.setattr(StepsAhead, "_step", lambda *_: None)
     sessions.claim(sessions.texts)
-    sessions.push([(text.number, 1, [1]) for text in sessions.texts])
+    sessions.push([(text.number, len(text.tokens) - 1, [1]) for text in sessions.texts])
     sessions.take(sessions.until_idle())
     assert [len(text.tokens) for text in sessions.texts] == [length + 1 for length in before]
     assert not any(text.goes_on for text in sessions.texts)
+
+
+def test_a_push_for_an_earlier_text_is_not_taken_for_the_one_that_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(1, GREEDY)
+    text, known = sessions.texts[0], expected_texts(GREEDY, LENGTH - 4)[0]
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
+    sessions.begin_chains([text])
+    sessions.claim([text])
+    base = len(text.tokens) - 1
+    sessions.push([(0, base - 1, known[base - 1 : base + 3])])
+    assert not sessions.until_idle()
+    sessions.push([(0, base, known[base : base + 4])])
+    sessions.take(sessions.until_idle())
+    assert sessions.num_with_drafts == 1 and len(text.tokens) == base + 5
 
 
 def test_a_session_that_is_released_takes_with_it_what_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
