@@ -4,11 +4,11 @@
     python tools/compare_draft_ahead.py OUT --tiny      # tiny models on a CPU: does everything work?
 
 An arm is ARRANGEMENT:MODE, or ARRANGEMENT:MODE:K with a fixed draft length. Arrangements: apart (target on the first
-GPU, draft on the second) and one (both models on the second GPU). The arms of an arrangement are coordinators of the
-same services, and all arms take turns: each round plays every arm with every number of users once. The table gives
-medians over rounds: milliseconds per token of a user (mean over streams), and the ratio to the first arm of the same
-arrangement and length; steps ahead that were used and not used; direct proposals; streams that leave those of the first
-arm, per 10,000 tokens. The pair is synthetic, of the shapes 8B and 1B.
+GPU, draft on the second), one (both models on the second GPU) and two (both models on each GPU, as two replicas). Arms
+are coordinators of the same services, and take turns: each round plays every arm with every number of users once. The
+table gives medians over rounds: milliseconds per token of a user (mean over streams), and the ratio to the first arm of
+the same length; tokens per second and GPU; steps ahead that were used and not used; direct proposals; streams that
+leave those of the first arm, per 10,000 tokens. The pair is synthetic, of the shapes 8B and 1B.
 """
 
 import asyncio
@@ -38,7 +38,12 @@ from outrider.benchmarks.serving.workload import Prompt, Traffic, random_prompts
 from outrider.cli.stack.held_ports import hold_port
 from outrider.client import AsyncClient
 
-_DEVICES = {"apart": ("cuda:0", "cuda:1"), "one": ("cuda:1", "cuda:1")}
+_DEVICES = {
+    "apart": [("cuda:0", "cuda:1")],
+    "one": [("cuda:1", "cuda:1")],
+    "two": [("cuda:0", "cuda:0"), ("cuda:1", "cuda:1")],
+}
+"""GPU of the target and of the draft, of each replica."""
 _COUNTED = {
     "used": r'outrider_lookahead_steps_total\{[^}]*outcome="used"',
     "unused": r'outrider_lookahead_steps_total\{[^}]*outcome="unused"',
@@ -58,7 +63,7 @@ class Arm:
     length: int | None = None
     """Draft length of all requests; None: chosen."""
     address: str = ""
-    draft_metrics: int | None = None
+    draft_metrics: list[int] = field(default_factory=list)
     clients: ClientProcesses | None = None
     runs: dict[int, list[Run]] = field(default_factory=lambda: defaultdict(list))
     counts: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
@@ -69,17 +74,22 @@ class Arm:
         return ":".join([self.arrangement, self.mode, *([] if self.length is None else [str(self.length)])])
 
     @property
+    def num_gpus(self) -> int:
+        """GPUs that it uses."""
+        return len({device for pair in _DEVICES[self.arrangement] for device in pair})
+
+    @property
     def log(self) -> str:
         """Name of the coordinator's log."""
         return self.name.replace(":", "-")
 
     def counted(self) -> dict[str, float]:
-        """Readings of the draft's metrics now; none where they are not served."""
-        if self.draft_metrics is None:
-            return {}
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.draft_metrics}/metrics", timeout=5) as answer:
-            text = answer.read().decode()
-        return {name: _sum_of(text, start) for name, start in _COUNTED.items()}
+        """Readings of the drafts' metrics now; none where they are not served."""
+        texts = []
+        for port in self.draft_metrics:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                texts.append(answer.read().decode())
+        return {name: _sum_of("\n".join(texts), start) for name, start in _COUNTED.items()} if texts else {}
 
     async def play(self, prompts: list[Prompt], decoding: Decoding) -> None:
         """One run, which is kept."""
@@ -133,60 +143,69 @@ def line_of(arm: Arm, first: Arm, users: int) -> str:
     spread = f"{min(ratios):.3f}..{max(ratios):.3f}"
     return (
         f"{arm.name:<15} {users:>3} users {statistics.median(times):7.3f} ms ({until:6.3f}) "
-        f"ratio {statistics.median(ratios):.3f} ({spread}) K {drafted:.2f} acc {accepted:.2f} "
+        f"ratio {statistics.median(ratios):.3f} ({spread}) "
+        f"tokens/s/GPU {1e3 * users / until / arm.num_gpus:.0f} K {drafted:.2f} acc {accepted:.2f} "
         f"step {stages} steps {steps / len(times):.0f} {counts} differ {divergences(arm, first, users):.1f}"
     )
 
 
 def table(arms: list[Arm], users: list[int]) -> str:
     """All arms; steps in milliseconds: total and its stages."""
-    firsts: dict[tuple[str, int | None], Arm] = {}
+    firsts: dict[int | None, Arm] = {}
     for arm in arms:
-        firsts.setdefault((arm.arrangement, arm.length), arm)
+        firsts.setdefault(arm.length, arm)
     heads = f"median of rounds; ms until all finished in brackets; step: total/{'/'.join(STAGES)}"
     return "\n".join(
-        [heads, *(line_of(arm, firsts[arm.arrangement, arm.length], count) for count in users for arm in arms)]
+        [heads, *(line_of(arm, firsts[arm.length], count) for count in users for arm in arms)]
     )
 
 
 def start(session: Session, names: list[str], settings: list[str], stack: ExitStack) -> list[Arm]:
-    """Services of each arrangement, and a coordinator for each of its arms."""
+    """Services of all arrangements, and a coordinator for each arm."""
     arms: list[Arm] = []
-    for arrangement in dict.fromkeys(name.split(":")[0] for name in names):
-        services = _start_services(session, arrangement, stack)
-        for name in (name for name in names if name.startswith(f"{arrangement}:")):
-            _, mode, *length = name.split(":")
-            arm = Arm(arrangement, mode, int(length[0]) if length else None)
-            arms.append(_start_arm(session, services, arm, settings, stack))
+    services: dict[tuple[str, str], dict[str, int]] = {}
+    for name in names:
+        arrangement, mode, *length = name.split(":")
+        arm = Arm(arrangement, mode, int(length[0]) if length else None)
+        for pair in _DEVICES[arrangement]:
+            for role, device in zip(("target", "draft"), pair, strict=True):
+                if (role, device) not in services:
+                    services[role, device] = _start_service(session, role, device, stack)
+        arms.append(arm)
+    for arm in arms:
+        _start_arm(session, services, arm, settings, stack)
     return arms
 
 
-def _start_services(session: Session, arrangement: str, stack: ExitStack) -> dict[str, int]:
-    """Ports of a target and a draft, and of the draft's metrics where they can be served."""
+def _start_service(session: Session, role: str, device: str, stack: ExitStack) -> dict[str, int]:
+    """Ports of a service, and of its metrics where they can be served."""
     services = Services(pages=4_000, max_model_len=4096)
-    pair, found = make_pair(session, services), {role: hold_port() for role in ("target", "draft", "metrics")}
+    pair, found = make_pair(session, services), {"port": hold_port(), "metrics": hold_port()}
     sizes = ["--max-model-len", "512"]
     if not session.is_tiny:
         sizes = ["--dtype", "bfloat16", "--max-model-len", "4096", "--num-pages", str(services.pages)]
-    devices = ("cpu", "cpu") if session.is_tiny else _DEVICES[arrangement]
-    for role, device in zip(("target", "draft"), devices, strict=True):
-        command = ["-m", f"outrider_{role}", "--model", str(pair / role), "--load-format", "synthetic", *sizes]
-        command += ["--port", str(found[role]), "--device", device, "--link-token-file", str(_token(session))]
-        command += ["--metrics-port", str(found["metrics"])] if role == "draft" and _HAS_HTTP else []
-        _start(session, command, f"{arrangement}-{role}", stack)
+    command = ["-m", f"outrider_{role}", "--model", str(pair / role), "--load-format", "synthetic", *sizes]
+    command += ["--port", str(found["port"]), "--device", "cpu" if session.is_tiny else device]
+    command += ["--link-token-file", str(_token(session))]
+    command += ["--metrics-port", str(found["metrics"])] if role == "draft" and _HAS_HTTP else []
+    _start(session, command, f"{role}-{device.replace(':', '')}", stack)
     return found
 
 
-def _start_arm(session: Session, services: dict[str, int], arm: Arm, settings: list[str], stack: ExitStack) -> Arm:
+def _start_arm(
+    session: Session, services: dict[tuple[str, str], dict[str, int]], arm: Arm, settings: list[str], stack: ExitStack
+) -> None:
     port = hold_port()
     command = ["-m", "outrider_coordinator", "--port", str(port), "--link-token-file", str(_token(session))]
-    for role in ("target", "draft"):
-        command += [f"--{role}-address", f"127.0.0.1:{services[role]}"]
+    pairs = _DEVICES[arm.arrangement]
+    for role, devices in zip(("target", "draft"), zip(*pairs, strict=True), strict=True):
+        addresses = [f"127.0.0.1:{services[role, device]['port']}" for device in devices]
+        command += [f"--{role}-address", ",".join(addresses)]
     if arm.length is not None:
         command += ["--draft-length", "fixed", "--num-speculative-tokens", str(arm.length)]
     _start(session, [*command, "--draft-ahead", arm.mode, *settings], arm.log, stack)
-    arm.address, arm.draft_metrics = f"127.0.0.1:{port}", services["metrics"] if _HAS_HTTP else None
-    return arm
+    arm.address = f"127.0.0.1:{port}"
+    arm.draft_metrics = [services["draft", device]["metrics"] for _, device in pairs] if _HAS_HTTP else []
 
 
 def _token(session: Session) -> Path:
@@ -204,7 +223,8 @@ def _start(session: Session, words: list[str], log: str, stack: ExitStack) -> No
 
 def wait_for_channel(session: Session, arm: Arm) -> None:
     """Until proposals of the arm go directly; ``RuntimeError`` with the last lines of logs after too long."""
-    while "proposals go from" not in session.log(arm.log).read_text(errors="replace"):
+    awaited = len(_DEVICES[arm.arrangement])
+    while session.log(arm.log).read_text(errors="replace").count("proposals go from") < awaited:
         if time.monotonic() > session.deadline:
             logs = sorted((session.out / "logs").glob("*.log"))
             told = [f"{log.name}: {' / '.join(log.read_text(errors='replace').splitlines()[-3:])}" for log in logs]
