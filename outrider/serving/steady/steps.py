@@ -342,7 +342,7 @@ class SteadySteps:
         """
         if not self.ahead.is_due or self.pending is not None or self.ahead.pause_ns():
             return None
-        self.settle()
+        self.settle(goes_on=True)
         step = self.ahead.next_step(now_ns) if self._scheduler.is_free else None
         if step is None:
             for link_id, item, arrived_ns in self.ahead.dissolve():
@@ -438,8 +438,10 @@ class SteadySteps:
 
     # When answers have left.
 
-    def settle(self) -> None:
-        """Do what no answer of a step waits for, and put its sessions down for the next one."""
+    def settle(self, *, goes_on: bool = False) -> None:
+        """Do what no answer of a step waits for, and put its sessions down for the next one. ``goes_on``: a step is
+        begun now, before the device computes; sessions that go on in it are not put down.
+        """
         answered, self._answered = self._answered, None
         if answered is not None:
             if answered.settle is not None:
@@ -448,7 +450,10 @@ class SteadySteps:
                 for session, base in zip(answered.step.sessions, answered.bases, strict=True):
                     self._sessions.commit(session, base)
             self._scheduler.note_steady_answers(answered.step, answered.batch, answered.forward)
-            if not answered.is_pushed:
+            if goes_on and self.ahead.are_due(answered.step.keys):
+                for key in answered.step.keys:
+                    self._put_up(key)
+            elif not answered.is_pushed:
                 self._put_down(answered.step.own, answered.bases)
 
     def put_down(self, answered: Iterable[AnyRequest]) -> None:

@@ -8,7 +8,7 @@ text, or any other command, is served as if nothing had been begun, so a wrong s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, KeysView, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -78,6 +78,10 @@ class StepsAhead:
     def is_due(self) -> bool:
         """True if a step is to be begun."""
         return bool(self._due)
+
+    def are_due(self, keys: KeysView[SessionKey]) -> bool:
+        """True if the next step is of all these sessions."""
+        return keys <= self._due.keys()
 
     @property
     def has_any(self) -> bool:
