@@ -155,9 +155,7 @@ def table(arms: list[Arm], users: list[int]) -> str:
     for arm in arms:
         firsts.setdefault(arm.length, arm)
     heads = f"median of rounds; ms until all finished in brackets; step: total/{'/'.join(STAGES)}"
-    return "\n".join(
-        [heads, *(line_of(arm, firsts[arm.length], count) for count in users for arm in arms)]
-    )
+    return "\n".join([heads, *(line_of(arm, firsts[arm.length], count) for count in users for arm in arms)])
 
 
 def start(session: Session, names: list[str], settings: list[str], stack: ExitStack) -> list[Arm]:
