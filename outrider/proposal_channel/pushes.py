@@ -52,7 +52,7 @@ class ChainStart:
 
 
 def pushes_of(proposals: AnswerColumns[Any], channel: int) -> Pushes:
-    """What a draft step has drawn, as pushes."""
+    """Pushes of the tokens that a draft step has drawn."""
     return Pushes(proposals.sessions, proposals.base_lengths, proposals.counts, proposals.token_ids, channel)
 
 

@@ -12,6 +12,7 @@ import random
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from outrider.generation import GenerationResult
 from tests.faults.report import Result, table, write
 from tests.faults.run import prepared
 from tests.faults.scenarios.table import SCENARIOS, Scenario
+from tests.faults.stack import Layout
 
 _LIMIT_S = 3 * 3600
 """After which a scenario is broken off."""
@@ -34,7 +36,9 @@ def main() -> None:
     held: dict[str, Any] = {}
     all_pass, twins = True, dict[int, GenerationResult]()
     for name in options.scenarios:
-        result = uvloop.run(play(SCENARIOS[name], options.seed, options.scale, options.logs, twins))
+        result = uvloop.run(
+            play(_scenario(name, options.draft_ahead), options.seed, options.scale, options.logs, twins)
+        )
         for problem in result.problems[:_SHOWN_PROBLEMS]:
             say(f"{name}: {problem[:_SHOWN_CHARACTERS]}")
         all_pass &= result.passes
@@ -73,6 +77,15 @@ async def play(
     return result
 
 
+def _scenario(name: str, draft_ahead: str | None) -> Scenario:
+    """Scenario of that name, its coordinators with another ``draft_ahead``."""
+    found = SCENARIOS[name]
+    if draft_ahead is None or not isinstance(found.layout, Layout):
+        return found
+    layout = replace(found.layout, coordinator={**found.layout.coordinator, "draft_ahead": draft_ahead})
+    return replace(found, layout=layout)
+
+
 def say(text: str) -> None:
     """Print a line with the time."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
@@ -86,6 +99,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}; none: all")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="random when unset")
     parser.add_argument("--scale", type=float, default=1.0, help="of every count; 1 are the figures to reach")
+    parser.add_argument("--draft-ahead", help="of all coordinators but those of `outrider serve`")
     parser.add_argument("--output", type=Path, default=Path("build/soak.json"))
     parser.add_argument("--logs", type=Path, help="folder that keeps the logs of all processes")
     options = parser.parse_args()

@@ -82,7 +82,7 @@ class DraftsAhead:
         scheduler.lookahead.take_guess = self._take_guess
         self._chains: dict[SessionKey, _Chain] = {}
         self._verdicts: list[tuple[int, Verdicts]] = []
-        """That have come, and are not followed yet."""
+        """Verdicts that have come and are not followed yet, each with its link."""
         self._own: RunningSessions | None = None
         self.running: SteadyStep | None = None
 

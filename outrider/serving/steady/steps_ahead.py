@@ -43,7 +43,7 @@ class NextStep:
     token_id: int
     channel: int
     until_ns: int
-    """How long to wait for what its draft is about to push."""
+    """Deadline of the wait for its draft's push."""
     is_claimed: bool = False
     held: tuple[SteadyStep, AnswerColumns[Any], ForwardRecord, int] | None = None
     """Answers that nothing had claimed when they were there, and the place of this session's."""
@@ -72,7 +72,7 @@ class StepsAhead:
         self._silent: set[SessionKey] = set()
         """Sessions whose drafts were waited for in vain."""
         self._own: RunningSessions | None = None
-        """Of the last step."""
+        """Sessions of the last step."""
 
     @property
     def is_due(self) -> bool:
@@ -118,12 +118,12 @@ class StepsAhead:
         return replace(answers, goes_on=goes_on)
 
     def pause_ns(self) -> int:
-        """How long the next step may wait for pushes; 0: it begins now."""
+        """Nanoseconds that the next step may still wait for pushes; 0: it begins now."""
         awaited = [each.until_ns for key, each in self._due.items() if key not in self._silent and self._is_late(each)]
         return max(0, max(awaited) - self._clock()) if awaited else 0
 
     def _is_late(self, step: NextStep) -> bool:
-        """True if nothing was pushed for a step, or for an earlier one: what follows the newest verdict is on its way."""
+        """True if nothing was pushed for a step, or only for an earlier one: its own push is on its way."""
         pushed = self._pushed.get(step.session.key)
         return pushed is None or pushed[0] < step.num_kept_tokens
 

@@ -107,7 +107,7 @@ class Chains:
                         self.texts[number].pushed = base, ids
 
     def check(self, text: Text) -> None:
-        """What was pushed is what a draft proposes that knows nothing but the text before it."""
+        """A push is what a draft proposes that knows nothing but the text before it."""
         base, ids = text.pushed
         before = [*text.tokens, *text.drafts]
         assert base == len(before)

@@ -132,7 +132,7 @@ class Sessions:
 
 
 def expected_texts(sampling: SamplingParams, length: int) -> list[list[int]]:
-    """Of the target alone."""
+    """Texts of the target alone."""
     sessions = Sessions(0, sampling)
     while min(len(text.tokens) for text in sessions.texts) < length:
         for text in sessions.texts:
@@ -143,7 +143,7 @@ def expected_texts(sampling: SamplingParams, length: int) -> list[list[int]]:
 
 
 def guess(chance: random.Random, text: Text, known: Sequence[int], lag: int = 0) -> tuple[int, int, list[int]]:
-    """What a draft pushes after the next verdict on a text, mostly right; with a lag after one before it."""
+    """Push after the next verdict on a text, mostly right; with a lag after one before it."""
     base = len(text.tokens) - 1 - lag
     right = list(known[base : base + 4])
     for at in range(1, len(right)):
