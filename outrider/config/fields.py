@@ -133,6 +133,7 @@ class DraftAhead(enum.StrEnum):
     IN_TURN = "in_turn"
     VERDICT = "verdict"
     CHAIN = "chain"
+    AUTO = "auto"
 
 
 def _refuse_bool(value: Any) -> Any:  # noqa: ANN401 - whatever a source held

@@ -47,6 +47,8 @@ class Driver:
         self._request_manager = request_manager
         self._on_target = on_target
         peers = Peers(direct_proposals=direct_proposals, draft_ahead=draft_ahead)
+        if draft_ahead is DraftAhead.AUTO:
+            request_manager.policy.take_order = peers.channels.take_order
         self._sessions = SessionDriver(
             request_manager,
             draft_timeout_s,

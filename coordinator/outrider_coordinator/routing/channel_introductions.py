@@ -23,11 +23,32 @@ class ChannelIntroductions(Introductions[bool]):
         """``is_enabled``: False: no pair is introduced. ``draft_ahead``: what a draft begins before it is asked."""
         super().__init__(nothing_yet=False)
         self._is_enabled, self._draft_ahead = is_enabled, draft_ahead
+        self._ahead: set[AnyReplica] = set()
+        """Targets whose drafts go on by themselves, where that is chosen."""
 
     def channel(self, target: AnyReplica | None, draft: AnyReplica | None) -> int:
         """The number of the connection by which a draft's proposals reach a target; 0: none is open."""
         found = self._found(target, draft)
         return found.connection if found is not None and found.state else 0
+
+    def take_order(self, target: object, is_ahead: bool) -> None:
+        """Have a target and its drafts go on by themselves, or take turns: by a new connection of each pair. Meanwhile
+        proposals come through here.
+        """
+        own = [found for found in self._pairs.values() if found.target is target]
+        before = [self._is_chained(found) for found in own]
+        self._ahead -= {found.target for found in own}
+        self._ahead |= {found.target for found in own if is_ahead}
+        for found, was_chained in zip(own, before, strict=True):
+            if found.connection and self._is_chained(found) != was_chained:
+                self._forget(found)
+                found.state = False
+                self._introduce(found.target, found.draft)
+
+    def lost(self, replica: AnyReplica) -> None:
+        """A replica's link has ended."""
+        self._ahead.discard(replica)
+        super().lost(replica)
 
     @property
     def num_open(self) -> int:
@@ -56,7 +77,8 @@ class ChannelIntroductions(Introductions[bool]):
         """False on one GPU, where a draft that goes on would take the target's time."""
         target, draft = found.target.description, found.draft.description
         device = "" if target is None or draft is None or target.device_id != draft.device_id else target.device_id
-        return self._draft_ahead is DraftAhead.CHAIN and not device
+        is_chosen = self._draft_ahead is DraftAhead.AUTO and found.target in self._ahead
+        return (is_chosen or self._draft_ahead is DraftAhead.CHAIN) and not device
 
     def _may_meet(self, target: ModelDescription, draft: ModelDescription) -> bool:
         return self._is_enabled and bool(target.channel_host) and target.channel_host == draft.channel_host

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport
@@ -17,6 +18,7 @@ from outrider.types import StepCost
 from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.explanation import log_fields, reason_of
 from outrider_coordinator.speculation.lessons import Lessons, note_proposals
+from outrider_coordinator.speculation.order import Order
 from outrider_coordinator.speculation.session_state import ControlledSession
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
@@ -50,6 +52,10 @@ class DraftLengthPolicy:
         self._fixed: set[ControlledSession] = set()
         """Sessions on a target without a controller, each with its limit as length."""
         self._lessons = Lessons(self._controller_of)
+        self.take_order: Callable[[object, bool], None] | None = None
+        """Has a target and its drafts work ahead (True) or in turn; None: there is no choice."""
+        self._orders: dict[object, Order] = {}
+        self._order_of: dict[ControlledSession, Order] = {}
 
     @property
     def is_always_off(self) -> bool:
@@ -88,6 +94,7 @@ class DraftLengthPolicy:
         draft_costs: Sequence[StepCost] = (),
     ) -> None:
         """A session is placed on this target; the costs are those that the services measured."""
+        self._enter_order(session, target)
         if not self.is_controlled:
             self._fixed.add(session)
         else:
@@ -99,6 +106,9 @@ class DraftLengthPolicy:
 
     def leave(self, session: ControlledSession) -> None:
         """The session leaves the target."""
+        order = self._order_of.pop(session, None)
+        if order is not None:
+            order.leave()
         self._fixed.discard(session)
         self._lessons.learn_verdicts()
         controller = self._controller_of.pop(session, None)
@@ -108,12 +118,24 @@ class DraftLengthPolicy:
     def forget(self, target: object) -> None:
         """The target is lost: when it is back, it may be another process."""
         self._controllers.pop(target, None)
+        self._orders.pop(target, None)
+
+    def _enter_order(self, session: ControlledSession, target: object) -> None:
+        if self.take_order is None or not session.limit:
+            return
+        if target not in self._orders:
+            self._orders[target] = Order(partial(self.take_order, target))
+        self._order_of[session] = order = self._orders[target]
+        order.enter()
 
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
         """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks.
 
         It is learned from once the commands of the message have left, unless it ends a prompt: others wait for that.
         """
+        order = self._order_of.get(session)
+        if order is not None:
+            order.note(num_accepted + 1)
         if not self.is_controlled:
             return
         self._lessons.add_verdict((session, num_drafted, num_accepted, draft_lag))

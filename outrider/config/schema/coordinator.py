@@ -126,7 +126,7 @@ class CoordinatorSettings(Section):
         " directly and the target's own tokens decide (greedy and coupled requests). in_turn: nothing; verdict: the"
         " next proposals, once the target's verdict has come directly too; chain: draft and target both go on by"
         " themselves, unless both models share a GPU; it pays for few users, where a draft's loop takes less time than"
-        " the target's forward.",
+        " the target's forward; auto: verdict or chain, whichever has served a target's users sooner.",
     )
     link_timeout_ms: Positive = Field(
         3000,

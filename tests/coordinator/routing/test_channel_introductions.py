@@ -119,6 +119,41 @@ def test_what_goes_ahead_is_said_to_both_sides(
     assert draft.sent == [OfferChannel(1, OFFER, is_chained=is_chained)]
 
 
+def test_another_order_is_taken_by_another_channel() -> None:
+    channels: Any = ChannelIntroductions(is_enabled=True, draft_ahead=DraftAhead.AUTO)
+    target, draft, near = (
+        attached(device="gpu-1"),
+        attached(role="draft", device="gpu-2"),
+        attached(role="draft", device="gpu-1"),
+    )
+    channels.target_attached(target)
+    for each in (draft, near):
+        channels.draft_attached(each)
+    for number in (1, 2):
+        channels.on_event(target, OfferChannel(number, OFFER))
+    for each, number in ((draft, 1), (near, 2)):
+        channels.on_event(each, ChannelState(number, is_open=True))
+    target.sent.clear()
+    draft.sent.clear()
+    for number, is_ahead in ((3, True), (4, False)):
+        channels.take_order(target, is_ahead)
+        assert (channels.channel(target, draft), channels.channel(target, near)) == (0, 2)
+        last = 1 if is_ahead else 3
+        assert target.sent == [CloseChannel(last), RequestChannel(number, wants_verdicts=True, begins_next=is_ahead)]
+        channels.on_event(target, OfferChannel(number, OFFER))
+        assert draft.sent == [CloseChannel(last), OfferChannel(number, OFFER, is_chained=is_ahead)]
+        channels.on_event(draft, ChannelState(number, is_open=True))
+        assert channels.channel(target, draft) == number
+        channels.take_order(target, is_ahead)
+        assert channels.channel(target, draft) == number, "it is taken once"
+        target.sent.clear()
+        draft.sent.clear()
+    channels.take_order(target, True)
+    channels.lost(target)
+    channels.target_attached(target)
+    assert target.sent[-1] == RequestChannel(7, wants_verdicts=True)
+
+
 def test_a_channel_is_used_while_it_is_said_to_be_open(pair: Pair) -> None:
     pair.channels.on_event(pair.target, OfferChannel(1, OFFER))
     assert (pair.channel, pair.channels.num_open) == (0, 0)

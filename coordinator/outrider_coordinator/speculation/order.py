@@ -1,0 +1,131 @@
+"""Order of draft and target: in turn or ahead, whichever has served a target's sessions sooner. From times alone.
+
+Each order is measured by the time that a session takes per token, for each power of two of sessions. The order that is
+not in use is tried again now and then; the more often it was worse, the later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider_coordinator.speculation.step_costs import bucket_of
+
+TOKENS_OF_WINDOW = 64
+"""Tokens of each session in a window, some .2 s; one session needs as many again, since acceptance varies."""
+_GAIN = 0.97
+"""Time per token over the other order's from which on a change pays: windows vary by some 2%."""
+_WEIGHT = 0.4
+"""Weight of a new window."""
+_FIRST_TRIAL_S, _LONGEST_PAUSE_S = 1.0, 64.0
+"""Service before the first trial, and between trials that change nothing."""
+
+
+@dataclass(slots=True)
+class _Load:
+    """Measurements of one power of two of sessions."""
+
+    in_turn_s: float = 0.0
+    """Time of a session per token; 0: not known."""
+    ahead_s: float = 0.0
+    pause_s: float = _FIRST_TRIAL_S
+    """Service until the next trial."""
+    served_s: float = 0.0
+    """Service since the last trial."""
+
+    def seconds(self, *, is_ahead: bool) -> float:
+        return self.ahead_s if is_ahead else self.in_turn_s
+
+    def note(self, seconds: float, *, is_ahead: bool) -> None:
+        before = self.seconds(is_ahead=is_ahead)
+        value = seconds if not before else before + _WEIGHT * (seconds - before)
+        if is_ahead:
+            self.ahead_s = value
+        else:
+            self.in_turn_s = value
+
+
+class Order:
+    """Choice of the order on one target."""
+
+    def __init__(self, apply: Callable[[bool], None], clock: Callable[[], float] = time.monotonic) -> None:
+        """``apply`` puts an order into effect; True: ahead."""
+        self.is_ahead = False
+        self._apply, self._clock = apply, clock
+        self._num_sessions = self._num_tokens = 0
+        self._loads: dict[int, _Load] = {}
+        self._is_trial = False
+        self._measured: _Load | None = None
+        """Load that the window measures: that of its start; None after a change of the order."""
+        self._session_s = self._window_s = 0.0
+        self._since = clock()
+
+    def enter(self) -> None:
+        """A session begins."""
+        self._change(1)
+
+    def leave(self) -> None:
+        """A session ends."""
+        self._change(-1)
+
+    def note(self, num_tokens: int) -> None:
+        """A session has got tokens."""
+        self._num_tokens += num_tokens
+        if self._num_tokens >= TOKENS_OF_WINDOW * (self._num_sessions + (self._num_sessions == 1)):
+            self._end_window()
+
+    def _change(self, num: int) -> None:
+        self._advance()
+        self._num_sessions += num
+
+    @property
+    def _load(self) -> _Load:
+        return self._loads.setdefault(bucket_of(max(1, self._num_sessions)), _Load())
+
+    def _is_better_ahead(self, load: _Load) -> bool:
+        return 0.0 < load.ahead_s < _GAIN * load.in_turn_s
+
+    def _advance(self) -> None:
+        now = self._clock()
+        if self._num_sessions:
+            self._session_s += (now - self._since) * self._num_sessions
+            self._window_s += now - self._since
+        self._since = now
+
+    def _end_window(self) -> None:
+        self._advance()
+        load, window_s = self._load, self._window_s
+        seconds, is_measured = self._session_s / self._num_tokens, self._measured is load
+        self._begin_window()
+        if not is_measured and not self._is_trial:  # the number of sessions has changed, or the order
+            self._take(self._is_better_ahead(load))
+        if not is_measured:
+            return
+        load.note(seconds, is_ahead=self.is_ahead)
+        load.served_s += window_s
+        if self._is_trial:
+            self._end_trial(load)
+        elif load.served_s >= load.pause_s:
+            self._is_trial = True
+            self._take(not self.is_ahead)
+        else:
+            self._take(self._is_better_ahead(load))
+
+    def _end_trial(self, load: _Load) -> None:
+        self._is_trial, load.served_s = False, 0.0
+        is_ahead = self._is_better_ahead(load)
+        load.pause_s = _FIRST_TRIAL_S if is_ahead == self.is_ahead else min(2 * load.pause_s, _LONGEST_PAUSE_S)
+        self._take(is_ahead)
+
+    def _begin_window(self) -> None:
+        self._session_s = self._window_s = 0.0
+        self._num_tokens, self._measured = 0, self._load
+
+    def _take(self, is_ahead: bool) -> None:
+        """Put an order into effect; the window after a change of it is not measured."""
+        if is_ahead != self.is_ahead:
+            self.is_ahead = is_ahead
+            self._begin_window()
+            self._measured = None
+            self._apply(is_ahead)
