@@ -14,6 +14,8 @@ import torch
 from outrider.generation import GenerationResult
 from outrider.proposal_channel import receiver as receiving
 from outrider.proposal_channel.verdicts import Verdicts, verdicts_on
+from outrider_coordinator.routing.channel_introductions import ChannelIntroductions
+from outrider_coordinator.speculation import order
 from tests.end_to_end.faults import outage
 from tests.end_to_end.test_direct_proposals import (
     COUPLED,
@@ -83,6 +85,23 @@ async def test_tokens_are_those_of_the_target_alone(draft: Any, draft_ahead: str
         # A chain is of no use where no guess is right.
         outcome = "unused" if draft_ahead == "chain" and draft == DRAFT else "used"
         await check_played(stack, rule, expected, outcome=outcome)
+
+
+async def test_an_order_that_changes_all_the_time_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[bool] = []
+    monkeypatch.setattr(order, "TOKENS_OF_WINDOW", 4)
+    monkeypatch.setattr(order, "FIRST_TRIAL_S", 0.0)
+    take = ChannelIntroductions.take_order
+
+    def note(channels: ChannelIntroductions, target: object, is_ahead: bool) -> None:
+        changes.append(is_ahead)
+        take(channels, target, is_ahead)
+
+    monkeypatch.setattr(ChannelIntroductions, "take_order", note)
+    expected = await expected_of(COUPLED)
+    async with run_stack(TARGET, TARGET, wire=True, draft_ahead="auto", **PATIENT) as stack:
+        await check_played(stack, COUPLED, expected)
+        assert changes.count(True) > 3 < changes.count(False)
 
 
 async def test_the_setting_turns_it_off() -> None:

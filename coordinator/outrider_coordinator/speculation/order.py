@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider_coordinator.speculation.step_costs import bucket_of
 
@@ -18,7 +18,7 @@ _GAIN = 0.97
 """Time per token over the other order's from which on a change pays: windows vary by some 2%."""
 _WEIGHT = 0.4
 """Weight of a new window."""
-_FIRST_TRIAL_S, _LONGEST_PAUSE_S = 1.0, 64.0
+FIRST_TRIAL_S, _LONGEST_PAUSE_S = 1.0, 64.0
 """Service before the first trial, and between trials that change nothing."""
 
 
@@ -29,7 +29,7 @@ class _Load:
     in_turn_s: float = 0.0
     """Time of a session per token; 0: not known."""
     ahead_s: float = 0.0
-    pause_s: float = _FIRST_TRIAL_S
+    pause_s: float = field(default_factory=lambda: FIRST_TRIAL_S)
     """Service until the next trial."""
     served_s: float = 0.0
     """Service since the last trial."""
@@ -115,7 +115,7 @@ class Order:
     def _end_trial(self, load: _Load) -> None:
         self._is_trial, load.served_s = False, 0.0
         is_ahead = self._is_better_ahead(load)
-        load.pause_s = _FIRST_TRIAL_S if is_ahead == self.is_ahead else min(2 * load.pause_s, _LONGEST_PAUSE_S)
+        load.pause_s = FIRST_TRIAL_S if is_ahead == self.is_ahead else min(2 * load.pause_s, _LONGEST_PAUSE_S)
         self._take(is_ahead)
 
     def _begin_window(self) -> None:
