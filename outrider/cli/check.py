@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from outrider.model_executor.loader.estimate import ModelEstimate
 
 _MIB, _GIB = 1 << 20, 1 << 30
+_READ_RATES = {"H100": 3.35e12, "H200": 4.8e12}
+"""Bytes a second of GPU memory, as NVIDIA has them."""
 
 
 def check(
@@ -74,6 +76,12 @@ def _engine() -> Any:  # noqa: ANN401 - a module
         raise ConfigError("", f"check needs {missing}: {install_command('engine')}") from error
 
 
+def _speed(num_bytes: int, each: str) -> str:
+    """Bound of plain decoding by what a token reads."""
+    bounds = " or ".join(f"{rate / num_bytes:,.0f} on {gpu}" for gpu, rate in _READ_RATES.items())
+    return f"{num_bytes / _GIB:.2f} GiB of weights a token{each}: one user gets at most {bounds} a second"
+
+
 def _table(found: ModelEstimate, num_ranks: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     each = "" if num_ranks == 1 else f" on each of {num_ranks} GPUs"
@@ -85,6 +93,7 @@ def _table(found: ModelEstimate, num_ranks: int) -> Table:
         **({"served": "text; images and sound are refused"} if found.is_text_part else {}),
         "weights": found.weights,
         "weight memory": f"{found.weight_bytes / _GIB:.2f} GiB{each}",
+        **({"speed": _speed(found.decoding_bytes, each)} if found.decoding_bytes else {}),
         "KV cache": f"{found.kv_bytes_per_token:,} bytes a token, {kv_gib:.2f} GiB for the longest sequence{kept}",
         **({"recurrent layers": f"{found.state_bytes / _MIB:.1f} MiB a sequence"} if found.state_bytes else {}),
         "longest sequence": f"{found.max_model_len:,} tokens",

@@ -39,9 +39,24 @@ def checked(folder: Path, config: dict[str, Any], *flags: str) -> tuple[int, str
 @pytest.mark.parametrize(
     ("changes", "flags", "said"),
     [
-        ({}, (), ("native: LlamaForCausalLM", "bfloat16", "14.96 GiB", "131,072 bytes a token", "16.00 GiB")),
+        (
+            {},
+            (),
+            (
+                "native: LlamaForCausalLM",
+                "bfloat16",
+                "14.96 GiB",
+                "13.98 GiB of weights a token: one user gets at most 223 on H100 or 320 on H200",
+                "131,072 bytes a token",
+                "16.00 GiB",
+            ),
+        ),
         ({}, ("--quantization", "fp8"), ("fp8 (online)", "8.46 GiB")),
-        ({}, ("-tp", "2", "--max-model-len", "8192"), ("7.48 GiB on each of 2 GPUs", "1.00 GiB", "8,192 tokens")),
+        (
+            {},
+            ("-tp", "2", "--max-model-len", "8192"),
+            ("7.48 GiB on each of 2 GPUs", "6.99 GiB of weights a token on each of 2 GPUs", "1.00 GiB", "8,192 tokens"),
+        ),
         ({"quantization_config": BLOCKS}, (), ("128x128 blocks, activations by groups of 128", "8.46 GiB")),
     ],
 )

@@ -110,7 +110,10 @@ def test_a_published_checkpoint_has_what_is_asked_for(
 def test_an_estimate_counts_every_expert(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B))
     norms_of_heads = 48 * (36 - 2) * 128  # stored for each head
-    assert estimate_model(tmp_path).weight_bytes == 2 * (30_532_122_624 + norms_of_heads)
+    found = estimate_model(tmp_path)
+    assert found.weight_bytes == 2 * (30_532_122_624 + norms_of_heads)
+    unread = 151_936 * 2048 + 48 * (128 - 8) * 3 * 768 * 2048  # embedding, and experts that are not chosen
+    assert found.decoding_bytes == found.weight_bytes - 2 * unread
     with pytest.raises(ConfigError, match="does not divide its 32 attention heads"):
         estimate_model(tmp_path, tensor_parallel_size=3)
 

@@ -14,7 +14,6 @@ from outrider.errors import ModelError
 from outrider.model_executor.draft_heads.contract import DraftHead
 from outrider.model_executor.layers.contract import WeightTarget
 from outrider.model_executor.loader.checkpoint import (
-    EMBEDDING_NAME,
     HEAD_NAME,
     StoredTensor,
     check_tensor,
@@ -25,6 +24,7 @@ from outrider.model_executor.loader.stacked_experts import unstack_experts
 from outrider.model_executor.loader.weights import Progress, copy_tensors
 from outrider.model_executor.models.config_reader import read_model_config
 from outrider.model_executor.models.families import is_native
+from outrider.model_executor.models.weights import EMBEDDING_NAME
 
 _OF_TARGET = {
     "embed_tokens.weight": (EMBEDDING_NAME, HEAD_NAME),

@@ -24,12 +24,11 @@ from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.families import ModelFamily, family_of
 from outrider.model_executor.models.json_files import is_there, parse_object, read_object, validated
 from outrider.model_executor.models.tensor_names import name_in_decoder, projection_sizes
-from outrider.model_executor.models.weights import checkpoint_targets, is_ignored
+from outrider.model_executor.models.weights import EMBEDDING_NAME, checkpoint_targets, is_ignored
 
 _log = logging.getLogger(__name__)
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-EMBEDDING_NAME = "model.embed_tokens.weight"
 HEAD_NAME = "lm_head.weight"
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000

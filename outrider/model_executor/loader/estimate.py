@@ -25,7 +25,7 @@ from outrider.model_executor.loader.model import (
 from outrider.model_executor.loader.stacked_experts import with_stored_experts
 from outrider.model_executor.models import FALLBACK_SPEED, ModelConfig, read_model_config
 from outrider.model_executor.models.families import family_of
-from outrider.model_executor.models.weights import cache_layout, weight_bytes
+from outrider.model_executor.models.weights import cache_layout, decoding_bytes, weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class ModelEstimate:
     """Tokens that some layers keep, where others keep all."""
     state_bytes: int = 0
     """Bytes on all ranks of one sequence's states in recurrent layers."""
+    decoding_bytes: int | None = None
+    """Bytes of weights of each rank that a forward of one token reads; None: not known."""
 
     @property
     def path(self) -> str:
@@ -101,6 +103,7 @@ def estimate_model(
         raise ConfigError("dtype", f"{dtype!r} is not auto, float32, bfloat16 or float16")
     length = choose_length(config, max_model_len)
     layout: KVCacheLayout | None
+    read: int | None = None
     cached = FP8 if kv_cache_dtype == "fp8" else chosen
     if config.is_fallback:
         from outrider.model_executor.models.fallback import estimate_sizes  # imports all of transformers
@@ -110,14 +113,15 @@ def estimate_model(
     else:
         last = Shard(tensor_parallel_size - 1, tensor_parallel_size)  # of an odd number of experts it has one more
         num_bytes = weight_bytes(config, chosen, is_widened=False, shard=last)
+        read = decoding_bytes(config, chosen, last)
         layout = cache_layout(config, chosen)
     if layout is None:
         each = config.kv_bytes_per_token(cached)
-        return ModelEstimate(config, chosen, length, num_bytes, each, each * length)
+        return ModelEstimate(config, chosen, length, num_bytes, each, each * length, decoding_bytes=read)
     num_parts = tensor_parallel_size if config.is_fallback else 1  # the layout is that of a rank
     each, windowed, kept = num_parts * layout.bytes_per_token(cached.itemsize), 0, None
     if (request := window_request(layout, cached, length, 1)) is not None:
         windowed, kept = num_parts * request.bytes_per_token, request.reach.window + request.reach.num_rewind_tokens
     longest = (each - windowed) * length + windowed * (kept or 0)
     states = 0 if layout.states is None else layout.states.bytes_per_slot(chosen.itemsize)
-    return ModelEstimate(config, chosen, length, num_bytes, each, longest, kept, states)
+    return ModelEstimate(config, chosen, length, num_bytes, each, longest, kept, states, read)

@@ -15,8 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError
-from outrider.model_executor.loader.checkpoint import EMBEDDING_NAME, HEAD_NAME, StoredTensor
+from outrider.model_executor.loader.checkpoint import HEAD_NAME, StoredTensor
 from outrider.model_executor.models.config import ModelConfig
+from outrider.model_executor.models.weights import EMBEDDING_NAME
 
 _log = logging.getLogger(__name__)
 _ROWS = 8192

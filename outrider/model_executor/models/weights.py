@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from outrider.kv_cache import KVCacheLayout
@@ -14,6 +16,7 @@ from outrider.model_executor.models.decoder import Decoder
 from outrider.model_executor.models.families import family_of
 from outrider.model_executor.models.tensor_names import is_of_other_part
 
+EMBEDDING_NAME = "model.embed_tokens.weight"
 _NO_MEMORY = torch.device("meta")
 _KV_SCALES = (".k_scale", ".v_scale", ".q_scale")
 """Names of the scales of a quantized KV cache; ``loader.kv_scales`` reads those that it needs."""
@@ -31,14 +34,29 @@ def checkpoint_targets(config: ModelConfig) -> dict[str, WeightTarget]:
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, is_widened: bool, shard: Shard = SINGLE_RANK.shard) -> int:
     """Bytes of a rank's parameters; ``is_widened``: those of FP8 and FP4 are kept in ``dtype``."""
-    place = _RankOnPaper(shard)
-    targets = weight_targets(Decoder(config, dtype=dtype, device=_NO_MEMORY, communicator=place)).items()
-    tensors = [(name, target.destination) for name, target in targets if target.destination is not None]
     least = dtype.itemsize if is_widened else 1
     return sum(
         tensor.numel() * max(least, tensor.itemsize) * (2 if is_widened and name.endswith(MXFP4_NUMBERS) else 1)
-        for name, tensor in tensors
+        for name, tensor in _parameters(config, dtype, shard)
     )
+
+
+def decoding_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard = SINGLE_RANK.shard) -> int:
+    """Bytes of a rank's parameters that a forward of one token reads: of experts those that it chooses."""
+    experts, num_bytes = config.experts, 0.0
+    for name, tensor in _parameters(config, dtype, shard):
+        if name != EMBEDDING_NAME or config.tied_embeddings:
+            share = experts.num_chosen / experts.count if experts is not None and ".experts." in name else 1.0
+            num_bytes += share * tensor.nbytes
+    return round(num_bytes)
+
+
+def _parameters(config: ModelConfig, dtype: torch.dtype, shard: Shard) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter that a rank would hold, without memory."""
+    place = _RankOnPaper(shard)
+    for name, target in Decoder(config, dtype=dtype, device=_NO_MEMORY, communicator=place).weights():
+        if target.destination is not None:
+            yield name, target.destination
 
 
 class _RankOnPaper(SingleRank):
