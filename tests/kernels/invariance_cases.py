@@ -318,7 +318,7 @@ def _tilings_for(spans: list[tuple[int, int]], head_dim: int) -> tuple[SegmentTi
 def test_attention_has_the_same_bits_in_any_batch_and_chunk(
     window: int | None, sinks: int, has_logits: bool, head_dim: int, cached: torch.dtype | None
 ) -> None:
-    text = Text(LENGTH, head_dim=head_dim, cached=cached)
+    text = Text(LENGTH, head_dim=head_dim, cached=cached, dtype=torch.float16 if head_dim == 128 else _OF_TEXTS)
     logits = random(4, dtype=torch.float32) if has_logits else None
     tiling = TILINGS[-1] if INTERPRETED or head_dim <= 128 else None
     whole = text.attend([(LENGTH, LENGTH)], window, sinks, tiling, sink_logits=logits)
@@ -349,7 +349,7 @@ def test_attention_whose_parts_follow_the_rows_is_found() -> None:
 def invariant_runner(architecture: str, quantization: Literal["none", "fp8"]) -> ModelRunner:
     return ModelRunner.load(
         cached_tiny_model(architecture, seed=1), device=DEVICE, dtype="float16" if INTERPRETED else "bfloat16",
-        page_size=4, num_pages=2000, batch_invariant="on", quantization=quantization, num_state_slots=300,
+        page_size=4, num_pages=8000, batch_invariant="on", quantization=quantization, num_state_slots=300,
     )  # fmt: skip
 
 

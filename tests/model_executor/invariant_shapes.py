@@ -67,9 +67,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fp8-kv": {"kv_cache_dtype": "fp8"},
     "fp16": {"dtype": "float16"},
     "x2": {"num_ranks": 2},
+    "x2-experts": {"num_ranks": 2, "enable_expert_parallel": True},
     "fast": {"batch_invariant": "off"},
 }
-"""Options of ``NAME:OPTION``; "x2" takes two GPUs, "fast" is the negative control."""
+"""Options of ``NAME:OPTION``; those with "x2" take two GPUs, "fast" is the negative control."""
 
 
 def shape_of(name: str) -> dict[str, Any]:
