@@ -229,3 +229,12 @@ def test_a_spoilt_folder_is_refused_with_the_reason(
 def test_a_file_is_not_a_folder(folder: Path) -> None:
     with pytest.raises(ModelError, match="is not a folder"):
         load(folder / "config.json")
+
+
+@pytest.mark.parametrize(("architecture", "says"), [("mistral3", True), ("llama", False)])
+def test_a_model_of_images_says_that_text_is_served(
+    architecture: str, says: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    ModelRunner.load(build(architecture), num_pages=8)
+    said = [message for message in caplog.messages if "images and sound are refused" in message]
+    assert len(said) == says

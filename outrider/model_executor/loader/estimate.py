@@ -19,12 +19,12 @@ from outrider.model_executor.loader.model import (
     ModelImplementation,
     QuantizationName,
     choose_length,
+    is_text_part,
     window_request,
     with_parallel_experts,
 )
 from outrider.model_executor.loader.stacked_experts import with_stored_experts
 from outrider.model_executor.models import FALLBACK_SPEED, ModelConfig, read_model_config
-from outrider.model_executor.models.families import family_of
 from outrider.model_executor.models.weights import cache_layout, decoding_bytes, weight_bytes
 
 
@@ -59,11 +59,7 @@ class ModelEstimate:
     @property
     def is_text_part(self) -> bool:
         """True if the checkpoint's model takes images or sound too."""
-        if self.config.is_fallback:
-            from outrider.model_executor.models.fallback_config import has_other_parts  # imports all of transformers
-
-            return has_other_parts(self.config.architecture)
-        return family_of(self.config.architecture).is_text_part
+        return is_text_part(self.config)
 
     @property
     def weights(self) -> str:

@@ -41,6 +41,7 @@ from outrider.model_executor.loader.stored_head import with_stored_head
 from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
 from outrider.model_executor.models import AttentionWindow, Decoder, ModelConfig, read_model_config
 from outrider.model_executor.models.dummy import noise
+from outrider.model_executor.models.families import family_of
 from outrider.model_executor.synthetic.recipe import synthetic_tensors
 from outrider.model_executor.worker_commands import WorkerCommand
 
@@ -200,6 +201,15 @@ def load_model(
         )
 
 
+def is_text_part(config: ModelConfig) -> bool:
+    """True if the checkpoint's model takes images or sound too, and its text part is served."""
+    if config.is_fallback:
+        from outrider.model_executor.models.fallback_config import has_other_parts  # imports all of transformers
+
+        return has_other_parts(config.architecture)
+    return family_of(config.architecture).is_text_part
+
+
 def with_parallel_experts(config: ModelConfig) -> ModelConfig:
     """The configuration with whole experts on each rank; ``ConfigError`` for a model that cannot have that."""
     if config.experts is None:
@@ -240,13 +250,15 @@ def _checked(
     if load_format == "synthetic" and (config.experts is not None or config.recurrent is not None):
         kind = "experts" if config.experts is not None else "recurrent layers"
         raise ModelError(f"{folder}: load_format synthetic makes no models with {kind}; dummy does")
+    warns = ranks is None or ranks.publish is not None  # of several ranks one
+    if warns and is_text_part(config):
+        _log.warning("%s: only text is served of %s: images and sound are refused", folder, config.architecture)
     if config.is_fallback:
         check_fallback(config, load_format=load_format, kv_cache_dtype=kv_cache_dtype, is_shared=ranks is not None)
     elif load_format == "safetensors":
         read = read_family_tensors(folder, config)
         config = with_stored_experts(with_stored_head(folder, config, read.tensors), read.tensors)
-        # Of several ranks one warns.
-        return config, read_checkpoint(folder, config, warns=ranks is None or ranks.publish is not None, read=read)
+        return config, read_checkpoint(folder, config, warns=warns, read=read)
     return config, {}
 
 
