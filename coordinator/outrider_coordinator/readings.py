@@ -33,6 +33,7 @@ def coordinator_readings(
         *each("outrider_replicas_hung_total", "side", _hung(services)),
         *each("outrider_tensor_planes", "plane", _planes(services)),
         Reading("outrider_proposal_channels", services.peers.channels.num_open),
+        Reading("outrider_proposal_channels_ahead", services.peers.channels.num_ahead),
         Reading("outrider_kv_cache_usage_perc", services.target.kv_cache_usage),
         *speculation_readings(request_manager.spec_stats()),
         *draft_length_readings(request_manager.policy),

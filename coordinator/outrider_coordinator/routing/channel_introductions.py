@@ -55,6 +55,11 @@ class ChannelIntroductions(Introductions[bool]):
         """Channels that are open."""
         return sum(found.state for found in self._pairs.values())
 
+    @property
+    def num_ahead(self) -> int:
+        """Open channels whose draft and target go on by themselves."""
+        return sum(found.state and self._is_chained(found) for found in self._pairs.values())
+
     def on_event(self, replica: AnyReplica, event: OfferChannel | ChannelState) -> None:
         """A target's offer, or what either side says of a channel."""
         found = self._introduction(replica, event.connection)

@@ -15,11 +15,16 @@ from outrider_coordinator.speculation.step_costs import bucket_of
 TOKENS_OF_WINDOW = 64
 """Tokens of each session in a window, some .2 s; one session needs as many again, since acceptance varies."""
 _GAIN = 0.97
-"""Time per token over the other order's from which on a change pays: windows vary by some 2%."""
+"""Time per token ahead over that in turn from which on a change pays: windows vary by some 2%. It is kept up to 1."""
 _WEIGHT = 0.4
-"""Weight of a new window."""
+"""Weight of a new window of the order in use; what a trial measured before is too old to count."""
 FIRST_TRIAL_S, _LONGEST_PAUSE_S = 1.0, 64.0
 """Service before the first trial, and between trials that change nothing."""
+_CLEARLY_WORSE = 1.05
+"""Time per token over the other order's from which on trials become four times as rare each time, otherwise twice: they
+cost much."""
+_MAX_DISTURBED = 3
+"""Windows in a row that are not measured, since sessions came or went: their prompts take a part of the time."""
 
 
 @dataclass(slots=True)
@@ -29,17 +34,25 @@ class _Load:
     in_turn_s: float = 0.0
     """Time of a session per token; 0: not known."""
     ahead_s: float = 0.0
+    is_ahead: bool = False
+    """Order that was chosen last."""
     pause_s: float = field(default_factory=lambda: FIRST_TRIAL_S)
     """Service until the next trial."""
     served_s: float = 0.0
     """Service since the last trial."""
 
+    def choose(self) -> bool:
+        """Choose the order; True: ahead."""
+        limit_s = self.in_turn_s if self.is_ahead else _GAIN * self.in_turn_s
+        self.is_ahead = 0.0 < self.ahead_s < limit_s
+        return self.is_ahead
+
     def seconds(self, *, is_ahead: bool) -> float:
         return self.ahead_s if is_ahead else self.in_turn_s
 
-    def note(self, seconds: float, *, is_ahead: bool) -> None:
+    def note(self, seconds: float, *, is_ahead: bool, is_trial: bool) -> None:
         before = self.seconds(is_ahead=is_ahead)
-        value = seconds if not before else before + _WEIGHT * (seconds - before)
+        value = seconds if is_trial or not before else before + _WEIGHT * (seconds - before)
         if is_ahead:
             self.ahead_s = value
         else:
@@ -58,6 +71,7 @@ class Order:
         self._is_trial = False
         self._measured: _Load | None = None
         """Load that the window measures: that of its start; None after a change of the order."""
+        self._is_disturbed, self._num_disturbed = False, 0
         self._session_s = self._window_s = 0.0
         self._since = clock()
 
@@ -78,13 +92,11 @@ class Order:
     def _change(self, num: int) -> None:
         self._advance()
         self._num_sessions += num
+        self._is_disturbed = True
 
     @property
     def _load(self) -> _Load:
         return self._loads.setdefault(bucket_of(max(1, self._num_sessions)), _Load())
-
-    def _is_better_ahead(self, load: _Load) -> bool:
-        return 0.0 < load.ahead_s < _GAIN * load.in_turn_s
 
     def _advance(self) -> None:
         now = self._clock()
@@ -96,31 +108,39 @@ class Order:
     def _end_window(self) -> None:
         self._advance()
         load, window_s = self._load, self._window_s
-        seconds, is_measured = self._session_s / self._num_tokens, self._measured is load
+        self._num_disturbed = self._num_disturbed + 1 if self._is_disturbed else 0
+        is_measured = self._measured is load and self._num_disturbed in (0, _MAX_DISTURBED + 1)
+        self._num_disturbed %= _MAX_DISTURBED + 1
+        seconds = self._session_s / self._num_tokens
         self._begin_window()
+        load.served_s += window_s
         if not is_measured and not self._is_trial:  # the number of sessions has changed, or the order
-            self._take(self._is_better_ahead(load))
+            self._take(load.choose())
         if not is_measured:
             return
-        load.note(seconds, is_ahead=self.is_ahead)
-        load.served_s += window_s
+        load.note(seconds, is_ahead=self.is_ahead, is_trial=self._is_trial)
         if self._is_trial:
             self._end_trial(load)
         elif load.served_s >= load.pause_s:
             self._is_trial = True
             self._take(not self.is_ahead)
         else:
-            self._take(self._is_better_ahead(load))
+            self._take(load.choose())
 
     def _end_trial(self, load: _Load) -> None:
         self._is_trial, load.served_s = False, 0.0
-        is_ahead = self._is_better_ahead(load)
-        load.pause_s = FIRST_TRIAL_S if is_ahead == self.is_ahead else min(2 * load.pause_s, _LONGEST_PAUSE_S)
+        is_ahead = load.choose()
+        if is_ahead == self.is_ahead:
+            load.pause_s = FIRST_TRIAL_S
+        else:
+            tried_s, kept_s = load.seconds(is_ahead=self.is_ahead), load.seconds(is_ahead=is_ahead)
+            is_clear = tried_s > _CLEARLY_WORSE * kept_s > 0.0  # 0: the number of sessions has changed meanwhile
+            load.pause_s = min((4 if is_clear else 2) * load.pause_s, _LONGEST_PAUSE_S)
         self._take(is_ahead)
 
     def _begin_window(self) -> None:
         self._session_s = self._window_s = 0.0
-        self._num_tokens, self._measured = 0, self._load
+        self._num_tokens, self._measured, self._is_disturbed = 0, self._load, False
 
     def _take(self, is_ahead: bool) -> None:
         """Put an order into effect; the window after a change of it is not measured."""

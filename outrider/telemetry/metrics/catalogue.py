@@ -236,6 +236,11 @@ LOAD = (
         "Pairs of a draft and a target of one host between which proposals go directly.",
         "outrider_proposal_channels",
     ),
+    _gauge(
+        "outrider_proposal_channels_ahead",
+        "Proposal channels whose draft and target go on by themselves (`draft_ahead`).",
+        "outrider_proposal_channels_ahead",
+    ),
 )
 
 RECOVERY = (

@@ -143,7 +143,7 @@ def test_another_order_is_taken_by_another_channel() -> None:
         channels.on_event(target, OfferChannel(number, OFFER))
         assert draft.sent == [CloseChannel(last), OfferChannel(number, OFFER, is_chained=is_ahead)]
         channels.on_event(draft, ChannelState(number, is_open=True))
-        assert channels.channel(target, draft) == number
+        assert (channels.channel(target, draft), channels.num_ahead) == (number, is_ahead)
         channels.take_order(target, is_ahead)
         assert channels.channel(target, draft) == number, "it is taken once"
         target.sent.clear()

@@ -107,3 +107,41 @@ def test_an_idle_target_has_no_time() -> None:
     target.load(8)
     assert target.order.is_ahead
     assert target.serve(60.0) < 1.02
+
+
+def test_prompts_of_bursts_do_not_count() -> None:
+    target = Target(few)
+    for _ in range(40):
+        target.load(0)
+        target.load(8)
+        target.now += 0.05  # prompts
+        target.serve(1.1)
+    assert target.order.is_ahead
+    changes = len(target.changes)
+    for _ in range(100):
+        target.load(0)
+        target.load(8)
+        target.now += 0.05
+        target.serve(1.1)
+    assert target.order.is_ahead and len(target.changes) - changes < 8
+
+
+def test_sessions_that_come_and_go_are_measured_too() -> None:
+    target = Target(few)
+    target.load(8)
+    for _ in range(400):
+        target.serve(0.05)
+        target.load(7)
+        target.load(8)
+    assert target.order.is_ahead
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_loads_that_change_at_any_time_have_the_better_order_in_the_end(seed: int) -> None:
+    chance, target = random.Random(seed), Target(few)
+    for _ in range(400):
+        target.load(chance.choice((0, 1, 2, 7, 8, 9, 60, 64, 100)))
+        target.serve(chance.choice((0.01, 0.2, 1.5))) if target.num_sessions else None
+    target.load(64)
+    target.serve(20.0)
+    assert target.serve(60.0) < 1.02
