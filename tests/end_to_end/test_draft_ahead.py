@@ -128,6 +128,21 @@ async def test_a_result_tells_how_many_proposals_were_begun_ahead() -> None:
         assert 3 < num_told() <= steps(stack, "used")
 
 
+async def test_pushed_proposals_are_told_too() -> None:
+    async with run_stack(TARGET, TARGET, wire=True, draft_ahead="chain", **PATIENT) as stack:
+        await introduced(stack)
+        results: list[GenerationResult] = []
+
+        async def play() -> None:
+            results.extend(await alone(stack, GREEDY))
+
+        def num_told() -> int:
+            return sum(each.timing.num_drafts_ahead for each in results)
+
+        await again_until(lambda: num_told() > 3, play)
+        assert 3 < num_told() <= sum(each.speculation.num_steps for each in results)
+
+
 async def test_nothing_is_begun_where_the_coordinator_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_stack(TARGET, TARGET, wire=True, **PATIENT) as stack:
         await introduced(stack)

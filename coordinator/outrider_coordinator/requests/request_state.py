@@ -120,7 +120,9 @@ class RequestState:
         timings, spec_stats = self.request_timings, self.loop.spec_stats
         for ended, arrived, handled in uncounted:
             if isinstance(ended, StepEnded):
-                timings.step_ended(arrived, handled, ended.timing, is_prefill=ended.is_prefill)
+                timings.step_ended(
+                    arrived, handled, ended.timing, is_prefill=ended.is_prefill, num_drafts=ended.num_draft_tokens
+                )
                 timings.note_output(handled)
                 spec_stats.count_step(ended)
             else:

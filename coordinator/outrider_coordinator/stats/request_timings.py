@@ -33,6 +33,8 @@ class RequestTimings:
         self._draft = self._target = self._accept = self._wire = 0.0
         self._prefill = StageTimes()
         self._num_drafts_ahead = 0
+        self._has_waited = False
+        """True if the step that ends next has waited for its proposal."""
 
     now = staticmethod(time.perf_counter)
     """A reading of the clock."""
@@ -96,12 +98,19 @@ class RequestTimings:
         stages = self._stages(is_prefill=is_prefill)
         busy, between = self._split_wait(arrived, handled, timing)
         self._num_drafts_ahead += timing is not None and _is_ahead(timing)
+        self._has_waited = True
         self._draft += busy
         stages.draft.observe(busy)
         stages.wire.observe(between)
 
-    def step_ended(self, arrived: float, handled: float, timing: ItemTiming | None, *, is_prefill: bool) -> None:
-        """The wait for scores ended when ``arrived`` was read; they were judged by ``handled``."""
+    def step_ended(
+        self, arrived: float, handled: float, timing: ItemTiming | None, *, is_prefill: bool, num_drafts: int = 0
+    ) -> None:
+        """The wait for scores ended when ``arrived`` was read; they were judged by ``handled``. Draft tokens that were
+        not waited for had been pushed to the target.
+        """
+        self._num_drafts_ahead += num_drafts > 0 and not self._has_waited
+        self._has_waited = False
         stages = self._stages(is_prefill=is_prefill)
         self._accept += handled - arrived
         stages.accept.observe(handled - arrived)
