@@ -32,7 +32,7 @@ ALWAYS_ON = {
 DEFAULTS = {
     "it is the default": (
         "--no-enforce-eager --no-disable-log-stats --no-allow-credentials --no-disable-custom-all-reduce"
-        " --no-enable-expert-parallel"
+        " --no-enable-expert-parallel --no-calculate-kv-scales"
     ),
     "it is the model's own length": "--max-model-len=-1|auto",
     "safetensors are read": "--load-format=auto|hf",
@@ -60,6 +60,7 @@ SETTINGS = {
 
 SETTING_SWITCHES = {
     "--allow-credentials": "gateway.allow_credentials=true",
+    "--calculate-kv-scales": "target.kv_cache_scales=measured draft.kv_cache_scales=measured",
     "--enable-expert-parallel": "target.enable_expert_parallel=true",
     "-ep": "target.enable_expert_parallel=true",
     "--disable-custom-all-reduce": "target.one_shot_all_reduce=false draft.one_shot_all_reduce=false",
@@ -89,7 +90,7 @@ _PROXY = "put a proxy before the gateway"
 _GENERATES = "models that generate text are served"
 
 ALWAYS_OFF = {
-    _NO_QUANTIZATION: "--calculate-kv-scales --allow-deprecated-quantization",
+    _NO_QUANTIZATION: "--allow-deprecated-quantization",
     _ONE_ENGINE: (
         "--data-parallel-external-lb -dpe --data-parallel-hybrid-lb -dph --data-parallel-multi-port-external-lb -dpm"
         " --headless"
