@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from outrider.types import AcceptanceMethod, DenseEvidence, DenseScores, JudgingRule, SparseEvidence, SparseScores
 from outrider_coordinator.acceptance import JudgeRules, Verdict, judge_one
 from outrider_coordinator.acceptance.block_verification import (
+    judge_block,
     keeping_probabilities,
     sparse_ratios,
     sparse_residuals,
@@ -211,3 +212,13 @@ def test_blocks_follow_the_joint_distribution_through_the_real_loop(
 
 def _by_block(plan: Any) -> Any:
     return replace(plan, rules=replace(plan.rules, verifies_blocks=True))
+
+
+def test_the_next_token_is_of_the_support_at_its_own_position() -> None:
+    """The target agrees with the draft on the first token, and rules out the second."""
+    counts, ids = np.array([2, 2], dtype=np.int32), np.array([1, 2, 3, 4], dtype=np.int32)
+    evidence = SparseEvidence(counts, ids, np.full(4, 0.5, dtype=np.float32))
+    inside, outside = np.array([0.5, 0.5, 0.0, 1.0], dtype=np.float32), np.array([0.0, 0.0, 1.0], dtype=np.float32)
+    scores = SparseScores(inside, outside, np.array([-1, -1, 5], dtype=np.int32))
+    for seed in range(20):
+        assert judge_block((1, 3), evidence, scores, seed=seed, base=7) == Verdict(1, 4)

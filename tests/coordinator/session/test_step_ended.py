@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from outrider.ports import Extend, ItemTiming, Proposal, Release, Score, Scores
-from outrider.types import FinishReason, TokenLogprob, TokenScores
+from outrider.types import CandidateLogprobs, FinishReason, TokenLogprob, TokenScores
 from outrider_coordinator.session.actions import DraftWaitBegan, DraftWaitEnded, Finish, StepEnded, ToDraft, ToTarget
 from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
@@ -112,6 +114,25 @@ def test_only_scores_of_the_question_under_way_are_judged() -> None:
     loop.on_target_event(guessed)
     assert loop.tokens.output == (5,)
     assert loop.spec_stats.num_stale_target_replies == 2
+
+
+def test_a_step_that_a_token_ends_has_the_logprobs_of_its_tokens_alone() -> None:
+    loop, actions = started(stop_token_ids=(6,), num_logprobs=0)
+    loop.on_draft_event(Proposal(1, command(actions, Extend).generation, 3, ()))
+    loop.on_target_event(with_logprobs(scores(command(actions, Score), 5)))
+    loop.on_draft_event(Proposal(1, command(loop.take_actions(), Extend).generation, 4, (6, 7)))
+    loop.on_target_event(with_logprobs(scores(command(loop.take_actions(), Score), 6, 7, 1)))
+    (ended,) = [action for action in loop.take_actions() if isinstance(action, StepEnded)]
+    assert ended.token_ids == (6,) and loop.is_over
+    assert ended.logprobs == (TokenLogprob(6, -0.5, 1, ()),)
+
+
+def with_logprobs(event: Scores) -> Scores:
+    assert isinstance(event.form, TokenScores)
+    none, nothing = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
+    half, first = np.array([-0.5], dtype=np.float32), np.ones(1, dtype=np.int32)
+    own = [np.array([token_id], dtype=np.int32) for token_id in event.form.token_ids]
+    return replace(event, logprobs=tuple(CandidateLogprobs(ids, half, first, none, nothing) for ids in own))
 
 
 def test_a_stop_text_found_late_keeps_its_own_tokens_and_releases_the_session() -> None:
