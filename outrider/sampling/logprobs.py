@@ -62,8 +62,10 @@ def _of_candidates(
     width = max((len(position) for position in ids), default=0)
     if width == 0:
         return [(position, np.zeros(0, np.float32), np.zeros(0, np.int32)) for position in ids]
-    padded = np.stack([np.pad(position, (0, width - len(position))) for position in ids])
-    values = logprobs.gather(-1, torch.from_numpy(padded).long().to(logprobs.device))  # [R, C]
+    padded = np.zeros((len(ids), width), dtype=np.int64)
+    for row, position in zip(padded, ids, strict=True):
+        row[: len(position)] = position
+    values = logprobs.gather(-1, torch.from_numpy(padded).to(logprobs.device))  # [R, C]
     ranks = _ranks(logprobs, values).to(torch.int32).cpu().numpy()
     of_ids = values.float().cpu().numpy()
     return [
@@ -85,5 +87,8 @@ def _likeliest(logprobs: Tensor, num_top: int) -> list[tuple[IntArray, FloatArra
     if num_top <= 0:
         return [(np.zeros(0, np.int32), np.zeros(0, np.float32))] * logprobs.shape[0]
     values, token_ids = largest(logprobs, min(num_top, logprobs.shape[-1]))
-    rows = zip(token_ids.to(torch.int32).cpu().numpy(), values.float().cpu().numpy(), strict=True)
-    return [(ids[of_ids > -np.inf], of_ids[of_ids > -np.inf]) for ids, of_ids in rows]
+    ids, of_ids = token_ids.to(torch.int32).cpu().numpy(), values.float().cpu().numpy()
+    rows = zip(ids, of_ids, strict=True)
+    if (of_ids > -np.inf).all():
+        return list(rows)
+    return [(own[of_own > -np.inf], of_own[of_own > -np.inf]) for own, of_own in rows]

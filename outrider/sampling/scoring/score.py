@@ -9,7 +9,8 @@ Shape letters: ``R`` rows, the K+1 positions of every session one after the othe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,9 @@ from outrider.sampling.scoring.forms import Form, Group, Scored, form_of
 from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, ScoreForm
 
 __all__ = ["ScoreOutcome", "ScoreRequest", "score"]
+
+_MOST_LOGPROB_ROWS = 128
+"""Positions whose logprobs are computed together: with a vocabulary of 128,000 they take 64 MiB."""
 
 
 @dataclass(slots=True)  # construction of a frozen class takes twice as long
@@ -48,6 +52,10 @@ class _Batch:
     spans: list[range]
     """Rows of each request."""
 
+    def source(self, i: int) -> Tensor:  # -> [R, V]
+        """Logits of which a request's logprobs are."""
+        return self.raw if self.requests[i].open.logprobs_mode is LogprobsMode.RAW else self.processed
+
     def group(self, chosen: Sequence[int]) -> Group:
         """Group of the chosen requests."""
         if len(chosen) == len(self.requests):
@@ -66,11 +74,14 @@ def score(logits: Tensor, requests: Sequence[ScoreRequest]) -> list[ScoreOutcome
     """
     batch = _prepare(logits, requests)
     errors = _errors(batch)
-    outcomes = [ScoreOutcome(None, error=error) for error in errors]
+    found: dict[int, Scored] = {}
     for form, chosen in _by_form(requests, errors).items():
-        for i, scored in zip(chosen, form(batch.group(chosen)), strict=True):
-            outcomes[i] = _outcome(batch, i, scored)
-    return outcomes
+        found |= zip(chosen, form(batch.group(chosen)), strict=True)
+    logprobs = _logprobs(batch, found)
+    return [
+        ScoreOutcome(None, error=error) if error is not None else _outcome(batch, i, found[i], logprobs.get(i, ()))
+        for i, error in enumerate(errors)
+    ]
 
 
 def _prepare(logits: Tensor, requests: Sequence[ScoreRequest]) -> _Batch:
@@ -103,13 +114,46 @@ def _errors(batch: _Batch) -> list[OutriderError | None]:
     ]
 
 
-def _outcome(batch: _Batch, i: int, scored: Scored) -> ScoreOutcome:
-    open_ = batch.requests[i].open
-    if open_.num_logprobs is None:
-        return ScoreOutcome(scored.form)
-    source = batch.raw if open_.logprobs_mode is LogprobsMode.RAW else batch.processed
-    span = batch.spans[i]
-    logprobs = drawable_logprobs(source[span.start : span.stop], open_.num_token_ids)
-    if isinstance(scored.form, DenseScores):
-        return ScoreOutcome(dataclasses.replace(scored.form, logprobs=logprobs.cpu().numpy()))
-    return ScoreOutcome(scored.form, position_logprobs(logprobs, scored.candidates, open_.num_logprobs))
+def _outcome(batch: _Batch, i: int, scored: Scored, logprobs: tuple[CandidateLogprobs, ...]) -> ScoreOutcome:
+    open_, form = batch.requests[i].open, scored.form
+    if open_.num_logprobs is None or not isinstance(form, DenseScores):
+        return ScoreOutcome(form, logprobs)
+    own = drawable_logprobs(batch.source(i)[batch.spans[i].start : batch.spans[i].stop], open_.num_token_ids)
+    return ScoreOutcome(dataclasses.replace(form, logprobs=own.cpu().numpy()))
+
+
+def _logprobs(batch: _Batch, found: Mapping[int, Scored]) -> dict[int, tuple[CandidateLogprobs, ...]]:
+    """Logprobs of the requests that want them, computed together: alone, each would wait for the device."""
+    logprobs: dict[int, tuple[CandidateLogprobs, ...]] = {}
+    for part in _alike(batch, found):
+        first = batch.requests[part[0]].open
+        indices = [index for i in part for index in batch.spans[i]]
+        source = batch.source(part[0])
+        is_run = indices == list(range(indices[0], indices[-1] + 1))
+        rows = source[indices[0] : indices[-1] + 1] if is_run else source[torch.tensor(indices, device=source.device)]
+        candidates = [position for i in part for position in found[i].candidates]
+        positions = iter(
+            position_logprobs(drawable_logprobs(rows, first.num_token_ids), candidates, first.num_logprobs or 0)
+        )
+        logprobs |= {i: tuple(itertools.islice(positions, len(batch.spans[i]))) for i in part}
+    return logprobs
+
+
+def _alike(batch: _Batch, found: Mapping[int, Scored]) -> Iterator[list[int]]:
+    """Requests with logprobs by what these are of; in parts, since the logprobs of many rows take much memory."""
+    groups: dict[object, list[int]] = {}
+    for i in sorted(found):
+        open_ = batch.requests[i].open
+        if open_.num_logprobs is not None and not isinstance(found[i].form, DenseScores):
+            key = open_.logprobs_mode, open_.num_token_ids, open_.num_logprobs
+            groups.setdefault(key, []).append(i)
+    for group in groups.values():
+        part: list[int] = []
+        num_rows = 0
+        for i in group:
+            if part and num_rows + len(batch.spans[i]) > _MOST_LOGPROB_ROWS:
+                yield part
+                part, num_rows = [], 0
+            part.append(i)
+            num_rows += len(batch.spans[i])
+        yield part
