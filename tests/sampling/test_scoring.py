@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,24 @@ def logits_of(requests: list[ScoreRequest], seed: int = 1) -> torch.Tensor:
 
 def parts_of(requests: list[ScoreRequest], logits: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.split(logits, [request.num_positions for request in requests]))
+
+
+@pytest.mark.parametrize("most_rows", [1, 6, 100])
+def test_logprobs_of_many_sessions_are_those_of_each(most_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are computed together, and whoever stands between them."""
+    monkeypatch.setattr(sys.modules["outrider.sampling.scoring.score"], "_MOST_LOGPROB_ROWS", most_rows)
+    requests = [
+        sparse_request(seed=1, num_logprobs=3),
+        request_of(opening(COUPLED, seed=2, num_logprobs=3), ()),
+        sparse_request(seed=3),
+        request_of(opening(COUPLED, seed=4, num_logprobs=3), (3,)),
+        request_of(opening(COUPLED, seed=5, num_logprobs=1), (3, 7)),
+        request_of(opening(COUPLED, seed=6, num_logprobs=3, num_token_ids=VOCAB - 4), (3,)),
+    ]
+    logits = logits_of(requests)
+    for outcome, part, request in zip(score(logits, requests), parts_of(requests, logits), requests, strict=True):
+        assert len(outcome.logprobs) == (0 if request.open.num_logprobs is None else request.num_positions)
+        assert same(outcome, score(part, [request])[0])
 
 
 def test_a_session_does_not_notice_its_neighbours() -> None:
