@@ -8,6 +8,7 @@ Negative controls show that what is compared here does find sums whose order fol
 
 from __future__ import annotations
 
+import itertools
 import os
 import random as seeded
 from collections.abc import Callable, Iterable
@@ -33,7 +34,11 @@ from outrider.kernels.paged_attention import (
 from outrider.kernels.paged_attention import kernel as fast_attention
 from outrider.kernels.paged_attention.device_plan import Tiling
 from outrider.kernels.paged_attention.invariant import attend_segments
-from outrider.kernels.paged_attention.segment_schedule import SegmentTiling, scheduled_segments
+from outrider.kernels.paged_attention.segment_schedule import (
+    SegmentTiling,
+    choose_segment_tiling,
+    scheduled_segments,
+)
 from outrider.kernels.rms_norm.kernel import TritonNorm
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, unpack
 from outrider.model_executor.input_batch import ForwardRow
@@ -327,6 +332,12 @@ def test_attention_has_the_same_bits_in_any_batch_and_chunk(
         for tiling in _tilings_for(spans, head_dim):
             found = text.attend(spans, window, sinks, tiling, sink_logits=logits)
             assert torch.equal(found, expected), (spans, tiling)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_blocks_of_keys_do_not_follow_the_batch(head_dim: int) -> None:
+    batches = itertools.product((1, 20, 300), (1, 5, 17, 4000), (1, 4, 8))
+    assert {choose_segment_tiling(*batch, head_dim).block_n for batch in batches} == {64}
 
 
 def test_keys_of_few_rows_are_divided() -> None:
