@@ -49,7 +49,7 @@ from tests.support.tiny_models import cached_tiny_model
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NAN = float("nan")
-ROWS = (1, 2, 5, 17, 40, 260) if INTERPRETED else (*range(1, 301), 512, 1000, 4096)
+ROWS = (1, 2, 5, 17, 40, 260) if INTERPRETED else (*range(1, 301), 504, 512, 1000, 4096)
 MOST_ROWS = max(ROWS)
 _LONGEST_NORM = 8192
 SHARPEST = torch.float32 if INTERPRETED else torch.float16
@@ -120,7 +120,7 @@ def differing_rows(product: Product, x: torch.Tensor, counts: Iterable[int] = RO
     return found
 
 
-SHAPES = [(2048, 8192), (4096, 1000), (6144, 4096), (70_000, 512), (128, 2048), (2, 2048)]
+SHAPES = [(2048, 8192), (4096, 1000), (6144, 4096), (70_000, 512), (128, 2048), (2, 2048), (2048, 320), (320, 672)]
 if INTERPRETED:
     SHAPES = [(128, 512), (256, 256), (96, 72), (2, 256)]
 

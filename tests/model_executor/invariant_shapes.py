@@ -25,6 +25,8 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 
 PUBLISHED = Path(__file__).with_name("published")
+_MOST_SCORED = 16
+"""Tokens of another row up to which all get logits, as draft tokens do."""
 WINDOW = 256
 """Window of layers that have one, so that the text is longer."""
 _LLAMA = {
@@ -120,6 +122,7 @@ class Sizes:
             Company([660, *range(665, 701, 5)], 15, 5),
             Company([690, *range(691, 701)], 255),
             Company([690, 695, 700], 127, 4),
+            Company([682, 691, 700], 55, 9),
         )
     )
 
@@ -181,7 +184,7 @@ class Comparison:
 
     def _other(self, sequence: KVSequence, place: int, count: int) -> ForwardRow:
         ids = [(5 + 13 * place + 101 * number) % self.runner.config.vocab_size for number in range(count)]
-        return ForwardRow(sequence, ids, 1)
+        return ForwardRow(sequence, ids, count if count <= _MOST_SCORED else 1)
 
     def _release(self, sequences: Sequence[KVSequence]) -> None:
         for one in sequences:
