@@ -143,6 +143,7 @@ def test_many_rows_are_the_librarys(out: int, size: int, name: str) -> None:
     for rows in (129, 257, 301, 1000, 2050):
         x = random(rows, size).to(DTYPE)
         check(library(x, bias), own(x, bias).float())
+        check(library(x, None), own(x, None).float())
         found = library.partials(x, None)
         check(found.float().sum(0) if found.dim() == 3 else found, own(x, None).float())
 

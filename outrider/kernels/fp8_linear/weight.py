@@ -58,6 +58,7 @@ class Fp8Weight(PreparedFp8Weight):
         self.splits = num_splits(out_features, size, processors)
         has_many = out_features > 2 * 64 * processors
         has_groups = matrix.scales.shape[1] > 1 or (rounding.group or size) < size
+        self._has_groups = has_groups  # for which the library was not tried with a bias
         large = _LARGE if has_many else _LARGE_PARTS
         self._most_rows = 1 << 62  # of our kernel
         if not batch_invariant and library_takes(matrix, rounding, dtype):
@@ -87,7 +88,7 @@ class Fp8Weight(PreparedFp8Weight):
         num_tokens, dtype = x.numbers.shape[0], self._dtype
         if not num_tokens:
             return torch.empty(0, self._matrix.numbers.shape[0], dtype=dtype, device=x.numbers.device)
-        if num_tokens > self._most_rows:
+        if num_tokens > self._most_rows and (bias is None or not self._has_groups):
             return library_product(x, self._matrix, bias, dtype)
         tiling = next(tiling for most, tiling in self._tilings if num_tokens <= most)
         is_split = self.splits > 1 and num_tokens <= _MOST_SPLIT_ROWS
