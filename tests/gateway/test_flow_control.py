@@ -18,7 +18,7 @@ MOST_BYTES = 2 << 20
 
 def test_an_unread_stream_stops_the_generation_and_goes_on_when_it_is_read(service: Service, gateway: Gateway) -> None:
     generator = service.generator
-    generator._padding = "." * PIECE_BYTES
+    generator.padding = "." * PIECE_BYTES
     num_tokens = 3 * MOST_BYTES // PIECE_BYTES
     body = json.dumps({"model": INFO.target_model, "prompt": [1], "max_tokens": num_tokens, "stream": True}).encode()
     parts = urlsplit(gateway.url)

@@ -139,17 +139,17 @@ class _Rig:
             lookahead=lookahead,
             clock=lambda: self.executor.now_ms * MILLISECOND,
         )
-        self._generation = 0
-        self._num_plain: dict[int, int] = {}
+        self.generation = 0
+        self.num_plain: dict[int, int] = {}
         self.told: dict[int, list[int]] = {ONE: [], OTHER: []}
         """Each session's tokens."""
 
     def open(self, *sessions: int) -> None:
         for session in sessions:
-            self._generation += 1
+            self.generation += 1
             opening = Open(
                 session,
-                self._generation,
+                self.generation,
                 SamplingParams(temperature=0.0),
                 0,
                 JudgingRule.GREEDY,
@@ -162,16 +162,16 @@ class _Rig:
 
     def ask(self, session: int, drafts: Sequence[int] = (), *, other_token: int | None = None) -> int:
         """About all it was told, with credit for more from the second plain step on; returns the item's generation."""
-        self._generation += 1
+        self.generation += 1
         tokens = self.told[session]
         if other_token is not None:
             tokens[-1] = other_token
         kept = prefix_hash(tokens[:-1])
-        item = Score(session, self._generation, len(tokens) - 1, kept, (tokens[-1],), tuple(drafts))
-        self._num_plain[session] = 0 if drafts else self._num_plain.get(session, 0) + 1
-        goes_on = self._num_plain[session] >= 2
-        self.core.handle(1, [item, *([Prepare(session, self._generation, CREDIT)] if goes_on else [])])
-        return self._generation
+        item = Score(session, self.generation, len(tokens) - 1, kept, (tokens[-1],), tuple(drafts))
+        self.num_plain[session] = 0 if drafts else self.num_plain.get(session, 0) + 1
+        goes_on = self.num_plain[session] >= 2
+        self.core.handle(1, [item, *([Prepare(session, self.generation, CREDIT)] if goes_on else [])])
+        return self.generation
 
     def step(self) -> list[Scores | SessionFailed]:
         """Until a forward has ended, or something is told that needed none; what is told is kept."""
@@ -732,7 +732,7 @@ def test_what_has_come_for_a_link_that_was_dropped_since_is_forgotten() -> None:
 
 def _ask_with_credit(rig: _Rig, session: int, num_steps: int, *, follows: int = 0) -> None:
     """The next plain step, and credit for more after it; ``follows``: so much older than the item is what it names."""
-    rig._num_plain[session] = 0
+    rig.num_plain[session] = 0
     generation = rig.ask(session)
     rig.core.handle(1, [Prepare(session, generation - follows, num_steps)])
 
@@ -746,7 +746,7 @@ def test_nothing_is_computed_before_it_is_asked_for_without_credit() -> None:
     rig = _Rig()
     rig.open(ONE)
     for _ in range(4):
-        rig._num_plain.clear()
+        rig.num_plain.clear()
         rig.ask(ONE)
         _run_until_answered(rig)
         assert not rig.core.has_work
@@ -764,7 +764,7 @@ def test_so_many_steps_as_there_is_credit_for_are_computed_and_no_more(num_steps
     rig.run_out()
     for _ in range(num_steps):
         assert len(rig.executor.forwards) > len(rig.told[ONE]) - 1  # it was computed before it is asked for
-        rig._num_plain.clear()
+        rig.num_plain.clear()
         rig.ask(ONE)
         _run_until_answered(rig)
         rig.run_out()
@@ -794,7 +794,7 @@ def test_a_step_that_does_not_continue_what_was_prepared_ends_the_credit() -> No
     _ask_with_credit(rig, ONE, 50)
     _run_until_answered(rig)
     rig.run_out()
-    rig._num_plain.clear()
+    rig.num_plain.clear()
     rig.ask(ONE, other_token=500)
     _run_until_answered(rig)
     assert rig.told[ONE][-2:] == [500, 501]
@@ -811,7 +811,7 @@ def test_a_step_with_drafts_ends_the_credit() -> None:
     _run_until_answered(rig)
     assert not rig.core.has_work
     del rig.told[ONE][3:]
-    rig._num_plain.clear()
+    rig.num_plain.clear()
     rig.ask(ONE)
     _run_until_answered(rig)
     assert not rig.core.has_work
@@ -834,13 +834,13 @@ def test_a_prompt_may_be_followed_by_credit_and_an_opened_session_has_none() -> 
     rig = _Rig()
     rig.open(ONE)
     rig.core.handle(1, [Score(ONE, 2, 0, EMPTY_PREFIX, (100, 101, 102)), Prepare(ONE, 2, 1)])
-    rig._generation = 2
+    rig.generation = 2
     rig.told[ONE] = [100, 101, 102]
     _run_until_answered(rig)
     rig.run_out()
     assert rig.executor.forwards == [[ONE], [ONE]]
     rig.open(ONE)
-    rig._num_plain.clear()
+    rig.num_plain.clear()
     rig.ask(ONE)
     _run_until_answered(rig)
     assert not rig.core.has_work

@@ -73,7 +73,7 @@ class ScriptedGenerator:
         self.tokenizer = TokenizerFiles({"tokenizer.json": b"{}"}, 3, "hash")
         self.texts: list[str] = []
         """Texts of the tokens, which then end the generation as an end of sequence does; none: numbers."""
-        self._padding = "." * piece_size
+        self.padding = "." * piece_size
         self._changed = asyncio.Event()
 
     def tokenizer_files(self) -> TokenizerFiles:
@@ -141,7 +141,7 @@ class ScriptedGenerator:
         self._changed.set()
 
     def _text(self, token_id: int) -> str:
-        return self.texts[token_id] if self.texts else f"<{token_id}>{self._padding}"
+        return self.texts[token_id] if self.texts else f"<{token_id}>{self.padding}"
 
     def _started(self, request: GenerationRequest, first: int) -> Started:
         return Started(

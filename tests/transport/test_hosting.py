@@ -48,7 +48,7 @@ class Hosted:
         self.fail: OnFailure | None = None
         self.task = asyncio.create_task(
             host_service(
-                self._listen,
+                self.listen,
                 self._load,
                 settings(drain_delay_s=delay_s, drain_grace_s=grace_s),
             )
@@ -64,7 +64,7 @@ class Hosted:
     async def end(self) -> None:
         await asyncio.wait_for(self.task, DEADLINE_S)
 
-    async def _listen(self, pending: PendingService[DraftCommand, DraftEvent]) -> Server:
+    async def listen(self, pending: PendingService[DraftCommand, DraftEvent]) -> Server:
         return await serve_draft(pending, host="127.0.0.1", port=self.port)
 
     def _load(self, progress: LoadProgress, on_failure: OnFailure) -> DraftService:
@@ -220,7 +220,7 @@ async def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
             raise AssertionError("loaded in vain")
 
         with pytest.raises(ConfigError, match="in use"):
-            await host_service(host._listen, load, settings(drain_delay_s=0, drain_grace_s=0))
+            await host_service(host.listen, load, settings(drain_delay_s=0, drain_grace_s=0))
 
 
 def start(*argv: str) -> subprocess.Popen[str]:
