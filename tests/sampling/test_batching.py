@@ -50,7 +50,7 @@ def random_logits(num_rows: int, vocab: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("vocab", [97, 4096, 33_001])
+@pytest.mark.parametrize("vocab", [97, 33_001])
 @pytest.mark.parametrize("kind", [*KINDS, "mixed"])
 def test_proposing(kind: str, vocab: int) -> None:
     rows = [
@@ -68,7 +68,7 @@ def test_proposing(kind: str, vocab: int) -> None:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("vocab", [97, 4096, 33_001])
+@pytest.mark.parametrize("vocab", [97, 33_001])
 @pytest.mark.parametrize("kind", [*KINDS, "mixed"])
 def test_scoring(kind: str, vocab: int) -> None:
     tokens = list(range(BASE))

@@ -32,7 +32,7 @@ from tests.sampling.building import COUPLED, REJECTION, opening
 VOCAB = 4
 NUM_TOKENS = 3
 DRAFT_LENGTH = 2
-NUM_SESSIONS = 4_000
+NUM_SESSIONS = 2_500
 PROMPT = (0,)
 
 Evidence = Callable[[Drawn], tuple[np.ndarray, np.ndarray]]

@@ -72,7 +72,7 @@ def test_a_target_that_plans_ahead_says_and_holds_the_same(seed: int, num_pages:
     expecting, executor = target_core(switch, takes_columns=True, num_pages=num_pages)
     other, unplanned = target_core(switch, takes_columns=True, num_pages=num_pages)
     twins = ExpectingTwins("target", expecting, other, switch, seed, num_token_ids=NUM_TOKEN_IDS, samplings=samplings)
-    twins.run(120)
+    twins.run(80)
     assert executor.num_planned > 10, twins.outcomes
     assert executor.num_forgotten > 5, twins.outcomes
     assert unplanned.num_planned == 0

@@ -234,7 +234,7 @@ def test_a_draft_says_and_holds_the_same(seed: int, samplings: Samplings) -> Non
     steady, executor = draft_core(switch, takes_columns=True)
     plain, other = draft_core(switch, takes_columns=False)
     twins = Twins("draft", steady, plain, switch, seed, num_token_ids=VOCAB_SIZE, samplings=samplings)
-    twins.run(200)
+    twins.run(120)
     assert executor.num_columns > (40 if len(samplings) < 4 else 0), twins.outcomes
     assert other.num_columns == 0
     assert twins.outcomes["Proposal"] > 500
