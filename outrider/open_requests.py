@@ -26,7 +26,7 @@ class OpenRequests:
     def __init__(self, most_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.most_bytes = most_bytes
         self.num_bytes = 0
-        """Held now."""
+        """Bytes that are held now."""
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[HeldBytes]:

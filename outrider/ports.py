@@ -62,7 +62,7 @@ class Open:
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     request_id: str = ""
     trace_id: str = ""
-    """This and the one above are for the service's log alone."""
+    """Trace id, which like the one above is for the service's log alone."""
     prefix_hash_key: bytes = b""
     """Keys the session's prefix hashes."""
     cache_salt: str = ""

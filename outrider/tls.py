@@ -14,7 +14,7 @@ class Tls:
     ca_file: str | None = None
     """Certificates (PEM) of the authorities that vouch for the server."""
     cert_file: str | None = None
-    """This side's certificate chain, where the server asks for one (mutual TLS)."""
+    """Certificate chain of this side, where the server asks for one (mutual TLS)."""
     key_file: str | None = None
     """Its private key."""
     server_name: str | None = None

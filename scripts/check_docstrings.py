@@ -1,4 +1,4 @@
-"""Docstrings that begin with a question word or a preposition, instead of the noun that a reader would search for.
+"""Check that no docstring begins with a question word, a pronoun or a conjunction instead of a noun or a verb.
 
 Docstrings of attributes are included: a string after an assignment.
 """
@@ -14,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 REFUSED = frozenset(
     {"Of", "What", "Whatever", "Whether", "Who", "Whoever", "Whose", "How", "Where", "When", "Which", "Whichever"}
-    | {"That", "Why", "So", "Nobody", "There"}
+    | {"That", "Why", "So", "Nobody", "There", "They", "These", "This", "Something", "Everything", "Somebody"}
+    | {"And", "But", "Or", "Such", "Since", "Now", "If", "While", "Just", "Told", "Asked", "Held"}
 )
 GENERATED = "outrider/v1/"
 

@@ -36,7 +36,7 @@ _PATHS = frozenset(
 )
 _GENERATIONS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 _PROBED = frozenset({"/health", "/ping", "/version"})
-"""Asked for every few seconds by probes: counted, and no span each."""
+"""Paths that probes request every few seconds: counted, and no span each."""
 _CLIENT_GONE = 499
 _FIRST_BYTE_NS = "outrider.http.first_byte_ns"
 

@@ -14,7 +14,7 @@ from outrider.errors import IntegrityError, OutOfPagesError
 _BLANK = 1
 """Free, and its content is of no use."""
 _TAKEN = 0
-"""Held, or free with content that can be found."""
+"""Page that is held, or free with content that can be found."""
 
 
 class PagePool:

@@ -165,7 +165,7 @@ class SequenceRow(Protocol):
 
 @contextlib.contextmanager
 def restoring_lengths(table: KVCacheManager, rows: TokenIds[SequenceRow]) -> Iterator[None]:
-    """If the block raises, truncate the rows' sequences to the lengths that they had before it."""
+    """Restore on an exception in the block: truncate the rows' sequences to the lengths that they had before it."""
     lengths = [row.sequence.length for row in rows]
     try:
         yield

@@ -259,7 +259,7 @@ class Batch:
     after: Batch | None = None
     """The batch that it is queued behind, until that one has ended."""
     may_queue_next: bool = True
-    """Something has happened since it was last tried to queue a batch behind it."""
+    """True if something has happened since the last attempt to queue a batch behind it."""
     queue_chunks_ns: int | None = None
     """Time to queue the next chunks of prompts behind it; None: never, or it was tried."""
     num_running: int = 0

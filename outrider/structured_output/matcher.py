@@ -36,7 +36,7 @@ class Outcome(enum.Enum):
     """Outcome of matching tokens against a grammar."""
 
     OPEN = enum.auto()
-    """They may be gone on with."""
+    """Tokens that may be continued."""
     ENDED = enum.auto()
     """An end token ended them."""
     REFUSED = enum.auto()

@@ -66,7 +66,7 @@ class ArrivedTensors:
                 self._changed.wait(left)
 
     def forget(self, sequences: Sequence[int]) -> None:
-        """These were read."""
+        """Drop arrivals that were read."""
         with self._changed:
             self._arrived.difference_update(sequences)
             for sequence in sequences:

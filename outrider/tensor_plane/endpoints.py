@@ -78,7 +78,7 @@ class ReaderEnd(abc.ABC):
         """
 
     def forget(self, sequences: Sequence[int]) -> None:  # noqa: B027
-        """These uses were read."""
+        """Drop uses that were read."""
 
     @abc.abstractmethod
     def read(self, out: torch.Tensor, offset: int) -> None:

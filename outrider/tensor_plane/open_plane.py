@@ -30,7 +30,7 @@ class OpenPlane:
     def __init__(self, kind: PlaneKind, end: ReaderEnd) -> None:
         self.kind, self.end = kind, end
         self.lock = threading.Lock()
-        """Held while bytes are copied: what is given up is not being read."""
+        """Lock that is held while bytes are copied: what is given up is not being read."""
         self.floor = 0
         self.was_read: set[int] = set()
         self.is_reported = False

@@ -193,7 +193,7 @@ class ProcessGroupReader(ReaderEnd):
         self._arrivals.wait(sequence, deadline_s, lambda: self._why_nothing_comes(deadline_s))
 
     def forget(self, sequences: Sequence[int]) -> None:
-        """They are waited for no more."""
+        """Drop transfers that are not waited for any more."""
         self._arrivals.forget(sequences)
 
     def read(self, out: torch.Tensor, offset: int) -> None:

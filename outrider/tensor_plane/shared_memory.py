@@ -31,7 +31,7 @@ class _File:
     def __init__(self, descriptor: int, capacity: int, device: torch.device) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        """Held while the descriptor is used, since another file gets its number once it is closed."""
+        """Lock that is held while the descriptor is used, since another file gets its number once it is closed."""
         self._is_open = True
         self._locked = _page_locked(descriptor, capacity) if device.type == "cuda" else None  # [R]
 

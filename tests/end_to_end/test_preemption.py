@@ -122,7 +122,7 @@ async def test_waiting_for_pages_is_queue_time(models: SmallModels) -> None:
 
 
 async def test_sixty_short_requests_run_at_the_same_time_in_a_pool_for_four_long_ones() -> None:
-    """They end after 200 tokens, prompt included, and might take 4,000, in a pool of 16,000 tokens."""
+    """Requests end after 200 tokens, prompt included, and might take 4,000, in a pool of 16,000 tokens."""
     settings = {"page_size": 16, "num_pages": 1000, "max_batched_tokens": 2048}
     most_running = 0
     folder = cached_tiny_model("llama", seed=1, max_position_embeddings=8192)

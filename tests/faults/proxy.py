@@ -29,13 +29,13 @@ class Impairment:
     """Impairment of bytes in one direction."""
 
     is_stalled: bool = False
-    """They wait in the proxy, and the sender's buffers fill."""
+    """Bytes wait in the proxy, and the sender's buffers fill."""
     is_black_hole: bool = False
-    """They vanish."""
+    """Bytes vanish."""
     delay_s: float = 0.0
-    """They come so much later."""
+    """Delay of bytes."""
     bytes_per_s: float = 0.0
-    """They come a few at a time, at this rate; 0: at once."""
+    """Rate at which bytes come, a few at a time; 0: at once."""
 
 
 NONE = Impairment()

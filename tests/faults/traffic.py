@@ -71,7 +71,7 @@ class Tally:
             heapq.heappop(self.longest_gaps)
 
     def problems(self) -> list[str]:
-        """Everything that may never be."""
+        """Problems that may never occur."""
         return [*self.different, *self.failed, *self.hung]
 
 

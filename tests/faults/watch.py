@@ -21,7 +21,7 @@ class Sample:
     """One process at one moment."""
 
     at_s: float
-    """Since the watch began."""
+    """Seconds since the watch began."""
     pid: int
     usage: Usage
 

@@ -43,7 +43,7 @@ class Release:
         return next(found for found in self.of_kind(kind) if found["metadata"]["name"] == name)
 
     def workloads(self) -> list[Workload]:
-        """Everything that makes pods, the test pod included."""
+        """Objects that make pods, the test pod included."""
         return [
             Workload(o["metadata"]["name"], _labels(t)[_COMPONENT], _labels(t), t["spec"], o) for o, t in self._pods()
         ]

@@ -85,7 +85,7 @@ class NaiveCache:
             sequence.num_registered = index + 1
 
     def check_holes(self, sequence: NaiveSequence) -> None:
-        """Just the pages that no token may attend to any more were given back."""
+        """Pages that no token may attend to any more were given back, and no others."""
         reach, expected = self.manager.reach, []
         if reach is not None:
             earliest = sequence.committed - reach.num_rewind_tokens  # query

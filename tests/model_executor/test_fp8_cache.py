@@ -95,7 +95,7 @@ def test_logits_are_those_of_rounded_keys_and_values(name: str) -> None:
 
 
 def test_states_of_recurrent_layers_keep_their_type() -> None:
-    """And attention beside them rounds keys and values: a little, the same in chunks."""
+    """Attention beside them rounds keys and values: a little, the same in chunks."""
     folder, ids = build("qwen3_next"), random_ids(30, seed=1)
     found = []
     for kind, chunks in (("auto", (30,)), ("fp8", (30,)), ("fp8", (11, 12, 30))):

@@ -399,7 +399,7 @@ async def test_nothing_is_told_of_what_is_to_come_when_something_has_come(core: 
 
 
 def _sending_before(handle: Callable[[Any], None], link: LocalLink[Any, str]) -> Callable[[Any], None]:
-    """Something comes as soon as what is to come is handled."""
+    """Messages that arrive as soon as the expected ones are handled."""
 
     def handled(message: Any) -> None:
         if isinstance(message.commands[0], ScoreAhead):

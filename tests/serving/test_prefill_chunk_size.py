@@ -49,7 +49,7 @@ def test_a_new_prompt_begins_anew() -> None:
 
 
 def test_forwards_are_compared_with_those_of_as_many_sessions() -> None:
-    """While prompts wait, every forward has a chunk, and more and more sessions run."""
+    """Forwards have a chunk each while prompts wait, and more and more sessions run."""
     size = after((WITHOUT_US, 0))
     size.note_forward(2 * WITHOUT_US * MICROSECOND, 0, 200)
     size.note_forward(WITHOUT_US * MICROSECOND, 0, 130)  # as the load before ended

@@ -20,7 +20,7 @@ class FakeHub:
 
     files: Mapping[str, bytes]
     token: str = ""
-    """Asked for where it is not empty; ``gated`` then says how its lack is told."""
+    """Token that is required if it is not empty; ``gated`` then says how its lack is told."""
     gated: bool = False
     url: str = ""
     requests: list[str] = field(default_factory=list)

@@ -304,7 +304,7 @@ async def test_a_silent_call_that_takes_no_message_ends(monkeypatch: pytest.Monk
 async def test_a_coordinator_that_announces_no_heartbeats_may_be_silent_for_longer(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But not for ever: a link whose message never ends would hold what has come of it."""
+    """Silence ends at last: a link whose message never ends would hold what has come of it."""
     timeouts: list[float] = []
     find = servicers._silence_timeout_s
 

@@ -130,7 +130,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Everything below the head: the `model.` prefix of the published names."""
+    """Layers below the head: the `model.` prefix of the published names."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

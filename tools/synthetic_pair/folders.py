@@ -23,7 +23,7 @@ from synthetic_pair.shapes import Shape
 DEFAULT_SHARD_BYTES = 2 << 30
 
 Progress = Callable[[int], None]
-"""Told the bytes of every shard that was written."""
+"""Callback with the bytes of every shard that was written."""
 
 
 def write_folder(folder: Path, shape: Shape, recipe: Recipe, dtype: torch.dtype) -> None:

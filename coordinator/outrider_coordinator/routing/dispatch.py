@@ -133,7 +133,7 @@ class LinkQueue:
         return len(self.waiting) + len(self.under_way)
 
     def note_direct(self, columns: CommandColumns) -> None:
-        """These steps are under way without having been sent from here."""
+        """Steps that are under way without having been sent from here."""
         steps = _Steps(is_plain=False)
         steps.sent_at = self._dispatch.now()
         self.under_way |= dict.fromkeys(columns.sessions.tolist(), steps)

@@ -111,7 +111,7 @@ class SessionState:
         self.no_draft_reason = WithoutDraft.NOTHING_PROPOSED
         self._note_rules()
         self.actions: list[Action] = []
-        """Asked for and not yet taken, in order."""
+        """Actions that were asked for and not yet taken, in order."""
 
     def _note_rules(self) -> None:
         """Write what does not change into the row."""

@@ -44,7 +44,7 @@ class Pair:
     num_users: int = 1
     """Most requests at the same time."""
     load_format: str = "safetensors"
-    """Or "dummy": random weights, of vLLM alone."""
+    """Format of the weights; "dummy" (vLLM alone): random weights."""
     gpu_memory_utilization: float | None = None
     """Share of a GPU's memory that vLLM takes; None: its default."""
 

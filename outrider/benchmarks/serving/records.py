@@ -18,7 +18,7 @@ class Record:
     token_times: tuple[float, ...] = ()
     """Arrival times of the messages with tokens."""
     token_counts: tuple[int, ...] = ()
-    """And how many it brought."""
+    """Number of tokens of each message."""
     result: GenerationResult | None = None
     error: str = ""
 

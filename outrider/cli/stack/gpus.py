@@ -29,7 +29,7 @@ class Gpus:
     """GPUs that torch can use here, in CUDA's order."""
 
     names: tuple[str, ...] = ()
-    """Such as "NVIDIA H200"; the index is N of cuda:N."""
+    """Names such as "NVIDIA H200"; the index is N of cuda:N."""
     memory_bytes: tuple[int, ...] = ()
     """Total memory of each."""
     problem: str = ""

@@ -31,7 +31,7 @@ Probe = Callable[[str], Awaitable[bool]]
 
 
 class SupervisorListener(Protocol):
-    """Told what happens, for people."""
+    """Listener for events of the supervisor, for people."""
 
     def starting(self, spec: ServiceSpec) -> None:
         """The process is being started."""

@@ -75,7 +75,7 @@ class LinearSpec:
 
     inputs: Features
     outputs: tuple[Features, ...]
-    """They lie one after the other."""
+    """Outputs, one after the other."""
     out_features: int
     """Features of all outputs, and of what rounds them up."""
     has_bias: bool

@@ -57,7 +57,7 @@ class Core(Protocol[CommandT_contra, EventT]):
     """The computation of a service, step by step; called by one thread."""
 
     recorder: Recorder | None
-    """Told of traced items."""
+    """Recorder of traced items."""
 
     @property
     def has_work(self) -> bool:

@@ -21,7 +21,7 @@ class Inbox(Generic[EntryT]):
     def __init__(self) -> None:
         self._entries: deque[EntryT] = deque()
         self._wake = threading.Lock()
-        """Held but while ``put`` wakes the reader. Once too often makes ``wait`` return early, no more."""
+        """Lock that is held but while ``put`` wakes the reader. Once too often makes ``wait`` return early, no more."""
         self._wake.acquire()
         self._is_waited_for = False
 

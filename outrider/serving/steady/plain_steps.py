@@ -86,7 +86,7 @@ class PlainSteps:
         self._queued: Batch | None = None
         """Behind the one that runs."""
         self._may_grow = False
-        """Something has happened since it was last tried to follow what is computed."""
+        """True if something has happened since the last attempt to follow what is computed."""
 
     # What there is.
 
@@ -461,7 +461,7 @@ class PlainSteps:
     # Sessions that leave.
 
     def cut(self, key: SessionKey) -> None:
-        """Something else than what was prepared has come for a session, or it ends: it has requests from now on."""
+        """Return of a session to requests: something else than what was prepared has come, or it ends."""
         if key not in self._members:
             return
         self._members.discard(key)

@@ -288,7 +288,7 @@ class SteadySteps:
         return True
 
     def touch(self, key: SessionKey) -> None:
-        """Something else than columns comes for a session, or it ends."""
+        """Invalidate a session's step: something else than columns comes for it, or it ends."""
         self._begun.forget(key)
         self.ahead.forget(key)
         self.drafts.forget(key)
@@ -423,7 +423,7 @@ class SteadySteps:
         batch.scheduled = scheduled
 
     def _drop_begun_pending(self) -> None:
-        """Something is asked for: what was to be begun before that has changed nothing yet."""
+        """Drop the pending begun step, which has changed nothing yet: something is asked for."""
         if self.pending is not None and not self.pending.is_asked:
             self.pending = None
 

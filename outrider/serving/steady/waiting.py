@@ -41,7 +41,7 @@ class WaitingSessions:
         self._all_chains = b"".join(self._chains)
 
     def forget(self, row: int) -> None:
-        """Something else has come for a session."""
+        """Invalidate a session for which something else has come."""
         self._is_here[row] = self._are_all_here = False
 
     def claim(self, row: int, generation: int) -> None:

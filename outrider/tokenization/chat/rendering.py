@@ -88,7 +88,7 @@ class _Turn:
 
     @contextlib.contextmanager
     def of(self, process: _Process) -> Iterator[None]:
-        """While the process renders the chat; ``_EndedError`` if no caller waits for it."""
+        """Result of the process that renders the chat; ``_EndedError`` if no caller waits for it."""
         with self._lock:
             if self._is_over:
                 raise _EndedError("its client is gone")

@@ -137,7 +137,7 @@ class PutStates:
         return self if connection == 1 else None
 
     def put(self, rows: torch.Tensor, sizes: Sequence[int]) -> list[PlaneReference] | None:
-        """Now and then there is no room, for the same rows always."""
+        """Capacity is lacking now and then, for the same rows always."""
         self.num_puts += 1
         if zlib.crc32(rows.contiguous().numpy().tobytes()) % 5 == 0:
             return None

@@ -143,7 +143,7 @@ def of_channel(caller: Caller) -> tuple[list[Any], Any]:
 
 
 def check_proposals(answers: AnswerColumns[Any], items: Sequence[Any]) -> None:
-    """They answer these items, and each is timed."""
+    """Proposals answer these items, and each is timed."""
     assert answers.channel == CHANNEL
     heads = list(zip(answers.sessions.tolist(), answers.generations.tolist(), strict=True))
     assert heads == [(item.session, item.generation) for item in items]

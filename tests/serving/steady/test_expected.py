@@ -28,7 +28,7 @@ def ahead_of(columns: ScoreColumns) -> ScoreAhead:
 
 
 def whole(ahead: ScoreAhead, columns: ScoreColumns) -> ScoreColumns:
-    """And what is passed on when they are."""
+    """Columns that are passed on when they are there."""
     counts, ids = columns.support_counts, columns.support_token_ids
     return ahead.with_proposals(columns.draft_token_ids, None if counts is None or ids is None else (counts, ids))
 

@@ -139,7 +139,7 @@ class Twins:
         self._step_all()
 
     def begin_beside_a_step_taken_apart(self) -> None:
-        """While a step runs one of its sessions is released, and a prompt comes."""
+        """Release of a session, and arrival of a prompt, while a step runs."""
         for _ in range(12):
             self._round()
         first, *_ = [session for session in self._sessions.values() if not session.is_new]

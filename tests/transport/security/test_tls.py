@@ -238,7 +238,7 @@ async def test_an_encrypted_key_is_told_of(authority: Authority, tmp_path: Path)
 
 
 async def test_rotated_files_are_taken_by_both_sides_without_a_restart(serve_with: ServeWith, tmp_path: Path) -> None:
-    """Everything new at the same paths: the authority, the server's pair and the client's."""
+    """New files at the same paths: the authority, the server's pair and the client's."""
     first = Authority(tmp_path)
     tls = Tls(ca_file=first.ca_file, **first.issue("coordinator", file="client"))
     address = at_localhost(await serve_with(ServerSecurity(ServerTls(**first.issue(), client_ca_file=first.ca_file))))
