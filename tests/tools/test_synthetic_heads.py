@@ -20,15 +20,12 @@ SHAPE = replace(find_shape("tiny"), hidden_size=256, num_heads=8, num_kv_heads=8
 # A mask's image is in the heads of its distance, and a row of the last product has one for each distance.
 WIDE = replace(SHAPE, hidden_size=512, num_heads=32, num_kv_heads=16)
 CASES: dict[str, tuple[str, float, int | None]] = {
-    "eagle3, always": ("eagle3", 1.0, 300),
     "eagle3": ("eagle3", 0.7, 300),
     "eagle3, whole vocabulary": ("eagle3", 0.7, 1024),
-    "dflash, always": ("dflash", 1.0, None),
     "dflash": ("dflash", 0.8, None),
     "dflash, reduced vocabulary": ("dflash", 0.6, 300),
     "mtp, always": ("mtp", 1.0, None),
     "mtp": ("mtp", 0.8, None),
-    "mtp, seldom": ("mtp", 0.5, None),
 }
 
 
