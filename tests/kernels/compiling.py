@@ -233,12 +233,12 @@ def type_of(name: str) -> str:
     return "fp32" if name in FLOATS else "i32"
 
 
-def compile_kernel(kernel: Any, constants: dict[str, Any], capability: int) -> str:
-    """The PTX."""
+def compile_kernel(kernel: Any, constants: dict[str, Any], capability: int, form: str = "ptx") -> str:
+    """The compiled kernel in one of the compiler's forms."""
     known = {**constants, "PDL": capability >= 90}
     signature = {name: "constexpr" if name in known else type_of(name) for name in kernel.arg_names}
     compiled = triton.compile(ASTSource(kernel, signature, known), target=GPUTarget("cuda", capability, 32))
-    return str(compiled.asm["ptx"])
+    return str(compiled.asm[form])
 
 
 if __name__ == "__main__":

@@ -68,3 +68,10 @@ def test_kernels_compile_for_real_hardware(module: str, waits: str) -> None:
     lines = [line.split() for line in run(f"tests.kernels.{module}").splitlines()]
     assert {name for name, *_ in lines} == KERNELS
     assert {line[1] for line in lines} == {waits}
+
+
+@pytest.mark.timeout(400)
+def test_products_of_one_step_begin_with_zero() -> None:
+    """No GPU needed; the interpreter adds as the source says, whatever the compiler makes of it."""
+    pytest.importorskip("triton")
+    assert run("tests.kernels.separate_sums").splitlines() == 2 * ["arith.constant"]

@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.kernels.launching import launch_options, num_processors
-from outrider.kernels.linear.split_k import PART_COLUMNS, fetch_rows
+from outrider.kernels.linear.split_k import PART_COLUMNS, add_to_product, fetch_rows
 from outrider.kernels.room import empty_rows, with_room
 
 _PART_COLUMNS = tl.constexpr(PART_COLUMNS)
@@ -95,12 +95,14 @@ def _ordered_kernel(
                 IS_GATED, WIDTH, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             tl.debug_barrier()
-            total = tl.load(own_sums) + total
+            total = add_to_product(total, tl.load(own_sums))
         if HAS_BIAS:
-            total += tl.load(bias_ptr + n, mask=n < size, other=0.0).to(tl.float32)[:, None]
+            bias = tl.load(bias_ptr + n, mask=n < size, other=0.0)
+            total = add_to_product(total, bias.to(tl.float32)[:, None])
         if IS_GATED:
             if HAS_BIAS:
-                up += tl.load(bias_ptr + size + n, mask=n < size, other=0.0).to(tl.float32)[:, None]
+                bias = tl.load(bias_ptr + size + n, mask=n < size, other=0.0)
+                up = add_to_product(up, bias.to(tl.float32)[:, None])
             # Rounded as the product is where ``swiglu`` comes after it.
             total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
             up = up.to(out_ptr.dtype.element_ty).to(tl.float32)

@@ -43,6 +43,14 @@ def fetch_rows(weight_ptr, first_row, end, first, K: tl.constexpr, ROWS: tl.cons
 
 
 @triton.jit
+def add_to_product(total, addend):
+    """Sum of a product and something else, each rounded before. Of a plain sum after a loop of one step the compiler
+    makes the accumulator that the step begins with, and columns are added to it one by one.
+    """
+    return tl.fma(total, 1.0, addend)
+
+
+@triton.jit
 def store_transposed(tile, out_ptr, first_token, num_tokens, n, size, WIDTH: tl.constexpr):
     """Store a tile [N, T], transposed, to ``out`` [T, N]."""
     t = first_token + tl.arange(0, WIDTH)
