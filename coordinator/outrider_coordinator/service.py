@@ -91,13 +91,13 @@ class Coordinator:
             has_draft=draft is not None,
             is_controlled=settings.draft_length is DraftLengthMode.AUTO,
         )
-        self._request_manager = RequestManager(
+        self.request_manager = RequestManager(
             self._policy, max_running_per_target=settings.max_running_requests, max_queue=settings.max_queue
         )
-        self._driver = Driver(
+        self.driver = Driver(
             _source(target),
             None if draft is None else _source(draft),
-            self._request_manager,
+            self.request_manager,
             on_model=self._make_input_processor,
             on_target=on_target,
             target_timeout_s=settings.target_timeout_s,
@@ -106,7 +106,7 @@ class Coordinator:
             draft_ahead=settings.draft_ahead,
             max_messages_per_s=settings.max_stream_messages_per_s,
         )
-        self._services = self._driver.services
+        self.services = self.driver.services
         self._latency_histograms = LatencyHistograms()
         self._threads = Threads()
         self._last_arrival_ns = 0
@@ -123,13 +123,13 @@ class Coordinator:
         A draft that cannot be reached is tried again and again in the background. Raises ``PairMismatchError`` for a
         draft that does not fit, ``ConfigError`` for a tokenizer that cannot be used.
         """
-        await self._services.start()
+        await self.services.start()
 
     async def close(self) -> None:
         """Fail running requests with ``UnavailableError`` and close all links."""
-        self._services.stop_waiting()
-        self._driver.fail_all(UnavailableError("the coordinator is shutting down"))
-        await self._services.close()
+        self.services.stop_waiting()
+        self.driver.fail_all(UnavailableError("the coordinator is shutting down"))
+        await self.services.close()
 
     # Requests of users.
 
@@ -153,7 +153,7 @@ class Coordinator:
             log_refusal(request.request_id, trace.trace_id, error)
             raise
         if deadline_s is not None:
-            self._driver.expire_after(request_state, deadline_s)
+            self.driver.expire_after(request_state, deadline_s)
         first = started(request, request_state.loop.engine_request) if request.resumable else None
         del request  # a chat takes megabytes, and its stream minutes
         on_taken_in()
@@ -163,11 +163,11 @@ class Coordinator:
             async for delta in request_state.deltas():
                 yield delta
         finally:
-            self._driver.cancel(request_state)
+            self.driver.cancel(request_state)
 
     async def model_info(self) -> ModelInfo:
         """Return facts about the served models."""
-        target, draft = self._services.require_target(), self._services.draft
+        target, draft = self.services.require_target(), self.services.draft
         return ModelInfo(
             target_model=target.model_name,
             draft_model=draft.descriptions[0].model_name if draft and draft.descriptions else "",
@@ -178,15 +178,15 @@ class Coordinator:
             acceptance_method=self._settings.acceptance_method,
             draft_attached=draft is not None and draft.is_up,
             version=__version__,
-            num_running=self._request_manager.admission.num_running,
-            num_waiting=self._request_manager.admission.num_waiting,
-            target_pages_free=self._services.target.num_pages_free,
+            num_running=self.request_manager.admission.num_running,
+            num_waiting=self.request_manager.admission.num_waiting,
+            target_pages_free=self.services.target.num_pages_free,
             draft_pages_free=draft.num_pages_free if draft else 0,
             draft_length_mode=self._settings.draft_length.value,
             draft_length=round(self._policy.mean_length, 2),
             target_placement=ModelPlacement.of(target),
             draft_placement=ModelPlacement.of(draft.descriptions[0]) if draft and draft.descriptions else NOWHERE,
-            tensor_planes=self._services.peers.planes.lines(),
+            tensor_planes=self.services.peers.planes.lines(),
             draft_length_reason=draft_length_reason(self._policy, is_draft_up=draft.is_up) if draft else "",
             exports_traces=self._exports_traces,
         )
@@ -202,10 +202,10 @@ class Coordinator:
 
     def stats(self) -> CoordinatorStats:
         """Figures of this moment."""
-        endings, target, draft = self._request_manager.endings, self._services.target, self._services.draft
+        endings, target, draft = self.request_manager.endings, self.services.target, self.services.draft
         return CoordinatorStats(
-            num_running=self._request_manager.admission.num_running,
-            num_waiting=self._request_manager.admission.num_waiting,
+            num_running=self.request_manager.admission.num_running,
+            num_waiting=self.request_manager.admission.num_waiting,
             num_finished=endings.num_finished,
             num_cancelled=endings.num_cancelled,
             num_expired=endings.num_expired,
@@ -223,13 +223,13 @@ class Coordinator:
     @property
     def num_running(self) -> int:
         """Requests that run."""
-        return self._request_manager.admission.num_running
+        return self.request_manager.admission.num_running
 
     def readings(self) -> list[Reading]:
         """Figures of this moment, under the names that metrics have; to be called on the coordinator's event loop."""
         grammars = None if self._input_processor is None else self._input_processor.grammars
         return [
-            *coordinator_readings(self._request_manager, self._services, self._latency_histograms, self._refusals),
+            *coordinator_readings(self.request_manager, self.services, self._latency_histograms, self._refusals),
             *([] if grammars is None else grammars.statistics.compile_readings()),
         ]
 
@@ -252,7 +252,7 @@ class Coordinator:
             arrival_ns=arrival_ns,
             prefix_hash_key=self._prefix_hash_key,
         )
-        table = self._request_manager.table
+        table = self.request_manager.table
         make_loop = partial(SessionLoop, engine_request, self._policy, tokenizer=processor.tokenizer, table=table)
         loop = await self._threads.call(make_loop, in_thread=len(engine_request.emitted_token_ids) > LONG_OUTPUT_TOKENS)
         await run_in_slices(loop.tokens.prepare())
@@ -261,7 +261,7 @@ class Coordinator:
             trace.notes.grammar_ns = texts.grammar_ns
             trace.notes.taken_in(processor.model_name)
         request_state = RequestState(loop, self._latency_histograms, trace)
-        self._driver.submit(request_state)
+        self.driver.submit(request_state)
         return request_state
 
     def _next_arrival_ns(self) -> int:
@@ -270,7 +270,7 @@ class Coordinator:
         return self._last_arrival_ns
 
     def _require_input_processor(self) -> InputProcessor:
-        if self._input_processor is None or self._services.has_given_up:
+        if self._input_processor is None or self.services.has_given_up:
             raise UnavailableError("the target cannot be reached")
         return self._input_processor
 

@@ -63,8 +63,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         """
         self.sessions = sessions
         self.stats = stats = ServiceStats()
-        self._executor, self._clock, self._references = executor, clock, references
-        self._in_flight: deque[Batch] = deque()
+        self.executor, self._clock, self._references = executor, clock, references
+        self.in_flight: deque[Batch] = deque()
         """Batches that were started, oldest first: one, and with lookahead one more queued behind it."""
         self._oldest: Batch | None = None
         """Batch whose forward is being started or in flight, the oldest of them; read by other threads."""
@@ -76,7 +76,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._answered: list[AnyRequest] = []
         """In the newest step: something is left to be done once their answers have left."""
         self._outputs = OutputProcessor(stats, clock, lambda: executor.num_pages_unused)
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             sessions,
             executor,
             budget or TokenBudget(),
@@ -86,12 +86,12 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             clock=clock,
         )
         self._inputs = InputProcessor(
-            sessions, executor, self._scheduler, self._outputs, stats, references=references, touch=self._touch
+            sessions, executor, self.scheduler, self._outputs, stats, references=references, touch=self._touch
         )
         self._steady = SteadySteps(
             sessions,
             executor,
-            self._scheduler,
+            self.scheduler,
             self._outputs,
             stats=stats,
             is_enabled=takes_columns,
@@ -115,7 +115,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         leave in steps of their own.
         """
         if self._outputs.is_ready and not self._is_forward_overdue:
-            if not self._executor.is_asynchronous:
+            if not self.executor.is_asynchronous:
                 self._answered = self._outputs.finished
             messages = self._outputs.take()
             self._num_told += 1
@@ -124,28 +124,28 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             return messages
         self._num_steps_without_forward = 0
         batch = None
-        if not self._in_flight:
+        if not self.in_flight:
             batch = self._steady.next_batch(self._clock()) or self._steady.batch_ahead(self._clock())
-        batch = batch or self._scheduler.schedule(self._in_flight)
-        if batch is None and not self._in_flight:  # last: chains go on as long as their sessions do
+        batch = batch or self.scheduler.schedule(self.in_flight)
+        if batch is None and not self.in_flight:  # last: chains go on as long as their sessions do
             batch = self._steady.chain_batch(self._clock())
         finished = self._execute(batch)
         return self._process_outputs(finished)
 
     def _execute(self, batch: Batch | None) -> FinishedBatch | None:
         """Start a batch, if there is one; the oldest batch in flight if its forward has ended, else None."""
-        if batch is not None and self._start(batch) and self._executor.is_asynchronous:
+        if batch is not None and self._start(batch) and self.executor.is_asynchronous:
             return None
-        if not self._in_flight or not self._in_flight[0].forward.is_done():
+        if not self.in_flight or not self.in_flight[0].forward.is_done():
             return None
         return self._finish()
 
     def _finish(self) -> FinishedBatch:
         """Wait for the oldest batch in flight."""
-        batch = self._in_flight[0]
+        batch = self.in_flight[0]
         output = batch.forward.finish()
-        self._in_flight.popleft()
-        self._oldest = self._in_flight[0] if self._in_flight else None
+        self.in_flight.popleft()
+        self._oldest = self.in_flight[0] if self.in_flight else None
         self._num_ended += 1
         return FinishedBatch(batch, output, self._clock())
 
@@ -158,21 +158,21 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             batch.run(batch.scheduled, batch.started_ns)
             jobs = [(request.job, tokens) for request, tokens in batch.scheduled]
             step = batch.plain
-            batch.forward = self._executor.start(jobs) if step is None else self._executor.start_step(step, jobs)
+            batch.forward = self.executor.start(jobs) if step is None else self.executor.start_step(step, jobs)
         else:
-            queued = self._executor.queue(batch.after.forward, batch.plain)
+            queued = self.executor.queue(batch.after.forward, batch.plain)
             if queued is None:
                 return False
             batch.queued, batch.forward = queued, queued.forward
         if batch.plain is not None:
-            self._scheduler.plain.note_start(batch, batch.plain)
-        if not self._in_flight:
-            self._scheduler.note_begin(batch, batch.started_ns)
-        self._in_flight.append(batch)
-        if self._executor.is_asynchronous:
-            self._scheduler.learn()
+            self.scheduler.plain.note_start(batch, batch.plain)
+        if not self.in_flight:
+            self.scheduler.note_begin(batch, batch.started_ns)
+        self.in_flight.append(batch)
+        if self.executor.is_asynchronous:
+            self.scheduler.learn()
             for request in batch.prefills:
-                self._executor.look_ahead(request.job)
+                self.executor.look_ahead(request.job)
         return True
 
     def _process_outputs(
@@ -187,7 +187,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._outputs.note_forward(batch)
         if batch.steady is not None and output.columns is not None:
             messages = self._steady.answer(batch, batch.steady, output, finished.ended_ns)
-            if may_go_on and self._executor.is_asynchronous and not self._in_flight and self._steady.ahead.is_due:
+            if may_go_on and self.executor.is_asynchronous and not self.in_flight and self._steady.ahead.is_due:
                 messages = self.send_verdicts(messages)
                 following = self._steady.batch_ahead(self._clock())
                 if following is not None:
@@ -195,12 +195,11 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             return messages
         if batch.steady is not None:
             self._steady.take_apart()
-        output = self._scheduler.plain.with_leavers(batch, output.one_by_one())
+        output = self.scheduler.plain.with_leavers(batch, output.one_by_one())
         answered = [
-            self._answer(request, result)
-            for request, result in self._scheduler.update(batch, output, finished.ended_ns)
+            self._answer(request, result) for request, result in self.scheduler.update(batch, output, finished.ended_ns)
         ]
-        in_arrays = self._scheduler.finish_plain(batch, output, finished.ended_ns)
+        in_arrays = self.scheduler.finish_plain(batch, output, finished.ended_ns)
         for link_id, event in output.pushed:
             self._outputs.put(link_id, event)
         self._start_next(batch, finished.ended_ns)
@@ -212,8 +211,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         answered, self._answered = self._answered, []
         self._steady.settle()
         self._steady.put_down(answered)
-        if not self._executor.is_asynchronous:  # else it has learned while the device computed
-            self._scheduler.learn()
+        if not self.executor.is_asynchronous:  # else it has learned while the device computed
+            self.scheduler.learn()
 
     def _answer(self, request: AnyRequest, result: EventT | OutriderError) -> AnyRequest:
         if isinstance(result, OutriderError):
@@ -227,23 +226,23 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     def _start_next(self, before: Batch, ended_ns: int) -> None:
         """Go on after a batch that has ended, with the one queued behind it or with steps that it says are next."""
-        if self._in_flight:
-            queued = self._in_flight[0]
+        if self.in_flight:
+            queued = self.in_flight[0]
             if queued.after is not None and before.plain is not None:
-                self._scheduler.plain.resolve(queued, before.plain)
+                self.scheduler.plain.resolve(queued, before.plain)
             elif queued.after is not None:
-                self._scheduler.lookahead.resolve(queued, before)
+                self.scheduler.lookahead.resolve(queued, before)
             else:
-                self._scheduler.note_begin(queued, ended_ns)
+                self.scheduler.note_begin(queued, ended_ns)
         self._inputs.take_superseding(before.requests)
-        if not self._in_flight and self._scheduler.lookahead.is_possible:
+        if not self.in_flight and self.scheduler.lookahead.is_possible:
             # What superseded an answered item may have failed its session.
             open_yet = [request for request in before.requests if self.sessions.holds(request.session)]
-            alone = self._scheduler.plain.join(open_yet)
-            prepared = [self._scheduler.lookahead.prepare(request) for request in alone]
-            self._scheduler.plain.grow()
-            if (any(prepared) or self._scheduler.plain.due is not None) and self._executor.is_asynchronous:
-                batch = self._scheduler.schedule(self._in_flight)
+            alone = self.scheduler.plain.join(open_yet)
+            prepared = [self.scheduler.lookahead.prepare(request) for request in alone]
+            self.scheduler.plain.grow()
+            if (any(prepared) or self.scheduler.plain.due is not None) and self.executor.is_asynchronous:
+                batch = self.scheduler.schedule(self.in_flight)
                 if batch is not None:
                     self._start(batch)
 
@@ -264,7 +263,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         if oldest is None:
             return 0.0
         times, num_tokens = self.stats.forward_times, oldest.num_computed_tokens
-        compiles = self._executor.is_asynchronous and not times.knows(num_tokens)
+        compiles = self.executor.is_asynchronous and not times.knows(num_tokens)
         return max(times.longest_s(num_tokens), _COMPILING_S if compiles else 0.0)
 
     # When to take a step.
@@ -283,15 +282,15 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     @property
     def _forward_pause_s(self) -> float:
-        if self._in_flight:
-            oldest = self._in_flight[0]
-            is_due = oldest.may_queue_next or self._scheduler.are_chunks_due(self._in_flight)
+        if self.in_flight:
+            oldest = self.in_flight[0]
+            is_due = oldest.may_queue_next or self.scheduler.are_chunks_due(self.in_flight)
             return 0.0 if is_due or oldest.forward.is_done() else POLL_INTERVAL_S
         if self._steady.pending is not None or self._steady.drafts.is_due:
             return 0.0
-        if self._steady.ahead.is_due and self._scheduler.queue.is_empty:
+        if self._steady.ahead.is_due and self.scheduler.queue.is_empty:
             return 1e-9 * self._steady.ahead.pause_ns()
-        return self._scheduler.delay_s
+        return self.scheduler.delay_s
 
     @property
     def _is_forward_overdue(self) -> bool:
@@ -304,12 +303,9 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def _has_forwards(self) -> bool:
         """True if a forward is to be started, or is in flight."""
         is_due = (
-            self._steady.pending
-            or self._steady.is_ahead_due
-            or self._scheduler.queue.due
-            or self._scheduler.plain.is_due
+            self._steady.pending or self._steady.is_ahead_due or self.scheduler.queue.due or self.scheduler.plain.is_due
         )
-        return bool(is_due or self._in_flight)
+        return bool(is_due or self.in_flight)
 
     # Links.
 
@@ -337,18 +333,18 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             columns = None if columns is None else self._references.fetch_columns(columns)
         self._inputs.take(link_id, singles, arrived)
         if columns is not None:
-            self._steady.take(link_id, columns, arrived, is_free=not self._in_flight)
+            self._steady.take(link_id, columns, arrived, is_free=not self.in_flight)
             self._inputs.take(link_id, after, arrived)
-        self._scheduler.plain.grow()
-        if len(self._in_flight) == 1:
-            self._in_flight[0].may_queue_next = True
+        self.scheduler.plain.grow()
+        if len(self.in_flight) == 1:
+            self.in_flight[0].may_queue_next = True
 
     def expect(self, link_id: int, columns: ScoreColumns) -> None:
         """Plan a step of which a later message is expected to bring the draft tokens, if the device is idle."""
         if self._steady.ahead.has_any:
             return
         self._settle()
-        if not self._in_flight:
+        if not self.in_flight:
             self._steady.expect(link_id, columns)
 
     def begin(self, link_id: int, said: Verdicts | ChainStart | Pushes, *, is_idle: bool = True) -> None:
@@ -363,13 +359,13 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             self._steady.start_chains(link_id, said)
         elif not self._steady.drafts.take(link_id, said) and is_idle:
             self._settle()
-            if not self._in_flight:
+            if not self.in_flight:
                 self._steady.begin(link_id, said, self._clock())
 
     def drop_link(self, link_id: int) -> None:
         """Release all sessions of the link."""
         self._settle()
-        self._scheduler.plain.drop_link(link_id)
+        self.scheduler.plain.drop_link(link_id)
         self._steady.drop_link(link_id)
         self._inputs.drop_link(link_id)
 
@@ -390,7 +386,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     @property
     def num_pages_free(self) -> int:
         """Number of free KV pages; thread-safe."""
-        return self._executor.num_pages_unused
+        return self.executor.num_pages_unused
 
     @property
     def next_check_s(self) -> float | None:
@@ -419,12 +415,12 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def _touch(self, key: SessionKey, *, is_prepare: bool = False) -> None:
         self._steady.touch(key)
         if not is_prepare:
-            self._scheduler.plain.cut(key)
+            self.scheduler.plain.cut(key)
 
     def _preempt(self, session: Session[SequenceT]) -> None:
         self._inputs.preempt(session)
 
     def _is_asked(self, key: SessionKey) -> bool:
         """True if a session waits for an answer."""
-        due = self._scheduler.queue.due_of(key)
-        return (due is not None and due.is_asked) or self._scheduler.plain.is_asked(key)
+        due = self.scheduler.queue.due_of(key)
+        return (due is not None and due.is_asked) or self.scheduler.plain.is_asked(key)

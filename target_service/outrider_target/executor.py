@@ -41,7 +41,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
     def __init__(self, runner: ModelRunner, planes: TargetPlanes | None = None) -> None:
         """``planes`` take hidden states to drafts; None: they go inline."""
         super().__init__(runner.sequences)
-        self._runner, self._planes = runner, planes
+        self.runner, self.planes = runner, planes
 
     def kv_of(self, job: ScoreJob) -> KVSequence:
         """The job's sequence."""
@@ -49,9 +49,9 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
 
     def check(self, session: TargetSession, item: Score) -> Scores | None:
         """Raise ``InvalidRequestError`` for an item that cannot be served; none is answered without a forward."""
-        check_layers(session.open, num_layers=self._runner.config.num_layers)
-        check_score(session.open, item, vocab_size=self._runner.config.vocab_size)
-        if session.open.sampling.grammar is not None and self._runner.sampler.grammars is None:
+        check_layers(session.open, num_layers=self.runner.config.num_layers)
+        check_score(session.open, item, vocab_size=self.runner.config.vocab_size)
+        if session.open.sampling.grammar is not None and self.runner.sampler.grammars is None:
             raise InvalidRequestError("grammar", "cannot be used, since the target has no tokenizer")
         return None
 
@@ -70,7 +70,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         base = item.num_kept_tokens + len(item.token_ids)
         if session.open.num_prompt_logprobs is not None and 0 < item.num_kept_tokens < session.open.prompt_length:
             token_ids = (session.sequence.token_ids[-1], *token_ids)
-            self._runner.sequences.truncate(session.sequence, item.num_kept_tokens - 1)
+            self.runner.sequences.truncate(session.sequence, item.num_kept_tokens - 1)
         return ScoreJob(self._sampling_of(session), item, session.sequence, token_ids, base, session.link_id)
 
     def execute(self, batch: Sequence[tuple[ScoreJob, int]]) -> ExecutorOutput[Scores]:
@@ -80,26 +80,26 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
     @property
     def is_asynchronous(self) -> bool:
         """True if a forward runs on after it was started; a CPU does all of it at once."""
-        return self._runner.device.type == "cuda"
+        return self.runner.device.type == "cuda"
 
     def start(self, batch: Sequence[tuple[ScoreJob, int]]) -> ScoringForward:
         """``execute`` in two halves."""
-        return ScoringForward(self._runner, batch, planes=self._planes)
+        return ScoringForward(self.runner, batch, planes=self.planes)
 
     def may_follow(self, forward: InFlightForward[Scores]) -> bool:
         """A chunk of prompts from which nothing is read; on GPUs."""
-        return self._runner.takes_drawn and isinstance(forward, ScoringForward) and forward.reads_nothing
+        return self.runner.takes_drawn and isinstance(forward, ScoringForward) and forward.reads_nothing
 
     def _sampling_of(self, session: TargetSession) -> SessionSampling:
         """The session's sampling state, made at its first item."""
         state = session.executor_state
         if not isinstance(state, SessionSampling):
-            state = session.executor_state = SessionSampling(session.open, self._runner.sampler.grammars)
+            state = session.executor_state = SessionSampling(session.open, self.runner.sampler.grammars)
         return state
 
     def look_ahead(self, job: ScoreJob) -> None:
         """Hash the tokens for the prefix cache and for the next item."""
-        self._runner.sequences.hash_ahead(job.sequence)
+        self.runner.sequences.hash_ahead(job.sequence)
 
     # Columns.
 
@@ -114,7 +114,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
     def session_rows(self, sessions: Sequence[TargetSession]) -> SessionColumns:
         """Session data for forwards and kernels."""
         sequences, samplings = [session.sequence for session in sessions], list(map(self._sampling_of, sessions))
-        return SessionColumns.of(sequences, samplings, self._runner.config.vocab_size)
+        return SessionColumns.of(sequences, samplings, self.runner.config.vocab_size)
 
     @property
     def truncates_columns(self) -> bool:
@@ -140,10 +140,10 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         ):
             return False
         return (
-            are_within(columns.token_ids.tolist(), 0, self._runner.config.vocab_size - 1)
+            are_within(columns.token_ids.tolist(), 0, self.runner.config.vocab_size - 1)
             and are_all(step.bases + step.draft_lengths <= step.own.max_lengths)
-            and self._runner.sequences.surely_fit(len(counts), max(map(operator.add, counts, lengths)))
-            and self._runner.sequences.have_states(rows.sequences, step.kept)
+            and self.runner.sequences.surely_fit(len(counts), max(map(operator.add, counts, lengths)))
+            and self.runner.sequences.have_states(rows.sequences, step.kept)
         )
 
     def takes_drafts(self, step: SteadyStep) -> bool:
@@ -161,15 +161,15 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         if not isinstance(columns, ScoreColumns) or not self._takes_rows(step):
             return None
         unknown = np.zeros(int(step.draft_lengths.sum()), dtype=np.int64)
-        return self._runner.plan_batch(forward_rows(step, columns, unknown), layers_of(columns, step.rows))
+        return self.runner.plan_batch(forward_rows(step, columns, unknown), layers_of(columns, step.rows))
 
     def forget_plan(self, plan: PlannedBatch) -> None:
         """Give the pages back."""
-        self._runner.forget_plan(plan)
+        self.runner.forget_plan(plan)
 
     def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
         """A forward over a step, with jobs beside it."""
-        return ScoringForward(self._runner, batch, step, planes=self._planes)
+        return ScoringForward(self.runner, batch, step, planes=self.planes)
 
     # Decode steps that are computed before they are asked for.
 
@@ -180,7 +180,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
 
     def amend_plain(self, sessions: Sequence[TargetSession], token_ids: Sequence[int]) -> None:
         """Tokens of a queued step, now that they are known. Their KV is where the forward has put it."""
-        self._runner.sequences.amend_last([session.sequence for session in sessions], token_ids)
+        self.runner.sequences.amend_last([session.sequence for session in sessions], token_ids)
 
     # Lookahead.
 
@@ -195,14 +195,14 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
             return None
         if base + 1 >= opened.max_length:  # the token after it is the last, and what follows that is not asked for
             return None
-        prefix_hash = self._runner.sequences.prefix_hash(session.sequence, base)
+        prefix_hash = self.runner.sequences.prefix_hash(session.sequence, base)
         return Score(answer.session, answer.generation, base, prefix_hash, (token_id,))
 
     def queue(
         self, forward: InFlightForward[Scores], step: PlainStep | None = None
     ) -> QueuedForward[ScoreJob, Scores] | None:
         """A forward over the tokens that ``forward`` will have drawn, started before it has ended."""
-        if not isinstance(forward, ScoringForward) or not self._runner.takes_drawn:
+        if not isinstance(forward, ScoringForward) or not self.runner.takes_drawn:
             return None
         if step is not None:
             return self._queue_step(forward, step)
@@ -215,11 +215,11 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
             return None
         if len(step) < len(drawn):
             drawn = drawn[to_device(step.places, drawn.device)]
-        return QueuedForward(ScoringForward(self._runner, step=step, drawn=drawn))
+        return QueuedForward(ScoringForward(self.runner, step=step, drawn=drawn))
 
     def _has_room_after(self, forward: ScoringForward) -> bool:
         """True if every session of a forward may take one more token; none is preempted for what was not asked for."""
-        manager = self._runner.sequences
+        manager = self.runner.sequences
         return sum(manager.pages_needed(job.sequence, 1) for job in forward.jobs) <= manager.num_free
 
     def resolve(
@@ -233,10 +233,10 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
             raise IntegrityError("a forward of another executor")
         item = self._plain_step(session, answer)
         if item is None or item.token_ids[0] != forward.fed_token(index):
-            self._runner.sequences.truncate(session.sequence, base)
+            self.runner.sequences.truncate(session.sequence, base)
             return None
         # Its KV is where the forward has put it.
-        self._runner.sequences.amend(session.sequence, base, item.token_ids)
+        self.runner.sequences.amend(session.sequence, base, item.token_ids)
         job = queued.jobs[index]
         job.score, job.token_ids = item, item.token_ids
         return item

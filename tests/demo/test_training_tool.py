@@ -71,11 +71,11 @@ def test_the_reference_loop_keeps_the_targets_distribution() -> None:
     lengths = torch.full((rows,), 4)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        proposed, draft_probs = measuring._propose(
+        proposed, draft_probs = measuring.propose(
             draft, ids, lengths, draft_length=2, temperature=1.0, generator=generator
         )
-        target_probs = measuring._score(target, ids, lengths, 2, 1.0)
-        accepted, following = measuring._judge(proposed, draft_probs, target_probs, generator)
+        target_probs = measuring.score(target, ids, lengths, 2, 1.0)
+        accepted, following = measuring.judge(proposed, draft_probs, target_probs, generator)
     first = torch.where(accepted > 0, proposed[:, 0], following)
     expected = target_probs[0, 0] * rows
     observed = torch.bincount(first, minlength=8)

@@ -138,7 +138,7 @@ def test_a_tail_is_a_window_at_least_and_at_most_one_and_a_half_of_large_ones(
     sequences = TailSequences(windowed.sequences, window)
     assert tail_stride(window) % 256 == 0
     for length in (1, window, window + 255, window + 256, 3 * window + 1000):
-        lag = sequences._lag_of(length)
+        lag = sequences.lag_of(length)
         assert min(window, length) <= length - lag <= longest_tail(window)
     assert longest_tail(window) <= max(window + 256, 1.5 * window)
 

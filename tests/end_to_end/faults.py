@@ -80,7 +80,7 @@ def break_links(service: Any) -> None:
 
 def lose_sessions(service: Any, *, at_item: int) -> None:
     """Loss of every session of a link by the service, when item number ``at_item`` from now on arrives."""
-    core = service._core
+    core = service.core
     handle, seen = core.handle, 0
 
     def forgetful(link_id: int, commands: Sequence[Any], *, arrived_ns: int | None = None) -> None:

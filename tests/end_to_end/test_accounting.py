@@ -152,7 +152,7 @@ async def disturb(stack: Stack, seen: Counter[str], num_requests: int) -> None:
             break_links(stack.draft)
             break_links(stack.target)
         seen["outages"] += 1
-    await eventually(lambda: stack.coordinator._services.draft.is_up, "the draft back")  # type: ignore[union-attr]
+    await eventually(lambda: stack.coordinator.services.draft.is_up, "the draft back")  # type: ignore[union-attr]
 
 
 async def have_ended(seen: Counter[str], num_requests: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from outrider.generation import GenerationResult
 from outrider.proposal_channel import messages
 from outrider.proposal_channel import sender as sending
+from outrider.proposal_channel.receiver import ProposalReceiver
 from outrider.serving.steady.expected import ExpectedStep
 from outrider.transport.link.remote_link import RemoteLink
 from tests.end_to_end.faults import break_links, outage
@@ -57,7 +59,7 @@ def num_direct(stack: Stack) -> float:
 
 
 async def introduced(stack: Stack) -> None:
-    await eventually(lambda: stack.coordinator._driver.services.peers.channels.num_open == 1, "a proposal channel")
+    await eventually(lambda: stack.coordinator.services.peers.channels.num_open == 1, "a proposal channel")
 
 
 async def directly(stack: Stack, rule: dict[str, Any], expected: list[GenerationResult]) -> list[GenerationResult]:
@@ -86,7 +88,7 @@ def check_same(results: list[GenerationResult], others: list[GenerationResult]) 
 async def test_tokens_are_the_same_with_and_without(draft: Any, rule: dict[str, Any]) -> None:
     async with run_stack(TARGET, draft, wire=True, direct_proposals=False, **PATIENT) as stack:
         expected = await together(stack, rule)
-        assert not num_direct(stack) and not stack.coordinator._driver.services.peers.channels.num_open
+        assert not num_direct(stack) and not stack.coordinator.services.peers.channels.num_open
     async with run_stack(TARGET, draft, wire=True, **PATIENT) as stack:
         await introduced(stack)
         found = await directly(stack, rule, expected)
@@ -129,9 +131,9 @@ async def test_a_channel_that_breaks_changes_no_token(side: str) -> None:
             if running.done():
                 break
             service._thread._inbox.put(None)
-            await asyncio.to_thread(service._channels.close)
+            await asyncio.to_thread(service.channels.close)
             if side == "target":
-                service._channels._listener = None
+                service.channels._listener = None
             assert breaks < 3
         check_same(await running, expected)
         await introduced(stack)  # again
@@ -180,7 +182,7 @@ async def test_a_channel_that_brings_other_tokens_changes_none(monkeypatch: pyte
         await introduced(stack)
         expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0})
         found = await directly(stack, GREEDY, expected)
-        assert stack.coordinator._request_manager.spec_stats().num_bad_evidence >= 1
+        assert stack.coordinator.request_manager.spec_stats().num_bad_evidence >= 1
         # Every draft token is right, so all are accepted, though the target scored others first.
         assert all(each.speculation.mean_acceptance_length > 4 for each in found)
 
@@ -239,13 +241,10 @@ async def test_a_draft_that_is_wrong_by_either_way_ends_no_request(
         await all_free(stack)
 
 
-async def test_a_user_who_leaves_costs_the_others_nothing() -> None:
+async def test_a_user_who_leaves_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider_target.service.ProposalReceiver", partial(ProposalReceiver, patience_s=0.2))
     async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
         await introduced(stack)
-        for receiver in (stack.target._channels,):
-            receiver._patience_s = 0.2  # type: ignore[attr-defined]
-            for channel in receiver._channels.values():  # type: ignore[attr-defined]
-                channel._patience_s = 0.2
         expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0}, max_tokens=150)
         for _ in range(3):
             leaving = Reader(stack, **{**requests(GREEDY)[0], "max_tokens": 600})
@@ -253,6 +252,6 @@ async def test_a_user_who_leaves_costs_the_others_nothing() -> None:
             await leaving.read(20)
             await leaving.close()
             check_same(await running, expected)
-        stats = stack.coordinator._request_manager.spec_stats()
+        stats = stack.coordinator.request_manager.spec_stats()
         assert not stats.num_target_losses and not stats.num_target_rebuilds
         await all_free(stack)

@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from outrider.proposal_channel import messages
 from outrider.proposal_channel import receiver as receiving
 from outrider.proposal_channel import sender as sending
 from outrider.proposal_channel import verdicts as verdict_messages
+from outrider.proposal_channel.receiver import ProposalReceiver
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.tensor_plane.control import ControlConnection, connect
 from tests.end_to_end.test_direct_proposals import (
@@ -146,10 +148,9 @@ async def test_proposals_that_go_wrong_on_their_way_change_no_token(
         return b"" if changed is None else honest(changed)
 
     monkeypatch.setattr(sending, "to_bytes", sent)
+    monkeypatch.setattr("outrider_target.service.ProposalReceiver", partial(ProposalReceiver, patience_s=0.2))
     async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
         await introduced(stack)
-        for channel in stack.target._channels._channels.values():  # type: ignore[attr-defined]
-            channel._patience_s = 0.2
         await check_played(stack, GREEDY, expected)
 
 

@@ -148,7 +148,7 @@ def num_drafted(stack: Stack) -> int:
 
 def has_drafts(stack: Stack) -> bool:
     """True if a request that runs had draft tokens."""
-    manager = stack.coordinator._request_manager
+    manager = stack.coordinator.request_manager
     return manager.spec_stats().num_draft_tokens > manager.endings.spec_stats.num_draft_tokens
 
 

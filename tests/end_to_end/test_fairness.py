@@ -102,7 +102,7 @@ class Arrivals:
 
     def __init__(self, service: Any, forwards: list[dict[int, int]]) -> None:
         self.by_session: dict[int, list[int]] = {}
-        handle = service._core.handle
+        handle = service.core.handle
 
         def noting(link_id: int, commands: Any, **rest: Any) -> None:
             for command in one_by_one(commands):
@@ -110,7 +110,7 @@ class Arrivals:
                     self.by_session.setdefault(command.session, []).append(len(forwards))
             handle(link_id, commands, **rest)
 
-        service._core.handle = noting
+        service.core.handle = noting
 
 
 @WIRE

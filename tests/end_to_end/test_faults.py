@@ -48,7 +48,7 @@ def check_same(reader: Reader, expected: GenerationResult) -> GenerationResult:
 
 
 def is_draft_up(stack: Stack) -> bool:
-    draft = stack.coordinator._services.draft
+    draft = stack.coordinator.services.draft
     return draft is not None and draft.is_up
 
 
@@ -192,7 +192,7 @@ async def test_a_target_that_breaks_and_is_back_pauses_the_stream(options: dict[
         reader = Reader(stack, **long)
         await reader.read(10)
         async with outage(stack, "target"):
-            await eventually(lambda: not stack.coordinator._services.target.is_up)
+            await eventually(lambda: not stack.coordinator.services.target.is_up)
             assert stack.coordinator.stats().num_running == 1
             late = asyncio.create_task(stack.generate(**long))
         await reader.finish()
@@ -227,7 +227,7 @@ async def test_a_target_that_stays_away_is_told_in_one_error() -> None:
             with pytest.raises(UnavailableError, match="target"):
                 await stack.generate(**GREEDY)
         assert reader.token_ids[:60] == expected.token_ids[: len(reader.token_ids)]
-        await eventually(lambda: stack.coordinator._services.target.is_up)
+        await eventually(lambda: stack.coordinator.services.target.is_up)
         assert (await stack.generate(**GREEDY)).token_ids == expected.token_ids
         await all_free(stack)
 

@@ -117,7 +117,7 @@ async def test_states_take_every_connection(
     monkeypatch.setattr(PlaneWriter, "put", counted)
     num_pairs = num_targets * num_drafts
     async with fleet(build_eagle3(tmp_path), plane, num_targets=num_targets, num_drafts=num_drafts) as made:
-        planes = made.coordinator._services.peers.planes
+        planes = made.coordinator.services.peers.planes
         await eventually(lambda: [str(one.kind) for one in planes.reports()] == [plane] * num_pairs, "all planes open")
         results = await asyncio.gather(*(made.client.generate(**request) for request in REQUESTS))
         shown = [line for name, line in info_lines(await made.client.model_info()) if name == "hidden states"]

@@ -145,7 +145,7 @@ async def tokens_of(
 async def plane_is(coordinator: Coordinator, plane: str) -> None:
     """Return when states would go by that plane."""
     async with asyncio.timeout(DEADLINE_S):
-        while [str(report.kind) for report in coordinator._services.peers.planes.reports()] != [plane]:
+        while [str(report.kind) for report in coordinator.services.peers.planes.reports()] != [plane]:
             await asyncio.sleep(0.01)
 
 

@@ -38,7 +38,7 @@ SCENARIO: list[dict[str, Any]] = [
 
 def reports(stack: Stack) -> list[str]:
     """Kinds of plane between the coordinator's pairs."""
-    return [str(report.kind) for report in stack.coordinator._services.peers.planes.reports()]
+    return [str(report.kind) for report in stack.coordinator.services.peers.planes.reports()]
 
 
 async def play(method: str, draft: Path, plane: str, *, wire: bool) -> tuple[list[Any], dict[str, int]]:
@@ -54,7 +54,7 @@ async def play(method: str, draft: Path, plane: str, *, wire: bool) -> tuple[lis
         options = [{"max_tokens": 24, "ignore_eos": True, **one} for one in SCENARIO]
         results = await asyncio.gather(*(stack.generate(**one) for one in options))
         await all_free(stack)
-        planes: Any = stack.target._planes
+        planes: Any = stack.target.planes
         sent = dict(planes.sent_bytes)
     return [(one.token_ids, one.speculation.num_accepted_tokens) for one in results], sent
 

@@ -33,7 +33,7 @@ async def generate(*, least_bytes: int, monkeypatch: pytest.MonkeyPatch) -> tupl
             for seed in range(4)
         ]
     assert [end.name for end in writers] == ["", ""], "a file has kept its name"
-    return tokens, sum(end._sequence for end in writers)
+    return tokens, sum(end.num_written for end in writers)
 
 
 async def test_the_plane_decides_no_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ async def play(target: Path, draft: Path | None, method: str) -> list[Any]:
     ) as stack:  # fmt: skip
         results = [await stack.generate(max_tokens=24, ignore_eos=True, **one) for one in PROMPTS]
         await all_free(stack)
-        planes: Any = stack.target._planes
+        planes: Any = stack.target.planes
         assert not any(planes.sent_bytes.values())
     assert not any(one.speculation.num_draft_tokens for one in results)
     return [one.token_ids for one in results]

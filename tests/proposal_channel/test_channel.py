@@ -138,9 +138,13 @@ def eventually(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
+def only_channel(receiver: ProposalReceiver) -> Any:
+    (channel,) = receiver._channels.values()
+    return channel
+
+
 def waiting_at(ends: Ends, name: str) -> int:
-    (channel,) = ends.receiver._channels.values()
-    return len(getattr(channel, name))
+    return len(getattr(only_channel(ends.receiver), name))
 
 
 @pytest.mark.parametrize("supports", [False, True])
@@ -347,8 +351,7 @@ def test_half_a_message_does_not_stay(ends: Ends, monkeypatch: pytest.MonkeyPatc
 
 def test_a_target_that_takes_nothing_is_not_waited_for(ends: Ends) -> None:
     ends.open()
-    (channel,) = ends.receiver._channels.values()
-    with channel._lock:  # its thread is stuck
+    with only_channel(ends.receiver)._lock:  # its thread is stuck
         eventually(lambda: ends.send(proposals([1] * 64, [16] * 64)).channel == 0)
     state = ends.from_draft.get(timeout=DEADLINE_S)
     assert isinstance(state, ChannelState) and not state.is_open

@@ -15,7 +15,7 @@ from outrider.limits import LINK_COMMANDS
 from outrider.ports import CloseChannel, EventBatch, OfferChannel, RequestChannel
 from outrider.proposal_channel.receiver import ProposalReceiver
 from outrider.proposal_channel.verdicts import Verdicts, take_verdicts, to_bytes, verdicts_on
-from tests.proposal_channel.test_channel import DEADLINE_S, LINK, Ends, eventually
+from tests.proposal_channel.test_channel import DEADLINE_S, LINK, Ends, eventually, only_channel
 
 
 def scores(tokens: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]], *, channel: int = 1) -> AnswerColumns[Any]:
@@ -140,7 +140,7 @@ def test_a_draft_that_does_not_read_ends_the_channel_and_holds_up_nothing(ends: 
 
 def test_what_is_no_verdict_is_not_read_on(ends: Ends) -> None:
     ends.open()
-    (channel,) = ends.receiver._channels.values()
+    channel = only_channel(ends.receiver)
     eventually(lambda: channel.send(bytes(8)))
     proposals_still_go = ends.sender.readings()[0].value
     assert proposals_still_go == 0 and ends.verdicts.empty()

@@ -685,7 +685,7 @@ def test_in_whatever_state_a_session_changes_its_mind_it_has_what_it_asked_for_l
     rig.run_out()
     assert sum(rig.used) == rig.executor.num_prepared
     assert rig.core.num_sessions == 0
-    assert rig.core._scheduler.queue.is_empty
+    assert rig.core.scheduler.queue.is_empty
 
 
 def test_who_is_to_be_served_with_something_else_is_not_followed() -> None:

@@ -36,6 +36,6 @@ class AsyncTargetExecutor(TargetExecutor):
 
 def lookahead_core(executor: AsyncTargetExecutor, **budget: Any) -> TargetCore:
     """A core that computes ahead with it."""
-    runner = executor._runner
+    runner = executor.runner
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
     return EngineCore(SessionTable(runner.sequences, limits), executor, TokenBudget(**budget), lookahead=True)

@@ -31,16 +31,16 @@ def driver(runner: ModelRunner) -> Driver:
 def num_computed(driver: Driver, *commands: Any) -> tuple[Scores, int]:
     """The answer, and the tokens that forwards computed for it."""
     counts: list[int] = []
-    executor: Any = driver.core._executor
-    forward = executor._runner.forward_batch
+    executor: Any = driver.core.executor
+    forward = executor.runner.forward_batch
 
     def counting(batch: RowBatch, *given: Any, **more: Any) -> Any:
         counts.append(int(batch.counts.sum()))
         return forward(batch, *given, **more)
 
-    executor._runner.forward_batch = counting
+    executor.runner.forward_batch = counting
     scores = driver.one(*commands)
-    executor._runner.forward_batch = forward
+    executor.runner.forward_batch = forward
     assert isinstance(scores, Scores)
     return scores, sum(counts)
 

@@ -122,7 +122,7 @@ def test_several_are_read_together_but_those_that_are_stale(
     pair: Pair, kind: PlaneKind, gap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = pair.connected(kind)
-    ends = [plane.end for plane in reader._planes.values()]
+    ends = ends_of(reader)
     monkeypatch.setattr(ends[0], "widest_gap_bytes", gap)
     copies: list[int] = []
     copy = ends[0].read
@@ -351,7 +351,7 @@ def columns_of(references: list[PlaneReference], counts: list[int], **changed: A
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_many_sessions_come_by_one_copy(pair: Pair, kind: PlaneKind, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = pair.connected(kind)
-    end = next(iter(reader._planes.values())).end
+    end = ends_of(reader)[0]
     copies: list[int] = []
     copy = end.read
 
@@ -402,8 +402,12 @@ def test_rows_that_are_not_there_are_left_for_each_to_be_read(pair: Pair, kind: 
     assert reader.read_rows(others) is not None
 
 
+def ends_of(reader: PlaneReader) -> list[Any]:
+    return [plane.end for plane in reader._planes.values()]
+
+
 def reader_capacity(reader: PlaneReader) -> int:
-    return next(iter(reader._planes.values())).end.capacity
+    return int(ends_of(reader)[0].capacity)
 
 
 def test_who_knows_the_port_alone_does_not_take_the_readers_place() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from typing import Any
 
 import pytest
 
@@ -100,10 +101,14 @@ async def test_certificates_bear_the_name_and_not_the_address_behind_it() -> Non
     for given, expected in ((None, "targets"), ("other.example", "other.example")):
         security = ClientSecurity(tls=Tls(ca_file="/ca", server_name=given))
         (port,) = (await replicas("targets:1", names, security).find()).values()
-        assert port._security.tls is not None
-        assert port._security.tls.server_name == expected
+        assert tls_of(port) == Tls(ca_file="/ca", server_name=expected)
     (port,) = (await replicas("10.0.0.1:1", names, ClientSecurity(tls=Tls(ca_file="/ca"))).find()).values()
-    assert port._security.tls == Tls(ca_file="/ca")
+    assert tls_of(port) == Tls(ca_file="/ca")
+
+
+def tls_of(port: Any) -> Tls | None:
+    tls: Tls | None = port._security.tls
+    return tls
 
 
 async def test_the_systems_resolver_gives_addresses_of_one_family() -> None:

@@ -198,7 +198,8 @@ async def test_a_service_that_only_sends_heartbeats_stays_attached(serve: Serve)
     talk.link.send([opening(1), Extend(1, 2, 0, EMPTY_PREFIX, PROMPT, 1)])
     hearing = asyncio.create_task(talk.hear())
     looks: list[bool] = []
-    detector, look = talk.link._watch._detector, talk.link._watch._detector.look
+    detector = talk.link._watch._detector
+    look = detector.look
 
     def watched(now: float) -> bool:
         looks.append(look(now))

@@ -177,13 +177,13 @@ def speculate(
     lengths = torch.full((batch,), prompt_length, device=prompts.device)
     running = torch.ones(batch, dtype=torch.bool, device=prompts.device)
     counts = Acceptance()
-    propose = partial(_propose, draft) if isinstance(draft, Llama) else draft.propose
+    propose_next = partial(propose, draft) if isinstance(draft, Llama) else draft.propose
     while bool(running.any()):
-        proposed, draft_probs = propose(
+        proposed, draft_probs = propose_next(
             ids, lengths, draft_length=draft_length, temperature=temperature, generator=generator
         )
-        target_probs = _score(target, ids, lengths, draft_length, temperature)
-        accepted, following = _judge(proposed, draft_probs, target_probs, generator)
+        target_probs = score(target, ids, lengths, draft_length, temperature)
+        accepted, following = judge(proposed, draft_probs, target_probs, generator)
         _count(counts, accepted[running], draft_length)
         ids.scatter_(1, (lengths + accepted)[:, None], following[:, None])
         fresh = torch.arange(draft_length + 1, device=ids.device) <= accepted[:, None]
@@ -201,7 +201,7 @@ def _count(counts: Acceptance, accepted: Tensor, draft_length: int) -> None:
     counts.emitted += int((accepted + 1).sum())
 
 
-def _propose(
+def propose(
     draft: Llama, ids: Tensor, lengths: Tensor, *, draft_length: int, temperature: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Write a proposal behind each row of ids; tokens [B, K] and the distributions they were drawn from [B, K, V]."""
@@ -216,14 +216,14 @@ def _propose(
     return torch.stack(tokens, 1), torch.stack(probs, 1)
 
 
-def _score(target: Llama, ids: Tensor, lengths: Tensor, draft_length: int, temperature: float) -> Tensor:
+def score(target: Llama, ids: Tensor, lengths: Tensor, draft_length: int, temperature: float) -> Tensor:
     """The target's distributions at the proposed positions and the one after them.  # [B, K + 1, V]"""
     logits = target(ids[:, : int(lengths.max()) + draft_length])
     positions = lengths[:, None] - 1 + torch.arange(draft_length + 1, device=ids.device)
     return distribution(logits.gather(1, positions[..., None].expand(-1, -1, logits.shape[-1])), temperature)
 
 
-def _judge(
+def judge(
     proposed: Tensor, draft_probs: Tensor, target_probs: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Number of kept tokens of each proposal, and the token that follows them.  # [B, K] -> [B], [B]"""

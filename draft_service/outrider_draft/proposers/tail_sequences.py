@@ -70,7 +70,7 @@ class TailSequences:
         """Leave out the head of a long text, and give an empty sequence what is cached of the rest; how many tokens it
         then has.
         """
-        lag = self._lag_of(len(token_ids))
+        lag = self.lag_of(len(token_ids))
         if lag:
             self._restart(sequence, token_ids[:lag])
         return lag + self.manager.adopt_prefix(sequence.kv, token_ids[lag:] if lag else token_ids)
@@ -109,7 +109,8 @@ class TailSequences:
         """Give back what it takes."""
         self.manager.release(sequence.kv)
 
-    def _lag_of(self, length: int) -> int:
+    def lag_of(self, length: int) -> int:
+        """Tokens of a text of that length before its tail; 0 without a window."""
         if self.window is None:
             return 0
         stride = tail_stride(self.window)

@@ -191,7 +191,7 @@ _WIRES = {
 class WiredPort(Generic[CommandT, EventT]):
     """A port whose core steps on the caller's event loop; everything passes as bytes."""
 
-    def __init__(self, core: _TimedCore, role: str, times: StepTimes) -> None:
+    def __init__(self, core: TimedCore, role: str, times: StepTimes) -> None:
         self._core, self._role, self._times = core, role, times
 
     async def describe(self) -> ModelDescription:
@@ -209,7 +209,7 @@ class WiredLink(Generic[CommandT, EventT]):
 
     def __init__(
         self,
-        core: _TimedCore,
+        core: TimedCore,
         wire: _Wire,
         times: StepTimes,
         note_answers: Callable[[int], None],
@@ -283,15 +283,16 @@ def run_turns(plan: TurnPlan, *, on_done: Callable[[], None] = lambda: None) -> 
     """Time every number of sessions."""
     found = []
     for num_sessions in plan.num_sessions:
-        found.append(uvloop.run(_run(plan, num_sessions)))
+        found.append(uvloop.run(run(plan, num_sessions)))
         on_done()
     return tuple(found)
 
 
-async def _run(plan: TurnPlan, num_sessions: int) -> TurnCosts:
+async def run(plan: TurnPlan, num_sessions: int) -> TurnCosts:
+    """Costs of turns of that many sessions."""
     times = StepTimes(num_sessions * plan.num_warmups, num_sessions * plan.num_samples)
-    target = _core("target", plan, times)
-    draft = _core("draft", plan, times) if plan.num_speculative_tokens else None
+    target = timed_core("target", plan, times)
+    draft = timed_core("draft", plan, times) if plan.num_speculative_tokens else None
     coordinator = Coordinator(
         WiredPort(target, "target", times),
         None if draft is None else WiredPort(draft, "draft", times),
@@ -304,12 +305,13 @@ async def _run(plan: TurnPlan, num_sessions: int) -> TurnCosts:
     return TurnCosts(num_sessions, times.micros())
 
 
-def _core(role: str, plan: TurnPlan, times: StepTimes) -> _TimedCore:
+def timed_core(role: str, plan: TurnPlan, times: StepTimes) -> TimedCore:
+    """Core of a stand-in service whose forwards are timed."""
     answer: Any = functools.partial(propose if role == "draft" else score, acceptance=plan.acceptance)
-    return _TimedCore(_TimedExecutor(answer, times), times)
+    return TimedCore(TimedExecutor(answer, times), times)
 
 
-class _TimedExecutor(StandInExecutor[Any, Any]):
+class TimedExecutor(StandInExecutor[Any, Any]):
     """Forwards end when they are told to. The answers are the forward's, which is no work between forwards."""
 
     def __init__(self, answer: Any, times: StepTimes) -> None:  # noqa: ANN401 - of either side
@@ -343,17 +345,19 @@ class _TimedExecutor(StandInExecutor[Any, Any]):
 
 @dataclass(frozen=True, slots=True)
 class _TimedForward:
-    executor: _TimedExecutor
+    executor: TimedExecutor
     finish: Callable[[], ExecutorOutput[Any]]
 
     def is_done(self) -> bool:
         return self.executor.running is not self
 
 
-class _TimedCore(EngineCore[Any, Any, Any, Any]):
+class TimedCore(EngineCore[Any, Any, Any, Any]):
     """A core, and the executor that tells it when a forward has ended."""
 
-    def __init__(self, executor: _TimedExecutor, times: StepTimes) -> None:
+    executor: TimedExecutor
+
+    def __init__(self, executor: TimedExecutor, times: StepTimes) -> None:
         super().__init__(new_session_table(), executor)
         self.executor, self.times = executor, times
 

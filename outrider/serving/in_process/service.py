@@ -60,10 +60,10 @@ class InProcessService(Generic[CommandT, EventT]):
         hang_timeout_s: float = 0.0,
     ) -> None:
         self._on_closed = on_closed
-        self._planes: PlaneHost = planes or NoPlanes()
-        self._channels: ChannelHost = channels or NoChannels()
+        self.planes: PlaneHost = planes or NoPlanes()
+        self.channels: ChannelHost = channels or NoChannels()
         self.description = description
-        self._core = core
+        self.core = core
         self._warm_up_commands = tuple(warm_up_commands)
         self._capture_seconds = capture_seconds
         self._prefix_cache = prefix_cache
@@ -84,7 +84,7 @@ class InProcessService(Generic[CommandT, EventT]):
     @property
     def num_sessions(self) -> int:
         """Sessions that are open."""
-        return self._core.num_sessions
+        return self.core.num_sessions
 
     @property
     def stall(self) -> Stall:
@@ -94,22 +94,22 @@ class InProcessService(Generic[CommandT, EventT]):
     @property
     def stats(self) -> ServiceStats:
         """Statistics so far, without the warm-up."""
-        return self._core.stats
+        return self.core.stats
 
     def readings(self) -> list[Reading]:
         """Figures of this moment; from any thread."""
-        free, num_pages = self._core.num_pages_free, self.description.num_pages
+        free, num_pages = self.core.num_pages_free, self.description.num_pages
         return [
-            *self._core.stats.readings(),
-            Reading("outrider_sessions_open", self._core.num_sessions),
+            *self.core.stats.readings(),
+            Reading("outrider_sessions_open", self.core.num_sessions),
             Reading("outrider_stall_seconds", self._thread.stall.age_s),
             Reading("outrider_kv_pages_free", free),
             Reading("outrider_kv_pages_used", num_pages - free),
             Reading("outrider_kv_cache_usage_perc", 1 - free / num_pages if num_pages else 0.0),
             Reading("outrider_graph_capture_seconds", self._capture_seconds),
             *self._prefix_cache_readings(),
-            *self._planes.readings(),
-            *self._channels.readings(),
+            *self.planes.readings(),
+            *self.channels.readings(),
         ]
 
     def _prefix_cache_readings(self) -> list[Reading]:
@@ -122,11 +122,11 @@ class InProcessService(Generic[CommandT, EventT]):
 
     def refuse_sessions(self) -> None:
         """Refuse new sessions from now on, because the service is about to end."""
-        self._core.refuse_sessions("the service is ending")
+        self.core.refuse_sessions("the service is ending")
 
     def record_to(self, recorder: Recorder) -> None:
         """Have traced items noted; before any link is opened."""
-        self._core.recorder = recorder
+        self.core.recorder = recorder
 
     async def describe(self) -> ModelDescription:
         """Facts of the service; ``UnavailableError`` when it has stopped, or hangs."""
@@ -153,14 +153,14 @@ class InProcessService(Generic[CommandT, EventT]):
                     return
         finally:
             await link.close()
-            self._core.stats.clear()
+            self.core.stats.clear()
             if self._prefix_cache is not None:
                 self._prefix_cache.clear_counts()
 
     async def close(self) -> None:
         """Stop after the step in progress; links break. Idempotent."""
         await asyncio.to_thread(self._thread.close)
-        await asyncio.to_thread(self._planes.close)
-        await asyncio.to_thread(self._channels.close)
+        await asyncio.to_thread(self.planes.close)
+        await asyncio.to_thread(self.channels.close)
         if self._on_closed is not None:
             await asyncio.to_thread(self._on_closed)

@@ -51,7 +51,8 @@ class SharedWriter:
         """Memory that the file has taken; 0 without a file."""
         self._uses: list[_Use] = []  # by place
         self._free_slots = list(range(shared_file.NUM_SLOTS))
-        self._sequence = 0
+        self.num_written = 0
+        """Tensors that went through the file so far."""
         try:
             self.name, self._descriptor = shared_file.create(folder)
             self._num_bytes = shared_file.HEADER_BYTES
@@ -72,8 +73,8 @@ class SharedWriter:
         found = self._find_room(values.nbytes)
         if found is None or not self._free_slots or not self._write(values, found):
             return None
-        self._sequence += 1
-        use = _Use(found, found + values.nbytes, self._free_slots.pop(), self._sequence)
+        self.num_written += 1
+        use = _Use(found, found + values.nbytes, self._free_slots.pop(), self.num_written)
         self._uses.append(use)
         self._uses.sort(key=lambda use: use.begin)
         return SharedMemoryRegion(

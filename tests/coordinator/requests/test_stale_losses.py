@@ -21,7 +21,7 @@ async def test_only_a_loss_of_what_is_asked_for_is_told(
         stream = made.stream(ask())
         await stream.read(5)
         toy.faults.hold = True
-        (request,) = made.coordinator._driver._request_manager.running()
+        (request,) = made.coordinator.request_manager.running()
         for _ in range(20):  # the last step that was answered is over then
             await asyncio.sleep(0)
         await eventually(lambda: request.loop.target.asked is not None)
@@ -29,7 +29,7 @@ async def test_only_a_loss_of_what_is_asked_for_is_told(
         assert replica is not None and asked is not None
         lost = SessionLost(request.session, asked - num_behind, "no proposals came")
         with caplog.at_level(logging.WARNING):
-            made.coordinator._driver.on_target_batch(replica, EventBatch((lost,)))
+            made.coordinator.driver.on_target_batch(replica, EventBatch((lost,)))
             await asyncio.sleep(0)
         assert ("lost the session: no proposals came" in caplog.text) is is_told
         assert request.loop.spec_stats.num_target_losses == is_told

@@ -141,7 +141,7 @@ def on(toy: Any, device: str) -> Any:
 
 
 def running(made: Fleet) -> list[RequestState]:
-    return list(made.coordinator._driver._request_manager.running())
+    return list(made.coordinator.request_manager.running())
 
 
 class Held:

@@ -353,7 +353,7 @@ async def test_replicas_that_break_again_and_again_change_no_token() -> None:
         assert [result.token_ids for result in results] == [expected] * 9
         await eventually(made.is_free)
         await eventually(lambda: made.is_attached(3, 2))
-        replicas = made.coordinator._services.target._replicas.values()
+        replicas = made.coordinator.services.target.known
         assert [replica.num_sessions for replica in replicas] == [0, 0, 0]
 
 

@@ -460,7 +460,7 @@ async def outputs(
     port: type[turn.WiredPort[Any, Any]] = turn.WiredPort,
 ) -> list[Any]:
     plan, times = turn.TurnPlan(acceptance=0.8), turn.StepTimes(0, 1)
-    cores = {role: turn._core(role, plan, times) for role in ("target", "draft")}
+    cores = {role: turn.timed_core(role, plan, times) for role in ("target", "draft")}
     target, draft = [port(core, role, times) for role, core in cores.items()]
     # A step whose draft is late goes on without it, and under rejection another schedule of draft lengths draws other
     # tokens of the same law: on a busy machine outputs would differ between two runs.
@@ -553,7 +553,7 @@ async def test_a_single_user_with_drafts_is_served_as_columns_everywhere(
 ) -> None:
     """All steps but the prompt's and the first ones, which tell the services that the coordinator sends columns."""
     counts = Counter[Any]()
-    start, start_step = turn._TimedExecutor.start, turn._TimedExecutor.start_step
+    start, start_step = turn.TimedExecutor.start, turn.TimedExecutor.start_step
 
     def one_by_one(self: Any, batch: Any) -> Any:
         counts["items"] += 1
@@ -563,12 +563,12 @@ async def test_a_single_user_with_drafts_is_served_as_columns_everywhere(
         counts["columns", type(step.columns).__name__] += 1
         return start_step(self, step, *batch)
 
-    monkeypatch.setattr(turn._TimedExecutor, "start", one_by_one)
-    monkeypatch.setattr(turn._TimedExecutor, "start_step", as_columns)
+    monkeypatch.setattr(turn.TimedExecutor, "start", one_by_one)
+    monkeypatch.setattr(turn.TimedExecutor, "start_step", as_columns)
     plan = {"num_sessions": (1,), "temperature": temperature, "num_samples": 30, "num_warmups": 5}
-    await turn._run(turn.TurnPlan(**plan), 1)  # type: ignore[arg-type]
+    await turn.run(turn.TurnPlan(**plan), 1)  # type: ignore[arg-type]
     scored, drafted = counts["columns", "ScoreColumns"], counts["columns", "ExtendColumns"]
     assert min(scored, drafted) > 30 and counts["items"] < 10
     counts.clear()
-    await turn._run(turn.TurnPlan(**plan, num_speculative_tokens=0), 1)  # type: ignore[arg-type]
+    await turn.run(turn.TurnPlan(**plan, num_speculative_tokens=0), 1)  # type: ignore[arg-type]
     assert counts["columns", "ScoreColumns"] > 30 and counts["items"] < 10

@@ -50,7 +50,7 @@ _BATCH = 12
 def core_of(
     executor: TargetExecutor, *, lookahead: bool, max_batched_tokens: int = _BATCH
 ) -> EngineCore[Any, Any, Any, Any]:
-    sessions = SessionTable(executor._runner.sequences, Limits(VOCAB_SIZE, MAX_LENGTH, trims=False))
+    sessions = SessionTable(executor.runner.sequences, Limits(VOCAB_SIZE, MAX_LENGTH, trims=False))
     return EngineCore(sessions, executor, TokenBudget(max_batched_tokens), lookahead=lookahead)
 
 

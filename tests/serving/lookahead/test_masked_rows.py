@@ -30,7 +30,7 @@ def test_masked_rows_are_scored_once_their_masks_are_made(monkeypatch: pytest.Mo
     sampling = SamplingParams(temperature=0.0, grammar=GRAMMAR)
     opened = open_session(0, prompt_length=3, max_length=40, num_token_ids=VOCAB_SIZE - 1, sampling=sampling)
     core.handle(0, [opened, score_item(0, 2, [1, 2, 3])])
-    batch = core._scheduler.schedule([])
+    batch = core.scheduler.schedule([])
     assert batch is not None
     forward = executor.start([(request.job, tokens) for request, tokens in batch.scheduled])
     assert forward.is_done() and not launched

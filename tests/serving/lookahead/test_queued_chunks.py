@@ -109,7 +109,7 @@ class Rig:
         """Sessions of each forward in flight, and the tokens of each."""
         return [
             [(request.session.open.session, tokens) for request, tokens in batch.scheduled]
-            for batch in self.core._in_flight
+            for batch in self.core.in_flight
         ]
 
 

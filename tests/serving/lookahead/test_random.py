@@ -53,7 +53,7 @@ def _step(core: Core, links: dict[int, Coordinator]) -> None:
 
 
 def _is_empty(core: Core) -> bool:
-    return core._scheduler.queue.is_empty and not core._outputs.is_ready and not core._in_flight
+    return core.scheduler.queue.is_empty and not core.has_work
 
 
 def _settle(core: Core, links: dict[int, Coordinator]) -> None:
@@ -95,7 +95,7 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int) -> None:
         num_checked += link.num_checked
         link.release_all()
     _settle(core, links)
-    lookahead, stats = core._scheduler.lookahead, core.stats
+    lookahead, stats = core.scheduler.lookahead, core.stats
     assert _is_empty(core)
     assert lookahead.is_idle
     assert core.num_sessions == runner.sequences.pool.num_used == 0

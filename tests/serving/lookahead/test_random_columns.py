@@ -62,7 +62,7 @@ class _Rig:
         self.outcomes: Counter[str] = Counter()
         self.num_checked = self.num_grown = self.num_queued = 0
         """Answers; rows of plain steps that followed others, and of those that were queued."""
-        plain = self.core._scheduler.plain
+        plain = self.core.scheduler.plain
         monkeypatch.setattr(plain, "_after", self._count(plain._after))
         monkeypatch.setattr(plain, "resolve", self._count_queued(plain.resolve))
 
@@ -146,10 +146,9 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(
     rig = _Rig(seed, num_pages, monkeypatch)
     rig.run()
     core, stats = rig.core, rig.core.stats
-    assert core._scheduler.is_free
-    assert not core._scheduler.plain._members
-    assert not core._scheduler.plain._computed
-    assert core._scheduler.lookahead.is_idle
+    assert core.scheduler.is_free
+    assert not core.scheduler.plain.has_members
+    assert core.scheduler.lookahead.is_idle
     assert core.num_sessions == rig.runner.sequences.pool.num_used == 0
     assert rig.num_checked > NUM_ROUNDS / 2
     assert rig.outcomes["SessionFailed"]

@@ -38,7 +38,7 @@ def test_answers_of_a_forward_in_arrays_tell_its_end_though_they_leave_apart(mon
 
     monkeypatch.setattr(OutputProcessor, "_plain_batch", counted)
     core = core_of(CountingExecutor(Runner(100)), lookahead=True, max_batched_tokens=64)  # type: ignore[arg-type]
-    core._scheduler.plain.links.add(0)
+    core.scheduler.plain.links.add(0)
     driver = Driver(core)
     texts = [[1, 2, 3 + number] for number in range(NUM_SESSIONS)]
     for number, text in enumerate(texts):

@@ -18,7 +18,7 @@ def test_a_session_fails_alone(fewest: int, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(plain_steps, "FEWEST_SESSIONS", fewest)
     runner = Runner(100)
     core = core_of(CountingExecutor(runner), lookahead=True, max_batched_tokens=64)  # type: ignore[arg-type]
-    core._scheduler.plain.links.add(0)
+    core.scheduler.plain.links.add(0)
     prompts = [[1, 2, 3 + number] for number in range(NUM_SESSIONS)]
     for number, prompt in enumerate(prompts):
         opened = open_session(number, prompt_length=3, max_length=40, num_token_ids=VOCAB_SIZE - 1)

@@ -94,7 +94,7 @@ class SlowProposer(ModelProposer):
 
 def slow_model_core() -> Core:
     core = model_core(kind=SlowProposer)
-    executor: Any = core._executor
+    executor: Any = core.executor
     runner, executor._can_loop, executor._max_rows = executor.runner, True, 8
     runner.draft = functools.partial(drawn_by_forwards, runner)
     runner.begin_draft = functools.partial(DrawnByForwards, runner)
@@ -296,7 +296,7 @@ def test_what_is_begun_at_a_verdict_is_what_would_have_been_computed(
 def test_a_step_of_arrays_is_begun_as_one() -> None:
     core = stand_in_core()
     play(core, 3, everything, sampling=GREEDY)
-    executor: Any = core._executor
+    executor: Any = core.executor
     assert executor.num_begun > 5
 
 

@@ -110,9 +110,9 @@ def test_a_step_back_behind_committed_pages_leaves_them_alone(
             caller.plain()
         scores = caller.score_from(PROMPT_LENGTH + 2, num_others, tuple(range(3, 3 + num_drafts)))
         assert scores.keys() == set(range(NUM_SESSIONS))
-        caller.core._executor._runner.sequences.check_integrity()  # type: ignore[attr-defined]
+        caller.core.executor.runner.sequences.check_integrity()  # type: ignore[attr-defined]
         for _ in range(8):  # pages are committed, and registered
             caller.plain()
-        caller.core._executor._runner.sequences.check_integrity()  # type: ignore[attr-defined]
+        caller.core.executor.runner.sequences.check_integrity()  # type: ignore[attr-defined]
         found.append((scores, caller.texts))
     assert found[0] == found[1]

@@ -118,7 +118,7 @@ class Expecting:
 
     def check_integrity(self) -> None:
         """Pages and texts fit."""
-        self.caller.executor._runner.sequences.check_integrity()
+        self.caller.executor.runner.sequences.check_integrity()
 
     def check_answered(self) -> None:
         """Each item that was brought is answered."""
@@ -260,7 +260,7 @@ def test_nothing_is_planned_while_a_forward_runs() -> None:
 def test_nothing_is_planned_that_may_want_for_pages(num_spare: int) -> None:
     caller = Caller("target")
     caller.settle()
-    manager = caller.executor._runner.sequences
+    manager = caller.executor.runner.sequences
     other = manager.open(4 * manager.pool.num_free)
     manager.extend(other, [1] * (manager.pool.page_size * (manager.pool.num_free - num_spare)))
     items = caller.items()
@@ -278,7 +278,7 @@ def test_nothing_is_planned_that_may_want_for_pages(num_spare: int) -> None:
 def test_pages_of_a_plan_are_there_for_a_session_that_begins() -> None:
     expecting = Expecting()
     caller, core = expecting.caller, expecting.caller.core
-    manager = caller.executor._runner.sequences
+    manager = caller.executor.runner.sequences
     other = manager.open(4 * manager.pool.num_free)
     length = 4 * PROMPT_LENGTH
     num_needed = length // manager.pool.page_size + 1

@@ -323,7 +323,7 @@ def test_a_target_hands_over_the_same_states(seed: int) -> None:
     cores = []
     for takes_columns in (True, False):
         core, executor = target_core(switch, takes_columns=takes_columns, num_pages=1200)
-        executor._planes = PutStates()
+        executor.planes = PutStates()
         cores.append((core, executor))
     (steady, executor), (plain, other) = cores
     twins = StatesTwins(steady, plain, switch, seed, num_token_ids=NUM_TOKEN_IDS)
@@ -331,5 +331,5 @@ def test_a_target_hands_over_the_same_states(seed: int) -> None:
     assert executor.num_columns > 10, twins.outcomes
     assert other.num_columns == 0
     assert twins.outcomes["SessionFailed"], twins.outcomes
-    assert executor._planes.sent_bytes == other._planes.sent_bytes
-    assert executor._planes.num_puts <= other._planes.num_puts
+    assert executor.planes.sent_bytes == other.planes.sent_bytes
+    assert executor.planes.num_puts <= other.planes.num_puts
