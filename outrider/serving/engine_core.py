@@ -194,6 +194,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
                     self._start(following)
             return messages
         if batch.steady is not None:
+            if self._steady.give_up(batch, output):
+                return []
             self._steady.take_apart()
         output = self.scheduler.plain.with_leavers(batch, output.one_by_one())
         answered = [

@@ -345,9 +345,23 @@ class SteadySteps:
         self.settle(goes_on=True)
         step = self.ahead.next_step(now_ns) if self._scheduler.is_free else None
         if step is None:
-            for link_id, item, arrived_ns in self.ahead.dissolve():
-                self._take_item(link_id, item, arrived_ns)
+            self._take_claims()
         return None if step is None else Batch([], now_ns, steady=step, num_running=len(step))
+
+    def give_up(self, batch: Batch, output: ExecutorOutput[Any]) -> bool:
+        """Serve the claims of a step that was begun by itself and has failed as items; False for any other step."""
+        step = batch.steady
+        if step is None or step.is_asked or not isinstance(step.columns, ScoreColumns):
+            return False
+        self._running = None
+        if output.settle is not None:
+            output.settle()
+        self._take_claims()
+        return True
+
+    def _take_claims(self) -> None:
+        for link_id, item, arrived_ns in self.ahead.dissolve():
+            self._take_item(link_id, item, arrived_ns)
 
     def chain_batch(self, now_ns: int) -> Batch | None:
         """The batch of the loop by which a draft's chains go on; None if there is none, or something else is due."""

@@ -286,10 +286,10 @@ class StepsAhead:
         self._silent = {key for key in self._silent if key[0] != link_id}
 
     def dissolve(self) -> list[tuple[int, Score, int]]:
-        """Give up what is due; the claims of it, each with its link and the time when it came."""
-        due, self._due = self._due, {}
+        """Give up what is due or has failed; the claims of it, each with its link and the time when it came."""
+        begun, self._due, self._running = self._running | self._due, {}, {}
         claims = []
-        for (link_id, number), each in due.items():
+        for (link_id, number), each in begun.items():
             self._stats.num_lookahead_unused += 1
             if each.is_claimed and self._sessions.holds(each.session):
                 session, kept = each.session, each.num_kept_tokens

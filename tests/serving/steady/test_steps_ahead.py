@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from outrider.columns import U4, U8, ScoreColumns
 from outrider.item_columns import command_columns
@@ -243,3 +244,30 @@ def test_a_session_that_is_released_takes_with_it_what_was_begun(monkeypatch: py
     sessions.driver.run(*[Release(text.number, text.generation + 1) for text in sessions.texts])
     assert sessions.driver.core.num_pages_free == NUM_PAGES
     assert sessions.used == (0, NUM_SESSIONS)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["claimed before", "claimed after"])
+def test_claims_of_a_step_that_fails_for_one_session_are_answered(
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions, expected = Sessions(1, GREEDY), expected_texts(GREEDY, LENGTH - 4)
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
+    sessions.begin_chains(sessions.texts)
+    lengths = [len(text.tokens) for text in sessions.texts]
+    if not is_late:
+        sessions.claim(sessions.texts)
+    sessions.push([(text.number, len(text.tokens) - 1, [1]) for text in sessions.texts])
+    forward = ModelRunner.forward_batch
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        logits, states = forward(*args, **kwargs)
+        return torch.cat([torch.full_like(logits[:1], torch.nan), logits[1:]]), states
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "forward_batch", failing)
+        events = sessions.driver.step()
+    if is_late:
+        sessions.claim(sessions.texts)
+    sessions.take([*events, *sessions.until_idle()])
+    for text, own in zip(sessions.texts, expected, strict=True):
+        assert text.tokens == own[: len(text.tokens)] and len(text.tokens) == lengths[text.number] + 1
