@@ -23,7 +23,7 @@ class ChannelIntroductions(Introductions[bool]):
         """``is_enabled``: False: no pair is introduced. ``draft_ahead``: what a draft begins before it is asked."""
         super().__init__(nothing_yet=False)
         self._is_enabled, self._draft_ahead = is_enabled, draft_ahead
-        self._ahead: set[AnyReplica] = set()
+        self._ahead: set[object] = set()
         """Targets whose drafts go on by themselves, where that is chosen."""
 
     def channel(self, target: AnyReplica | None, draft: AnyReplica | None) -> int:
@@ -37,8 +37,7 @@ class ChannelIntroductions(Introductions[bool]):
         """
         own = [found for found in self._pairs.values() if found.target is target]
         before = [self._is_chained(found) for found in own]
-        self._ahead -= {found.target for found in own}
-        self._ahead |= {found.target for found in own if is_ahead}
+        (self._ahead.add if is_ahead else self._ahead.discard)(target)
         for found, was_chained in zip(own, before, strict=True):
             if found.connection and self._is_chained(found) != was_chained:
                 self._forget(found)

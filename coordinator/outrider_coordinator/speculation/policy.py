@@ -94,11 +94,11 @@ class DraftLengthPolicy:
         draft_costs: Sequence[StepCost] = (),
     ) -> None:
         """A session is placed on this target; the costs are those that the services measured."""
+        self.leave(session)
         self._enter_order(session, target)
         if not self.is_controlled:
             self._fixed.add(session)
         else:
-            self.leave(session)
             controller = self._controllers.get(target) or self._add(target)
             controller.costs.provide(target_costs, draft_costs)
             self._controller_of[session] = controller

@@ -154,6 +154,17 @@ def test_another_order_is_taken_by_another_channel() -> None:
     assert target.sent[-1] == RequestChannel(7, wants_verdicts=True)
 
 
+def test_a_draft_that_comes_after_a_change_of_the_order_takes_part_in_it() -> None:
+    channels: Any = ChannelIntroductions(is_enabled=True, draft_ahead=DraftAhead.AUTO)
+    target, draft = attached(device="gpu-1"), attached(role="draft", device="gpu-2")
+    channels.target_attached(target)
+    for is_ahead in (True, False):
+        channels.take_order(target, is_ahead)
+        channels.draft_attached(draft)
+        assert target.sent[-1].begins_next == is_ahead
+        channels.lost(draft)
+
+
 def test_a_channel_is_used_while_it_is_said_to_be_open(pair: Pair) -> None:
     pair.channels.on_event(pair.target, OfferChannel(1, OFFER))
     assert (pair.channel, pair.channels.num_open) == (0, 0)

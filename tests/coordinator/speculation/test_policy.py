@@ -12,7 +12,7 @@ from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider.transport.link.outbox import Outbox
 from outrider.types import StepCost
 from outrider_coordinator.requests.session_driver import call_after_commands
-from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.speculation import DraftLengthPolicy, order
 from outrider_coordinator.speculation.explanation import reason_of
 from outrider_coordinator.speculation.mode import Mode
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
@@ -36,6 +36,21 @@ def test_it_goes_off_at_the_load_and_on_below() -> None:
         policy.num_requests = load
         lengths.append(policy.length(session))
     assert lengths == [4, 0, 0, 0, 4, 4]
+
+
+@pytest.mark.parametrize("is_controlled", [False, True])
+def test_sessions_count_for_the_order_of_their_target_alone(
+    is_controlled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "FIRST_TRIAL_S", 0.0)
+    policy, changes = DraftLengthPolicy(4, is_controlled=is_controlled), list[tuple[object, bool]]()
+    policy.take_order = lambda target, is_ahead: changes.append((target, is_ahead))
+    session = policy.session(None)
+    for target in ("first", "second"):
+        policy.enter(session, target)
+    for _ in range(2 * order.TOKENS_OF_WINDOW):
+        policy.note_verdict(session, 4, 3, draft_lag=0)
+    assert changes[0] == ("second", True)
 
 
 def test_0_never_goes_off() -> None:
