@@ -15,6 +15,7 @@ _ALIGNED = 16
 """Rows and columns of a weight are a multiple of it."""
 _BLOCKS_ALIGNED = 4
 """Blocks in a row of a weight's scales."""
+_BLOCKS_CAPABILITY, _BLOCKS_CUDA = 9, (12, 9)
 
 
 def library_takes(matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype) -> bool:
@@ -24,8 +25,14 @@ def library_takes(matrix: Fp8Matrix, rounding: Rounding, dtype: torch.dtype) -> 
         return False
     if matrix.columns < size:
         has_blocks = matrix.rows == matrix.columns == rounding.group == _BLOCK
-        return has_blocks and size % (_BLOCK * _BLOCKS_ALIGNED) == 0
+        return has_blocks and size % (_BLOCK * _BLOCKS_ALIGNED) == 0 and _takes_blocks(matrix.numbers.device)
     return matrix.rows == 1 and (rounding.scale is not None or (rounding.group or 0) >= size)
+
+
+def _takes_blocks(device: torch.device) -> bool:
+    """True on GPUs of capability 9.x with CUDA 12.9 or later; elsewhere the library refuses scales of blocks."""
+    version = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
+    return torch.cuda.get_device_capability(device)[0] == _BLOCKS_CAPABILITY and version >= _BLOCKS_CUDA
 
 
 def library_product(x: Rounded, matrix: Fp8Matrix, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
