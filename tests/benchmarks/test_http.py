@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.benchmarks.http.run import HttpPlan, HttpServer, client_processes, run_plan, to_row
-from outrider.benchmarks.http.streams import stream_completion
+from outrider.benchmarks.http.streams import Stream, stream_completion
 from outrider.benchmarks.peers.run import Load
 from outrider.cli.bench import app
 from outrider.errors import UnavailableError
@@ -98,6 +98,51 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
         await stream_completion("http://127.0.0.1:1", {"prompt": [1], "max_tokens": 2})
 
 
+HEAD, CHUNKED = b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+EVENT = 'data: {"choices": [{"text": "é€"}], "error": null}\n\n'.encode()
+USAGE = b'data: {"choices": null, "usage": {"completion_tokens": 1}}\n\n'
+
+
+async def stream_of(answer: bytes) -> Stream:
+    """Stream of a server that answers with these bytes and closes the connection."""
+
+    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(send, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        return await stream_completion(f"http://127.0.0.1:{port}", {"prompt": [1], "max_tokens": 1})
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (HEAD + EVENT + EVENT[:20], "sent an event that is none of a completion"),
+        (HEAD + EVENT.replace("é".encode(), b"\xff") + USAGE, "none of a completion"),
+        (HEAD + b"data: 3\n\n", "none of a completion: 3"),
+        (HEAD + b'data: {"usage": {"tokens": 1}}\n\n', "none of a completion"),
+        (HEAD + EVENT, "ended after 1 events without its usage"),
+        (HEAD + EVENT + b'data: {"error": {"message": "no room"}}\n\n', "no room"),
+        (CHUNKED, "closed the connection in the middle"),
+        (CHUNKED + b"%x\r\n%b" % (len(EVENT), EVENT[:9]), "closed the connection in the middle"),
+        (b"\r\n\r\n", "no status line of HTTP"),
+        (b"SSH-2.0 some\r\n\r\n", "'SSH-2.0 some' is no status line of HTTP"),
+        (HEAD[:17] + b"X: " + b"x" * 100_000 + HEAD, "limit"),
+    ],
+)
+async def test_an_answer_that_is_no_stream_of_a_completion_is_one_error(answer: bytes, words: str) -> None:
+    with pytest.raises(UnavailableError, match=words):
+        await stream_of(answer)
+
+
+async def test_lines_may_end_as_those_of_http_and_fields_may_be_null() -> None:
+    found = await stream_of(HEAD + b": comment\r\n" + (EVENT + USAGE).replace(b"\n", b"\r\n"))
+    assert (found.num_tokens, found.text) == (1, "é€")
+
+
 def test_servers_take_turns_with_the_same_prompts_and_no_cached_ones(scripted: ScriptedServer) -> None:
     servers = (HttpServer("a", scripted.url), HttpServer("b", scripted.url, {"temperature": 0.5}))
     with client_processes(2, 30.0) as send:
@@ -147,6 +192,10 @@ def test_the_command_measures_our_gateway(gateway: Any, tmp_path: Path) -> None:
     [
         (["127.0.0.1:8000"], "'127.0.0.1:8000' should be NAME=URL"),
         (["a=127.0.0.1:8000"], "should be an address such as http"),
+        (["a=http://[::1"], "should be an address such as http"),
+        (["a=http://127.0.0.1:80000"], "should be an address such as http"),
+        (["a=http://127.0.0.1:1", "a=http://127.0.0.1:2"], "names should differ, and are a, a"),
+        (["a=http://127.0.0.1:1", "--json", "/"], "/ is a folder, and should be a file"),
         (["a=http://127.0.0.1:1", "--request", "b={}"], "'b' is none of a"),
         (["a=http://127.0.0.1:1", "--request", "a=[]"], "should be a JSON object"),
         (["a=http://127.0.0.1:1", "--json", "nowhere/some.json"], "nowhere is not a folder"),

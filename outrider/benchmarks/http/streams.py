@@ -47,7 +47,9 @@ async def stream_completion(base_url: str, body: Mapping[str, Any]) -> Stream:
             lines = [(time.monotonic(), line) async for line in _lines(reader, headers)]
         finally:
             writer.close()
-    except (OSError, EOFError, ValueError) as error:
+    except asyncio.IncompleteReadError as error:
+        raise UnavailableError(f"{base_url} closed the connection in the middle of its answer") from error
+    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
         raise UnavailableError(f"{base_url}: {error or type(error).__name__}") from error
     if status != 200:
         shown = b" ".join(line for _, line in lines).decode(errors="replace")[:_SHOWN_CHARACTERS]
@@ -74,7 +76,10 @@ async def _response_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, s
     """Status and headers, whose names are in small letters."""
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     pairs = (line.partition(":") for line in lines if line)
-    return int(first.split()[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
+    version, _, status = first.partition(" ")
+    if not version.startswith("HTTP/") or not status[:3].isdecimal():
+        raise ValueError(f"{first[:_SHOWN_CHARACTERS]!r} is no status line of HTTP")
+    return int(status[:3]), {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 async def _lines(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
@@ -91,7 +96,7 @@ async def _lines(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> As
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int((await reader.readline()).split(b";")[0], 16):
+    while size := int((await reader.readuntil(b"\n")).split(b";")[0], 16):
         yield (await reader.readexactly(size + 2))[:-2]
 
 
@@ -109,15 +114,19 @@ def _parse(base_url: str, began: float, lines: list[tuple[float, bytes]]) -> Str
         content = line.removeprefix(b"data:").strip()
         if content in {line, b"[DONE]"}:
             continue
-        event = json.loads(content)
-        if "error" in event:
-            raise UnavailableError(f"{base_url}: {str(event['error'])[:_SHOWN_CHARACTERS]}")
-        if event.get("usage"):
-            num_tokens = event["usage"]["completion_tokens"]
-        for choice in event.get("choices", ()):
-            times.append(when)
-            texts.append(choice.get("text") or "")
-            token_ids += choice.get("token_ids") or ()
+        try:
+            event = json.loads(content)
+            if event.get("error"):
+                raise UnavailableError(f"{base_url}: {str(event['error'])[:_SHOWN_CHARACTERS]}")
+            if event.get("usage"):
+                num_tokens = event["usage"]["completion_tokens"]
+            for choice in event.get("choices") or ():
+                times.append(when)
+                texts.append(choice.get("text") or "")
+                token_ids += choice.get("token_ids") or ()
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            shown = content.decode(errors="replace")[:_SHOWN_CHARACTERS]
+            raise UnavailableError(f"{base_url} sent an event that is none of a completion: {shown}") from error
     if not times or num_tokens is None:
         raise UnavailableError(f"{base_url}: a stream ended after {len(times)} events without its usage")
     return Stream(began, times[0], times[-1], num_tokens, tuple(token_ids), "".join(texts))

@@ -69,7 +69,10 @@ class HttpRequestFlags:
 
     def servers(self, named: Sequence[str]) -> tuple[Any, ...]:
         """The servers with the fields of their requests."""
-        urls = dict(_split(text, "SERVER", "NAME=URL") for text in named)
+        pairs = [_split(text, "SERVER", "NAME=URL") for text in named]
+        urls = dict(pairs)
+        if len(urls) < len(pairs):
+            raise ConfigError("SERVER", f"names should differ, and are {', '.join(name for name, _ in pairs)}")
         bodies = {name: {} if self.model is None else {"model": self.model} for name in urls}
         for text in self.request or ():
             name, fields = _split(text, "--request", "NAME=JSON")
@@ -77,7 +80,7 @@ class HttpRequestFlags:
                 raise ConfigError("--request", f"{name!r} is none of {', '.join(urls)}")
             bodies[name] |= _json_object(fields)
         for url in urls.values():
-            if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
+            if not _is_address(url):
                 raise ConfigError("SERVER", f"{url!r} should be an address such as http://127.0.0.1:8000")
         made = benchmark("http.run").HttpServer
         return tuple(made(name, url.rstrip("/").removesuffix("/v1"), bodies[name]) for name, url in urls.items())
@@ -97,6 +100,8 @@ class HttpRunFlags:
         """Raise a ``ConfigError`` before anything is measured."""
         if self.json_path is not None and not self.json_path.parent.is_dir():
             raise ConfigError("--json", f"{self.json_path.parent} is not a folder")
+        if self.json_path is not None and self.json_path.is_dir():
+            raise ConfigError("--json", f"{self.json_path} is a folder, and should be a file")
 
 
 @with_flag_groups
@@ -146,6 +151,14 @@ def _split(text: str, flag: str, form: str) -> tuple[str, str]:
     if not (name and sign and value):
         raise ConfigError(flag, f"{text!r} should be {form}")
     return name, value
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of brackets and ports
+        return False
 
 
 def _json_object(text: str) -> dict[str, Any]:
