@@ -67,6 +67,9 @@ MUTANTS: dict[str, Mutant] = {
           "    if HAS_BIAS:\n        total += tl.load(bias_ptr + place")],
         _PRODUCTS,
     ),
+    "product-begins-with-a-sum": Mutant(
+        f"{_LINEAR}/split_k.py", [("return tl.fma(total, 1.0, addend)", "return total + addend")], _PRODUCTS,
+    ),
     "segments-follow-the-division": Mutant(
         f"{_ATTENTION}/segments.py",
         [("if (start + BLOCK_N >= high) | (segment != next_segment):", "if start + BLOCK_N >= high:")],
