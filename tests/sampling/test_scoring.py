@@ -17,7 +17,7 @@ from outrider.randomness import philox_numpy
 from outrider.randomness.streams import GROUP_SIZE, Stream
 from outrider.sampling import ScoreOutcome, ScoreRequest, process_logits, score
 from outrider.sampling.session import SessionSampling
-from outrider.types import DenseScores, JudgingRule, SparseScores, Support, TokenScores, TypicalScores
+from outrider.types import DenseScores, JudgingRule, LogprobsMode, SparseScores, Support, TokenScores, TypicalScores
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 from tests.support.equality import same
 
@@ -229,11 +229,22 @@ def test_logprobs_of_many_sessions_are_those_of_each(most_rows: int, monkeypatch
         request_of(opening(COUPLED, seed=4, num_logprobs=3), (3,)),
         request_of(opening(COUPLED, seed=5, num_logprobs=1), (3, 7)),
         request_of(opening(COUPLED, seed=6, num_logprobs=3, num_token_ids=VOCAB - 4), (3,)),
+        request_of(opening(COUPLED, seed=7, num_logprobs=3), (3,)),  # fails
+        request_of(opening(COUPLED, seed=8, num_logprobs=3, temperature=0.3, logprobs_mode=LogprobsMode.PROCESSED), ()),
+        request_of(opening(dense=True, num_logprobs=3)),
+        request_of(opening(COUPLED, seed=9, num_logprobs=0), (7,)),
     ]
     logits = logits_of(requests)
+    parts_of(requests, logits)[6][1, 2] = torch.nan
+    assert [outcome.error is not None for outcome in score(logits, requests)] == [index == 6 for index in range(10)]
     for outcome, part, request in zip(score(logits, requests), parts_of(requests, logits), requests, strict=True):
-        assert len(outcome.logprobs) == (0 if request.open.num_logprobs is None else request.num_positions)
-        assert same(outcome, score(part, [request])[0])
+        (alone,) = score(part, [request])
+        assert outcome.error is not None or same(outcome, alone)
+        assert len(outcome.logprobs) == len(alone.logprobs)
+        has_none = (
+            outcome.error is not None or isinstance(outcome.form, DenseScores) or request.open.num_logprobs is None
+        )
+        assert len(outcome.logprobs) == (0 if has_none else request.num_positions)
 
 
 def test_a_session_does_not_notice_its_neighbours() -> None:
