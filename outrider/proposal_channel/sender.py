@@ -88,26 +88,31 @@ class ProposalSender:
             self._end(key)
 
     def _pushed(self, link_id: int, pushes: Pushes) -> None:
-        """Send pushes to their target; a channel that cannot take them is found out by the next proposals."""
-        connected, _ = self._sockets.get((link_id, pushes.channel), (None, None))
-        if connected is not None:
-            with contextlib.suppress(OSError):
-                connected.sendall(pushes_to_bytes(pushes))
+        self._write((link_id, pushes.channel), pushes_to_bytes(pushes))
 
-    def _sent(self, link_id: int, columns: AnswerColumns[Any]) -> AnswerColumns[Any]:
-        found = self._sockets.get((link_id, columns.channel)) if columns.channel else None
-        if found is None or not may_be_sent(columns):
-            return replace(columns, channel=0)
+    def _write(self, key: _Key, content: bytes) -> bool:
+        """Write a message; False where there is no channel, or it ends: a part of the message may have been written."""
+        found = self._sockets.get(key)
+        if found is None:
+            return False
         connected, tell = found
-        submit = self._chained.get((link_id, columns.channel))
-        if submit is not None and (verdicts := all_accepted(columns)) is not None:
-            submit(ChainStart(verdicts, columns.channel))  # before the verdicts on them can come
         try:
-            connected.sendall(to_bytes(columns))
+            connected.sendall(content)
         except OSError as error:
             _log.info("the proposal channel is given up: %s", error)
-            self._end((link_id, columns.channel))
-            tell(ChannelState(columns.channel, is_open=False, reason=f"the target cannot be reached: {error}"))
+            self._end(key)
+            tell(ChannelState(key[1], is_open=False, reason=f"the target cannot be reached: {error}"))
+            return False
+        return True
+
+    def _sent(self, link_id: int, columns: AnswerColumns[Any]) -> AnswerColumns[Any]:
+        key = link_id, columns.channel
+        if not columns.channel or key not in self._sockets or not may_be_sent(columns):
+            return replace(columns, channel=0)
+        submit = self._chained.get(key)
+        if submit is not None and (verdicts := all_accepted(columns)) is not None:
+            submit(ChainStart(verdicts, columns.channel))  # before the verdicts on them can come
+        if not self._write(key, to_bytes(columns)):
             return replace(columns, channel=0)
         self._num_sent += 1
         return columns

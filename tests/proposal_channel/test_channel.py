@@ -28,6 +28,7 @@ from outrider.ports import (
 from outrider.proposal_channel import messages
 from outrider.proposal_channel import receiver as receiving
 from outrider.proposal_channel.messages import to_bytes
+from outrider.proposal_channel.pushes import pushes_of
 from outrider.proposal_channel.receiver import MAX_CHANNELS, MAX_WAITING, ProposalReceiver
 from outrider.proposal_channel.sender import ProposalSender
 from outrider.tensor_plane.control import connect
@@ -353,6 +354,21 @@ def test_a_target_that_takes_nothing_is_not_waited_for(ends: Ends) -> None:
     ends.open()
     with only_channel(ends.receiver)._lock:  # its thread is stuck
         eventually(lambda: ends.send(proposals([1] * 64, [16] * 64)).channel == 0)
+    state = ends.from_draft.get(timeout=DEADLINE_S)
+    assert isinstance(state, ChannelState) and not state.is_open
+
+
+def test_a_channel_ends_where_a_push_may_be_written_in_part(ends: Ends) -> None:
+    ends.open()
+    pushes = pushes_of(proposals([1] * 64, [16] * 64), channel=1)
+
+    def has_ended() -> bool:
+        assert not ends.sender.send(LINK, EventBatch((), columns=(pushes,))).columns  # type: ignore[arg-type]
+        return not ends.from_draft.empty()
+
+    with only_channel(ends.receiver)._lock:  # its thread is stuck with the proposals
+        ends.send(proposals([1], [2]))
+        eventually(has_ended)
     state = ends.from_draft.get(timeout=DEADLINE_S)
     assert isinstance(state, ChannelState) and not state.is_open
 
