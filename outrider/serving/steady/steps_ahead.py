@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.columns import U1, U4, U8, AnswerColumns, CommandColumns, ScoreColumns, one_by_one
+from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import Score
 from outrider.proposal_channel.pushes import Pushes
 from outrider.proposal_channel.verdicts import verdicts_on
@@ -169,7 +170,7 @@ class StepsAhead:
         base, (guess, *drafts) = self._pushed.pop(key)
         if base != step.num_kept_tokens or guess != step.token_id:
             return []
-        return drafts[: max(0, step.session.open.max_length - base - 1)]
+        return drafts[: max(0, min(MAX_DRAFT_LENGTH, step.session.open.max_length - base - 1))]
 
     def _sessions_of(self, rows: Sequence[NextStep]) -> RunningSessions:
         sessions = [each.session for each in rows]

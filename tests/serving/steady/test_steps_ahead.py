@@ -271,3 +271,15 @@ def test_claims_of_a_step_that_fails_for_one_session_are_answered(
     sessions.take([*events, *sessions.until_idle()])
     for text, own in zip(sessions.texts, expected, strict=True):
         assert text.tokens == own[: len(text.tokens)] and len(text.tokens) == lengths[text.number] + 1
+
+
+def test_no_more_draft_tokens_are_scored_than_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
+    monkeypatch.setattr(steps_ahead, "MAX_DRAFT_LENGTH", 8)
+    sessions = Sessions(1, GREEDY)
+    text = sessions.texts[0]
+    sessions.begin_chains([text])
+    sessions.push([(text.number, len(text.tokens) - 1, [text.tokens[-1], *[1] * 9])])
+    sessions.claim([text])
+    (scores,) = sessions.until_idle()
+    assert len(scores.draft_token_ids) == 8
