@@ -1,4 +1,4 @@
-"""Columns: items of many sessions as arrays, one array for each field, in steady decoding.
+"""Columns: items of many sessions as arrays, one array for each field, of a decode batch.
 
 A value for each session and step takes several times as long to make as an array for each field of all. Both ports take
 and give columns beside single items. Knows no bytes: those are ``outrider.transport.convert``'s.

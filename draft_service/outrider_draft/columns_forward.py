@@ -26,7 +26,7 @@ from outrider.serving.session import Session
 from outrider.types import SparseEvidence
 
 if TYPE_CHECKING:
-    from outrider.serving.steady.step import SteadyStep
+    from outrider.serving.decode.step import DecodeBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class DraftSessions:
 class LoopForward:
     """A loop that runs, of a model or a head."""
 
-    def __init__(self, step: SteadyStep, drawing: ColumnsInFlight) -> None:
+    def __init__(self, step: DecodeBatch, drawing: ColumnsInFlight) -> None:
         self._step, self._drawing = step, drawing
 
     def is_done(self) -> bool:
@@ -81,7 +81,7 @@ class LoopForward:
 
 
 def drawn_output(
-    step: SteadyStep, drawn: DrawnColumns, computed_ns: int, settle: Callable[[], None] | None = None
+    step: DecodeBatch, drawn: DrawnColumns, computed_ns: int, settle: Callable[[], None] | None = None
 ) -> ExecutorOutput[Proposal]:
     """Draws for the sessions of a step; ``settle`` as in ``ExecutorOutput``."""
     columns, supports = step.columns, drawn.supports
@@ -98,7 +98,7 @@ def drawn_output(
     return ExecutorOutput((), computed_ns, columns=answers, settle=settle)
 
 
-def output_of(step: SteadyStep, drawn: Sequence[Draws], computed_ns: int) -> ExecutorOutput[Proposal]:
+def output_of(step: DecodeBatch, drawn: Sequence[Draws], computed_ns: int) -> ExecutorOutput[Proposal]:
     """Draws for the sessions of a step, as columns where all have tokens and evidence of one form."""
     columns = step.columns
     sparse = [draws.evidence for draws in drawn if isinstance(draws.evidence, SparseEvidence)]
@@ -114,7 +114,7 @@ def output_of(step: SteadyStep, drawn: Sequence[Draws], computed_ns: int) -> Exe
     return ExecutorOutput((), computed_ns, columns=answers)
 
 
-def _one_by_one(step: SteadyStep, drawn: Sequence[Draws]) -> list[Proposal | OutriderError | None]:
+def _one_by_one(step: DecodeBatch, drawn: Sequence[Draws]) -> list[Proposal | OutriderError | None]:
     columns = step.columns
     heads = zip(columns.sessions.tolist(), columns.generations.tolist(), step.bases.tolist(), strict=True)
     return [

@@ -9,13 +9,13 @@ import numpy as np
 from outrider.errors import InvalidRequestError
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import Extend, Open
+from outrider.serving.decode.sessions import are_all
 from outrider.serving.session import check_ids
-from outrider.serving.steady.sessions import are_all
 from outrider.types import HiddenStates
 
 if TYPE_CHECKING:
-    from outrider.serving.steady.sessions import Ints
-    from outrider.serving.steady.step import SteadyStep
+    from outrider.serving.decode.sessions import Ints
+    from outrider.serving.decode.step import DecodeBatch
 
 
 def check_extend(opened: Open, item: Extend, *, vocab_size: int) -> None:
@@ -53,14 +53,14 @@ def proposal_length(opened: Open, item: Extend, *, reserved_length: int) -> int:
     return max(0, min(item.draft_length, opened.max_length - base, reserved_length + 1 - base))
 
 
-def proposal_lengths(step: SteadyStep) -> Ints:  # [B]
+def proposal_lengths(step: DecodeBatch) -> Ints:  # [B]
     """``proposal_length`` of each item of a step."""
     room = np.minimum(step.own.max_lengths, step.own.reserved_lengths + 1) - step.bases
     found: Ints = np.minimum(step.draft_lengths, room)
     return found
 
 
-def keeps_bounds(step: SteadyStep, *, vocab_size: int) -> bool:
+def keeps_bounds(step: DecodeBatch, *, vocab_size: int) -> bool:
     """True if every item of a step keeps to ``check_extend``."""
     ids = step.columns.token_ids.tolist()
     return (

@@ -19,6 +19,7 @@ from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.proposal_channel.pushes import ChainStart, Pushes
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import Recorder
+from outrider.serving.decode.steps import DecodeBatches
 from outrider.serving.executor import EventT, Executor, ItemT, JobT, References
 from outrider.serving.idle_sessions import IdleSessions
 from outrider.serving.input_processor import InputProcessor
@@ -28,7 +29,6 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import SequenceT, Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.steps import SteadySteps
 from outrider.serving.timer_slack import POLL_INTERVAL_S
 from outrider.serving.token_budget import TokenBudget
 
@@ -88,7 +88,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._inputs = InputProcessor(
             sessions, executor, self.scheduler, self._outputs, stats, references=references, touch=self._touch
         )
-        self._steady = SteadySteps(
+        self.decode = DecodeBatches(
             sessions,
             executor,
             self.scheduler,
@@ -125,10 +125,10 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._num_steps_without_forward = 0
         batch = None
         if not self.in_flight:
-            batch = self._steady.next_batch(self._clock()) or self._steady.batch_ahead(self._clock())
+            batch = self.decode.next_batch(self._clock()) or self.decode.batch_ahead(self._clock())
         batch = batch or self.scheduler.schedule(self.in_flight)
         if batch is None and not self.in_flight:  # last: chains go on as long as their sessions do
-            batch = self._steady.chain_batch(self._clock())
+            batch = self.decode.chain_batch(self._clock())
         finished = self._execute(batch)
         return self._process_outputs(finished)
 
@@ -152,8 +152,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def _start(self, batch: Batch) -> bool:
         """Start a batch; False where the executor cannot queue it behind the one in flight."""
         self._oldest = self._oldest or batch
-        if batch.steady is not None:
-            self._steady.start(batch, batch.steady)
+        if batch.decode is not None:
+            self.decode.start(batch, batch.decode)
         elif batch.after is None:
             batch.run(batch.scheduled, batch.started_ns)
             jobs = [(request.job, tokens) for request, tokens in batch.scheduled]
@@ -185,18 +185,18 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             return []
         batch, output = finished.batch, finished.output
         self._outputs.note_forward(batch)
-        if batch.steady is not None and output.columns is not None:
-            messages = self._steady.answer(batch, batch.steady, output, finished.ended_ns)
-            if may_go_on and self.executor.is_asynchronous and not self.in_flight and self._steady.ahead.is_due:
+        if batch.decode is not None and output.columns is not None:
+            messages = self.decode.answer(batch, batch.decode, output, finished.ended_ns)
+            if may_go_on and self.executor.is_asynchronous and not self.in_flight and self.decode.ahead.is_due:
                 messages = self.send_verdicts(messages)
-                following = self._steady.batch_ahead(self._clock())
+                following = self.decode.batch_ahead(self._clock())
                 if following is not None:
                     self._start(following)
             return messages
-        if batch.steady is not None:
-            if self._steady.give_up(batch, output):
+        if batch.decode is not None:
+            if self.decode.give_up(batch, output):
                 return []
-            self._steady.take_apart()
+            self.decode.take_apart()
         output = self.scheduler.plain.with_leavers(batch, output.one_by_one())
         answered = [
             self._answer(request, result) for request, result in self.scheduler.update(batch, output, finished.ended_ns)
@@ -211,8 +211,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def tidy(self) -> None:
         """Do what no answer waits for; called when the messages of a step have left."""
         answered, self._answered = self._answered, []
-        self._steady.settle()
-        self._steady.put_down(answered)
+        self.decode.settle()
+        self.decode.put_down(answered)
         if not self.executor.is_asynchronous:  # else it has learned while the device computed
             self.scheduler.learn()
 
@@ -288,10 +288,10 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             oldest = self.in_flight[0]
             is_due = oldest.may_queue_next or self.scheduler.are_chunks_due(self.in_flight)
             return 0.0 if is_due or oldest.forward.is_done() else POLL_INTERVAL_S
-        if self._steady.pending is not None or self._steady.drafts.is_due:
+        if self.decode.pending is not None or self.decode.drafts.is_due:
             return 0.0
-        if self._steady.ahead.is_due and self.scheduler.queue.is_empty:
-            return 1e-9 * self._steady.ahead.pause_ns()
+        if self.decode.ahead.is_due and self.scheduler.queue.is_empty:
+            return 1e-9 * self.decode.ahead.pause_ns()
         return self.scheduler.delay_s
 
     @property
@@ -305,7 +305,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def _has_forwards(self) -> bool:
         """True if a forward is to be started, or is in flight."""
         is_due = (
-            self._steady.pending or self._steady.is_ahead_due or self.scheduler.queue.due or self.scheduler.plain.is_due
+            self.decode.pending or self.decode.is_ahead_due or self.scheduler.queue.due or self.scheduler.plain.is_due
         )
         return bool(is_due or self.in_flight)
 
@@ -320,22 +320,22 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     ) -> None:
         """Process one message of a link, columns among its commands; computes nothing."""
         arrived = self._clock() if arrived_ns is None else arrived_ns
-        if self._steady.runs_begun and self._steady.adopt(link_id, commands, arrived):
+        if self.decode.runs_begun and self.decode.adopt(link_id, commands, arrived):
             return
-        if self._steady.ahead.has_any:
-            commands = self._steady.ahead.claim(link_id, commands, arrived)
+        if self.decode.ahead.has_any:
+            commands = self.decode.ahead.claim(link_id, commands, arrived)
             if not commands:
                 return
         self._settle()
-        if self._steady.take_expected(commands, arrived):
+        if self.decode.take_expected(commands, arrived):
             return
-        singles, columns, after = self._steady.split(link_id, commands)
+        singles, columns, after = self.decode.split(link_id, commands)
         if self._references is not None:
             singles = self._references.fetch_all(singles)
             columns = None if columns is None else self._references.fetch_columns(columns)
         self._inputs.take(link_id, singles, arrived)
         if columns is not None:
-            self._steady.take(link_id, columns, arrived, is_free=not self.in_flight)
+            self.decode.take(link_id, columns, arrived, is_free=not self.in_flight)
             self._inputs.take(link_id, after, arrived)
         self.scheduler.plain.grow()
         if len(self.in_flight) == 1:
@@ -343,11 +343,11 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     def expect(self, link_id: int, columns: ScoreColumns) -> None:
         """Plan a step of which a later message is expected to bring the draft tokens, if the device is idle."""
-        if self._steady.ahead.has_any:
+        if self.decode.ahead.has_any:
             return
         self._settle()
         if not self.in_flight:
-            self._steady.expect(link_id, columns)
+            self.decode.expect(link_id, columns)
 
     def begin(self, link_id: int, said: Verdicts | ChainStart | Pushes, *, is_idle: bool = True) -> None:
         """Prepare for what will be asked for after what came by a proposal channel: verdicts of a target begin
@@ -355,28 +355,28 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         ``is_idle``: nothing else has arrived.
         """
         if isinstance(said, Pushes):
-            self._steady.ahead.push(link_id, said)
+            self.decode.ahead.push(link_id, said)
         elif isinstance(said, ChainStart):
             self._settle()
-            self._steady.start_chains(link_id, said)
-        elif not self._steady.drafts.take(link_id, said) and is_idle:
+            self.decode.start_chains(link_id, said)
+        elif not self.decode.drafts.take(link_id, said) and is_idle:
             self._settle()
             if not self.in_flight:
-                self._steady.begin(link_id, said, self._clock())
+                self.decode.begin(link_id, said, self._clock())
 
     def drop_link(self, link_id: int) -> None:
         """Release all sessions of the link."""
         self._settle()
         self.scheduler.plain.drop_link(link_id)
-        self._steady.drop_link(link_id)
+        self.decode.drop_link(link_id)
         self._inputs.drop_link(link_id)
 
     def _settle(self) -> None:
         """Do what was left for later, before anything else happens; wait for a step that nothing has asked for."""
-        if self._steady.runs_begun:
+        if self.decode.runs_begun:
             self._outputs.put_messages(self._process_outputs(self._finish(), may_go_on=False))
             self.tidy()
-        self._steady.settle()
+        self.decode.settle()
 
     # Sessions.
 
@@ -398,7 +398,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def end_idle_sessions(self) -> None:
         """End the sessions that have received nothing for the timeout."""
         self._settle()
-        self._steady.take_all_apart()
+        self.decode.take_all_apart()
         self._idle.end_all()
 
     def refuse_sessions(self, reason: str) -> None:
@@ -415,7 +415,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._outputs.recorder = recorder
 
     def _touch(self, key: SessionKey, *, is_prepare: bool = False) -> None:
-        self._steady.touch(key)
+        self.decode.touch(key)
         if not is_prepare:
             self.scheduler.plain.cut(key)
 

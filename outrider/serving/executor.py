@@ -22,8 +22,8 @@ from outrider.serving.session import SequenceT, Session
 from outrider.serving.token_budget import Job
 
 if TYPE_CHECKING:
-    from outrider.serving.steady.plain_step import PlainStep
-    from outrider.serving.steady.step import SteadyStep
+    from outrider.serving.decode.plain_step import PlainStep
+    from outrider.serving.decode.step import DecodeBatch
 
 
 class Item(Protocol):
@@ -252,7 +252,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
 
     # Columns: items of many running sessions at once. An executor that takes none gets all of them one by one.
 
-    def is_steady(self, session: Session[SequenceT]) -> bool:
+    def is_decoding(self, session: Session[SequenceT]) -> bool:
         """True if the items of a session that was answered may come as columns, and its answers go as such."""
         return False
 
@@ -267,12 +267,12 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """True if ``start_step`` truncates the sequences itself."""
         return False
 
-    def takes_columns(self, step: SteadyStep) -> bool:
+    def takes_columns(self, step: DecodeBatch) -> bool:
         """True if all items of a step of such sessions are valid, and there are KV pages for all. Changes nothing."""
         return False
 
-    def plan_columns(self, step: SteadyStep) -> Any:  # noqa: ANN401 - the executor's own
-        """Plan the forward of a step whose draft tokens are still to come, for ``SteadyStep.plan``; None where that
+    def plan_columns(self, step: DecodeBatch) -> Any:  # noqa: ANN401 - the executor's own
+        """Plan the forward of a step whose draft tokens are still to come, for ``DecodeBatch.plan``; None where that
         cannot be, or ``takes_columns`` would not take them. The next call is that of ``start_step`` with this step,
         or ``forget_plan``.
         """
@@ -282,12 +282,12 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """Give back what a plan has taken."""
         raise NotImplementedError
 
-    def takes_drafts(self, step: SteadyStep) -> bool:
+    def takes_drafts(self, step: DecodeBatch) -> bool:
         """True if the draft tokens that have come for a step with a plan are valid."""
         raise NotImplementedError
 
     def start_step(
-        self, step: PlainStep | SteadyStep, batch: Sequence[tuple[JobT, int]] = ()
+        self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[JobT, int]] = ()
     ) -> InFlightForward[EventT]:
         """``start`` over a step of the running batch, with jobs beside it, of which ``results`` are. Of columns the
         sessions' sequences were truncated to what the items keep, if that is not left to it.

@@ -128,7 +128,7 @@ class Lookahead:
         if not batch.may_queue_next:
             return False
         batch.may_queue_next = False
-        if batch.steady is not None:
+        if batch.decode is not None:
             return False
         if len(self._queue.due) > len(batch.scheduled):
             return False

@@ -28,13 +28,13 @@ from outrider.ports import (
     SessionLost,
 )
 from outrider.recording import ForwardRecord, ItemRecord, Recorder
+from outrider.serving.decode.begun import BegunStep
+from outrider.serving.decode.plain_steps import PlainAnswers
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import Item
 from outrider.serving.link_loads import LinkLoads
 from outrider.serving.request import AnyRequest, Batch
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.begun import BegunStep
-from outrider.serving.steady.plain_steps import PlainAnswers
-from outrider.serving.steady.step import SteadyStep
 
 _log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class OutputProcessor:
         beside = self._batch(finished)
         return EventBatch(beside.events, _larger(report, beside.report), beside.timings, (*columns, *beside.columns))
 
-    def columns_message(self, step: SteadyStep, answers: AnswerColumns[Any], forward: ForwardRecord) -> Messages:
+    def columns_message(self, step: DecodeBatch, answers: AnswerColumns[Any], forward: ForwardRecord) -> Messages:
         """The answers of a step, which all came and left together; their time ends now."""
         now, arrived = self._clock(), step.arrived_ns
         started = max(forward.started_ns, arrived)

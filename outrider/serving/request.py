@@ -14,6 +14,8 @@ from typing import Any, Generic, TypeAlias
 
 from outrider.ports import Extend, ItemTiming, Score
 from outrider.recording import ForwardRecord, ItemRecord
+from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import (
     CommonEvent,
     EventT,
@@ -25,8 +27,6 @@ from outrider.serving.executor import (
     QueuedForward,
 )
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.steady.plain_step import PlainStep
-from outrider.serving.steady.step import SteadyStep
 from outrider.serving.token_budget import is_running
 
 
@@ -66,7 +66,7 @@ class Request(Generic[ItemT, JobT, EventT]):
     is_asked: bool = True
     """False while it is computed under a ``Prepare`` and its item has not come."""
     is_guess: bool = False
-    """Nothing will ask for it: its proposal is pushed (``steady.drafts_ahead``)."""
+    """Nothing will ask for it: its proposal is pushed (``decode.drafts_ahead``)."""
     record: ItemRecord | None = None
     """None when it is not traced."""
     status: RequestStatus = RequestStatus.WAITING
@@ -272,7 +272,7 @@ class Batch:
     """A step of many sessions that is computed before it is asked for, beside the requests."""
     leavers: list[int] = field(default_factory=list)
     """Rows of that step whose sessions have left it: their requests are the last of ``scheduled``."""
-    steady: SteadyStep | None = None
+    decode: DecodeBatch | None = None
     """The step that it serves, instead of requests, as long as nothing else comes for one of its sessions."""
     forward: InFlightForward[Any] = field(init=False)
     """Set when it is started."""
@@ -292,9 +292,9 @@ class Batch:
     @property
     def num_computed_tokens(self) -> int:
         """Tokens of its forward, also of a step, and of one that is queued behind another."""
-        steady, before = self.steady, self.after
-        if steady is not None:
-            return steady.num_tokens
+        decode, before = self.decode, self.after
+        if decode is not None:
+            return decode.num_tokens
         return self.num_tokens or (1 if before is None else before.num_rows)
 
     @property
@@ -305,8 +305,8 @@ class Batch:
     @property
     def rows_by_link(self) -> Counter[int]:
         """Sessions that share it, by link; those that have ended are left out."""
-        if self.steady is not None:
-            return Counter({self.steady.link_id: len(self.steady)})
+        if self.decode is not None:
+            return Counter({self.decode.link_id: len(self.decode)})
         rows = Counter([request.session.link_id for request in self._live])
         if self.plain is not None:
             rows.update(self.plain.own.link_ids[self.plain.is_here].tolist())
@@ -315,8 +315,8 @@ class Batch:
     @property
     def drafts_by_link(self) -> Counter[int]:
         """Draft tokens of those sessions."""
-        if self.steady is not None:
-            return Counter({self.steady.link_id: sum(self.steady.draft_lengths.tolist())})
+        if self.decode is not None:
+            return Counter({self.decode.link_id: sum(self.decode.draft_lengths.tolist())})
         drafts = Counter[int]()
         for request in self._live:
             drafts[request.session.link_id] += num_drafts(request.item)

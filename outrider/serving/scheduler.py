@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from outrider.columns import MAX_ROW_TOKENS, ScoreColumns
 from outrider.errors import OutriderError
 from outrider.recording import ForwardRecord
+from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.plain_steps import PlainAnswers, PlainSteps
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.lookahead import Lookahead
 from outrider.serving.preemption import PageBudget
@@ -22,9 +25,6 @@ from outrider.serving.request import AnyRequest, Batch, RequestQueue, RequestSta
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.plain_step import PlainStep
-from outrider.serving.steady.plain_steps import PlainAnswers, PlainSteps
-from outrider.serving.steady.step import SteadyStep
 from outrider.serving.token_budget import (
     LONGEST_ABSENCE_NS,
     Job,
@@ -135,12 +135,12 @@ class Scheduler:
         """A session has sent an item."""
         self._delay.note_return(key, arrived_ns)
 
-    def takes_steady(self, step: SteadyStep) -> bool:
+    def takes_decode_batch(self, step: DecodeBatch) -> bool:
         """True if the budget allows a forward of all items of a step; otherwise they share it one by one."""
         is_few = max(step.columns.counts.tolist()) <= MAX_ROW_TOKENS
         return is_few and step.num_tokens <= self._budget.max_batched_tokens
 
-    def note_steady(self, step: SteadyStep) -> None:
+    def note_decode_batch(self, step: DecodeBatch) -> None:
         """The items of a step have come, and its forward has started."""
         for key in step.keys:
             self._delay.note_return(key, step.arrived_ns)
@@ -153,7 +153,7 @@ class Scheduler:
             self._delay.note_return(key, arrived_ns)
             self._delay.note_answer(key, arrived_ns)
 
-    def note_steady_answers(self, step: SteadyStep, batch: Batch, forward: ForwardRecord) -> None:
+    def note_decode_answers(self, step: DecodeBatch, batch: Batch, forward: ForwardRecord) -> None:
         """The items of a step were answered, or will be when they are asked for."""
         self._note_duration(batch, forward.ended_ns)
         self._stats.note_forward(forward, [forward.started_ns - step.arrived_ns] * len(step) if step.is_asked else ())

@@ -19,12 +19,12 @@ from outrider.model_executor.model_runner import ModelRunner, PlannedBatch
 from outrider.ports import Score, Scores
 from outrider.sampling.scoring.session_rows import may_be_rows
 from outrider.sampling.session import SessionSampling
+from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.sessions import are_all
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.paged_executor import PagedExecutor
 from outrider.serving.session import Session
-from outrider.serving.steady.plain_step import PlainStep
-from outrider.serving.steady.sessions import are_all
-from outrider.serving.steady.step import SteadyStep
 from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores, are_within, part_of
 from outrider_target.jobs import ScoreJob, check_layers, check_score
 from outrider_target.planes import TargetPlanes
@@ -103,7 +103,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
 
     # Columns.
 
-    def is_steady(self, session: TargetSession) -> bool:
+    def is_decoding(self, session: TargetSession) -> bool:
         """Sessions without logprobs whose scores are tokens, or sparse."""
         opened = session.open
         no_logprobs = opened.num_logprobs is None and opened.num_prompt_logprobs is None
@@ -121,13 +121,13 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         """A forward starts before its sequences are brought up to date."""
         return True
 
-    def takes_columns(self, step: SteadyStep) -> bool:
+    def takes_columns(self, step: DecodeBatch) -> bool:
         """True if every item has drafts and keeps to the bounds of ``check_score``, pages suffice for certain, and all
         scores are tokens, or all are sparse.
         """
         return self._takes_rows(step) and self.takes_drafts(step)
 
-    def _takes_rows(self, step: SteadyStep) -> bool:
+    def _takes_rows(self, step: DecodeBatch) -> bool:
         """``takes_columns`` but for the draft tokens and their supports."""
         columns, rows = step.columns, step.rows
         if not isinstance(columns, ScoreColumns) or rows.is_sparse is None:
@@ -146,7 +146,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
             and self.runner.sequences.have_states(rows.sequences, step.kept)
         )
 
-    def takes_drafts(self, step: SteadyStep) -> bool:
+    def takes_drafts(self, step: DecodeBatch) -> bool:
         """True if draft tokens and supports keep to the bounds of ``check_score``."""
         columns, rows = step.columns, step.rows
         if not isinstance(columns, ScoreColumns):
@@ -155,7 +155,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
             return False
         return are_within(columns.draft_token_ids.tolist(), 0, rows.num_token_ids - 1)
 
-    def plan_columns(self, step: SteadyStep) -> PlannedBatch | None:
+    def plan_columns(self, step: DecodeBatch) -> PlannedBatch | None:
         """The forward but for its draft tokens, with its KV pages."""
         columns = step.columns
         if not isinstance(columns, ScoreColumns) or not self._takes_rows(step):
@@ -167,7 +167,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         """Give the pages back."""
         self.runner.forget_plan(plan)
 
-    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
+    def start_step(self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
         """A forward over a step, with jobs beside it."""
         return ScoringForward(self.runner, batch, step, planes=self.planes)
 

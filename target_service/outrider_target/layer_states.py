@@ -17,7 +17,7 @@ from outrider_target.jobs import ScoreJob
 
 if TYPE_CHECKING:
     from outrider.planes import PlaneReference
-    from outrider.serving.steady.step import SteadyStep
+    from outrider.serving.decode.step import DecodeBatch
     from outrider.tensor_plane.writer import PlaneWriter
     from outrider_target.planes import TargetPlanes
 
@@ -57,7 +57,7 @@ class StepStates:
     """States of a step that came as columns: all rows of its forward, session after session, in one copy."""
 
     def __init__(
-        self, planes: TargetPlanes | None, step: SteadyStep, columns: ScoreColumns, states: torch.Tensor
+        self, planes: TargetPlanes | None, step: DecodeBatch, columns: ScoreColumns, states: torch.Tensor
     ) -> None:
         """Queue the copy, with the forward's stream. ``states`` [T, F] are of all tokens of the step."""
         self._planes, self._states = planes, states

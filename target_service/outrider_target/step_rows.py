@@ -26,15 +26,15 @@ from outrider.sampling.scoring.row_scoring import ScoredRows
 from outrider.sampling.scoring.score import ScoreOutcome
 from outrider.sampling.scoring.session_rows import Ints, SessionRows, may_be_rows
 from outrider.sampling.session import SessionSampling
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import ExecutorOutput
-from outrider.serving.steady.step import SteadyStep
 from outrider.structured_output import PositionMasks, made_within
 from outrider.types import HiddenStates, SparseScores, TokenScores
 from outrider_target.jobs import needs_support
 from outrider_target.layer_states import StepStates, in_order
 
 if TYPE_CHECKING:
-    from outrider.serving.steady.plain_step import PlainStep
+    from outrider.serving.decode.plain_step import PlainStep
     from outrider_target.planes import TargetPlanes
 
 
@@ -104,11 +104,11 @@ class SessionColumns:
 class StepRows:
     """The rows of a step, from their launch to their answers."""
 
-    def __init__(self, step: PlainStep | SteadyStep, planes: TargetPlanes | None, *, is_drawn: bool = False) -> None:
+    def __init__(self, step: PlainStep | DecodeBatch, planes: TargetPlanes | None, *, is_drawn: bool = False) -> None:
         """``planes`` take hidden states; None: they go inline. ``is_drawn``: the tokens are only on the device."""
         self._step, self._planes, self._is_drawn = step, planes, is_drawn
         self._own: SessionColumns = step.rows
-        columns = step.columns if isinstance(step, SteadyStep) else None
+        columns = step.columns if isinstance(step, DecodeBatch) else None
         self._columns = columns if isinstance(columns, ScoreColumns) else None
         """Drafts and what is asked for beside scores; None for decode steps."""
         self._lengths = step.draft_lengths
@@ -125,7 +125,7 @@ class StepRows:
     def batch(self) -> RowBatch:
         """The rows."""
         step, columns = self._step, self._columns
-        if isinstance(step, SteadyStep):
+        if isinstance(step, DecodeBatch):
             if columns is None:
                 raise TypeError("a target scores")
             return forward_rows(step, columns, columns.draft_token_ids)
@@ -151,7 +151,7 @@ class StepRows:
     def _texts(self) -> Iterator[tuple[int, list[int]]]:
         """Committed tokens that each session's sequence keeps, and the new ones of the step."""
         step = self._step
-        if isinstance(step, SteadyStep):
+        if isinstance(step, DecodeBatch):
             ids, ends = step.columns.token_ids.tolist(), step.columns.counts.cumsum().tolist()
             new = [ids[start:end] for start, end in itertools.pairwise([0, *ends])]
             return zip(step.kept.tolist(), new, strict=True)
@@ -160,7 +160,7 @@ class StepRows:
     def hand_over(self, states: torch.Tensor, layers: Sequence[int]) -> None:  # [T, F]
         """Hand the hidden states of ``layers`` that are asked for to the drafts; the rows are launched."""
         columns, step = self._columns, self._step
-        if columns is not None and columns.hidden_states_from is not None and isinstance(step, SteadyStep):
+        if columns is not None and columns.hidden_states_from is not None and isinstance(step, DecodeBatch):
             self._states = StepStates(self._planes, step, columns, in_order(states, self._own.layers, layers))
 
     def begin_scoring(self, sampler: Sampler, logits: torch.Tensor) -> None:  # [R, V]
@@ -252,7 +252,7 @@ class StepRows:
         ]
 
 
-def forward_rows(step: SteadyStep, columns: ScoreColumns, draft_token_ids: Column) -> RowBatch:
+def forward_rows(step: DecodeBatch, columns: ScoreColumns, draft_token_ids: Column) -> RowBatch:
     """Rows of a step's forward, with these draft tokens."""
     counts, sequences = columns.counts.astype(np.int64, copy=False), step.rows.sequences
     return RowBatch(sequences, step.kept, columns.token_ids, counts, draft_token_ids, step.draft_lengths)

@@ -15,7 +15,7 @@ from outrider.generation import GenerationResult
 from outrider.proposal_channel import messages
 from outrider.proposal_channel import sender as sending
 from outrider.proposal_channel.receiver import ProposalReceiver
-from outrider.serving.steady.expected import ExpectedStep
+from outrider.serving.decode.expected import ExpectedStep
 from outrider.transport.link.remote_link import RemoteLink
 from tests.end_to_end.faults import break_links, outage
 from tests.end_to_end.waiting import Reader, again_until, all_free, eventually

@@ -30,8 +30,8 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal, Score, Scores
 from outrider.recording import ItemRecord
-from outrider.serving.steady.plain_step import PlainStep
-from outrider.serving.steady.step import SteadyStep
+from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.step import DecodeBatch
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
     draft_commands_to_proto,
@@ -343,7 +343,7 @@ class ColumnsProposer(ModelProposer):
 
     num_columns = 0
 
-    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ProposalJob, int]] = ()) -> LoopForward:
+    def start_step(self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[ProposalJob, int]] = ()) -> LoopForward:
         self.num_columns += 1
         return super().start_step(step, batch)
 
@@ -353,8 +353,8 @@ class ColumnsExecutor(AsyncTargetExecutor):
 
     num_columns = 0
 
-    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
-        self.num_columns += isinstance(step, SteadyStep)
+    def start_step(self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
+        self.num_columns += isinstance(step, DecodeBatch)
         return super().start_step(step, batch)
 
 

@@ -10,11 +10,11 @@ import pytest
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError, OutriderError
 from outrider.ports import EventBatch, Open, Opened, Prepare, Release, Score, Scores, SessionFailed, SessionLost
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
+from outrider.serving.decode.plain_step import PlainStep
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session import Limits, Session
 from outrider.serving.session_table import SessionTable
-from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.token_budget import TokenBudget
 from outrider.types import JudgingRule, SamplingParams, TokenScores
 from outrider_draft.texts import PlainSequence, PlainSequences

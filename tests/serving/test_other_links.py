@@ -12,10 +12,10 @@ from outrider.ports import EventBatch, ForwardReport, Scores
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.types import TokenScores
 from outrider.v1 import link_pb2 as pb
+from tests.serving.decode.test_twins import NUM_TOKEN_IDS, Core, target_core
+from tests.serving.decode.twins import Switch
 from tests.serving.lookahead.coordinating import core_of
 from tests.serving.lookahead.device import VOCAB_SIZE, CountingExecutor, Runner
-from tests.serving.steady.test_twins import NUM_TOKEN_IDS, Core, target_core
-from tests.serving.steady.twins import Switch
 from tests.support.core_driver import Driver, open_session, score_item
 
 

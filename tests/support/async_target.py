@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.ports import Scores
+from outrider.serving.decode.plain_step import PlainStep
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import InFlightForward, QueuedForward
 from outrider.serving.session import Limits
 from outrider.serving.session_table import SessionTable
-from outrider.serving.steady.plain_step import PlainStep
 from outrider.serving.token_budget import TokenBudget
 from outrider_target.executor import TargetExecutor
 from outrider_target.jobs import ScoreJob

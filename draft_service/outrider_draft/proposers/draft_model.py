@@ -37,12 +37,12 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
+from outrider.serving.decode.begun import asks_for_same
+from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.paged_executor import PagedExecutor
 from outrider.serving.session import Session
-from outrider.serving.steady.begun import asks_for_same
-from outrider.serving.steady.plain_step import PlainStep
-from outrider.serving.steady.step import SteadyStep
 from outrider.structured_output import GrammarCompiler, PositionMasks, made_within
 from outrider.types import JudgingRule, ModelDescription, StepCost, part_of
 from outrider_draft.columns_forward import DraftSessions, LoopForward
@@ -235,7 +235,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
 
     # Columns.
 
-    def is_steady(self, session: DraftSession) -> bool:
+    def is_decoding(self, session: DraftSession) -> bool:
         """Sessions whose tokens are drawn in one launch."""
         return isinstance(session.executor_state, DraftState) and session.executor_state.metadata is not None
 
@@ -251,7 +251,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         """A loop starts before its sequences are brought up to date."""
         return True
 
-    def takes_columns(self, step: SteadyStep) -> bool:
+    def takes_columns(self, step: DecodeBatch) -> bool:
         """True if every item keeps to ``check_extend`` and fits one loop, pages suffice for certain, and all proposals
         have evidence, or none has.
         """
@@ -273,9 +273,9 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         manager, kept = self.runner.sequences, np.array(step.asked.lengths)
         return is_sound and manager.surely_fit(len(lengths), longest + most) and manager.have_states(rows.kvs, kept)
 
-    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ProposalJob, int]] = ()) -> LoopForward:
+    def start_step(self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[ProposalJob, int]] = ()) -> LoopForward:
         """A loop over all of them."""
-        if not isinstance(step, SteadyStep):
+        if not isinstance(step, DecodeBatch):
             raise TypeError("a draft proposes for columns alone")
         return LoopForward(step, self.runner.begin_draft(step.asked))
 

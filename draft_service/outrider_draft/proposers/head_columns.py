@@ -21,12 +21,12 @@ from outrider.serving.executor import ExecutorOutput
 from outrider_draft.columns_forward import LoopForward, output_of
 
 if TYPE_CHECKING:
-    from outrider.serving.steady.step import SteadyStep
+    from outrider.serving.decode.step import DecodeBatch
     from outrider_draft.proposers.head_executor import HeadExecutor
 
 
 @torch.inference_mode()
-def begin_loop(executor: HeadExecutor, step: SteadyStep, states: StateColumns) -> LoopForward:
+def begin_loop(executor: HeadExecutor, step: DecodeBatch, states: StateColumns) -> LoopForward:
     """Start the loop; then bring texts and last states up to date, which do not depend on what is drawn. ``states``
     were fetched, and are those of the pairs.
     """
@@ -53,7 +53,7 @@ def begin_loop(executor: HeadExecutor, step: SteadyStep, states: StateColumns) -
 class ItemsForward:
     """A step that is computed as its single items would be, when it is finished."""
 
-    def __init__(self, executor: HeadExecutor, step: SteadyStep) -> None:
+    def __init__(self, executor: HeadExecutor, step: DecodeBatch) -> None:
         self._executor, self._step = executor, step
 
     def is_done(self) -> bool:

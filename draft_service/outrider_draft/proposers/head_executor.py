@@ -25,12 +25,12 @@ from outrider.ports import Extend, Proposal
 from outrider.sampling.parameters import needs_history
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
+from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.sessions import Ints
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.paged_executor import PagedExecutor
 from outrider.serving.session import Session
-from outrider.serving.steady.plain_step import PlainStep
-from outrider.serving.steady.sessions import Ints
-from outrider.serving.steady.step import SteadyStep
 from outrider_draft.columns_forward import DraftSessions, LoopForward
 from outrider_draft.items import check_extend, check_hidden_states, keeps_bounds, proposal_length, proposal_lengths
 from outrider_draft.proposers.head_columns import ItemsForward, begin_loop
@@ -165,7 +165,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
 
     # Columns.
 
-    def is_steady(self, session: HeadSession) -> bool:
+    def is_decoding(self, session: HeadSession) -> bool:
         """Sessions that have pairs, and whose tokens are drawn in one loop where there are loops."""
         state = session.executor_state
         if not isinstance(state, HeadState) or session.sequence.kv is None:
@@ -184,7 +184,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         """True with loops: texts hold no drafts, so that an item of columns keeps all of its text."""
         return self.runner.max_catch_up > 0
 
-    def takes_columns(self, step: SteadyStep) -> bool:
+    def takes_columns(self, step: DecodeBatch) -> bool:
         """True if every item keeps to ``check_extend`` and brings its tokens' states, and pages suffice for certain."""
         columns, lengths = step.columns, self.lengths(step).tolist()
         if not isinstance(columns, ExtendColumns) or not self._has_states(step, columns.states):
@@ -199,7 +199,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
             return False  # proposals have evidence of one form, or none has
         return keeps_bounds(step, vocab_size=self._vocab_size) and self.runner.sequences.surely_fit(len(step), most)
 
-    def _has_states(self, step: SteadyStep, states: StateColumns | None) -> bool:
+    def _has_states(self, step: DecodeBatch, states: StateColumns | None) -> bool:
         """True if the states were fetched, and are of the positions that the items must bring."""
         if states is None or states.tensor is None or states.width != self._width:
             return False
@@ -207,15 +207,15 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         return bool(states.starts.tolist() == starts and states.counts.tolist() == counts)
 
     def start_step(
-        self, step: PlainStep | SteadyStep, batch: Sequence[tuple[HeadJob, int]] = ()
+        self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[HeadJob, int]] = ()
     ) -> LoopForward | ItemsForward:
         """A loop over all of them, or what single items would lead to."""
-        columns = step.columns if isinstance(step, SteadyStep) else None
-        if not isinstance(step, SteadyStep) or not isinstance(columns, ExtendColumns) or columns.states is None:
+        columns = step.columns if isinstance(step, DecodeBatch) else None
+        if not isinstance(step, DecodeBatch) or not isinstance(columns, ExtendColumns) or columns.states is None:
             raise TypeError("a head reads states")
         return begin_loop(self, step, columns.states) if self.runner.max_catch_up else ItemsForward(self, step)
 
-    def lengths(self, step: SteadyStep) -> Ints:  # [B]
+    def lengths(self, step: DecodeBatch) -> Ints:  # [B]
         """``proposal_length`` of each."""
         return proposal_lengths(step)
 

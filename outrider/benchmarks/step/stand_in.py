@@ -28,12 +28,12 @@ from outrider.ports import (
     TargetCommand,
     TargetEvent,
 )
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import Limits, Session
 from outrider.serving.session_table import SessionTable
-from outrider.serving.steady.step import SteadyStep
 from outrider.types import ModelDescription, SparseEvidence, SparseScores, TokenScores
 from outrider_draft.texts import PlainSequence, PlainSequences
 
@@ -93,11 +93,11 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
 
     # Columns.
 
-    def is_steady(self, session: Session[PlainSequence]) -> bool:
+    def is_decoding(self, session: Session[PlainSequence]) -> bool:
         """All are."""
         return True
 
-    def takes_columns(self, step: SteadyStep) -> bool:
+    def takes_columns(self, step: DecodeBatch) -> bool:
         """Unless some sessions are sampled and others are not."""
         return len({session.open.sampling.temperature == 0 for session in step.sessions}) == 1
 
@@ -118,7 +118,7 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
         self._note(BEGAN, [columns])
         return StandInStep(self, step, time.perf_counter() + self._busy_s)
 
-    def answer_columns(self, step: SteadyStep) -> AnswerColumns[EventT]:
+    def answer_columns(self, step: DecodeBatch) -> AnswerColumns[EventT]:
         """Answers as single items."""
         self._note(ENDED, [step.columns])
         items: list[Any] = list(step.columns.items())
@@ -153,7 +153,7 @@ class StandInStep:
     """A forward over a step of columns."""
 
     executor: StandInExecutor[Any, Any]
-    step: SteadyStep
+    step: DecodeBatch
     ends: float
 
     def is_done(self) -> bool:

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
-_STEADY_S = 60.0
+_STABLE_S = 60.0
 
 ResultT = TypeVar("ResultT")
 
@@ -140,7 +140,7 @@ class Stack:
         while True:
             started = time.monotonic()
             reason = problem or await self._children[spec.name].wait()
-            backoff_s = _FIRST_BACKOFF_S if time.monotonic() - started > _STEADY_S else backoff_s
+            backoff_s = _FIRST_BACKOFF_S if time.monotonic() - started > _STABLE_S else backoff_s
             self._tell(self._listener.lost, spec, reason, backoff_s)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)

@@ -26,9 +26,9 @@ from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring.fused import Scoring
 from outrider.sampling.scoring.row_scoring import NextTokens, RowScoring
 from outrider.sampling.scoring.score import score
+from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import QueuedForward
-from outrider.serving.steady.plain_step import PlainStep
-from outrider.serving.steady.step import SteadyStep
 from outrider.structured_output import MaskThreads
 from outrider_target.executor import TargetSession, next_token
 from outrider_target.jobs import ScoreJob
@@ -150,7 +150,7 @@ class CountingExecutor(AsyncTargetExecutor):
         self.num_prepared += item is not None and not self._confirms
         return item
 
-    def start_step(self, step: PlainStep | SteadyStep, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
+    def start_step(self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
         self.num_plain += len(step) if isinstance(step, PlainStep) else 0
         return super().start_step(step, batch)
 

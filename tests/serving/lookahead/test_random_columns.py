@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from outrider.ports import EventBatch, Prepare
+from outrider.serving.decode import plain_steps
+from outrider.serving.decode.plain_step import PlainStep
 from outrider.serving.request import Batch
-from outrider.serving.steady import plain_steps
-from outrider.serving.steady.plain_step import PlainStep
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
 from outrider.v1 import link_pb2 as pb

@@ -9,8 +9,8 @@ import pytest
 
 from outrider.item_columns import columns_of_commands
 from outrider.ports import Prepare, Scores
+from outrider.serving.decode import plain_steps
 from outrider.serving.output_processor import OutputProcessor
-from outrider.serving.steady import plain_steps
 from tests.serving.lookahead.coordinating import core_of
 from tests.serving.lookahead.device import VOCAB_SIZE, CountingExecutor, Drawing, Runner
 from tests.support.core_driver import Driver, open_session, score_item

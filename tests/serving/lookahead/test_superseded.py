@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.ports import Prepare, Scores, SessionFailed
-from outrider.serving.steady import plain_steps
+from outrider.serving.decode import plain_steps
 from tests.serving.lookahead.coordinating import core_of
 from tests.serving.lookahead.device import VOCAB_SIZE, CountingExecutor, Runner
 from tests.support.core_driver import open_session, score_item

@@ -20,8 +20,8 @@ from outrider.model_executor.draft_heads.dflash_config import read_dflash_config
 from outrider.ports import Extend
 from outrider.sampling.parameters import needs_history
 from outrider.sampling.rows import LogitRow
-from outrider.serving.steady.sessions import Ints
-from outrider.serving.steady.step import SteadyStep
+from outrider.serving.decode.sessions import Ints
+from outrider.serving.decode.step import DecodeBatch
 from outrider_draft.proposers.head_executor import HeadExecutor, HeadJob, HeadSession
 from outrider_draft.proposers.heads.serving import load_served
 from outrider_draft.proposers.passes import single
@@ -56,7 +56,7 @@ class BlockExecutor(HeadExecutor):
         job.draft_length = min(job.draft_length, self._longest)
         return job
 
-    def lengths(self, step: SteadyStep) -> Ints:  # [B]
+    def lengths(self, step: DecodeBatch) -> Ints:  # [B]
         """As of any head; no more tokens than a block has."""
         return np.minimum(super().lengths(step), self._longest)
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from outrider.columns import CommandColumns
 from outrider.prefix_hash import chain_size
+from outrider.serving.decode.sessions import RunningSessions
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.session_table import SessionTable
-from outrider.serving.steady.sessions import RunningSessions
-from outrider.serving.steady.step import SteadyStep
 
 Places = Sequence[int]
 """Indices of sessions."""
@@ -50,7 +50,7 @@ class WaitingSessions:
 
     def find(
         self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_asked: bool = True
-    ) -> SteadyStep | None:
+    ) -> DecodeBatch | None:
         """The step that columns ask for; None unless all their sessions wait here, the items are newer than what was
         answered, and they keep text that these have. Not ``is_asked``: they are known to do so.
         """
@@ -60,9 +60,9 @@ class WaitingSessions:
         own = self._own if places is _ALL else self._own.selected(np.array(places, dtype=np.intp))
         kept, lengths = columns.num_kept_tokens.astype(np.int64), columns.draft_lengths.astype(np.int64)
         bases = kept + columns.counts
-        return SteadyStep(link_id, columns, own, kept, bases, lengths, arrived_ns, is_asked=is_asked)
+        return DecodeBatch(link_id, columns, own, kept, bases, lengths, arrived_ns, is_asked=is_asked)
 
-    def take(self, step: SteadyStep) -> None:
+    def take(self, step: DecodeBatch) -> None:
         """The sessions of a step that ``find`` has found wait no more."""
         self._are_all_here = False
         if step.own is self._own:

@@ -1,4 +1,4 @@
-"""Steady step: its keys."""
+"""Decode batch: its keys."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.serving.steady.sessions import RunningSessions
-from outrider.serving.steady.step import SteadyStep
+from outrider.serving.decode.sessions import RunningSessions
+from outrider.serving.decode.step import DecodeBatch
 
 
 class CountingSession:
@@ -26,7 +26,7 @@ def test_keys_are_made_once_however_many_commands_look_for_theirs() -> None:
     sessions, ints = [CountingSession(number) for number in (3, 1, 2)], np.zeros(3, dtype=np.int64)
     columns: Any = None
     own = RunningSessions(sessions, None, np.zeros(3))  # type: ignore[arg-type]
-    step = SteadyStep(0, columns, own, ints, ints, ints, 0)
+    step = DecodeBatch(0, columns, own, ints, ints, ints, 0)
     assert [(0, number) in step.keys for number in (1, 4)] == [True, False]
     assert list(step.keys) == [(0, 3), (0, 1), (0, 2)]
     assert [session.num_reads for session in sessions] == [1, 1, 1]

@@ -16,9 +16,9 @@ from outrider.columns import AnswerColumns, token_scores
 from outrider.errors import OutriderError
 from outrider.ports import Score, Scores
 from outrider.recording import ForwardRecord
+from outrider.serving.decode.sessions import Bools, Ints, RunningSessions
 from outrider.serving.executor import PlainOutcome
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.steady.sessions import Bools, Ints, RunningSessions
 from outrider.types import ScoreForm, SparseScores, TokenScores
 
 Rows = NDArray[np.intp]

@@ -22,14 +22,14 @@ from outrider.ports import Score
 from outrider.proposal_channel.pushes import Pushes
 from outrider.proposal_channel.verdicts import verdicts_on
 from outrider.recording import ForwardRecord
+from outrider.serving.decode.sessions import RunningSessions
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import Executor
 from outrider.serving.output_processor import Messages, OutputProcessor
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.sessions import RunningSessions
-from outrider.serving.steady.step import SteadyStep
 
 PATIENCE_NS = 1_500_000
 """Longest wait for a push: a step without drafts brings a third of the tokens of one with."""
@@ -46,7 +46,7 @@ class NextStep:
     until_ns: int
     """Deadline of the wait for its draft's push."""
     is_claimed: bool = False
-    held: tuple[SteadyStep, AnswerColumns[Any], ForwardRecord, int] | None = None
+    held: tuple[DecodeBatch, AnswerColumns[Any], ForwardRecord, int] | None = None
     """Answers that nothing had claimed when they were there, and the place of this session's."""
 
 
@@ -128,7 +128,7 @@ class StepsAhead:
         pushed = self._pushed.get(step.session.key)
         return pushed is None or pushed[0] < step.num_kept_tokens
 
-    def next_step(self, now_ns: int) -> SteadyStep | None:
+    def next_step(self, now_ns: int) -> DecodeBatch | None:
         """The step of all sessions of one link that are due, which are then no more; None where it cannot be begun."""
         self._due = {key: each for key, each in self._due.items() if self._sessions.holds(each.session)}
         if not self._due:
@@ -141,7 +141,7 @@ class StepsAhead:
             self._running = own
         return step
 
-    def _step(self, link_id: int, rows: Sequence[NextStep], now_ns: int) -> SteadyStep | None:
+    def _step(self, link_id: int, rows: Sequence[NextStep], now_ns: int) -> DecodeBatch | None:
         drafts = [self._drafts_for(each) for each in rows]
         kept = np.array([each.num_kept_tokens for each in rows], dtype=np.int64)
         lengths = np.array([len(each) for each in drafts], dtype=np.int64)
@@ -158,8 +158,8 @@ class StepsAhead:
             channel=rows[0].channel,
             begins_next=True,
         )
-        step = SteadyStep(link_id, columns, self._sessions_of(rows), kept, kept + 1, lengths, now_ns, is_asked=False)
-        return step if self._scheduler.takes_steady(step) and self._executor.takes_columns(step) else None
+        step = DecodeBatch(link_id, columns, self._sessions_of(rows), kept, kept + 1, lengths, now_ns, is_asked=False)
+        return step if self._scheduler.takes_decode_batch(step) and self._executor.takes_columns(step) else None
 
     def _drafts_for(self, step: NextStep) -> list[int]:
         key = step.session.key
@@ -235,7 +235,7 @@ class StepsAhead:
             and item.prefix_hash == self._sessions.prefix_hash(step.session, kept)
         )
 
-    def finish(self, step: SteadyStep, answers: AnswerColumns[Any], forward: ForwardRecord) -> Messages:
+    def finish(self, step: DecodeBatch, answers: AnswerColumns[Any], forward: ForwardRecord) -> Messages:
         """Answer the sessions that have claimed a step that has ended, and keep the answers of the others."""
         running, self._running = self._running, {}
         places, generations = [], []
@@ -253,7 +253,7 @@ class StepsAhead:
 
     def _told(
         self,
-        step: SteadyStep,
+        step: DecodeBatch,
         answers: AnswerColumns[Any],
         forward: ForwardRecord,
         places: Sequence[int],

@@ -11,9 +11,9 @@ import pytest
 from outrider.columns import ExtendColumns
 from outrider.ports import Open
 from outrider.prefix_hash import BLOCK_TOKENS, PrefixHash, PrefixHasher
+from outrider.serving.decode.sessions import RunningSessions
+from outrider.serving.decode.waiting import WaitingSessions
 from outrider.serving.session import Session
-from outrider.serving.steady.sessions import RunningSessions
-from outrider.serving.steady.waiting import WaitingSessions
 from outrider.types import JudgingRule, SamplingParams
 
 BASE, NUM_DRAFTS, ANSWERED = BLOCK_TOKENS + 9, 4, 7

@@ -1,4 +1,4 @@
-"""Steady step: one item of each of many sessions of a link, checked and not taken apart.
+"""Decode batch: one item of each of many sessions of a link, checked as arrays.
 
 Shape letters: ``B`` sessions.
 """
@@ -17,12 +17,12 @@ from outrider.columns import (
     ScoreColumns,
     StateColumns,
 )
+from outrider.serving.decode.sessions import Ints, RunningSessions
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.steady.sessions import Ints, RunningSessions
 
 
 @dataclass(slots=True, eq=False)
-class SteadyStep:
+class DecodeBatch:
     """Items that go on from where their sessions are, or from fewer drafts than these hold."""
 
     link_id: int

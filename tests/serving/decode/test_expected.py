@@ -12,9 +12,9 @@ import pytest
 from outrider.columns import ScoreAhead, ScoreColumns
 from outrider.ports import Prepare, Release, Scores
 from outrider.types import AcceptanceMethod, SamplingParams
-from tests.serving.steady.test_direct_answers import NUM_DRAFTS, NUM_SESSIONS, PROMPT_LENGTH, Caller
-from tests.serving.steady.test_twins import NUM_TOKEN_IDS, target_core
-from tests.serving.steady.twins import SAMPLED, TOKENS, Samplings, Switch, Twins
+from tests.serving.decode.test_direct_answers import NUM_DRAFTS, NUM_SESSIONS, PROMPT_LENGTH, Caller
+from tests.serving.decode.test_twins import NUM_TOKEN_IDS, target_core
+from tests.serving.decode.twins import SAMPLED, TOKENS, Samplings, Switch, Twins
 from tests.support.core_driver import open_session
 
 COUPLED = ((SamplingParams(temperature=1.0), AcceptanceMethod.COUPLED),)

@@ -1,4 +1,4 @@
-"""Two cores over the same model, one of which takes columns as steady steps: a random load that both get, as bytes.
+"""Two cores over the same model, one of which takes columns as decode batches: a random load that both get, as bytes.
 
 Owns what is asked, sound and unsound, and that both say the same and hold the same after every step.
 """
@@ -16,8 +16,8 @@ import numpy as np
 from outrider.columns import CommandColumns
 from outrider.ports import EventBatch, Extend, Open, Opened, Prepare, Proposal, Release, Score, Scores
 from outrider.prefix_hash import PrefixHash, prefix_hash
+from outrider.serving.decode.plain_step import PlainStep
 from outrider.serving.engine_core import EngineCore
-from outrider.serving.steady.plain_step import PlainStep
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
     draft_commands_to_proto,
@@ -316,12 +316,12 @@ class Twins:
         return found, num_tokens, report and (report.batch_size, num_free)
 
     def _compare_books(self) -> None:
-        if any(core._steady.pending is not None for core in self.cores):
+        if any(core.decode.pending is not None for core in self.cores):
             return  # a step that waits for events to leave has not changed its sessions, and single items have
         books = []
         for core in self.cores:
             sessions = core.sessions.sessions()
-            assert core._steady._waiting.keys() <= {one.key for one in sessions}
+            assert core.decode._waiting.keys() <= {one.key for one in sessions}
             books.append(
                 [
                     (one.key, one.generation, one.lookahead_credit, list(one.sequence.token_ids),

@@ -10,12 +10,12 @@ import pytest
 
 from outrider.ports import Prepare, Score, Scores
 from outrider.prefix_hash import prefix_hash
-from outrider.serving.steady import plain_steps
+from outrider.serving.decode import plain_steps
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.types import SamplingParams, TokenScores
 from outrider.v1 import link_pb2 as pb
-from tests.serving.steady.test_twins import NUM_TOKEN_IDS, target_core
-from tests.serving.steady.twins import Switch
+from tests.serving.decode.test_twins import NUM_TOKEN_IDS, target_core
+from tests.serving.decode.twins import Switch
 from tests.support.core_driver import open_session
 
 NUM_SESSIONS = 4

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.ports import Extend, Prepare, Score
-from tests.serving.steady.twins import Known, Twins
+from tests.serving.decode.twins import Known, Twins
 
 
 class PlainTwins(Twins):

@@ -18,14 +18,14 @@ from outrider.item_columns import command_columns
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Proposal, Release, SessionLost
 from outrider.proposal_channel.verdicts import Verdicts
+from outrider.serving.decode import begun, steps
+from outrider.serving.decode.begun import ShortenedForward, asks_for_same
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import ExecutorOutput
-from outrider.serving.steady import begun, steps
-from outrider.serving.steady.begun import ShortenedForward, asks_for_same
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
-from tests.serving.steady.test_twins import DrawnByForwards, drawn_by_forwards
+from tests.serving.decode.test_twins import DrawnByForwards, drawn_by_forwards
 from tests.support.core_driver import Driver, extend_item, open_session
 from tests.support.tiny_models import cached_tiny_model
 

@@ -1,4 +1,4 @@
-"""Columns served as steady steps and item by item: the same answers, texts and pages under random loads."""
+"""Columns served as decode batches and item by item: the same answers, texts and pages under random loads."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import AttentionWindow
 from outrider.ports import EventBatch
+from outrider.serving.decode import plain_steps
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits
 from outrider.serving.session_table import SessionTable
-from outrider.serving.steady import plain_steps
 from outrider.serving.token_budget import TokenBudget
 from outrider.types import SparseEvidence
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_target.executor import TargetExecutor
 from tests.draft_service.head_rig import served
-from tests.serving.steady.plain_twins import PlainTwins
-from tests.serving.steady.state_twins import HeadTwins, PutStates, ReadStates, StatesTwins
-from tests.serving.steady.twins import GREEDY, SAMPLED, TOKENS, Samplings, Switch, Twins, holding
+from tests.serving.decode.plain_twins import PlainTwins
+from tests.serving.decode.state_twins import HeadTwins, PutStates, ReadStates, StatesTwins
+from tests.serving.decode.twins import GREEDY, SAMPLED, TOKENS, Samplings, Switch, Twins, holding
 from tests.support.dflash import build_dflash
 from tests.support.eagle3 import build_eagle3
 from tests.support.tiny_models import cached_tiny_model

@@ -20,7 +20,7 @@ from outrider.errors import StaleReferenceError
 from outrider.planes import ID_BYTES, PlaneReference
 from outrider.ports import Extend, Score
 from outrider.types import HiddenStates
-from tests.serving.steady.twins import Known, Twins
+from tests.serving.decode.twins import Known, Twins
 
 PLANE = b"p" * ID_BYTES
 STALE = 41

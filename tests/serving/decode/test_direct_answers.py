@@ -1,5 +1,5 @@
-"""Answers of steady steps that have to do with proposal channels: proposals say by which one they are to go, scores say
-what they are of, whether their step stays whole or is taken apart.
+"""Answers of decode batches that have to do with proposal channels: proposals name the one by which they are to go,
+and scores what they are of, also where their batch is split.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outrider.benchmarks.step.stand_in import VOCAB_SIZE
 from outrider.columns import AnswerColumns
 from outrider.ports import EventBatch, Extend, ItemTiming, Proposal, Release, Score, Scores
 from outrider.prefix_hash import prefix_hash
-from outrider.serving.steady.step import joined
+from outrider.serving.decode.step import joined
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
     draft_commands_to_proto,
@@ -23,8 +23,8 @@ from outrider.transport.convert.commands import (
     target_commands_to_proto,
 )
 from outrider.types import AcceptanceMethod, SamplingParams, Support
-from tests.serving.steady.test_twins import NUM_TOKEN_IDS, draft_core, target_core
-from tests.serving.steady.twins import Switch
+from tests.serving.decode.test_twins import NUM_TOKEN_IDS, draft_core, target_core
+from tests.serving.decode.twins import Switch
 from tests.support.core_driver import open_session
 
 NUM_SESSIONS, PROMPT_LENGTH, NUM_DRAFTS, CHANNEL = 4, 9, 3, 7

@@ -20,11 +20,11 @@ from outrider.ports import Extend, Proposal
 from outrider.prefix_hash import PrefixHash
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import ForwardRecord
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.step import SteadyStep
 
 MAX_BEGUN_SESSIONS = 8
 """Most sessions of a message of verdicts whose proposals are begun: more keep the draft busy, and beginning early gains
@@ -36,7 +36,7 @@ _OF_TEXTS = ("sessions", "num_kept_tokens", "rests", "counts", "token_ids")
 class BegunStep:
     """A step that is computed, and what it was computed for."""
 
-    step: SteadyStep
+    step: DecodeBatch
     items: Sequence[Extend]  # [B]
     answers: AnswerColumns[Any]
     forward: ForwardRecord
@@ -55,7 +55,7 @@ class BegunSteps:
         self._stats = stats
         self._found: dict[SessionKey, tuple[BegunStep, int]] = {}
 
-    def hold(self, step: SteadyStep, answers: AnswerColumns[Any], forward: ForwardRecord) -> None:
+    def hold(self, step: DecodeBatch, answers: AnswerColumns[Any], forward: ForwardRecord) -> None:
         """Keep the answers of a step, in place of older ones of the same sessions."""
         begun = BegunStep(step, list(step.columns.items()), answers, forward)  # type: ignore[arg-type]
         for place, key in enumerate(step.keys):

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from outrider.columns import ScoreColumns, chain_rows
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
 from outrider.recording import ForwardRecord
+from outrider.serving.decode.plain_step import KnownTokens, PlainStep, Rows
+from outrider.serving.decode.sessions import Bools, Ints, RunningSessions
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
 from outrider.serving.lookahead import MAX_STEPS_AHEAD, Lookahead
 from outrider.serving.request import AnyRequest, Batch, Request, RequestQueue, RequestStatus, RunningJob
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.plain_step import KnownTokens, PlainStep, Rows
-from outrider.serving.steady.sessions import Bools, Ints, RunningSessions
 
 FEWEST_SESSIONS = 16
 """Fewer take no less time as arrays."""

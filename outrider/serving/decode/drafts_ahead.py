@@ -19,6 +19,8 @@ from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Extend, Proposal
 from outrider.proposal_channel.pushes import ChainStart, Pushes
 from outrider.proposal_channel.verdicts import Verdicts
+from outrider.serving.decode.sessions import RunningSessions
+from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import Executor
 from outrider.serving.output_processor import Messages, OutputProcessor
 from outrider.serving.request import AnyRequest
@@ -26,8 +28,6 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.sessions import RunningSessions
-from outrider.serving.steady.step import SteadyStep
 
 _MAX_BROUGHT = 2
 """Tokens that one loop takes in of a session."""
@@ -84,7 +84,7 @@ class DraftsAhead:
         self._verdicts: list[tuple[int, Verdicts]] = []
         """Verdicts that have come and are not followed yet, each with its link."""
         self._own: RunningSessions | None = None
-        self.running: SteadyStep | None = None
+        self.running: DecodeBatch | None = None
 
     @property
     def is_due(self) -> bool:
@@ -124,15 +124,15 @@ class DraftsAhead:
                 if not chain.follow(*verdict):
                     del self._chains[link_id, number]
 
-    def next_step(self, now_ns: int) -> SteadyStep | None:
+    def next_step(self, now_ns: int) -> DecodeBatch | None:
         """The loop of all sessions of one link that are due; None where there is none. Sessions whose tokens are not
         drawn in loops get requests.
         """
         self._follow(now_ns)
         for chain in [chain for chain in self._chains.values() if chain.brought]:
-            if not self._executor.is_steady(chain.session):
+            if not self._executor.is_decoding(chain.session):
                 self._request(chain)
-        due = [chain for chain in self._chains.values() if chain.brought and self._executor.is_steady(chain.session)]
+        due = [chain for chain in self._chains.values() if chain.brought and self._executor.is_decoding(chain.session)]
         if not due:
             return None
         link_id = due[0].session.link_id
@@ -178,7 +178,7 @@ class DraftsAhead:
             )
             self._outputs.put_messages([(link_id, EventBatch((), columns=(pushes,)))])  # type: ignore[arg-type]
 
-    def _step(self, link_id: int, due: Sequence[_Chain], now_ns: int) -> SteadyStep | None:
+    def _step(self, link_id: int, due: Sequence[_Chain], now_ns: int) -> DecodeBatch | None:
         kept = np.array([chain.kept for chain in due], dtype=np.int64)
         counts = np.array([len(chain.brought) for chain in due], dtype=np.int64)
         lengths = np.array([chain.draft_length + 1 for chain in due], dtype=np.int64)
@@ -194,7 +194,7 @@ class DraftsAhead:
             channel=due[0].channel,
         )
         own = self._sessions_of(due)
-        step = SteadyStep(link_id, columns, own, kept, kept + counts, lengths, now_ns, is_asked=False)
+        step = DecodeBatch(link_id, columns, own, kept, kept + counts, lengths, now_ns, is_asked=False)
         return step if self._executor.takes_columns(step) else None
 
     def _sessions_of(self, due: Sequence[_Chain]) -> RunningSessions:
@@ -203,7 +203,7 @@ class DraftsAhead:
             self._own = RunningSessions.of(sessions, self._executor.session_rows(sessions))
         return self._own
 
-    def finish(self, step: SteadyStep, answers: AnswerColumns[Any]) -> Messages:
+    def finish(self, step: DecodeBatch, answers: AnswerColumns[Any]) -> Messages:
         """Push what a loop has drawn."""
         self.running = None
         pushes = Pushes(answers.sessions, answers.base_lengths, answers.counts, answers.token_ids, step.columns.channel)

@@ -1,4 +1,4 @@
-"""Steady steps: what running sessions ask for together, served as columns.
+"""Decode batches: items of running sessions that arrive together, served as arrays.
 
 ``sessions`` keeps what does not change from step to step, ``waiting`` sessions that were answered, against which the
 next columns are checked; ``step`` is one item of each of many sessions; ``expected`` plans one whose draft tokens are

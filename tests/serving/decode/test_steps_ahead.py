@@ -16,9 +16,9 @@ from outrider.item_columns import command_columns
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Release, Scores, SessionLost
 from outrider.proposal_channel.pushes import Pushes
+from outrider.serving.decode import steps_ahead
+from outrider.serving.decode.steps_ahead import StepsAhead
 from outrider.serving.engine_core import EngineCore
-from outrider.serving.steady import steps_ahead
-from outrider.serving.steady.steps_ahead import StepsAhead
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_target.service import build_core
 from tests.support.core_driver import Driver, open_session, score_item

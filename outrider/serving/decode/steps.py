@@ -1,4 +1,4 @@
-"""Steady steps of a core: from columns that arrive to columns that leave, beside the way of single items.
+"""Decode batches of a core: from arrays that arrive to arrays that leave; single items take the scheduler's queue.
 
 A step is taken whole if its sessions all wait, nothing else is due, and the executor takes it; otherwise its items go
 one by one. While it is under way it has no requests: should anything else come for one of its sessions, it is turned
@@ -22,6 +22,21 @@ from outrider.ports import Extend
 from outrider.proposal_channel.pushes import ChainStart
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import ForwardRecord
+from outrider.serving.decode.begun import (
+    MAX_BEGUN_SESSIONS,
+    BegunSteps,
+    Following,
+    ShortenedForward,
+    columns_of,
+    continue_same,
+    rows_after,
+)
+from outrider.serving.decode.drafts_ahead import DraftsAhead
+from outrider.serving.decode.expected import ExpectedStep
+from outrider.serving.decode.sessions import Bools, RunningSessions
+from outrider.serving.decode.step import DecodeBatch, joined
+from outrider.serving.decode.steps_ahead import StepsAhead
+from outrider.serving.decode.waiting import WaitingSessions
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
 from outrider.serving.output_processor import Messages, OutputProcessor
 from outrider.serving.request import (
@@ -37,28 +52,13 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.steady.begun import (
-    MAX_BEGUN_SESSIONS,
-    BegunSteps,
-    Following,
-    ShortenedForward,
-    columns_of,
-    continue_same,
-    rows_after,
-)
-from outrider.serving.steady.drafts_ahead import DraftsAhead
-from outrider.serving.steady.expected import ExpectedStep
-from outrider.serving.steady.sessions import Bools, RunningSessions
-from outrider.serving.steady.step import SteadyStep, joined
-from outrider.serving.steady.steps_ahead import StepsAhead
-from outrider.serving.steady.waiting import WaitingSessions
 
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
     """A step whose answers leave."""
 
-    step: SteadyStep
+    step: DecodeBatch
     batch: Batch
     forward: ForwardRecord
     bases: Sequence[int]
@@ -71,8 +71,8 @@ class _Answered:
 _Parts = tuple[Sequence[Any], CommandColumns | None, Sequence[Any]]
 
 
-class SteadySteps:
-    """Steady steps of one core."""
+class DecodeBatches:
+    """Decode batches of one core."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class SteadySteps:
         """``take_item`` takes a single item: link, item, time of arrival."""
         self._sessions, self._executor, self._scheduler, self._outputs = sessions, executor, scheduler, outputs
         self._is_enabled, self._take_item = is_enabled, take_item
-        self.pending: SteadyStep | None = None
+        self.pending: DecodeBatch | None = None
         """Arrived, and not begun."""
         self._expected = ExpectedStep(executor)
         self._begun, self._stats = BegunSteps(stats), stats
@@ -210,7 +210,7 @@ class SteadySteps:
     @property
     def runs_begun(self) -> bool:
         """True if a begun step is under way, and nothing has asked for it."""
-        step = None if self._running is None else self._running.steady
+        step = None if self._running is None else self._running.decode
         return step is not None and not step.is_asked
 
     def adopt(self, link_id: int, commands: Sequence[Any], arrived_ns: int) -> bool:
@@ -218,7 +218,7 @@ class SteadySteps:
         draft tokens it gets their first ones, and where it asks for more those that were begun.
         """
         batch = self._running
-        step = None if batch is None else batch.steady
+        step = None if batch is None else batch.decode
         if batch is None or step is None or step.is_asked or step.link_id != link_id or len(commands) != 1:
             return False
         if step is self.drafts.running:
@@ -251,7 +251,7 @@ class SteadySteps:
             return False
         return not is_served_at_once and self._scheduler.queue.first(session.key) is None
 
-    def _begun_step(self, link_id: int, rows: Sequence[Following], arrived_ns: int) -> SteadyStep | None:
+    def _begun_step(self, link_id: int, rows: Sequence[Following], arrived_ns: int) -> DecodeBatch | None:
         """Step over these rows, which changes nothing before it starts; None: they go one by one."""
         waiting, _ = self._waiting.get(rows[0].session.key, (None, 0))
         if waiting is None or not self._scheduler.is_free:
@@ -259,8 +259,8 @@ class SteadySteps:
         step = waiting.find(link_id, columns_of(rows), arrived_ns, is_asked=False)
         return step if step is not None and self._is_taken(step) else None
 
-    def _is_taken(self, step: SteadyStep) -> bool:
-        return self._scheduler.takes_steady(step) and self._executor.takes_columns(step)
+    def _is_taken(self, step: DecodeBatch) -> bool:
+        return self._scheduler.takes_decode_batch(step) and self._executor.takes_columns(step)
 
     def expect(self, link_id: int, columns: ScoreColumns) -> None:
         """Plan the step of columns whose draft tokens are still to come, if it could be begun now."""
@@ -274,7 +274,7 @@ class SteadySteps:
             return
         waiting, _ = found
         step = waiting.find(link_id, columns, 0)
-        if step is not None and self._scheduler.takes_steady(step):
+        if step is not None and self._scheduler.takes_decode_batch(step):
             self._expected.plan(step, waiting)
 
     def take_expected(self, commands: Sequence[Any], arrived_ns: int) -> bool:
@@ -299,7 +299,7 @@ class SteadySteps:
         if self.pending is not None:
             self._take_apart_pending()
         running = self._running
-        if running is not None and running.steady is not None and key in running.steady.keys:
+        if running is not None and running.decode is not None and key in running.decode.keys:
             self.take_apart()
 
     def drop_link(self, link_id: int) -> None:
@@ -307,7 +307,7 @@ class SteadySteps:
         self._expected.forget()
         if self.pending is not None:
             self._take_apart_pending()
-        if self._running is not None and self._running.steady is not None and self._running.steady.link_id == link_id:
+        if self._running is not None and self._running.decode is not None and self._running.decode.link_id == link_id:
             self.take_apart()
         self._begun.drop_link(link_id)
         self.ahead.drop_link(link_id)
@@ -329,7 +329,7 @@ class SteadySteps:
             self._take_apart_pending()
             return None
         self.pending = None
-        return Batch([], now_ns, steady=step, num_running=len(step))
+        return Batch([], now_ns, decode=step, num_running=len(step))
 
     @property
     def is_ahead_due(self) -> bool:
@@ -346,11 +346,11 @@ class SteadySteps:
         step = self.ahead.next_step(now_ns) if self._scheduler.is_free else None
         if step is None:
             self._take_claims()
-        return None if step is None else Batch([], now_ns, steady=step, num_running=len(step))
+        return None if step is None else Batch([], now_ns, decode=step, num_running=len(step))
 
     def give_up(self, batch: Batch, output: ExecutorOutput[Any]) -> bool:
         """Serve the claims of a step that was begun by itself and has failed as items; False for any other step."""
-        step = batch.steady
+        step = batch.decode
         if step is None or step.is_asked or not isinstance(step.columns, ScoreColumns):
             return False
         self._running = None
@@ -369,9 +369,9 @@ class SteadySteps:
             return None
         self.settle()
         step = self.drafts.next_step(now_ns)
-        return None if step is None else Batch([], now_ns, steady=step, num_running=len(step))
+        return None if step is None else Batch([], now_ns, decode=step, num_running=len(step))
 
-    def start(self, batch: Batch, step: SteadyStep) -> None:
+    def start(self, batch: Batch, step: DecodeBatch) -> None:
         """Start the forward, then note for each session that it runs."""
         if not self._executor.truncates_columns:
             self._sessions.truncate(step.sessions, step.kept.tolist())
@@ -380,7 +380,7 @@ class SteadySteps:
         if step.is_asked:
             self._note_asked(step)
 
-    def _note_asked(self, step: SteadyStep) -> None:
+    def _note_asked(self, step: DecodeBatch) -> None:
         if self._wanted:
             for key in step.keys:
                 self._wanted.pop(key, None)
@@ -389,9 +389,9 @@ class SteadySteps:
                 self.ahead.forget(key)
         for session, generation in zip(step.sessions, step.columns.generations.tolist(), strict=True):
             session.generation, session.used_ns = generation, step.arrived_ns
-        self._scheduler.note_steady(step)
+        self._scheduler.note_decode_batch(step)
 
-    def answer(self, batch: Batch, step: SteadyStep, output: ExecutorOutput[Any], ended_ns: int) -> Messages:
+    def answer(self, batch: Batch, step: DecodeBatch, output: ExecutorOutput[Any], ended_ns: int) -> Messages:
         """The answers of a step as a message; ``settle`` does the rest when it has left."""
         self._running = None
         forward = ForwardRecord(
@@ -424,9 +424,9 @@ class SteadySteps:
     def take_apart(self) -> None:
         """Make the batch that runs one of requests, as if its items had come one by one."""
         batch = self._running
-        if batch is None or batch.steady is None:
+        if batch is None or batch.decode is None:
             return
-        step, self._running, batch.steady = batch.steady, None, None
+        step, self._running, batch.decode = batch.decode, None, None
         scheduled: ScheduledTokens = []
         items: list[Any] = list(step.columns.items())
         for session, item in zip(step.sessions, items, strict=True):
@@ -463,7 +463,7 @@ class SteadySteps:
             if not answered.is_pushed:
                 for session, base in zip(answered.step.sessions, answered.bases, strict=True):
                     self._sessions.commit(session, base)
-            self._scheduler.note_steady_answers(answered.step, answered.batch, answered.forward)
+            self._scheduler.note_decode_answers(answered.step, answered.batch, answered.forward)
             if goes_on and self.ahead.are_due(answered.step.keys):
                 for key in answered.step.keys:
                     self._put_up(key)
@@ -482,7 +482,7 @@ class SteadySteps:
                 continue
             link_id = session.link_id
             is_alone = link_id in self._links and self._scheduler.queue.first(session.key) is None
-            if is_alone and self._executor.is_steady(session):
+            if is_alone and self._executor.is_decoding(session):
                 own.setdefault(link_id, []).append((session, answer.base_length))
                 is_decode_step = len(request.item.token_ids) == 1 and not num_drafts(request.item)
                 if not (is_decode_step and self._executor.may_be_plain(session)):

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.columns import ScoreColumns
+from outrider.serving.decode.step import DecodeBatch
+from outrider.serving.decode.waiting import WaitingSessions
 from outrider.serving.executor import Executor
-from outrider.serving.steady.step import SteadyStep
-from outrider.serving.steady.waiting import WaitingSessions
 
 
 class ExpectedStep:
@@ -21,16 +21,16 @@ class ExpectedStep:
 
     def __init__(self, executor: Executor[Any, Any, Any, Any]) -> None:
         self._executor = executor
-        self._found: tuple[SteadyStep, WaitingSessions] | None = None
+        self._found: tuple[DecodeBatch, WaitingSessions] | None = None
 
-    def plan(self, step: SteadyStep, waiting: WaitingSessions) -> None:
+    def plan(self, step: DecodeBatch, waiting: WaitingSessions) -> None:
         """Expect a step, whose sessions wait, in place of the one before. Not planned, it is not expected."""
         self.forget()
         step.plan = self._executor.plan_columns(step)
         if step.plan is not None:
             self._found = step, waiting
 
-    def take(self, commands: Sequence[Any], arrived_ns: int) -> SteadyStep | None:
+    def take(self, commands: Sequence[Any], arrived_ns: int) -> DecodeBatch | None:
         """The step, if a message brings its draft tokens and nothing else; its sessions wait no more. None: no step is
         expected from now on.
         """
