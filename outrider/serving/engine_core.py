@@ -196,8 +196,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         if batch.decode is not None:
             if self.decode.give_up(batch, output):
                 return []
-            self.decode.take_apart()
-        output = self.scheduler.plain.with_leavers(batch, output.one_by_one())
+            self.decode.split_running()
+        output = self.scheduler.plain.with_removed_rows(batch, output.one_by_one())
         answered = [
             self._answer(request, result) for request, result in self.scheduler.update(batch, output, finished.ended_ns)
         ]
@@ -398,7 +398,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def end_idle_sessions(self) -> None:
         """End the sessions that have received nothing for the timeout."""
         self._settle()
-        self.decode.take_all_apart()
+        self.decode.split_all()
         self._idle.end_all()
 
     def refuse_sessions(self, reason: str) -> None:

@@ -270,8 +270,8 @@ class Batch:
     """Tokens of those."""
     plain: PlainStep | None = None
     """A step of many sessions that is computed before it is asked for, beside the requests."""
-    leavers: list[int] = field(default_factory=list)
-    """Rows of that step whose sessions have left it: their requests are the last of ``scheduled``."""
+    removed_rows: list[int] = field(default_factory=list)
+    """Rows of that step whose sessions were removed from it: their requests are the last of ``scheduled``."""
     decode: DecodeBatch | None = None
     """The step that it serves, instead of requests, as long as nothing else comes for one of its sessions."""
     forward: InFlightForward[Any] = field(init=False)
@@ -329,7 +329,7 @@ class Batch:
     @property
     def _num_others(self) -> int:
         """Sessions without requests."""
-        return 0 if self.plain is None else len(self.plain) - len(self.leavers)
+        return 0 if self.plain is None else len(self.plain) - len(self.removed_rows)
 
     def run(self, scheduled: ScheduledTokens, started_ns: int) -> None:
         """The batch is what the device computes now, and these are its requests."""

@@ -223,7 +223,7 @@ class StepRows:
         supports: SupportColumns | None = None,
     ) -> AnswerColumns[Scores]:
         heads = columns.sessions, columns.generations, self._step.bases, self._lengths + 1
-        drafts = columns.draft_token_ids if columns.is_direct else None  # said here too: the step may be taken apart
+        drafts = columns.draft_token_ids if columns.is_direct else None  # said here too: the step may be split
         return AnswerColumns(*heads, token_ids, (), token_scores, masses, states, supports, 0, drafts)
 
     def _sparse_answers(

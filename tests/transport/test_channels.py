@@ -269,7 +269,7 @@ def test_scores_say_which_draft_tokens_they_are_of(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_scores_of_a_step_that_was_taken_apart_say_it_each(form: str) -> None:
+def test_scores_of_a_step_that_was_split_say_it_each(form: str) -> None:
     events, _ = echoing(form)
     message = from_target(*events)
     found = {event.session: with_drafts(event) for event in target_events_from_proto(message).all_events()}

@@ -307,7 +307,7 @@ class PlainSteps:
         else:
             self._running, self._due = batch, None
 
-    def with_leavers(self, batch: Batch, output: ExecutorOutput[Any]) -> ExecutorOutput[Any]:
+    def with_removed_rows(self, batch: Batch, output: ExecutorOutput[Any]) -> ExecutorOutput[Any]:
         """The output of a batch, with results for those requests that were rows of its step: sessions that have left,
         or whose row has failed.
         """
@@ -318,7 +318,7 @@ class PlainSteps:
             if step.is_here[place]:
                 self.cut(step.sessions[place].key)
         step.outcome = outcome
-        results: list[Any] = [outcome.errors.get(place) or step.answer(place) for place in batch.leavers]
+        results: list[Any] = [outcome.errors.get(place) or step.answer(place) for place in batch.removed_rows]
         return replace(output, results=[*output.results, *results])
 
     def finish(self, batch: Batch, step: PlainStep, forward: ForwardRecord) -> list[PlainAnswers]:
@@ -494,7 +494,7 @@ class PlainSteps:
         request.status, request.num_batches = RequestStatus.RUNNING, 1
         self._queue.put(request)
         batch.scheduled.append((request, 1))
-        batch.leavers.append(place)
+        batch.removed_rows.append(place)
 
     def _go_on_alone(self, step: PlainStep, place: int) -> None:
         """The next step of a session is prepared as a single item."""

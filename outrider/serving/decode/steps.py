@@ -297,18 +297,18 @@ class DecodeBatches:
             waiting, row = found
             waiting.forget(row)
         if self.pending is not None:
-            self._take_apart_pending()
+            self._split_pending()
         running = self._running
         if running is not None and running.decode is not None and key in running.decode.keys:
-            self.take_apart()
+            self.split_running()
 
     def drop_link(self, link_id: int) -> None:
         """The sessions of a link end."""
         self._expected.forget()
         if self.pending is not None:
-            self._take_apart_pending()
+            self._split_pending()
         if self._running is not None and self._running.decode is not None and self._running.decode.link_id == link_id:
-            self.take_apart()
+            self.split_running()
         self._begun.drop_link(link_id)
         self.ahead.drop_link(link_id)
         self.drafts.drop_link(link_id)
@@ -326,7 +326,7 @@ class DecodeBatches:
         if step is None:
             return None
         if not self._scheduler.is_free:
-            self._take_apart_pending()
+            self._split_pending()
             return None
         self.pending = None
         return Batch([], now_ns, decode=step, num_running=len(step))
@@ -414,14 +414,14 @@ class DecodeBatches:
             columns = self.ahead.go_on(step.link_id, columns, step.columns.channel)
         return self._outputs.columns_message(step, columns, forward)
 
-    def take_all_apart(self) -> None:
+    def split_all(self) -> None:
         """Have requests for all that was asked, and expect no step."""
         self._expected.forget()
         if self.pending is not None:
-            self._take_apart_pending()
-        self.take_apart()
+            self._split_pending()
+        self.split_running()
 
-    def take_apart(self) -> None:
+    def split_running(self) -> None:
         """Make the batch that runs one of requests, as if its items had come one by one."""
         batch = self._running
         if batch is None or batch.decode is None:
@@ -441,7 +441,7 @@ class DecodeBatches:
         if self.pending is not None and not self.pending.is_asked:
             self.pending = None
 
-    def _take_apart_pending(self) -> None:
+    def _split_pending(self) -> None:
         self._drop_begun_pending()
         step, self.pending = self.pending, None
         if step is not None:

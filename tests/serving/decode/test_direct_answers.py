@@ -183,7 +183,7 @@ def test_proposals_of_sessions_that_are_not_steady_go_by_it_too(*, takes_columns
     assert not events
 
 
-def test_proposals_of_a_step_that_was_taken_apart_go_by_it_too() -> None:
+def test_proposals_of_a_step_that_was_split_go_by_it_too() -> None:
     caller = Caller("draft")
     caller.settle()
     items, columns = of_channel(caller)
@@ -247,7 +247,7 @@ def test_scores_of_a_whole_step_say_which_drafts_came_directly(temperature: floa
 
 @pytest.mark.parametrize("is_direct", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_scores_of_a_step_that_was_taken_apart_say_it_each(temperature: float, *, is_direct: bool) -> None:
+def test_scores_of_a_step_that_was_split_say_it_each(temperature: float, *, is_direct: bool) -> None:
     caller = Caller("target", temperature=temperature)
     caller.settle()
     items = caller.items()

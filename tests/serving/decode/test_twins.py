@@ -116,12 +116,12 @@ def test_a_step_past_the_token_budget_goes_item_by_item() -> None:
     assert executor.num_columns == 0  # the fewest sessions of a step, with a token and a draft token each, are 8 tokens
 
 
-def test_a_prompt_finds_its_pages_beside_a_step_that_was_taken_apart() -> None:
+def test_a_prompt_finds_its_pages_beside_a_step_that_was_split() -> None:
     switch = Switch()
     steady, executor = target_core(switch, takes_columns=True, num_pages=1200)
     plain, _ = target_core(switch, takes_columns=False, num_pages=1200)
     twins = Twins("target", steady, plain, switch, 1, num_token_ids=NUM_TOKEN_IDS)
-    twins.begin_beside_a_step_taken_apart()
+    twins.begin_beside_a_split_step()
     assert executor.num_columns > 4
     assert not twins.outcomes["SessionFailed"]
 

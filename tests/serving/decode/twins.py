@@ -138,7 +138,7 @@ class Twins:
         self.switch.is_on = True
         self._step_all()
 
-    def begin_beside_a_step_taken_apart(self) -> None:
+    def begin_beside_a_split_step(self) -> None:
         """Release of a session, and arrival of a prompt, while a step runs."""
         for _ in range(12):
             self._round()
