@@ -69,6 +69,12 @@ def test_activations_are_rounded_to_the_references_numbers(rows: int, size: int,
     torch.testing.assert_close(wide.to(DTYPE).cpu(), round_rows(x.cpu(), on_cpu), atol=0, rtol=0)
 
 
+def test_what_a_given_scale_is_too_small_for_is_the_largest_number() -> None:
+    x = torch.tensor([[float("inf"), -float("inf"), 3e38, -3e38, 2.0]], device=DEVICE)
+    found = rounded(x, Rounding(None, torch.tensor(1e-3, device=DEVICE)))
+    assert found.numbers.float().tolist() == [[448.0, -448.0, 448.0, -448.0, 448.0]]
+
+
 @pytest.mark.parametrize("num_partials", [None, 0, 2])
 @pytest.mark.parametrize("name", ["token", "group", "static"])
 @pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 144), (2, 1200)])

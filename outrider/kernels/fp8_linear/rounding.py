@@ -56,6 +56,8 @@ def _store_rounded(
     inside = (column < size) & (place < GROUP)[None, :]
     if IS_STATIC:
         scale = tl.zeros([GROUPS], tl.float32) + tl.load(scale_ptr)
+        most = 2.0 * _MAX * scale[:, None]
+        x = tl.minimum(tl.maximum(x, -most), most)  # no quotient is infinite, and its remainder no number
     else:
         scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), 1), _LEAST), tl.zeros([GROUPS], tl.float32) + _MAX)
         tl.store(scales_ptr + group * scale_stride + row, scale, mask=group < num_groups)
