@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 
 from outrider.config import CoordinatorSettings
-from outrider.process.cpu_affinity.keeper import processors_awake
+from outrider.process.cpu_affinity.keeper import pinned_to_cpus
 from outrider.process.discovery import RemoteReplicas
 from outrider.process.hosting import run_process
 from outrider.process.model_files import with_local_tokenizer
@@ -76,7 +76,7 @@ async def _serve(
         if await _start_unless(ending, coordinator):
             settle_process()
             with loop_watched(settings.hang_timeout_s):
-                async with processors_awake(settings.num_awake_processors, lambda: coordinator.num_running > 0):
+                async with pinned_to_cpus(settings.num_awake_processors, lambda: coordinator.num_running > 0):
                     await ending.begun.wait()
                     _log.info("draining")
                     await _drain(server, ending, settings)

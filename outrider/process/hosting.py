@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, TargetSettings, load_named
 from outrider.errors import LoadingError, RequestCancelledError, UnavailableError
 from outrider.ports import Link
-from outrider.process.cpu_affinity.keeper import processors_awake
+from outrider.process.cpu_affinity.keeper import pinned_to_cpus
 from outrider.process.loading import LoadingWatch, LoadProgress
 from outrider.process.tuning import settle_process
 from outrider.process.watchdog import LoopPing, Watchdog
@@ -231,8 +231,8 @@ async def _run(
             description = await service.describe()
             on_warm(description)
             watchdog.start()
-            async with processors_awake(
-                _awake_count(settings.num_awake_processors, description), lambda: service.num_sessions > 0
+            async with pinned_to_cpus(
+                _num_pinned_cpus(settings.num_awake_processors, description), lambda: service.num_sessions > 0
             ):
                 await server.set_serving(True)
                 _log.info("serving")
@@ -255,8 +255,8 @@ def _watchdog(service: Service[CommandT, EventT], ending: Ending, timeout_s: flo
     )
 
 
-def _awake_count(count: int | None, description: ModelDescription) -> int | None:
-    """Without a GPU the processors compute the model: they are not kept awake unless the setting says so."""
+def _num_pinned_cpus(count: int | None, description: ModelDescription) -> int | None:
+    """CPUs to pin: none without a GPU, where they compute the model, unless the setting is given."""
     return 0 if count is None and not description.device.startswith("cuda") else count
 
 

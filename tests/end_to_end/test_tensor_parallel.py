@@ -67,7 +67,7 @@ class Shared:
         self.address = address
 
     def follower(self) -> int:
-        """The other rank's process; beside it there may be some that keep processors awake."""
+        """The other rank's process; beside it there may be some that poll CPUs busily."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         children = [int(pid) for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
         found = [pid for pid in children if b"outrider_target" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -177,11 +177,11 @@ async def _generate(client: AsyncClient, plan: StepPlan, temperature: float, see
 @contextlib.asynccontextmanager
 async def _stack(plan: StepPlan, folder: Path) -> AsyncIterator[_Stack]:
     """All three, until they are not needed any more."""
-    awake = () if plan.num_awake_processors is None else ("--awake", str(plan.num_awake_processors))
+    pinned = () if plan.num_awake_processors is None else ("--pinned-cpus", str(plan.num_awake_processors))
 
     def service(role: str, *arguments: str) -> contextlib.AbstractAsyncContextManager[tuple[str, Any]]:
         address = "127.0.0.1:0" if plan.over == TCP else f"unix:{folder}/{role}"
-        shared = (*awake, "--acceptance", str(plan.acceptance), "--stamps", f"{folder}/{role}.json")
+        shared = (*pinned, "--acceptance", str(plan.acceptance), "--stamps", f"{folder}/{role}.json")
         return child_process("-P", "-m", _SERVICE, role, address, *shared, *arguments, is_quiet=True)
 
     async with (

@@ -23,7 +23,7 @@ from pathlib import Path
 from outrider.benchmarks.step.stamps import StampedPort, Stamps
 from outrider.benchmarks.step.stand_in import make_draft, make_target
 from outrider.config import CoordinatorSettings
-from outrider.process.cpu_affinity.keeper import processors_awake
+from outrider.process.cpu_affinity.keeper import pinned_to_cpus
 from outrider.process.hosting import run
 from outrider.process.tuning import settle_process
 from outrider.transport.remote import RemoteDraft, RemoteTarget
@@ -59,7 +59,7 @@ async def _serving(given: argparse.Namespace) -> AsyncIterator[Server]:
         server = await listen(StampedPort(port_itself, stamps, given.role, is_remote=False), host=host, port=port)
     settle_process()
     try:
-        async with processors_awake(given.awake, num_open):
+        async with pinned_to_cpus(given.pinned_cpus, num_open):
             yield server
     finally:
         stamps.save(Path(given.stamps))
@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m outrider.benchmarks.step.service", description=__doc__)
     parser.add_argument("role", choices=("draft", "target", "coordinator"))
     parser.add_argument("address")
-    parser.add_argument("--awake", type=int)
+    parser.add_argument("--pinned-cpus", type=int)
     parser.add_argument("--stamps", required=True)
     parser.add_argument("--busy-ms", type=float, default=0.0)
     parser.add_argument("--acceptance", type=float, default=0.75)

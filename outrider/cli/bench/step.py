@@ -33,7 +33,7 @@ def step(
     num_speculative_tokens: Annotated[
         int, typer.Option("-k", "--num-speculative-tokens", min=0, help="Draft length; 0 for the target alone.")
     ] = 4,
-    awake: Annotated[
+    pinned_cpus: Annotated[
         int | None,
         typer.Option(
             "--num-awake-processors", min=0, help="Value of the setting num_awake_processors. Default: the setting's."
@@ -52,7 +52,7 @@ def step(
         draft_ms=draft_ms,
         target_ms=target_ms,
         num_speculative_tokens=num_speculative_tokens,
-        num_awake_processors=awake,
+        num_awake_processors=pinned_cpus,
         num_samples=samples,
         num_warmups=warmups,
     )

@@ -1,4 +1,4 @@
-"""Keeps the processors of a process awake while it has work. Linux only; no effect elsewhere."""
+"""CPU pinning of a process, and busy polling of its CPUs while it has work. Linux only; no effect elsewhere."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _log = logging.getLogger(__name__)
 SETTING = "num_awake_processors"
 _END_S = 1.0
 _LOOK_S = 0.05
-"""Interval of the checks for work; a quarter of the time that a processor stays awake without a byte."""
+"""Interval of the checks for work; a quarter of the time that a CPU is polled without a byte."""
 
 
 @contextlib.asynccontextmanager
-async def processors_awake(count: int | None, is_busy: Callable[[], bool]) -> AsyncIterator[tuple[int, ...]]:
-    """Pin the threads of this process to ``count`` processors, kept awake while ``is_busy``; yields them.
+async def pinned_to_cpus(count: int | None, is_busy: Callable[[], bool]) -> AsyncIterator[tuple[int, ...]]:
+    """Pin the threads of this process to ``count`` CPUs, polled busily while ``is_busy``; yields their numbers.
 
     None: ``automatic_count``. ``ConfigError`` if the process may not run on as many.
     """
@@ -52,7 +52,7 @@ async def processors_awake(count: int | None, is_busy: Callable[[], bool]) -> As
 
 
 def _begin(processors: Sequence[int], wanted: int, allowed: Collection[int]) -> list[subprocess.Popen[bytes]] | None:
-    """Move there and start what keeps them awake; None, and nothing changed, where that cannot be."""
+    """Pin the threads and start busy polling; None, and nothing changed, where that fails."""
     if len(processors) < wanted:
         _log.warning("processors may idle: of %d wanted, %d are not taken by others", wanted, len(processors))
         return None
@@ -65,7 +65,7 @@ def _begin(processors: Sequence[int], wanted: int, allowed: Collection[int]) -> 
         _log.warning("processors may idle: this process cannot keep to processors %s: %s", listed, error)
         _end(spinners, allowed)
         return None
-    _log.info("keeping processors %s awake while there is work", listed)
+    _log.info("pinned to CPUs %s, which are polled busily while there is work", listed)
     return spinners
 
 
@@ -107,7 +107,7 @@ async def _tell(spinners: Sequence[subprocess.Popen[bytes]], is_busy: Callable[[
         await asyncio.sleep(_LOOK_S)
         if is_busy():
             running = [spinning for spinning in running if _tell_one(spinning)]
-    _log.warning("processors may idle: the programs that kept them awake have ended")
+    _log.warning("processors may idle: the programs that polled them have ended")
 
 
 def _tell_one(spinning: subprocess.Popen[bytes]) -> bool:

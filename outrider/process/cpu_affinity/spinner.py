@@ -1,4 +1,4 @@
-"""The program that keeps one processor awake: `python spinner.py PROCESSOR`, told through its standard input.
+"""Busy polling of one CPU: `python spinner.py PROCESSOR`, told through its standard input.
 
 Each byte read keeps it busy for ``LINGER_S`` more; without any it sleeps, and it ends with its input, so it never
 outlives who started it. It yields to everything else on the processor. Standard library only, and no package: it is

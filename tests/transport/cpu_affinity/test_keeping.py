@@ -16,9 +16,9 @@ import pytest
 from outrider.errors import ConfigError
 from outrider.process.cpu_affinity import keeper as keeping
 from outrider.process.cpu_affinity.choice import Taken
-from outrider.process.cpu_affinity.keeper import processors_awake
+from outrider.process.cpu_affinity.keeper import pinned_to_cpus
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processors are kept awake on Linux alone")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="CPUs are pinned on Linux alone")
 
 DEADLINE_S = 60.0
 
@@ -32,7 +32,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def _children() -> list[int]:
-    """Processes of this one that keep a processor awake."""
+    """Processes of this one that poll a CPU busily."""
     listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     children = [int(child) for path in listed for child in path.read_text(encoding="ascii").split()]
     return [child for child in children if b"spinner.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
@@ -57,7 +57,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 async def test_threads_stay_on_the_processor_and_are_let_go_afterwards(processor: int) -> None:
     before = os.sched_getaffinity(0)
-    async with processors_awake(1, lambda: False) as processors:
+    async with pinned_to_cpus(1, lambda: False) as processors:
         assert processors == (processor,)
         affinities = [os.sched_getaffinity(int(thread.name)) for thread in Path("/proc/self/task").iterdir()]
         assert affinities == [{processor}] * len(affinities)
@@ -66,7 +66,7 @@ async def test_threads_stay_on_the_processor_and_are_let_go_afterwards(processor
 
 async def test_it_burns_time_only_while_there_is_work_and_with_the_lowest_priority(processor: int) -> None:
     is_busy = asyncio.Event()
-    async with processors_awake(1, is_busy.is_set):
+    async with pinned_to_cpus(1, is_busy.is_set):
         child = await _the_child()
         await _until(lambda: os.sched_getscheduler(child) == os.SCHED_IDLE)
         await _until(lambda: os.sched_getaffinity(child) == {processor})
@@ -85,7 +85,7 @@ def _is_asleep(child: int) -> bool:
 
 
 async def test_a_program_that_was_killed_is_told_of_and_missed_by_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    async with processors_awake(1, lambda: True):
+    async with pinned_to_cpus(1, lambda: True):
         child = await _the_child()
         os.kill(child, signal.SIGKILL)
         await _until(lambda: "have ended" in caplog.text)
@@ -94,7 +94,7 @@ async def test_a_program_that_was_killed_is_told_of_and_missed_by_nobody(caplog:
 async def test_more_than_the_process_may_run_on_is_refused() -> None:
     count = len(os.sched_getaffinity(0)) + 1
     with pytest.raises(ConfigError, match=f"num_awake_processors: is {count}, and this process may run on"):
-        async with processors_awake(count, lambda: True):
+        async with pinned_to_cpus(count, lambda: True):
             pass
 
 
@@ -103,7 +103,7 @@ async def test_processors_that_others_have_taken_are_left_to_them(
 ) -> None:
     monkeypatch.setattr(keeping, "take", lambda _: Taken((), ()))
     before = os.sched_getaffinity(0)
-    async with processors_awake(1, lambda: True) as processors:
+    async with pinned_to_cpus(1, lambda: True) as processors:
         assert processors == ()
         assert os.sched_getaffinity(0) == before
     assert "of 1 wanted, 0 are not taken by others" in caplog.text
@@ -116,7 +116,7 @@ async def test_where_threads_may_not_be_moved_everything_else_goes_on(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    async with processors_awake(1, lambda: True) as processors:
+    async with pinned_to_cpus(1, lambda: True) as processors:
         assert processors == ()
         assert _children() == []
     assert "cannot keep to processors" in caplog.text
@@ -127,7 +127,7 @@ async def test_where_no_program_can_be_started_everything_else_goes_on(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     before = os.sched_getaffinity(0)
-    async with processors_awake(1, lambda: True) as processors:
+    async with pinned_to_cpus(1, lambda: True) as processors:
         assert processors == ()
         assert os.sched_getaffinity(0) == before
     assert "cannot keep to processors" in caplog.text
@@ -137,5 +137,5 @@ async def test_where_no_program_can_be_started_everything_else_goes_on(
 async def test_nothing_is_started_where_nothing_is_wanted(monkeypatch: pytest.MonkeyPatch, count: int | None) -> None:
     monkeypatch.setattr(keeping, "automatic_count", lambda: 0)
     async with contextlib.AsyncExitStack() as stack:
-        assert await stack.enter_async_context(processors_awake(count, lambda: True)) == ()
+        assert await stack.enter_async_context(pinned_to_cpus(count, lambda: True)) == ()
         assert _children() == []
