@@ -144,6 +144,11 @@ def only_channel(receiver: ProposalReceiver) -> Any:
     return channel
 
 
+def stuck(receiver: ProposalReceiver) -> Any:
+    """The thread of the only channel reads nothing as long as this is held."""
+    return only_channel(receiver)._lock
+
+
 def waiting_at(ends: Ends, name: str) -> int:
     return len(getattr(only_channel(ends.receiver), name))
 
@@ -352,7 +357,7 @@ def test_half_a_message_does_not_stay(ends: Ends, monkeypatch: pytest.MonkeyPatc
 
 def test_a_target_that_takes_nothing_is_not_waited_for(ends: Ends) -> None:
     ends.open()
-    with only_channel(ends.receiver)._lock:  # its thread is stuck
+    with stuck(ends.receiver):
         eventually(lambda: ends.send(proposals([1] * 64, [16] * 64)).channel == 0)
     state = ends.from_draft.get(timeout=DEADLINE_S)
     assert isinstance(state, ChannelState) and not state.is_open
@@ -366,7 +371,7 @@ def test_a_channel_ends_where_a_push_may_be_written_in_part(ends: Ends) -> None:
         assert not ends.sender.send(LINK, EventBatch((), columns=(pushes,))).columns  # type: ignore[arg-type]
         return not ends.from_draft.empty()
 
-    with only_channel(ends.receiver)._lock:  # its thread is stuck with the proposals
+    with stuck(ends.receiver):  # with the proposals
         ends.send(proposals([1], [2]))
         eventually(has_ended)
     state = ends.from_draft.get(timeout=DEADLINE_S)
