@@ -82,6 +82,18 @@ def test_scales_of_a_cache_that_has_none_are_refused() -> None:
         TargetSettings.model_validate({"model": "anything", "kv_cache_scales": "measured"})
 
 
+def test_large_keys_change_the_scale_of_keys_alone(tmp_path: Path) -> None:
+    source = build("llama")
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.1.self_attn.k_proj.weight"] *= 1024
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    runner = load(tmp_path)
+    measure_kv_scales(runner.worker)
+    scales = scales_of(runner)
+    assert scales["k"][1] > 256 * max(scales["k"][0], *scales["v"])
+
+
 def test_keys_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     source = build("llama")
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
