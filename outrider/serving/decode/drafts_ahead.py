@@ -19,7 +19,7 @@ from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Extend, Proposal
 from outrider.proposal_channel.pushes import ChainStart, Pushes
 from outrider.proposal_channel.verdicts import Verdicts
-from outrider.serving.decode.sessions import RunningSessions
+from outrider.serving.decode.sessions import LastSessions
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import Executor
 from outrider.serving.output_processor import Messages, OutputProcessor
@@ -83,7 +83,7 @@ class DraftsAhead:
         self._chains: dict[SessionKey, _Chain] = {}
         self._verdicts: list[tuple[int, Verdicts]] = []
         """Verdicts that have come and are not followed yet, each with its link."""
-        self._own: RunningSessions | None = None
+        self._last = LastSessions(executor.session_rows)
         self.running: DecodeBatch | None = None
 
     @property
@@ -193,15 +193,9 @@ class DraftsAhead:
             lengths.astype(U4),
             channel=due[0].channel,
         )
-        own = self._sessions_of(due)
+        own = self._last.of([chain.session for chain in due])
         step = DecodeBatch(link_id, columns, own, kept, kept + counts, lengths, now_ns, is_asked=False)
         return step if self._executor.takes_columns(step) else None
-
-    def _sessions_of(self, due: Sequence[_Chain]) -> RunningSessions:
-        sessions = [chain.session for chain in due]
-        if self._own is None or self._own.sessions != sessions:
-            self._own = RunningSessions.of(sessions, self._executor.session_rows(sessions))
-        return self._own
 
     def finish(self, step: DecodeBatch, answers: AnswerColumns[Any]) -> Messages:
         """Push what a loop has drawn."""

@@ -6,7 +6,7 @@ Shape letters: ``B`` sessions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,21 @@ class RunningSessions:
     def number_bytes(self) -> bytes:
         """Bytes of all session numbers: comparing these takes a fifth of the time."""
         return self.numbers.tobytes()
+
+
+class LastSessions:
+    """Running sessions of the last step, which the next one uses too if it is of the same sessions."""
+
+    def __init__(self, rows_of: Callable[[Sequence[Session[Any]]], Any]) -> None:
+        """``rows_of`` makes the executor's rows (``Executor.session_rows``)."""
+        self._rows_of = rows_of
+        self._last: RunningSessions | None = None
+
+    def of(self, sessions: list[Session[Any]]) -> RunningSessions:
+        """Running sessions over these."""
+        if self._last is None or self._last.sessions != sessions:
+            self._last = RunningSessions.of(sessions, self._rows_of(sessions))
+        return self._last
 
 
 def are_all(flags: NDArray[np.bool_]) -> bool:

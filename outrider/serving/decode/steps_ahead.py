@@ -22,7 +22,7 @@ from outrider.ports import Score
 from outrider.proposal_channel.pushes import Pushes
 from outrider.proposal_channel.verdicts import verdicts_on
 from outrider.recording import ForwardRecord
-from outrider.serving.decode.sessions import RunningSessions
+from outrider.serving.decode.sessions import LastSessions
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import Executor
 from outrider.serving.output_processor import Messages, OutputProcessor
@@ -72,8 +72,7 @@ class StepsAhead:
         self._pushed: dict[SessionKey, tuple[int, list[int]]] = {}
         self._silent: set[SessionKey] = set()
         """Sessions whose drafts were waited for in vain."""
-        self._own: RunningSessions | None = None
-        """Sessions of the last step."""
+        self._last = LastSessions(executor.session_rows)
 
     @property
     def is_due(self) -> bool:
@@ -158,7 +157,8 @@ class StepsAhead:
             channel=rows[0].channel,
             begins_next=True,
         )
-        step = DecodeBatch(link_id, columns, self._sessions_of(rows), kept, kept + 1, lengths, now_ns, is_asked=False)
+        own = self._last.of([each.session for each in rows])
+        step = DecodeBatch(link_id, columns, own, kept, kept + 1, lengths, now_ns, is_asked=False)
         return step if self._scheduler.takes_decode_batch(step) and self._executor.takes_columns(step) else None
 
     def _drafts_for(self, step: NextStep) -> list[int]:
@@ -171,12 +171,6 @@ class StepsAhead:
         if base != step.num_kept_tokens or guess != step.token_id:
             return []
         return drafts[: max(0, min(MAX_DRAFT_LENGTH, step.session.open.max_length - base - 1))]
-
-    def _sessions_of(self, rows: Sequence[NextStep]) -> RunningSessions:
-        sessions = [each.session for each in rows]
-        if self._own is None or self._own.sessions != sessions:
-            self._own = RunningSessions.of(sessions, self._executor.session_rows(sessions))
-        return self._own
 
     def claim(self, link_id: int, commands: Sequence[Any], arrived_ns: int) -> list[Any]:
         """Take the commands that ask for what is due, runs or is held; the other ones."""
