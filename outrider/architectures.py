@@ -32,4 +32,4 @@ ARCHITECTURES = (
     "Olmo3ForCausalLM",
     "Phi3ForCausalLM",
 )
-"""As ``architectures`` of config.json names them."""
+"""Names in ``architectures`` of config.json."""

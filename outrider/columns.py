@@ -262,7 +262,7 @@ class ExtendColumns:
     token_ids: Column  # [T]
     draft_lengths: Column  # [B] tokens asked for
     states: StateColumns | None = None
-    """For a draft that reads them."""
+    """Hidden states for a draft that reads them."""
     channel: int = 0
     """The proposal channel by which the proposals go to the target too, if they leave as columns; 0: by none."""
     trace_parents: Sequence[str] = ()  # [B], or none
@@ -298,7 +298,7 @@ class ScoreColumns:
     hidden_states_from: Column | None = None  # [B]
     """None: hidden states are wanted of none."""
     plane: int = 0
-    """By which they go."""
+    """Plane that carries the scores."""
     support_counts: Column | None = None  # [sum(draft_lengths)] int32, ids in the support of each draft token
     support_token_ids: Column | None = None  # [N] int32
     """None: no command has a support. One whose supports have no ids has none either."""
@@ -372,7 +372,7 @@ class ScoreAhead:
     """``Score`` of sessions whose draft tokens come by a proposal channel, sent while the draft computes."""
 
     columns: ScoreColumns
-    """Without draft tokens and supports; ``draft_lengths`` are what the draft was asked for."""
+    """Score items without draft tokens and supports; ``draft_lengths`` are what the draft was asked for."""
     channel: int
     proposals: Column  # [B] uint64, generations of the ``Extend`` that the proposals answer
 

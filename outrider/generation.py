@@ -45,7 +45,7 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     defaulted: frozenset[str] = frozenset()
     """Sampling parameters that are left to the server, which may know the model's own defaults."""
-    """Its ``bad_words`` stays empty here: words are text until the coordinator has tokenized them."""
+    """Sampling parameters; ``bad_words`` stays empty here: words are text until the coordinator has tokenized them."""
     bad_words: tuple[str, ...] = ()
     seed: int | None = None
     """Keys every random stream, 0 to 2**64 - 1; drawn at random when None and told in the result."""
@@ -145,7 +145,7 @@ class Timing:
     wire: float = 0.0
     """Waiting for either service less its own time, summed over steps."""
     paused: float = 0.0
-    """Without new tokens because the reader did not read."""
+    """Time without new tokens because the reader did not read."""
     prefill: StageTimes = StageTimes()
     """The part of ``draft``, ``target``, ``accept`` and ``wire`` up to the first token. The draft's own prefill may
     come later, in the steps that decode."""
@@ -272,7 +272,7 @@ class ModelInfo:
     target_pages_free: int
     """Free KV pages, up to half a second old."""
     draft_pages_free: int
-    """Likewise."""
+    """Free pages of the draft."""
     draft_length_mode: str = "fixed"
     """Source of a step's draft length: auto (expected throughput) or fixed."""
     draft_length: float = 0.0
@@ -280,7 +280,7 @@ class ModelInfo:
     target_placement: ModelPlacement = NOWHERE
     """Placement of the first target that is attached; others may differ."""
     draft_placement: ModelPlacement = NOWHERE
-    """Likewise of the draft."""
+    """Placement of the draft."""
     tensor_planes: tuple[str, ...] = ()
     """Transport of hidden states to drafts that read them: a line for each target and draft, with the reasons against
     other planes. Empty where none are read."""

@@ -24,7 +24,7 @@ class PlaneKind(enum.StrEnum):
     GLOO = "gloo"
     """Point to point between two processes through main memory, on any hosts."""
     INLINE = "inline"
-    """In the message itself, through the coordinator."""
+    """Data in the message itself, through the coordinator."""
 
 
 @step_value(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PlaneReference:
 
     plane_id: bytes  # [ID_BYTES]
     offset_bytes: int
-    """In the plane's ring."""
+    """Offset in the plane's ring."""
     num_bytes: int
     sequence: int
     """Names this use of the place; never used again on its plane."""

@@ -56,7 +56,9 @@ class Open:
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that ``min_tokens`` bans: ends of sequence and stop tokens."""
     banned_token_ids: tuple[int, ...] = ()
-    """Never drawn. The coordinator sends none: ids below ``num_token_ids`` without a token keep their probability."""
+    """Tokens that are never drawn. The coordinator sends none: ids below ``num_token_ids`` without a token keep their
+    probability.
+    """
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
@@ -106,10 +108,12 @@ class Extend:
     draft_length: int
     trace_parent: str = ""
     hidden_states: HiddenStates | None = None
-    """For a draft that reads them: of the positions from the last kept token (or 0) to the last but one that it will
-    then hold. None: it takes what it can hold without, and its answer's ``base_length`` says how much that is."""
+    """Hidden states for a draft that reads them: of the positions from the last kept token (or 0) to the last but one
+    that it will then hold. None: it takes what it can hold without, and its answer's ``base_length`` says how much that
+    is.
+    """
     channel: int = 0
-    """As in ``ExtendColumns``, of which it was one. Never travels."""
+    """Channel as in ``ExtendColumns``, of which it was one. It never travels."""
 
 
 @step_value(frozen=True, slots=True)
@@ -121,10 +125,10 @@ class Score:
     num_kept_tokens: int
     prefix_hash: PrefixHash
     token_ids: tuple[int, ...]
-    """At least one."""
+    """Draft tokens, at least one."""
     draft_token_ids: tuple[int, ...] = ()  # [K]
     support: Support | None = None
-    """For sparse rejection with K > 0; None otherwise."""
+    """Support for sparse rejection with K > 0; None otherwise."""
     trace_parent: str = ""
     hidden_states_from: int | None = None
     """Hidden states are wanted of all positions from this one on, the scored ones included; at least
@@ -162,7 +166,7 @@ class OfferPlane:
     """A target's offer of a tensor plane, which the coordinator brings to one draft."""
 
     connection: int
-    """On the target's link; on the draft's, a number of that link."""
+    """Connection number on the target's link; on the draft's, a number of that link."""
     offer: PlaneOffer
 
 
@@ -343,13 +347,14 @@ class ItemTiming:
     """
 
     queue_ns: int
-    """From its arrival to its first forward."""
+    """Time from its arrival to its first forward."""
     forward_ns: int
     sample_ns: int
     wait_ns: int
-    """Between its forwards and after the last: others' forwards, bookkeeping, the answer's way out of the engine."""
+    """Time between its forwards and after the last: others' forwards, bookkeeping, the answer's way out of the engine.
+    """
     total_ns: int
-    """From its arrival to the answer."""
+    """Time from its arrival to the answer."""
 
     @property
     def numbers(self) -> tuple[int, int, int, int, int]:
@@ -364,14 +369,14 @@ TargetEvent = Scores | HiddenStateChunk | Opened | Preempted | SessionLost | Ses
 PlaneCommand = RequestPlane | OfferPlane | ClosePlane
 """Plane command, which belongs to no session and travels in a message of its own."""
 PlaneEvent = OfferPlane | PlaneChosen
-"""Likewise."""
+"""Events about planes."""
 ChannelCommand = RequestChannel | OfferChannel | CloseChannel
-"""Likewise."""
+"""Commands about channels."""
 ChannelEvent = OfferChannel | ChannelState
-"""Likewise."""
+"""Events about channels."""
 PeerCommand = PlaneCommand | ChannelCommand
 PeerEvent = PlaneEvent | ChannelEvent
-"""About the connections of a target to a draft."""
+"""Events about the connections of a target to a draft."""
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)

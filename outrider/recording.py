@@ -24,7 +24,7 @@ class ForwardRecord:
     num_tokens: int
     used_graph: bool
     masked_ns: tuple[int, int] | None = None
-    """Between which readings masks of grammars were made, beside the model's work; None without any."""
+    """Clock readings between which masks of grammars were made, beside the model's work; None without any."""
     items: list[ItemRecord] = field(default_factory=list)
     """The traced ones among those it served."""
     trace_id: str = ""
@@ -37,7 +37,7 @@ class ItemRecord:
     """One traced ``Extend`` or ``Score``."""
 
     trace_parent: str
-    """As W3C writes it."""
+    """Trace parent in W3C's form."""
     session: int
     generation: int
     arrived_ns: int

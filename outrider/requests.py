@@ -215,7 +215,7 @@ def _check_below(name: str, token_ids: Sequence[int], num_token_ids: int) -> Wor
 
 
 def _are_integers(values: Iterable[object]) -> bool:
-    """Without a loop of ours: a prompt may hold a million."""
+    """True if all are integers. No Python loop: a prompt may hold a million."""
     return set(map(type, values)) <= {int}
 
 

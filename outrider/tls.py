@@ -16,7 +16,7 @@ class Tls:
     cert_file: str | None = None
     """Certificate chain of this side, where the server asks for one (mutual TLS)."""
     key_file: str | None = None
-    """Its private key."""
+    """Private key of the certificate."""
     server_name: str | None = None
     """The name that the server's certificate has to bear; None is the host of the address."""
     prefix: str = field(default="tls_", repr=False)

@@ -338,7 +338,7 @@ class HiddenStates:
         )
 
     def followed_by(self, others: Sequence[HiddenStates]) -> HiddenStates:
-        """With those of the positions that follow, of the same layers and type; all inline, or all by reference."""
+        """States with those of the positions that follow, of the same layers and type; all inline or referenced."""
         if not others:
             return self
         payload = b"".join((self.payload, *(part.payload for part in others)))

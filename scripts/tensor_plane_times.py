@@ -47,7 +47,7 @@ class Forward:
             torch.mm(self._left, self._left)
 
     def wait(self) -> None:
-        """Until all that is queued has ended."""
+        """Wait until all that is queued has ended."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
@@ -60,12 +60,12 @@ class DeviceTimer:
         self._events: Any = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []  # type: ignore[no-untyped-call]
 
     def mark(self, place: int) -> None:
-        """Before (0) and behind (1) it."""
+        """Record an event before (0) or behind (1) it."""
         if self._events:
             self._events[place].record(torch.cuda.current_stream(self._device))
 
     def seconds(self) -> float:
-        """Once both marks were reached."""
+        """Seconds between both marks, once they were reached."""
         return 1e-3 * self._events[0].elapsed_time(self._events[1]) if self._events else 0.0
 
 

@@ -44,7 +44,7 @@ class Phase:
 
     @property
     def name(self) -> str:
-        """As in the flag."""
+        """Name as in the flag."""
         return f"{self.num_users}x{self.num_requests}"
 
 

@@ -70,7 +70,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """As in the flag."""
+        """Name as in the flag."""
         return ":".join([self.arrangement, self.mode, *([] if self.length is None else [str(self.length)])])
 
     @property
@@ -220,7 +220,7 @@ def _start(session: Session, words: list[str], log: str, stack: ExitStack) -> No
 
 
 def wait_for_channel(session: Session, arm: Arm) -> None:
-    """Until proposals of the arm go directly; ``RuntimeError`` with the last lines of logs after too long."""
+    """Wait until proposals of the arm go directly; ``RuntimeError`` with the last lines of logs after too long."""
     awaited = len(_DEVICES[arm.arrangement])
     while session.log(arm.log).read_text(errors="replace").count("proposals go from") < awaited:
         if time.monotonic() > session.deadline:

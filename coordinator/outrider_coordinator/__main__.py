@@ -90,7 +90,7 @@ async def _serve(
 def _coordinator(
     settings: CoordinatorSettings, on_target: Callable[[bool], None], tracing: Tracing | None
 ) -> Coordinator:
-    """With the targets and where there are any the drafts at the addresses of the settings."""
+    """Coordinator with the targets and where there are any the drafts at the addresses of the settings."""
     security = link_security(settings)
     interval_s, timeout_s = settings.resolve_interval_s, settings.link_timeout_ms / 1000
     to_target = partial(RemoteTarget, connect_timeout_s=timeout_s, link_timeout_s=timeout_s)

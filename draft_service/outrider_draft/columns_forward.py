@@ -48,7 +48,7 @@ class DraftSessions:
         return cls(kvs, lags if any(lags) else None, metadata, longest)
 
     def selected(self, places: NDArray[np.intp]) -> DraftSessions:
-        """Those at these places."""
+        """Sessions at these indices."""
         own = places.tolist()
         return DraftSessions(
             [self.kvs[place] for place in own],

@@ -46,7 +46,7 @@ def statistics_of(samples: Sequence[float]) -> Statistics | None:
 
 
 def thinned(samples: Sequence[float], most: int) -> tuple[float, ...]:
-    """At most ``most`` samples, evenly spaced in order of size; few samples keep their own order."""
+    """Samples, at most ``most``, evenly spaced in order of size; few samples keep their own order."""
     if len(samples) <= most:
         return tuple(samples)
     places = np.linspace(0, len(samples) - 1, most).round().astype(int)

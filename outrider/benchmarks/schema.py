@@ -20,7 +20,7 @@ from outrider.errors import ConfigError
 
 SCHEMA_VERSION = 1
 RESULTS = Path("benchmarks/results")
-"""Under the folder that the command runs in: a checkout."""
+"""Folder of results under the working directory, which is a checkout."""
 
 _STAGES = ("draft", "target", "accept", "wire", "total")
 _TIMES = frozenset(("ttft", "tpot", "until_all_finished", "after_first_tokens"))

@@ -24,7 +24,7 @@ def _number(text: str) -> int:
 
 
 _NUMBER: dict[str, Any] = {"parser": _number, "metavar": "INTEGER"}
-"""Also 4k and 4K."""
+"""Number; 4k and 4K are accepted."""
 
 _model, _speculation, _gpus, _serving = (
     partial(_flag, panel) for panel in ("Models", "Speculation", "Devices and memory", "Serving")

@@ -1,4 +1,4 @@
-"""From keyword arguments to a ``GenerationRequest``: the only place that names the SDK's parameters.
+"""``GenerationRequest`` made from keyword arguments: the only place that names the SDK's parameters.
 
 Owns names, defaults and accepted types. ``outrider.requests`` checks the values.
 """

@@ -39,8 +39,8 @@ class Client:
         token: str | Callable[[], str | None] | None = None,
         allow_plaintext_token: bool = False,
     ) -> None:
-        """Without ``address``, the variable ``OUTRIDER_ADDRESS`` is used, or 127.0.0.1:50050. Without ``tls`` and
-        ``token``, the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` are used.
+        """Client of ``address``. Without it the variable ``OUTRIDER_ADDRESS`` is used, or 127.0.0.1:50050. Without
+        ``tls`` and ``token``, the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` are used.
 
         Raises ``ConfigError`` for unusable files, or for a token that would leave this machine without TLS.
         """

@@ -41,7 +41,7 @@ class Effective:
     origins: dict[Place, str]
     """(section, key) -> "flag", a variable's name or a file's path."""
     names: TypedNames = field(default_factory=TypedNames)
-    """For errors that come later."""
+    """Names for errors that come later."""
 
 
 def load(
@@ -56,7 +56,7 @@ def load(
 def load_named(
     section: type[SectionT], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[SectionT, TypedNames]:
-    """As ``load``, with the names for errors that come later."""
+    """Settings as by ``load``, with the names for errors that come later."""
     flags, config = parse_flags(section, argv)
     flag_names = FlagNames({(section.name, key): name for key, name in flag_names_of(section, argv).items()})
     sources = _sources({(section.name, key): value for key, value in flags.items()}, None, config, environ, flag_names)

@@ -164,7 +164,7 @@ def _named_as_here(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _one_lookup_is_both(config: dict[str, Any]) -> dict[str, Any]:
-    """With only one of the lookup bounds, vLLM takes it for both."""
+    """Lookup bounds; if one alone is given, it counts for both, as in vLLM."""
     bounds = ("prompt_lookup_max", "prompt_lookup_min")
     given = [config[key] for key in bounds if key in config]
     return {**config, **dict.fromkeys(bounds, given[0])} if len(given) == 1 else config

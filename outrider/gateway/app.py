@@ -98,7 +98,7 @@ def _root_path(settings: GatewaySettings) -> list[Middleware]:
 
 
 def _cross_origin(settings: GatewaySettings) -> list[Middleware]:
-    """Before the check of keys: browsers ask beforehand without one."""
+    """CORS middleware, before the check of keys: browsers send preflight requests without one."""
     origins, methods, headers = (
         [entry.strip() for entry in (given or "").split(",") if entry.strip()]
         for given in (settings.allowed_origins, settings.allowed_methods, settings.allowed_headers)

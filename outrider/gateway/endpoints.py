@@ -248,7 +248,7 @@ async def _prepare_prompts(model: ServedModel, asked: CompletionRequest) -> list
 
 
 def _keep_prompts(request: Request, prompts: Sequence[PreparedPrompt]) -> None:
-    """From now on nothing is held of a request but its prompts."""
+    """Drop all of a request but its prompts."""
     num_ids = sum(len(prompt.token_ids) for prompt in prompts)
     held_bytes(request).keep(_BYTES_OF_ID * num_ids + sum(len(prompt.text) for prompt in prompts))
 

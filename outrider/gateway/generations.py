@@ -31,7 +31,7 @@ class Choice:
     """One generation of a request."""
 
     index: int
-    """Its place in the answer."""
+    """Index in the answer."""
     prompt: int
     """The place of its prompt."""
     options: GenerateOptions

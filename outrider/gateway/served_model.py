@@ -44,7 +44,7 @@ class ServedModel:
     text: ModelText
     token_texts: TokenTexts | None
     created: int = field(default_factory=lambda: int(time.time()))
-    """In seconds since 1970."""
+    """Creation time in seconds since 1970."""
 
     @property
     def limits(self) -> ModelLimits:

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 REQUEST_TIMEOUT_S = 60.0
-"""For the request line, the headers and the body together; also for the first byte of a connection."""
+"""Time limit for the request line, the headers and the body together; also for the first byte of a connection."""
 MAX_HEADER_BYTES = 64 << 10
 """Bound on the request line and the headers, or of what follows a body in pieces; what comes with the first read or
 with the last is not counted."""
@@ -102,7 +102,7 @@ class TimedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _should_upgrade(self) -> bool:
-        """Never: a WebSocket is asked for by a request like any other, which no endpoint answers."""
+        """False: a WebSocket request is handled as any other, which no endpoint answers."""
         return False
 
     def _unsupported_upgrade_warning(self) -> None:

@@ -49,9 +49,9 @@ class _Seen:
     path: str
     """One of those that are served, else ``OTHER``: what callers make up is no label."""
     began_ns: int
-    """By a clock that is never set, as ``first_byte_ns``."""
+    """Start by the monotonic clock, as ``first_byte_ns``."""
     epoch_ns: int
-    """From that clock to the wall clock when the request began."""
+    """Offset of the wall clock from that clock when the request began."""
     status: int = _CLIENT_GONE
     first_byte_ns: int = 0
     request_id: str = ""
@@ -91,7 +91,7 @@ class HttpWatch:
         self._num_running += 1
 
     def ended(self, seen: _Seen, context: TraceContext | None, parent_id: str) -> None:
-        """It is over."""
+        """Record the end of a request."""
         self._num_running -= 1
         self._ended[seen.path, seen.status] += 1
         now = time.perf_counter_ns()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _SORT_LIMIT = 32768
-"""On the CPU numpy's vectorised sort of whole rows beats a partial one up to about this size (measured)."""
+"""Row length up to about which numpy's vectorised sort of whole rows beats a partial one on the CPU (measured)."""
 
 
 def largest(values: Tensor, width: int) -> tuple[Tensor, Tensor]:  # [N, V] float32 -> [N, W] float32, int64

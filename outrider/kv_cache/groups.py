@@ -117,7 +117,7 @@ class KVCacheLayout:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """For each layer, the number of its group, and its index in the group."""
+        """Group number and index in the group of each layer."""
         members = [group.layers for group in self.groups] + ([self.states.layers] if self.states else [])
         found = {layer: (number, place) for number, own in enumerate(members) for place, layer in enumerate(own)}
         return [found[layer] for layer in range(len(found))]

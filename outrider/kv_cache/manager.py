@@ -473,7 +473,7 @@ class KVCacheManager:
         sequence.num_registered_pages = min(sequence.num_registered_pages, num_full_pages)
 
     def _own_last_page(self, sequence: KVSequence, count: int) -> None:
-        """Before a write into a partial page that is shared or can be found."""
+        """Copy a partial page that is shared or can be found, before a write into it."""
         needed = self._tables.pages_needed(sequence, count)
         self.pool.require(needed)
         if self.window is not None:

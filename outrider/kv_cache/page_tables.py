@@ -64,7 +64,7 @@ class PageTables:
         return self._num_missing(sequence.page_table, len(sequence.token_ids), count) if count else 0
 
     def own(self, sequence: KVSequence, index: int) -> None:
-        """Before a write into a page that is shared or can be found: it is given up for a copy. A page must be free."""
+        """Replace a page that is shared or can be found by a copy, before a write into it. A page must be free."""
         table = sequence.page_table
         page = table[index]
         # A source that itself awaits a copy holds nothing yet: copy from where its content will come.
@@ -174,5 +174,5 @@ def slots_in(pages: PageTable, offset: int, count: int, page_size: int) -> Seque
 
 
 def _listed(numbers: Sequence[int] | Ints) -> Sequence[int]:
-    """As Python reads them soonest."""
+    """List, which Python reads fastest."""
     return numbers.tolist() if isinstance(numbers, np.ndarray) else numbers

@@ -10,9 +10,9 @@ from outrider.kv_cache.groups import AttentionReach
 from outrider.kv_cache.window_pages import num_window_pages
 
 DEFAULT_MAX_SEQUENCES = 256
-"""As ``max_running_requests`` is by default."""
+"""Default of ``max_running_requests``."""
 DEFAULT_FORWARD_TOKENS = 4096
-"""As ``max_batched_tokens`` is on GPUs by default."""
+"""Default of ``max_batched_tokens`` on GPUs."""
 _LEAST_SNAPSHOTS, _SEQUENCES_A_SNAPSHOT = 4, 8
 """Slots for snapshots of states: one for this many sequences, and some at least."""
 

@@ -57,7 +57,7 @@ class StateRows:
     """Done before anything else: all sources are read before any destination is written."""
 
     def padded(self, num_rows: int) -> NDArray[np.int32]:  # [3 * num_rows]
-        """With rows that have no slot."""
+        """Rows padded with rows that have no slot."""
         found = np.full((NUM_COLUMNS, num_rows), -1, dtype=np.int32)
         found[:, : self.numbers.shape[1]] = self.numbers
         return found.reshape(-1)

@@ -57,7 +57,7 @@ class WindowPages:
         return min(self._pages.num_free, self.pool.num_free * self._pages.num_pages // self.pool.num_pages)
 
     def share_of(self, num_pages: int) -> int:
-        """As large a share of the window pages as ``num_pages`` are of the pages."""
+        """Share of the window pages, as large as that of ``num_pages`` of all pages."""
         return -(-num_pages * self.pool.num_pages // self._pages.num_pages)
 
     def num_needed(self, num_pages: int, num_held: int) -> int:

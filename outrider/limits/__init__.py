@@ -92,7 +92,7 @@ LINK_HIDDEN_LAYERS = Bound(16, "layers")
 LINK_HIDDEN_STATE_BYTES = Bound(192 << 20, "bytes")
 """Bound on the hidden states of one session in one message; longer texts' states go in several."""
 LINK_STATE_REFERENCES = Bound(4096, "references")
-"""To parts of one session's hidden states in one message."""
+"""References to parts of one session's hidden states in one message."""
 LINK_PAGES = Bound(1 << 26, "KV pages")
 """Bound on the pages of a peer; those of 63 peers together fit a field of 32 bits."""
 LONGEST_RETRY_DELAY_MS = 1_000

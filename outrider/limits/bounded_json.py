@@ -39,7 +39,7 @@ def checks_of_json(field: str, texts: Iterable[bytes]) -> Work[None]:
 
 
 def _most_values(text: bytes) -> Work[int]:
-    """At least the number of values: what texts contain is counted too, which is cheap."""
+    """Upper bound of the number of values: what texts contain is counted too, which is cheap."""
     count = 0
     for start in range(0, len(text), _SLICE_BYTES):
         if start:

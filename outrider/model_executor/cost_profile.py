@@ -40,7 +40,9 @@ _NUM_REPEATS = 3
 """Runs after a first one; the shortest counts, for another process on the device can only lengthen one."""
 
 _STRIDE = 7919
-"""Between the tokens of rows and positions, a prime: different tokens meet different experts, as those of users do."""
+"""Stride between the tokens of rows and positions, a prime: different tokens meet different experts, as those of users
+do.
+"""
 
 Step = Callable[[], object]
 

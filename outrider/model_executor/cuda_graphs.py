@@ -65,10 +65,10 @@ class Captured:
     num_forwards: int
     num_draft_steps: int
     num_left_out: int
-    """By the limits of memory and time."""
+    """Shapes left out by the limits of memory and time."""
     seconds: float
     memory: str
-    """In words."""
+    """Memory use in words."""
 
     def __str__(self) -> str:
         loops = f" and {self.num_draft_steps} draft steps" if self.num_draft_steps else ""
@@ -180,7 +180,7 @@ class ForwardGraphs:
         self._choose = _remembering_choice(())
 
     def _capture_again(self, shape: BatchShape, layers: Sequence[int]) -> _ForwardGraph:
-        """In the place of a shape's graph, one that gives the states of ``layers`` too. All ranks of a model are told
+        """Capture a shape's graph again so that it gives the states of ``layers`` too. All ranks of a model are told
         the same forwards and have captured the same ones, so that they do so together.
         """
         began, recorder = time.perf_counter(), self._recorder

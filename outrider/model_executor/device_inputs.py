@@ -64,7 +64,7 @@ class BatchFrame:
     windows: tuple[int | None, ...]
     """Windows of the KV cache groups."""
     counters: torch.Tensor
-    """As ``PagedRows`` has them."""
+    """Counters of ``PagedRows``."""
     sinks: tuple[int, ...] = ()
     """Attention sinks of the KV cache groups; those that are not named have none."""
     batch_invariant: bool = False

@@ -50,7 +50,7 @@ class CaptureLimits:
     memory_bytes: int | None = None
     """Memory of the buffers, which graphs share, and of what the driver keeps of each."""
     seconds: float | None = None
-    """For their capture, about: kernels that are still to be compiled are not foreseen."""
+    """Time for the capture, about: kernels that are still to be compiled are not foreseen."""
 
 
 class CaptureBound:

@@ -27,7 +27,7 @@ class ScoringCoverage:
 
 
 def scoring_coverage(limits: GraphLimits, shapes: Sequence[BatchShape]) -> list[ScoringCoverage]:
-    """By draft length, from 0 on. A shape that holds this many sequences holds fewer too."""
+    """Coverage by draft length, from 0 on. A shape that holds this many sequences holds fewer too."""
     found = []
     for draft_length in range(limits.max_draft_length + 1):
         queries = draft_length + 1

@@ -44,7 +44,7 @@ class GraphLimits:
     memory_bytes: int | None = None
     """Device memory of all graphs; None: a share of the device's. 0: nothing is captured."""
     capture_seconds: float | None = None
-    """For the capture of all graphs, about; None: any time."""
+    """Time for the capture of all graphs, about; None: any time."""
     decodes: bool = True
     """True if forwards decode and score tokens; False: only draft loops do."""
 

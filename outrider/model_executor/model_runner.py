@@ -315,7 +315,7 @@ class ModelRunner:
         self.num_forwards = count
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
-        """On a GPU, capture forwards and draft loops as CUDA graphs; ``progress(done, total)`` counts them."""
+        """Capture forwards and draft loops as CUDA graphs, on a GPU; ``progress(done, total)`` counts them."""
         if self.worker.is_on_gpu:
             self.worker.take_device()
             with torch.inference_mode(), explaining_out_of_memory(self.device):

@@ -186,7 +186,7 @@ class Worker:
         return broadcast_token_ids(self.model.communicator, drawn, num_drawn, self.device)
 
     def _make_ready(self) -> None:
-        """For prompts that no graph takes; what the library prepares is the thread's own."""
+        """Make ready for prompts that no graph takes; what the library prepares is the thread's own."""
         if self._ready_in == (thread := threading.get_ident()):
             return
         self._ready_in, part = thread, self.model.part

@@ -247,7 +247,7 @@ async def _run(
 
 
 def _watchdog(service: Service[CommandT, EventT], ending: Ending, timeout_s: float) -> Watchdog:
-    """Until the engine has ended: its last step may hang too."""
+    """Watchdog that runs until the engine has ended: its last step may hang too."""
     return Watchdog(
         {"the engine": lambda: service.stall, "the event loop": LoopPing(asyncio.get_running_loop(), timeout_s).look},
         timeout_s=timeout_s,

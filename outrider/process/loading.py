@@ -25,9 +25,9 @@ class LoadProgress:
     """Progress of loading; ``weights`` and ``captures`` are called with (done, total)."""
 
     weights: Progress
-    """In bytes."""
+    """Progress in bytes."""
     captures: Progress
-    """In CUDA graphs."""
+    """Progress in CUDA graphs."""
     on_files: Callable[[], None]
     """Called when the files of the model are on this host. A download before it has time limits of its own."""
 

@@ -176,7 +176,7 @@ def _of_model(settings: TargetSettings | DraftSettings, repo_id: str) -> _Reposi
 
 
 def _of_tokenizer(repo_id: str, revision: str | None) -> _Repository:
-    """Without ``tokenizer_config.json``, which may hold the chat template, a cache is not taken as complete."""
+    """Tokenizer files; a cache without ``tokenizer_config.json``, which may hold the chat template, is incomplete."""
     return _Repository(
         repo_id,
         revision,

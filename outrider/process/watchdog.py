@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.5
 LOCKED_FACTOR = 6.0
-"""Without the interpreter lock for this many timeouts the process ends. More than one: a process that was stopped for
+"""Timeouts without the interpreter lock after which the process ends. More than one: a process that was stopped for
 less goes on when it is continued.
 """
 GRACE_S = 2.0

@@ -47,7 +47,7 @@ class ChainStart:
     """Proposals that were sent to a target that begins steps by itself: their draft goes on from them."""
 
     verdicts: Verdicts
-    """As if all were accepted."""
+    """Verdicts as if all were accepted."""
     channel: int
 
 

@@ -123,7 +123,7 @@ def token_gumbel(rows: StreamRows, token_ids: Tensor) -> Tensor:  # [N, S] int64
 
 
 def _gumbel(words: Tensor) -> Tensor:
-    """In place, from bits rounded to float32."""
+    """Gumbel noise in place, from bits rounded to float32."""
     units = words.add_(0.5).mul_(UNIT).clamp_(max=LARGEST_UNIT)
     return units.neg_().log1p_().neg_().log_().neg_()
 

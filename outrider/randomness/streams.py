@@ -42,7 +42,8 @@ class Stream(enum.IntEnum):
     COUPLED = 5
     """The noise that draft and target share."""
     OUTSIDE_GROUP = 6
-    """In which group of ``GROUP_SIZE`` neighbouring tokens that of ``OUTSIDE`` is; ``token`` is the group's number."""
+    """Group of ``GROUP_SIZE`` neighbouring tokens that holds the token of ``OUTSIDE``; ``token`` is the group's number.
+    """
 
 
 ROUNDS = 10

@@ -21,7 +21,7 @@ class LogitRow:
 
     session: SessionSampling
     tokens: Sequence[int]
-    """At least ``length`` ids: prompt, output, draft tokens. Read only where ``needs_history`` says so."""
+    """Token ids, at least ``length``: prompt, output, draft tokens. Read only where ``needs_history`` says so."""
     length: int
     """``tokens[:length]`` come before the token to be drawn, which stands at this absolute position."""
     base: int
@@ -46,12 +46,12 @@ class ScoreRequest:
 
     session: SessionSampling
     tokens: Sequence[int]
-    """At least ``base`` ids: the committed tokens."""
+    """Committed token ids, at least ``base``."""
     base: int
     """Committed tokens the proposal builds on; position 0 is the token there."""
     draft_token_ids: Sequence[int] = ()  # [K]
     support: Support | None = None
-    """For sparse rejection with K > 0."""
+    """Support for sparse rejection with K > 0."""
     masks: PositionMasks | None = None
     """Masks of the positions, as in ``LogitRow``."""
 
@@ -94,7 +94,7 @@ class RowSpan:
 
     @property
     def indices(self) -> range:
-        """Their indices in the batch."""
+        """Indices of the rows in the batch."""
         return range(self.start, self.stop)
 
 

@@ -60,7 +60,7 @@ class Sampler:
 
     @torch.inference_mode()
     def warm_up(self, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        """On a GPU, compile what any batch of sessions may need to be scored."""
+        """Compile what any batch of sessions may need to be scored, on a GPU."""
         if has_kernels(device):
             logits = torch.zeros(1, vocab_size, dtype=dtype, device=device)
             warm_up(logits)

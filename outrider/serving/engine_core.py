@@ -74,7 +74,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self.send_verdicts: Callable[[Messages], Messages] = lambda messages: messages
         """Sends the verdicts of messages, and returns these; called before a step that is begun by itself."""
         self._answered: list[AnyRequest] = []
-        """In the newest step: something is left to be done once their answers have left."""
+        """Requests answered in the newest step, with work left for when their answers have been sent."""
         self._outputs = OutputProcessor(stats, clock, lambda: executor.num_pages_unused)
         self.scheduler = Scheduler(
             sessions,

@@ -104,13 +104,14 @@ class ExecutorOutput(Generic[EventT_co]):
     """Results of one forward."""
 
     results: Sequence[EventT_co | OutriderError | None]
-    """For each job: its answer, why its session fails, or None when it needs more forwards. Empty with ``columns``."""
+    """Results by job: its answer, why its session fails, or None when it needs more forwards. Empty with ``columns``.
+    """
     computed_ns: int
     """Time at which the model was done and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
     used_graph: bool = False
     """True if a captured forward was replayed."""
     masked_ns: tuple[int, int] | None = None
-    """Between which readings of the core's clock the masks of grammars were made; None without any."""
+    """Readings of the core's clock between which the masks of grammars were made; None without any."""
     pushed: Sequence[tuple[int, Any]] = ()
     """Events that answer no item, each with the number of its link. They leave with the next message."""
     columns: AnswerColumns[EventT_co] | None = None
@@ -118,10 +119,10 @@ class ExecutorOutput(Generic[EventT_co]):
     plain: PlainOutcome | None = None
     """Next tokens of the texts of a plain step, which ``results`` do not contain."""
     settle: Callable[[], None] | None = None
-    """To be called before the sequences of ``columns`` are used again: what no answer waits for."""
+    """Deferred work that no answer waits for, called before the sequences of ``columns`` are used again."""
 
     def one_by_one(self) -> ExecutorOutput[EventT_co]:
-        """With a result for each job, and settled."""
+        """Output with a result for each job, and settled."""
         if self.columns is None:
             return self
         if self.settle is not None:

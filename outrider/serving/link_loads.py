@@ -18,7 +18,9 @@ class LinkLoads:
 
     def __init__(self) -> None:
         self._largest: dict[int, dict[int, Load]] = {}
-        """By link and other link: the other's part of the forward with most rows of it, since the link's report."""
+        """Largest load by link and other link: the other's part of the forward with most rows of it, since the link's
+        report.
+        """
         self._reported: set[int] = set()
         """Links that had a report after the newest forward: the next forward begins anew for them."""
 

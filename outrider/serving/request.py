@@ -42,17 +42,17 @@ class RequestStatus(enum.Enum):
     """Status of a request."""
 
     WAITING = "waiting"
-    """In the queue; no forward has served it."""
+    """Queued; no forward has served it."""
     PREFILLING = "prefilling"
-    """In the queue again: some of its tokens were computed, the others take more forwards."""
+    """Queued again: some of its tokens were computed, the others take more forwards."""
     RUNNING = "running"
-    """In a batch that was started and has not ended: its session's sequence may not be cut."""
+    """Running in a batch that was started and has not ended: its session's sequence may not be cut."""
     PREPARED = "prepared"
     """Computed before its item arrived; the answer is held until then."""
     FINISHED = "finished"
     """Answered."""
     ABORTED = "aborted"
-    """Given up without an answer."""
+    """Aborted without an answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +77,7 @@ class Request(Generic[ItemT, JobT, EventT]):
     answer: EventT | CommonEvent | None = None
     """None until it is finished or prepared."""
     touched_ns: int = field(init=False)
-    """Its arrival, or the end of the last forward that served it."""
+    """Time of its arrival, or of the end of the last forward that served it."""
     queue_ns: int | None = None
     """None until a forward has served it."""
     forward_ns: int = 0
@@ -175,7 +175,7 @@ class RequestQueue:
         return self._due.values()
 
     def put_since(self, num_puts: int) -> Iterator[AnyRequest]:
-        """At least the requests that are due and were put since this many had been put; of old, all that are due."""
+        """Requests that are due and were put since this many had been put, and perhaps older ones."""
         return itertools.islice(reversed(self._due.values()), self.num_puts - num_puts)
 
     @property

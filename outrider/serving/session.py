@@ -133,7 +133,7 @@ class Session(Generic[SequenceT]):
     executor_state: object = None
     """State that the executor derives from ``open`` at the session's first item; it ends with the session."""
     key: SessionKey = field(init=False)
-    """Its link and its number there; asked for many times an item."""
+    """Link and number on it; read many times an item."""
     age: tuple[int, str, int, int] = field(init=False)
     """Compares less than that of a younger session."""
 

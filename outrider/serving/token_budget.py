@@ -18,7 +18,7 @@ from outrider.serving.session import SessionKey
 
 DEFAULT_MAX_BATCHED_TOKENS = 1024
 DEFAULT_PREFILL_BESIDE = 256
-"""On a GPU this many tokens more cost little: their weights are being read anyway."""
+"""Prefill tokens that cost little more on a GPU: the weights are being read anyway."""
 _FEW_TOKENS = 8
 """A job with fewer tokens than this besides its last ones is running rather than prefilling."""
 _MIN_CHUNK = 16
@@ -244,7 +244,7 @@ class PrefillDelayPolicy:
         self._chunk_ns = moving_mean(self._chunk_ns, duration_ns, _DELAY_WEIGHT)
 
     def wait_ns(self, now_ns: int) -> int:
-        """For how long a chunk had better wait, if no session is back before; 0: it may go."""
+        """Seconds that a chunk should wait unless a session is back before; 0: it may go."""
         self.learn()
         if self._away_ns is None or self._chunk_ns is None:
             return 0

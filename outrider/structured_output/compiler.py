@@ -45,7 +45,7 @@ _MOST_SHARING = 8
 """Matchers in use that share a lexer and its lock, before the grammar is compiled once more."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
 _FAILED = re.compile(r"failed to compile JSON schema: (.*?)(?:\s\d+ \| .*)?$", re.DOTALL)
-"""Before a part of the grammar."""
+"""Prefix of a message about a part of the grammar."""
 _OF_GRAMMAR = re.compile(r"^at \d+\(\d+\): (?:invalid regex .*? \(in regex\): )?|\s\d+ \| start: .*$", re.DOTALL)
 """Places in the grammar that a regular expression is translated into."""
 _MATCHES_NOTHING = "NoExtensionBias"

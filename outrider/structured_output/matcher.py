@@ -208,7 +208,7 @@ class MaskExecutors:
         self._single, self._several = LLExecutor(num_threads=1), LLExecutor(num_threads=num_threads)
 
     def of(self, lexers: Collection[int]) -> LLExecutor:
-        """As many threads as there are lexers at most."""
+        """Executors with one thread a lexer at most."""
         return self._several if len(set(lexers)) > 1 else self._single
 
 

@@ -34,9 +34,9 @@ _DEPENDENCIES = ("dependencies", "dependentRequired")
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 _MOST_DEEP = 128
 BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
-"""Between two parts of JSON. Without a bound a model may go on with blanks until its length ends the output."""
+"""Blanks between two parts of JSON. They are bounded, as a model may go on with blanks until its output is full."""
 _EMBEDDED = "%json "
-"""Before a schema in a grammar of the engine."""
+"""Prefix of a schema in a grammar of the engine."""
 _PATH = "$comment"
 _ENGINE_OPTIONS = "x-guidance"
 """A key by which a schema could ask the engine to ignore what it does not support."""

@@ -27,13 +27,13 @@ from outrider.planes import ID_BYTES, PlaneOffer
 _log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
-"""With its "type"."""
+"""Message with its "type"."""
 
 HANDSHAKE_S = 5.0
 """Longest wait of either end for the other's part of the handshake."""
 _SEND_S = 2.0
 _PAUSE_S = 0.5
-"""After a connection that could not be taken in, for want of descriptors, say."""
+"""Pause after a connection that could not be accepted, for want of descriptors, say."""
 _LENGTH = struct.Struct("!I")
 _MAX_MESSAGE_BYTES = 1 << 20
 _NONCE_BYTES = 16

@@ -118,14 +118,14 @@ class PeerFacts:
 
     @classmethod
     def from_message(cls, message: Message) -> PeerFacts:
-        """As received; ``ConnectionError`` where something is missing."""
+        """Facts as received; ``ConnectionError`` where something is missing."""
         try:
             return cls(**{name: str(message["facts"][name]) for name in cls.__slots__})
         except (KeyError, TypeError) as error:
             raise ConnectionError("the reader does not say what it is") from error
 
     def to_message(self) -> Details:
-        """As sent."""
+        """Message to send."""
         return asdict(self)
 
 

@@ -189,7 +189,7 @@ class ProcessGroupReader(ReaderEnd):
         self._helper.put(_Transfer(begin, end, sequences))
 
     def wait(self, sequence: int, deadline_s: float) -> None:
-        """Until the helper, or the card, says that the bytes are there."""
+        """Wait until the helper, or the card, says that the bytes are there."""
         self._arrivals.wait(sequence, deadline_s, lambda: self._why_nothing_comes(deadline_s))
 
     def forget(self, sequences: Sequence[int]) -> None:

@@ -160,7 +160,7 @@ class PlaneWriter:
             self._on_report(report, False)
 
     def _watch(self, control: ControlConnection) -> None:
-        """Until the plane is of no use any more; ``OSError`` when the reader is gone."""
+        """Watch the reader until the plane is of no use any more; ``OSError`` when the reader is gone."""
         while not self._stopping.wait(_TICK_S):
             now = time.monotonic()
             with self._lock:

@@ -33,11 +33,11 @@ class TokenKind(enum.Enum):
     """Kind of a token in a text."""
 
     NONE = enum.auto()
-    """It has no text: an unknown id, or a special token that is skipped."""
+    """Token without text: an unknown id, or a special token that is skipped."""
     BYTE = enum.auto()
     """One byte of a byte-fallback run."""
     START = enum.auto()
-    """It has text when decoded alone, which begins with a whole character: a window may begin at it."""
+    """Token whose text begins with a whole character when decoded alone: a window may begin at it."""
     INNER = enum.auto()
     """Any other token."""
 

@@ -15,13 +15,13 @@ from outrider.v1.generation_pb2 import GenerateRequest
 
 MAX_READ_AT_ONCE = 8
 SLOW_S = 1.0
-"""After which a message that is still on its way gives its turn to another, and counts as the largest there can be."""
+"""Time after which a message still on its way gives its turn to another and counts as the largest possible."""
 BUSY_S = 0.1
 """The same, while other calls wait for their turn."""
 MAX_SLOW_PER_HOST = 4
 """Half of ``max_open_request_bytes`` by default: calls of one host that send nothing leave the rest to other calls."""
 ARRIVAL_TIMEOUT_S = 60.0
-"""As for HTTP."""
+"""Time limit of an arrival, the same as for HTTP."""
 
 
 class Arrivals:

@@ -24,7 +24,7 @@ MAX_REQUEST_BYTES = 8 << 20
 """Longest message from a user: more than any prompt that ``outrider.requests`` lets pass."""
 CONNECT_ATTEMPT_MS = 5_000
 MAX_BACKOFF_MS = 2_000
-"""Between two attempts of a channel to connect."""
+"""Longest pause between two attempts of a channel to connect."""
 
 Options = list[tuple[str, int | str]]
 

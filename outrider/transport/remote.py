@@ -43,7 +43,9 @@ FIRST_ATTEMPT_S = 1.0
 """Longest time of the first attempts to connect; it doubles with each failure up to the timeout. Where packets were
 lost for a while only a new attempt gets through."""
 MAX_BACKOFF_MS = 120
-"""Between two attempts to connect: a service that is back is taken up at once, and a refused attempt costs little."""
+"""Longest pause between two attempts to connect: a service that is back is taken up at once, and a refused attempt
+costs little.
+"""
 LOADING_WAIT_S = 2.0
 """Longest silence of a service that loads, before it is asked again."""
 
@@ -67,9 +69,9 @@ class _RemotePort:
         self.address = address
         self._link_timeout_s = link_timeout_s
         self._heartbeat_interval_s = 0.0
-        """As last described; 0: none are sent."""
+        """Heartbeat interval as last described; 0: none are sent."""
         self._is_loading = False
-        """As last described."""
+        """Loading flag as last described."""
         self._shares_memory = shares_memory
         self._security = security
         self._connect_timeout_s = connect_timeout_s

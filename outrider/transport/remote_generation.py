@@ -38,7 +38,7 @@ from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 
 INFO_TIMEOUT_S = 10.0
 MAX_BACKOFF_MS = 500
-"""Between attempts to connect: callers that try again space their calls themselves."""
+"""Longest pause between attempts to connect: callers that try again space their calls themselves."""
 
 
 class _Fold:

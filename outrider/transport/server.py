@@ -120,7 +120,7 @@ class Server:
         self._http_health.close()
 
     async def wait(self) -> None:
-        """Until the server has ended."""
+        """Wait until the server has ended."""
         await self._server.wait_for_termination()
 
 

@@ -247,7 +247,7 @@ class GenerationServicer(GenerationServiceServicer):
 
 
 def _silence_timeout_s(context: Context, timeout_s: float) -> float:
-    """After how long a silence the caller is gone."""
+    """Seconds of silence after which the caller is gone."""
     return timeout_s if sends_heartbeats(context.invocation_metadata()) else max(timeout_s, UNANNOUNCED_TIMEOUT_S)
 
 

@@ -48,7 +48,7 @@ CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.IntegrityError: grpc.StatusCode.INTERNAL,
     OutriderError: grpc.StatusCode.INTERNAL,
 }
-"""By class; a subclass that is not named has its parent's."""
+"""Status codes by class; a subclass that is not named has its parent's."""
 
 _BY_NAME = {kind.__name__: kind for kind in CODES}
 _NEAREST: dict[grpc.StatusCode, type[OutriderError]] = {
@@ -58,7 +58,7 @@ _NEAREST: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.UnauthenticatedError,
     grpc.StatusCode.PERMISSION_DENIED: errors.ConfigError,
 }
-"""For a status that is not ours."""
+"""Error class for a status that is not ours."""
 _LONGEST_RETRY_MS = 60_000
 """A longer delay of a server counts as this."""
 _NOT_HTTP2 = ("http1.x server", "Expected SETTINGS frame as the first frame")

@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator
 from outrider.transport.link.counts import host_of
 
 LAST_CHANCE_S = 0.02
-"""Between the end of a turn's time and its end: an event loop that was held up reads first what has come meanwhile."""
+"""Time between the end of a turn's time and its end: an event loop that was held up reads first what has come
+meanwhile.
+"""
 
 _SHARE_OF_SILENT = 4
 """One turn of this number is a silent connection's while others wait."""

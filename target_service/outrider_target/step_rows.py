@@ -82,7 +82,7 @@ class SessionColumns:
         )
 
     def selected(self, places: NDArray[np.intp]) -> SessionColumns:
-        """Those at these places."""
+        """Sessions at these indices."""
         chosen = places.tolist()
         sequences, samplings = [self.sequences[place] for place in chosen], [self.samplings[place] for place in chosen]
         if self.scoring is None:
@@ -264,7 +264,7 @@ def layers_of(columns: ScoreColumns, rows: SessionColumns) -> list[int]:
 
 
 def joined_scores(forms: Sequence[SparseScores]) -> SparseScores:
-    """Those of several sessions, one after the other."""
+    """Scores of several sessions, one after the other."""
     return SparseScores(
         np.concatenate([form.support_probs for form in forms]),
         np.concatenate([form.outside_mass for form in forms]),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 NUM_EAGER_CALLS = 4
-"""Before the capture: compilation, workspaces of libraries and cached constants are made in them."""
+"""Calls before the capture: compilation, workspaces of libraries and cached constants are made in them."""
 
 
 class CapturedStep:
@@ -41,7 +41,7 @@ class CapturedStep:
         return self._loss
 
     def _compute_beside(self, inputs: Tensor) -> Tensor:
-        """On a stream of its own, as a capture demands of what runs before it."""
+        """Compute on a stream of its own, as a capture demands of what runs before it."""
         self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

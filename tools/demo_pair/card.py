@@ -18,7 +18,7 @@ from demo_pair.training import OVERLAP_TEMPERATURES
 
 EXCERPT_LINES = 14
 HEAD_TITLES = {"eagle3": "EAGLE-3 head", "dflash": "DFlash block drafter"}
-"""By method."""
+"""Titles by method."""
 MEASURED_DRAFT = "measure-draft-"
 
 Report = dict[str, Any]

@@ -31,7 +31,7 @@ PROMPT_TOKENS = 64
 TEMPERATURES = (0.0, 0.7, 1.0)
 DRAFT_LENGTH = 4
 _ROWS_WRITTEN_AT_ONCE = 8192
-"""Their keys and values take 33 GB on a GPU."""
+"""Rows written at once: their keys and values take 33 GB on a GPU."""
 
 
 class Job:

@@ -217,7 +217,7 @@ PARTS = (
     *_HOST,
     Part("vllm", "vLLM on the same pair, by the command of --vllm", (PeerRow("vllm"),)),
 )  # fmt: skip
-"""In the order in which they are measured."""
+"""Parts in the order in which they are measured."""
 
 
 def find_parts(names: list[str], *, most_cards: int) -> list[Part]:

@@ -12,7 +12,7 @@ class Services:
     """A shape, or a head: eagle3, mtp, dflash."""
     acceptance: float = 0.81
     later_acceptance: float | None = None
-    """In the second half of the cycle that decoding walks, if it is another one."""
+    """Acceptance in the second half of the cycle that decoding walks, if it is another one."""
     flags: tuple[str, ...] = ()
     """Flags of ``outrider serve``."""
     with_fixed: bool = True
@@ -80,7 +80,7 @@ class CommandRow:
     full: tuple[str, ...] = ()
     """Further words of a real measurement."""
     tiny: tuple[str, ...] = ()
-    """In their place with tiny models."""
+    """Flags in their place with tiny models."""
     services: Services = Services()
     comparisons: tuple[Comparison, ...] = ()
     wanted: str = ""

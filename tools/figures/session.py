@@ -30,7 +30,7 @@ class Session:
     """The log of services tells every choice of draft lengths, and what it went by."""
     deadline: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
-    """By row: what went wrong."""
+    """Error messages by row."""
 
     @property
     def device(self) -> str:

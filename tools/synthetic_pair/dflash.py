@@ -30,7 +30,8 @@ NUM_LAYERS, BLOCK_SIZE = 5, 8
 _SLOWEST_OF_FAST = 0.2
 """Radians a position, of the rotary pairs that tell distances apart."""
 _MARGIN = 10.0
-"""Between the scores of what a head looks for and of what it falls back to, and of that and any other distance."""
+"""Margin between the scores of what a head looks for and of what it falls back to, and of that and any other distance.
+"""
 _NOISE = 0.05
 """Noise of queries and keys, in root mean square, beside those that are meant."""
 
@@ -95,7 +96,7 @@ class _Drafter:
         """[heads] that each head looks for."""
 
     def tensors(self, ids: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """By z-lab's names."""
+        """Tensors by z-lab's names."""
         shape, random = self._target, self._random
         hidden = shape.hidden_size
         images = self._embedding()

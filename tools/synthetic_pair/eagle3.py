@@ -56,7 +56,7 @@ class _Maker:
         self._random = RandomMatrices("eagle3", recipe.seed, dtype, device)
 
     def tensors(self, ids: torch.Tensor, embedding: torch.Tensor) -> dict[str, torch.Tensor]:
-        """By SafeAILab's names, on the CPU."""
+        """Tensors by SafeAILab's names, on the CPU."""
         shape = self._target
         hidden, groups, random = shape.hidden_size, shape.num_heads // shape.num_kv_heads, self._random
         keys = shape.num_kv_heads * shape.head_dim

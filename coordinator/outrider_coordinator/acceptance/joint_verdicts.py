@@ -43,20 +43,20 @@ class JointVerdicts:
 
     @classmethod
     def of(cls, rows: Rows, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices) -> JointVerdicts:  # [C] each
-        """With the random numbers of sessions with these seeds, whose proposals begin at ``bases``."""
+        """Judge with the random numbers of sessions with these seeds, whose proposals begin at ``bases``."""
         bases = bases[rows.cases]
         streams = np.array([[Stream.ACCEPTANCE], [Stream.RESIDUAL]])
         return cls(rows, limits, uniform(seeds[rows.cases], streams, bases, bases + _steps(rows)))
 
     @classmethod
     def joined(cls, parts: Sequence[JointVerdicts]) -> JointVerdicts:
-        """Those on the cases of all parts."""
+        """Verdicts on the cases of all parts."""
         rows = Rows.joined([part._rows for part in parts])
         limits = np.concatenate([part._limits for part in parts])
         return cls(rows, limits, np.concatenate([part._coins for part in parts], axis=1))
 
     def selected(self, cases: Indices) -> JointVerdicts:
-        """Those on these cases alone."""
+        """Verdicts on these cases alone."""
         coins = self._coins[:, ragged(self._rows.num_rows, cases)]
         return JointVerdicts(self._rows.selected(cases), self._limits[cases], coins)
 
@@ -71,7 +71,7 @@ class JointVerdicts:
     def on(
         self, inside: FloatArray, outside: FloatArray, drawn: IntArray
     ) -> tuple[Indices, Indices] | None:  # [N], [R+C], [R+C]
-        """By case [C] the number of accepted tokens, and the token after them; None where each has to be judged alone.
+        """Number of accepted tokens by case [C], and the token after them; None where each has to be judged alone.
 
         ``inside``: the target's probabilities of the supports' ids. ``outside``: its mass outside them. ``drawn``: a
         token from there.
@@ -138,7 +138,7 @@ class SupportedProposals:
 
     @functools.cached_property
     def verdicts(self) -> JointVerdicts:
-        """On all of them."""
+        """Verdicts on all of the proposals."""
         return JointVerdicts.of(self.rows, limits=self._limits, seeds=self._seeds, bases=self._bases)
 
     def evidence(self, case: int) -> SparseEvidence:
@@ -159,7 +159,7 @@ class PlacedEvidence:
 
     @property
     def evidence(self) -> SparseEvidence:
-        """By itself."""
+        """Evidence of a session by itself."""
         return self.proposals.evidence(self.case)
 
 

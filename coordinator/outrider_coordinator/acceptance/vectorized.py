@@ -38,7 +38,7 @@ class Rows:
 
     @classmethod
     def of(cls, num_rows: Indices, counts: Indices, drafted: Indices, ids: IntArray, probs: FloatArray) -> Rows:
-        """With what follows from the counts."""
+        """Rows with the fields that follow from the counts."""
         starts, cases = counts.cumsum() - counts, np.arange(num_rows.size).repeat(num_rows)
         return cls(num_rows, counts, starts, cases, drafted, ids, probs)
 

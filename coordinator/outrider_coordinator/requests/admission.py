@@ -19,7 +19,7 @@ RETRY_AFTER_MS = 1000
 
 
 class Admission(Generic[EntryT]):
-    """At most ``max_running`` running entries, and a queue of at most ``max_queue`` waiting ones."""
+    """Bounds: at most ``max_running`` running entries, and a queue of at most ``max_queue`` waiting ones."""
 
     def __init__(self, *, max_running: int, max_queue: int) -> None:
         self._max_running = max_running

@@ -61,7 +61,7 @@ class BatchDriver:
         self._ends = StepEnds(draft_waits, act_on=act_on, fail=fail)
         self._peers = peers
         self._prepared: dict[bytes, PreparedBatch] = {}
-        """By the numbers of their sessions."""
+        """Prepared batches by the numbers of their sessions."""
         self._taken: list[TakenAnswers] = []
         self._announced: dict[DraftReplica, tuple[ScoreAhead, TargetReplica, int]] = {}
         """Rest of each draft's last ``ScoreAhead`` that waits, with the target that has it, and its plane."""

@@ -21,7 +21,7 @@ _Columns: TypeAlias = AnswerColumns[TargetEvent]
 
 
 class EarlyScores:
-    """Those of one coordinator."""
+    """Early scores of one coordinator."""
 
     def __init__(self, are_early: Callable[[Column, Column], Bools]) -> None:
         """``are_early``: sessions and generations [B] to whether each waits for the proposal that the scores are of."""

@@ -28,7 +28,7 @@ class OutputScheduler:
     def __init__(self, allowance: MessageAllowance) -> None:
         self._waiting: OrderedDict[RequestState, None] = OrderedDict()
         self._first: OrderedDict[RequestState, None] = OrderedDict()
-        """Those whose users have had no output yet. It is never held back."""
+        """Requests whose users have had no output yet. It is never held back."""
         self._has_commands = False
         """Commands were put together since users last had output."""
         self._is_due = False

@@ -54,11 +54,11 @@ class Endings:
     num_pauses: int = 0
     """Pauses of requests whose readers were behind, those that run included."""
     by_reason: Counter[FinishReason] = field(default_factory=Counter)
-    """Those that finished or were cancelled."""
+    """Requests that finished or were cancelled."""
     by_error: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(USUAL_FAILURES, 0)))
-    """Those that failed, by the error's name; usual ones are there from the start, so that a rate sees them rise."""
+    """Failed requests, by the error's name; usual ones are there from the start, so that a rate sees them rise."""
     prompt_lengths: Histogram = field(default_factory=lambda: Histogram(LENGTHS))
-    """In tokens, of requests that have ended, as are the next."""
+    """Prompt lengths in tokens of requests that have ended; so are the next fields."""
     generation_lengths: Histogram = field(default_factory=lambda: Histogram(LENGTHS))
     spec_stats: SpecDecodeStats = field(default_factory=SpecDecodeStats)
 

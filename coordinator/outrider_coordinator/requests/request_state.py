@@ -36,7 +36,7 @@ class RequestState:
         loop.trace_items(trace.trace_parent)
         loop.name_trace(trace.trace_id)
         self.session = -1
-        """Its number on the links while it runs."""
+        """Session number on the links while it runs."""
         self.place = Place(
             loop.tokens, loop.engine_request.cache_salt, loop.engine_request.max_length, loop.speculation
         )

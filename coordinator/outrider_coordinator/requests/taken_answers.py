@@ -99,7 +99,7 @@ class TakenAnswers:
 
     @property
     def requests(self) -> Sequence[RequestState]:
-        """Those whose answers were taken."""
+        """Requests whose answers were taken."""
         taken, requests = self.taken, self.batch.requests
         if isinstance(taken, TakenScores) and len(taken.places) < len(requests):
             return [requests[place] for place in taken.places]
@@ -107,6 +107,6 @@ class TakenAnswers:
 
     @property
     def index(self) -> Ints:
-        """Their rows."""
+        """Rows of the requests."""
         taken, index = self.taken, self.batch.prepared.index
         return index[list(taken.places)] if isinstance(taken, TakenScores) and len(taken.places) < len(index) else index

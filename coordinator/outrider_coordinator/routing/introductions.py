@@ -16,7 +16,7 @@ from outrider.types import ModelDescription
 from outrider_coordinator.routing.replica import Replica
 
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
-"""Before a pair is introduced again: at first, and at most, after it was in vain again and again."""
+"""Waits before a pair is introduced again: the first, and the longest after repeated failures."""
 
 AnyReplica = Replica[Any, Any]
 StateT = TypeVar("StateT")
@@ -31,7 +31,7 @@ class Introduction(Generic[StateT]):
     state: StateT
     """State of the connection."""
     connection: int = 0
-    """On both links; 0 while there is none."""
+    """Connection number on both links; 0 while there is none."""
     retry_s: float = RETRY_S
     retry: asyncio.TimerHandle | None = None
 
@@ -121,5 +121,5 @@ class Introductions(abc.ABC, Generic[StateT]):
 
 
 def name_of(replica: AnyReplica) -> str:
-    """For people."""
+    """Name of a pair in logs."""
     return replica.name or "this process"

@@ -24,7 +24,7 @@ _SAME = (
     "batch_invariant",
     "tokenizer_hash",
 )
-"""In what two targets have to agree so that a session may go on from one to the other."""
+"""Fields in which two targets have to agree so that a session may go on from one to the other."""
 _log = logging.getLogger(__name__)
 _FILE = "tokenizer.json"
 

@@ -39,11 +39,11 @@ CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
 RETRY_S = 0.1
-"""Between two tries to reach a service: it may be there at any moment, and trying costs little."""
+"""Wait between two attempts to reach a service: it may be back at any moment, and trying costs little."""
 LONGEST_RETRY_S = 2.0
-"""Between two tries of what a service refuses, such as a wrong token: that mends itself seldom, and is not cheap."""
+"""Wait between two attempts that a service refuses, for a wrong token say: retries rarely help and are not cheap."""
 FIRST_ABSENCE_S, LONGEST_ABSENCE_S = 30.0, 600.0
-"""For how long a service that answered nothing since it was last given up is left alone; it doubles each time."""
+"""Pauses for a service that answered nothing since it was last given up: the first and the longest; each doubles."""
 
 _FATAL = (ConfigError, PairMismatchError)
 """Errors that persist however long one waits."""
@@ -109,7 +109,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
 
     @property
     def num_pages_free(self) -> int:
-        """As last reported, but no more than there are; all pages until then."""
+        """Number of free pages as last reported, at most the number of pages; all of them until then."""
         if self._link is None or self.description is None:
             return 0
         reported, num_pages = self._link.num_pages_free, self.description.num_pages
@@ -135,7 +135,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             self._link_queue.put(command)
 
     def send_columns(self, columns: CommandColumns) -> None:
-        """Likewise for commands of many sessions: all of plain steps, or all of steps with drafts."""
+        """Send commands of many sessions: all of plain steps, or all of steps with drafts."""
         if self._link is not None:
             self._outbox.append(columns)
             self._link_queue.put_columns(columns)
@@ -208,7 +208,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             await asyncio.sleep(max(wait_s, self._absence_s))
 
     def _log_trouble(self, error: OutriderError) -> None:
-        """Once, however often the same is met again."""
+        """Log a failure once, however often it repeats."""
         if str(error) != self._trouble:
             self._trouble = str(error)
             level = logging.INFO if isinstance(error, LoadingError) else logging.WARNING

@@ -209,7 +209,7 @@ class Replicas(Generic[CommandT, EventT]):
         closing.add_done_callback(self._closing_tasks.discard)
 
     def _note_trouble(self, trouble: str) -> None:
-        """Once, however often the same is met again."""
+        """Log a failure once, however often it repeats."""
         if trouble != self._trouble:
             self._trouble = trouble
             _log.warning("the %s cannot be resolved: %s", self._side, trouble)

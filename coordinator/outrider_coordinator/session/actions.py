@@ -69,7 +69,7 @@ class DraftWaitEnded:
     timing: ItemTiming | None
     """The draft's own time for the answer that ended the wait; None where none did, or it did not say."""
     is_prefill: bool = False
-    """As in ``StepEnded``."""
+    """Prefill flag, as in ``StepEnded``."""
 
 
 @dataclass(frozen=True, slots=True)

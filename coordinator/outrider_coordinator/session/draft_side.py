@@ -70,7 +70,7 @@ class DraftSide:
     opened = IntColumn(col.DRAFT_OPENED)
     """The generation of the latest ``Open``."""
     losses = IntColumn(col.DRAFT_LOSSES)
-    """In a row."""
+    """Number of losses in a row."""
     is_late = Flag(col.IS_LATE)
     """True if the proposal came too late for its step: it is waited for, and nothing more is asked meanwhile."""
     reads_states = Flag(col.READS_STATES)
@@ -82,7 +82,7 @@ class DraftSide:
         self.why_away = WithoutDraft.AWAY
         """Reason why it may not be used, as long as it may not."""
         self.is_lost = False
-        """It held the session and lost it: to open it is to rebuild it."""
+        """Flag of a draft that held the session and lost it: opening it again rebuilds it."""
         self.has_answered = False
         """True if it has answered since it was opened; one that reads hidden states thereby says how much it holds."""
         self.states = HiddenStateBuffer()
@@ -99,7 +99,7 @@ class DraftSide:
 
     @property
     def facts(self) -> DraftFacts:
-        """About the draft."""
+        """Facts about the draft."""
         return self._facts
 
     @facts.setter
@@ -160,7 +160,7 @@ class DraftSide:
             self.states.move_to(max(0, self.held - 1))
 
     def settle(self, drafted: Drafted, num_accepted: int) -> None:
-        """After a verdict: of its own K tokens the draft has KV for all but the last.
+        """Update the draft side after a verdict: of its own K tokens the draft has KV for all but the last.
 
         So after K acceptances it lacks one, the bonus-token hole, and the next ``Extend`` brings two tokens. One that
         reads hidden states computes its own tokens anew, now from the target's.

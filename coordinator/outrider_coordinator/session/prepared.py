@@ -75,7 +75,7 @@ class TakenScores:
     """Steps that ended, and what is asked next; one entry for each session."""
 
     places: Sequence[int]
-    """Among the answers."""
+    """Indices among the answers."""
     num_drafted: Ints
     num_accepted: Column
     next_ids: Column

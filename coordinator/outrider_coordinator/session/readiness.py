@@ -19,7 +19,7 @@ class Readiness(enum.Enum):
     """State of a session at a service, by which it may be used or not."""
 
     CLOSED = "closed"
-    """Not open on the service; may be opened."""
+    """Session not open on the service; may be opened."""
     OPEN = "open"
     AWAY = "away"
     """The service cannot be reached, or has no room for this session now."""
@@ -28,7 +28,7 @@ class Readiness(enum.Enum):
 
 
 _READINESS = (Readiness.OPEN, Readiness.CLOSED, Readiness.AWAY, Readiness.GONE)
-"""By what ``FLAGS`` hold of a side: its higher bit is set where the side may not be used."""
+"""Readiness by the value that ``FLAGS`` hold of a side: its higher bit is set where the side may not be used."""
 _READINESS_BITS = {readiness: bits for bits, readiness in enumerate(_READINESS)}
 
 

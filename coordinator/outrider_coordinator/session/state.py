@@ -33,29 +33,29 @@ class SessionStatus(enum.Enum):
     """Phase of a session: the answer that it waits for."""
 
     WAITING = "waiting"
-    """For admission: it has not begun, its target had no room for it, or it was released while it was paused."""
+    """Waits for admission: it has not begun, its target had no room for it, or it was released while it was paused."""
     DRAFTING = "drafting"
-    """For the proposal of this step."""
+    """Waits for the proposal of this step."""
     SCORING = "scoring"
-    """For the scores of this step, or for a target that it can be rebuilt on."""
+    """Waits for the scores of this step, or for a target that it can be rebuilt on."""
     PAUSED = "paused"
-    """For its reader, between two steps."""
+    """Waits for its reader, between two steps."""
     FINISHED = "finished"
-    """It is over."""
+    """Ended."""
 
 
 _STATUSES = tuple(SessionStatus)
 _STATUS_INDEX = {status: index for index, status in enumerate(SessionStatus)}
 DRAFTING, SCORING = _STATUS_INDEX[SessionStatus.DRAFTING], _STATUS_INDEX[SessionStatus.SCORING]
-"""In the column ``STATUS``."""
+"""Values of the column ``STATUS``."""
 _REASONS = tuple(WithoutDraft)
 _REASON_INDEX = {reason: index for index, reason in enumerate(WithoutDraft)}
 NOTHING_PROPOSED = _REASON_INDEX[WithoutDraft.NOTHING_PROPOSED]
-"""In the column ``REASON``."""
+"""Values of the column ``REASON``."""
 
 
 def reason_of(index: int) -> WithoutDraft:
-    """By its index in the column ``REASON``."""
+    """Reason by its index in the column ``REASON``."""
     return _REASONS[index]
 
 

@@ -41,7 +41,8 @@ LOOKAHEAD_STEPS = 64
 """Plain steps that one ``Prepare`` lets a target compute before they are asked for. The target stops by itself where
 the session ends."""
 LEAST_LOOKAHEAD_STEPS = 16
-"""Once fewer are left the next ``Prepare`` goes out, so that a target never runs out of them between two messages."""
+"""Steps left below which the next ``Prepare`` goes out, so that a target never runs out of them between two messages.
+"""
 MAX_SILENT_STEPS = 6
 """Steps in a row that a target begins by itself without draft tokens. Then its draft is asked: it may have lost the
 session, or be slower than the target."""

@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 ANY_LENGTH = 1 << 40
 NO_TOKEN = (1 << 32) - 1
-"""Behind the tokens of a proposal: no token of a vocabulary."""
+"""Padding behind the tokens of a proposal: no token of a vocabulary."""
 _WIDTH = MAX_DRAFT_LENGTH + 1
 _FEWEST_ROWS = 8
 
@@ -44,7 +44,7 @@ class Row:
         self.evidence: Any = None
         """Evidence of the proposal: ``Evidence``, or a place in a message (``ProposedSupports``)."""
         self.index = -1
-        """In the table; -1: in none."""
+        """Index in the table; -1: in none."""
 
 
 class IntColumn:

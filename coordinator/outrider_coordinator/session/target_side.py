@@ -13,7 +13,7 @@ class TargetSide:
     held = IntColumn(col.TARGET_HELD)
     """Committed tokens the target is known to hold."""
     losses = IntColumn(col.TARGET_LOSSES)
-    """In a row."""
+    """Number of losses in a row."""
     announced = IntColumn(col.ANNOUNCED)
     """Generation of the ``Score`` that it was told of, to be scored once its proposal comes directly; 0: none."""
     lookahead_credit = IntColumn(col.CREDIT)
@@ -32,9 +32,9 @@ class TargetSide:
         self.is_held_back = False
         """The next part of such a text waits until the draft has taken the states of those before."""
         self.is_lost = False
-        """It held the session and lost it: to open it is to rebuild it."""
+        """Flag of a target that held the session and lost it: opening it again rebuilds it."""
         self.hidden_state_layers: tuple[int, ...] = ()
-        """With which it was opened."""
+        """Layers whose states the target was opened with."""
 
     @property
     def readiness(self) -> Readiness:

@@ -229,7 +229,9 @@ class StepCosts:
         return self._target_scale.value if nearest is None else nearest[1]
 
     def _scoring_scale(self, rows: int) -> float:
-        """Before any forward with draft tokens was measured, plain rounds tell how far the table is off."""
+        """Ratio of measured time to the table's; plain rounds give it before any forward with draft tokens was
+        measured.
+        """
         return math.exp(self._target_scale.value if self._target_scale.num_samples else self._plain_scale(rows))
 
 

@@ -120,7 +120,7 @@ class RequestTimings:
         stages.wire.observe(between)
 
     def _stages(self, *, is_prefill: bool) -> StageHistograms:
-        """Those of the step's phase; every step up to the first output is prefill."""
+        """Stages of the step's phase; every step up to the first output is prefill."""
         histograms = self._latency_histograms
         return histograms.prefill if is_prefill or self._first_token is None else histograms.decode
 

@@ -29,7 +29,7 @@ class WithoutDraft(enum.StrEnum):
     CATCHING_UP = "catching_up"
     """The draft computes text that it lacks."""
     LAST_TOKEN = "last_token"
-    """Only one token is still wanted, and the target gives that."""
+    """One token is still wanted, and the target gives that."""
     OUTGROWN = "outgrown"
     """The text is as long as the draft can take."""
     LATE = "late"

@@ -29,10 +29,10 @@ class _StopText:
         self.num_matched = 0
         """Characters of the stop text that end the text so far, fewer than all of them."""
         self._borders = [0]
-        """For each beginning of the stop text: length of its longest end, short of itself, that begins it too."""
+        """Border of each prefix of the stop text: length of its longest proper suffix that is a prefix of the text."""
 
     def peek(self, text: str, *, after: int) -> int | None:
-        """As ``push``, of text that may yet change: the state stays as it is."""
+        """Result of ``push`` for text that may yet change: the state stays as it is."""
         num_matched = self.num_matched
         found = self.push(text, after=after)
         self.num_matched = num_matched

@@ -68,7 +68,7 @@ class Notes:
         """Added to a reading of the clock it is a time of day."""
         self.model = ""
         self.grammar_ns: tuple[int, int] | None = None
-        """Before and after the grammar was compiled."""
+        """Clock readings before and after the grammar was compiled."""
         self.tokenized_ns: int | None = None
         self.admitted_ns: int | None = None
         self.first_token_ns: int | None = None

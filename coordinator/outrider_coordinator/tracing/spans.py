@@ -1,4 +1,4 @@
-"""From what was noted of a request to its spans.
+"""Spans of a request, made from its notes.
 
     request            SERVER; how it was asked for, what came of it
       tokenize         until it is ready to wait its turn

@@ -64,9 +64,10 @@ class ProposalRequest:
     num_tokens: int = 0
     """Draft tokens wanted at most, K; 0: the session is only brought up to date."""
     hidden_states: HiddenStates | None = None
-    """For a proposer with ``hidden_state_layers``: the target's states of the latest positions, up to the last but one
-    of ``token_ids``; the token after that comes from none. [N, F], at least the last; with ``reads_all_states`` every
-    position is among those of one request or another. ``states.as_tensor`` makes a tensor of them."""
+    """Target's hidden states, for a proposer with ``hidden_state_layers``: of the latest positions, up to the last but
+    one of ``token_ids``; the token after that comes from none. [N, F], at least the last; with ``reads_all_states``
+    every position is among those of one request or another. ``states.as_tensor`` makes a tensor of them.
+    """
     state: dict[str, Any] = field(default_factory=dict)
     """The proposer's own; empty when the session is opened, or opened anew."""
 

@@ -97,7 +97,7 @@ class DraftState:
 
     sampling: SessionSampling
     metadata: DraftMetadata | None
-    """By which its tokens are drawn in one launch; None: they are not."""
+    """Sampling metadata for drawing its tokens in one launch; None: they are drawn one by one."""
 
 
 @dataclass(slots=True)
@@ -108,15 +108,15 @@ class ProposalJob:
     extend: Extend
     sequence: TailSequence
     metadata: DraftMetadata | None
-    """By which its tokens are drawn in one launch; None: they are not."""
+    """Sampling metadata for drawing its tokens in one launch; None: they are drawn one by one."""
     base: int
     """Committed tokens."""
     draft_length: int
     """Tokens still wanted in all, after trimming."""
     token_ids: tuple[int, ...]
-    """To be appended before the next token is drawn: committed tokens at first, then the token drawn last."""
+    """Tokens to be appended before the next token is drawn: committed tokens at first, then the token drawn last."""
     num_left: int
-    """Those of them, at the end, that were not appended yet."""
+    """Number of tokens at the end that were not appended yet."""
     num_last: int = 1
     """Any prefill may be cut before its last token."""
     num_drawn: int = 0

@@ -60,7 +60,7 @@ class HeadJob:
     num_left: int
     num_last: int = 1
     metadata: DraftMetadata | None = None
-    """By which its tokens are drawn in one launch; None: they are not."""
+    """Sampling metadata for drawing its tokens in one launch; None: they are drawn one by one."""
     drawn: list[int] = field(default_factory=list)
     draws: list[Draws] = field(default_factory=list)
 

@@ -20,7 +20,7 @@ class HeadState:
 
     sampling: SessionSampling
     metadata: DraftMetadata | None = None
-    """By which its tokens are drawn in one launch; None: they are not."""
+    """Sampling metadata for drawing its tokens in one launch; None: they are drawn one by one."""
     last_state: torch.Tensor | None = None
     """[1, F] of the last pair, which is computed again when nothing new comes with the next item."""
 

@@ -49,7 +49,7 @@ class StateHeadProposer(Proposer):
 
     hidden_state_layers = (LAST_HIDDEN_STATE,)
     prefix: ClassVar[str]
-    """Left out of the names of a checkpoint's tensors."""
+    """Prefix left out of the names of a checkpoint's tensors."""
     max_draft_length: int
     """Tokens that the heads give."""
     device: torch.device
@@ -61,7 +61,7 @@ class StateHeadProposer(Proposer):
 
     @classmethod
     def load(cls, settings: DraftSettings) -> Self:
-        """From the model's folder."""
+        """Proposer from the model's folder."""
         folder = Path(settings.model or "")
         config = read_object(folder / "config.json")
         length = settings.max_model_len or UNLIMITED_LENGTH

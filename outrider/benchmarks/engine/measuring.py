@@ -32,7 +32,9 @@ _IN_A_ROW = 8
 """Forwards that are timed together on a device: while one is computed, the next is prepared."""
 _SEED = 1
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
-"""By how much logits of one forward and of several may differ, over the largest logit; FP8 models as bfloat16 ones."""
+"""Largest difference between logits of one forward and of several, relative to the largest logit; FP8 models as
+bfloat16 ones.
+"""
 
 
 class EngineGateError(OutriderError):
@@ -45,7 +47,7 @@ class Case:
 
     batch_size: int
     num_tokens: int
-    """In a forward, a row; in a draft loop, the draft length."""
+    """Tokens per row in a forward; in a draft loop, the draft length."""
     context: int
     """Tokens of each sequence after the forward, or before the draft loop."""
     sampling: SamplingParams = GREEDY

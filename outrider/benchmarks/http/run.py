@@ -24,7 +24,7 @@ from outrider.benchmarks.samples import median
 from outrider.errors import OutriderError, UnavailableError
 
 _START_DELAY_S = 0.02
-"""From the moment at which the processes get their requests to that at which all send them."""
+"""Delay from the moment at which the processes get their requests to that at which all send them."""
 
 Send = Callable[[str, Sequence[Mapping[str, Any]]], list[Stream]]
 """(address, bodies) to their streams; all bodies are sent at the same time."""

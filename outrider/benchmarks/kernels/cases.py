@@ -19,13 +19,13 @@ class KernelCase:
 
     name: str
     size: str
-    """In words, for tables."""
+    """Size in words, for tables."""
     num_bytes: int
     """Inputs read once and outputs written once."""
     work: Callable[[int], object]
     """The n-th go."""
     difference: Callable[[], float]
-    """From the reference, over the reference's norm; or the share of answers that differ."""
+    """Distance from the reference relative to the reference's norm; or the share of answers that differ."""
     tolerance: float
     is_capturable: bool = True
     """True if it makes no decision on the host, so that a CUDA graph can hold it."""

@@ -58,7 +58,7 @@ class PeerPlan:
 
     engines: tuple[str, ...]
     pair: Pair
-    """Its number of users is that of the largest load."""
+    """Pair whose number of users is that of the largest load."""
     loads: tuple[Load, ...]
     num_tokens: int = 128
     num_warmups: int = 1
@@ -109,7 +109,7 @@ class PeerOutcome:
     version: str = ""
     """Version of the engine's package."""
     after_first_ms: tuple[float, ...] = ()
-    """As ``all_ms``, without the first token."""
+    """Times as in ``all_ms``, without the first token."""
 
 
 def installed(packages: str | None = None) -> tuple[str, ...]:

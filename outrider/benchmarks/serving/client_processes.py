@@ -25,7 +25,7 @@ from outrider.client import AsyncClient
 from outrider.errors import OutriderError, UnavailableError
 
 _START_DELAY_S = 0.02
-"""From the moment at which all processes are ready to the start of the run."""
+"""Delay from the moment at which all processes are ready to the start of the run."""
 _END_WITHIN_S = 5.0
 
 Sent: TypeAlias = tuple[list[Record], float]

@@ -1,4 +1,4 @@
-"""From records to figures, in the keys that users of `vllm bench serve` know, and a few of our own.
+"""Figures of a run computed from its records, in the keys that users of `vllm bench serve` know, and a few of our own.
 
 Owns the arithmetic. Ours, where that tool has none: acceptance (of judged tokens), tokens a second of one user, and
 where the time of a step went.

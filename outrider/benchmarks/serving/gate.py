@@ -25,7 +25,7 @@ class GateReport:
 
     num_prompts: int
     num_tokens: int
-    """In all, those after a tie left out."""
+    """Number of compared tokens, those after a tie left out."""
     num_ties: int
 
 

@@ -25,7 +25,7 @@ from outrider.errors import UnavailableError
 
 ALONE, BESIDE = "alone", "beside a prefill"
 Interval = tuple[float, float]
-"""From when a long prompt was sent to its first token, in seconds since the run began."""
+"""Interval from when a long prompt was sent to its first token, in seconds since the run began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class InterferenceOutcome:
     alone: tuple[float, ...]
     beside: tuple[float, ...]
     prefills: tuple[float, ...]
-    """From sending a long prompt to its first token, in milliseconds."""
+    """Times from sending a long prompt to its first token, in milliseconds."""
     gate: GateReport
     draft_length: int
 

@@ -29,12 +29,12 @@ class Record:
 
     @property
     def time_to_first_token(self) -> float | None:
-        """From sending; None when none came."""
+        """Seconds from sending to the first token; None without any."""
         return self.token_times[0] - self.sent_at if self.token_times else None
 
     @property
     def latency(self) -> float:
-        """From sending to the end."""
+        """Seconds from sending to the end."""
         return self.ended_at - self.sent_at
 
     @property
@@ -46,7 +46,7 @@ class Record:
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """Between one message with tokens and the next: the inter-token latencies."""
+        """Inter-token latencies: gaps between one message with tokens and the next."""
         return tuple(later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False))
 
 
@@ -55,7 +55,7 @@ class Run:
     """All requests of one go."""
 
     records: tuple[Record, ...]
-    """In the order of the prompts."""
+    """Records in the order of the prompts."""
     duration: float
     """Seconds until the last request had ended."""
     num_users: int = 1

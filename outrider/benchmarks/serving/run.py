@@ -66,7 +66,7 @@ class ServePlan:
     with_baseline: bool = False
     """The same requests without speculation, in turn with the others."""
     with_first_tokens: bool = False
-    """Before each run the same requests for one token each, so that the time of decoding alone is known."""
+    """Preceding run of the same requests for one token each, so that the time of decoding alone is known."""
     with_cached_prompts: bool = False
     """All runs find their prompts in the prefix cache, where the first warm-up puts them: only decoding is timed."""
     fixed_lengths: tuple[int, ...] = ()
@@ -115,7 +115,7 @@ class ServeOutcome:
     gate: GateReport | None
     draft_length: int
     runs: dict[str, tuple[Run, ...]]
-    """By arm."""
+    """Runs by arm."""
 
     @property
     def speedups(self) -> tuple[float, ...]:

@@ -38,7 +38,7 @@ class SchemaPlan:
     """Output length of each request that arrives."""
     num_runs: int = 3
     start_s: float = 0.5
-    """After the beginning of a run, when requests begin to arrive."""
+    """Time after the beginning of a run when requests begin to arrive."""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ PARTS = ("there", "hand_in", "forward", "hand_out", "back")
 """Parts between the stamps: encoding, wire and decoding; the way to the engine's thread; the forward; the way back from
 that thread; encoding, wire and decoding."""
 TURN = "turn"
-"""Between an answer and what the coordinator asks next for that session."""
+"""Time between an answer and what the coordinator asks next for that session."""
 
 Key = tuple[str, int, int]
 """(side, session, generation)"""
@@ -50,7 +50,7 @@ class Stamps:
                 self._notes.append((side, item.session, item.generation, what, now))
 
     def save(self, path: Path) -> None:
-        """Into a file that ``load`` reads."""
+        """Save into a file that ``load`` reads."""
         for side, what, now, columns in self._columns:
             heads = zip(columns.sessions.tolist(), columns.generations.tolist(), strict=True)
             self._notes += [(side, session, generation, what, now) for session, generation in heads]
@@ -65,12 +65,12 @@ class StampedPort:
         self._port, self._stamps, self._side, self._is_remote = port, stamps, side, is_remote
 
     async def describe(self) -> ModelDescription:
-        """As the port."""
+        """Forwarded to the port."""
         description: ModelDescription = await self._port.describe()
         return description
 
     async def attach(self) -> StampedLink:
-        """As the port."""
+        """Forwarded to the port."""
         moments = (ASKED, RECEIVED) if self._is_remote else (ARRIVED, LEFT)
         return StampedLink(await self._port.attach(), self._stamps, self._side, moments)
 
@@ -84,27 +84,27 @@ class StampedLink:
 
     @property
     def num_pages_free(self) -> int | None:
-        """As the link."""
+        """Forwarded to the link."""
         return self._link.num_pages_free
 
     @property
     def stall(self) -> Stall:
-        """As the link."""
+        """Forwarded to the link."""
         return self._link.stall
 
     def send(self, commands: Sequence[Any]) -> None:
-        """As the link."""
+        """Forwarded to the link."""
         self._stamps.note(self._side, self._at_send, commands)
         self._link.send(commands)
 
     async def events(self) -> AsyncIterator[EventBatch[Any]]:
-        """As the link."""
+        """Forwarded to the link."""
         async for batch in self._link.events():
             self._stamps.note(self._side, self._at_event, (*batch.events, *batch.columns))
             yield batch
 
     async def close(self) -> None:
-        """As the link."""
+        """Forwarded to the link."""
         await self._link.close()
 
 

@@ -98,7 +98,7 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
         return True
 
     def takes_columns(self, step: DecodeBatch) -> bool:
-        """Unless some sessions are sampled and others are not."""
+        """True unless some sessions are sampled and others are not."""
         return len({session.open.sampling.temperature == 0 for session in step.sessions}) == 1
 
     def start_step(self, step: Any, batch: Sequence[tuple[Any, int]] = ()) -> StandInStep:  # noqa: ANN401
@@ -168,7 +168,7 @@ class StandInStep:
 
 
 def wait_until(when: float) -> None:
-    """Until a reading of ``time.perf_counter``, without holding the interpreter."""
+    """Wait until a reading of ``time.perf_counter``, without holding the interpreter."""
     while (left := when - time.perf_counter()) > 0:
         time.sleep(left - _SPIN_S if left > _SPIN_S else 0)
 

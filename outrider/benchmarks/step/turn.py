@@ -325,7 +325,7 @@ class TimedExecutor(StandInExecutor[Any, Any]):
 
     @property
     def is_asynchronous(self) -> bool:
-        """As a GPU's are."""
+        """True, as for a GPU's executors."""
         return True
 
     def start(self, batch: Sequence[tuple[Any, int]]) -> _TimedForward:
@@ -333,7 +333,7 @@ class TimedExecutor(StandInExecutor[Any, Any]):
         return self._launch(functools.partial(self.execute, batch), len(batch))
 
     def start_step(self, step: Any, batch: Sequence[tuple[Any, int]] = ()) -> Any:  # noqa: ANN401
-        """Likewise."""
+        """Start a step; time is taken."""
         forward = super().start_step(step, batch)
         return self._launch(forward.finish, len(step))
 

@@ -33,7 +33,7 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "peers": peers_table,
     "interference": interference_table,
 }
-"""By kind of result; a table of no results is empty."""
+"""Tables by kind of result; a table of no results is empty."""
 
 
 def render(results: Sequence[Result], kinds: Iterable[str] | None = None) -> str:

@@ -64,7 +64,7 @@ def family(result: Result) -> str:
 
 
 def device(result: Result) -> str:
-    """In words; of a CPU its name and cores."""
+    """Device in words; of a CPU its name and cores."""
     environment = result.environment
     return f"{environment.cpu}, {environment.num_cpus} cores" if environment.device == "cpu" else environment.device
 

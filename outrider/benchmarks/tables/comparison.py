@@ -47,7 +47,7 @@ class System:
     name: str
     is_plain: bool
     points: Mapping[int, Point]
-    """By number of users."""
+    """Points by number of users."""
 
 
 def compared_systems(results: Sequence[Result]) -> list[System]:

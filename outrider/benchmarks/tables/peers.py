@@ -66,7 +66,7 @@ class Measurement:
 
 
 def measurements(result: Result) -> Iterable[Measurement]:
-    """In the order in which they were taken."""
+    """Measurements in the order in which they were taken."""
     for found in result.figures["prompts_that_differ"]:
         engine, num_users = found["engine"], found["num_users"]
         ttft, tpot, whole, after_first = (

@@ -16,7 +16,7 @@ Line = tuple[str, str]
 
 
 def short_lines(results: Sequence[Result]) -> list[str]:
-    """In columns: result, what, figure."""
+    """Lines of three columns: result, what, figure."""
     cells = [(result.name, *line) for result in results for line in _LINES[result.kind](result)]
     widths = [max((len(row[column]) for row in cells), default=0) for column in range(2)]
     return [f"{name:<{widths[0]}}  {what:<{widths[1]}}  {figure}" for name, what, figure in cells]

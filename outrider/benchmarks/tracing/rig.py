@@ -141,7 +141,7 @@ class Rig:
         self._tell(_serve(self._target, self._to_target), is_draft=False)
 
     def _tell(self, batches: Sequence[EventBatch[Any]], *, is_draft: bool) -> None:
-        """As ``outrider_coordinator.requests.session_driver`` does."""
+        """Send as ``outrider_coordinator.requests.session_driver`` does."""
         request_state = self.request_state
         for batch in batches:
             for event, timing in batch.timed():

@@ -34,7 +34,7 @@ class DiscardingExporter(SpanExporter):
 
     def __init__(self) -> None:
         self.num_spans: Counter[str] = Counter()
-        """By name."""
+        """Number of spans by name."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Encode them."""

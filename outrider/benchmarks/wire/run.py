@@ -146,7 +146,7 @@ def to_rows(series: tuple[Series, ...]) -> list[tuple[Label, Label, Label, Label
 
 
 def plane_ratios(series: tuple[Series, ...]) -> dict[int, float]:
-    """By bytes of a tensor: how many times as long it takes inline as in shared memory, by the medians."""
+    """Ratio of the median time inline to that in shared memory, by bytes of a tensor."""
     medians = {
         (item.labels["over"], int(item.labels["reply_bytes"])): found.median
         for item in series

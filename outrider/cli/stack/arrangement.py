@@ -257,7 +257,7 @@ class _Shape:
         return value
 
     def bytes_per_parameter(self) -> int:
-        """By the type that the file names; 2 without a known one."""
+        """Bytes by the type that the file names; 2 without a known one."""
         dtype = self._config.get("dtype") or self._config.get("torch_dtype")
         return _BYTES_OF_DTYPES.get(dtype, 2) if isinstance(dtype, str) else 2
 

@@ -124,7 +124,7 @@ def _with_shares(settings: Settings, utilization: float | None) -> Settings:
 
 
 def _with_share(section: ModelT, share: float) -> ModelT:
-    """Unless its cache has a size, or it has no GPU."""
+    """Service with a share of GPU memory, unless its cache has a size or it has no GPU."""
     if not _indexes(section) or has_cache_size(section):
         return section
     return section.model_copy(update={"gpu_memory_utilization": round(share, 4)})
@@ -143,7 +143,7 @@ def _note(settings: Settings, gpus: Gpus) -> str:
 
 
 def _hint(settings: Settings, gpus: Gpus) -> str:
-    """On several GPUs of which nothing is set: a GPU for the draft alone rarely pays in speed."""
+    """Hint on several GPUs of which nothing is set: a GPU for the draft alone rarely pays in speed."""
     is_set = any(each.device != "auto" or each.tensor_parallel_size > 1 for each in (settings.target, settings.draft))
     if is_set or not _has_draft(settings) or len(gpus) < 2:
         return ""

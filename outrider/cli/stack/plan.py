@@ -1,4 +1,4 @@
-"""From settings to processes: which are started, with which flags, at which address.
+"""Processes that settings ask for: which are started, with which flags, at which address.
 
 Picks ports through the function it is given and starts nothing.
 """
@@ -36,7 +36,7 @@ class ServiceSpec:
     argv: tuple[str, ...]
     address: str
     stop_within_s: float
-    """After SIGTERM; past it the process is killed."""
+    """Time to end after SIGTERM; past it the process is killed."""
     health_url: str = ""
     """URL of its health, where its address speaks TLS; empty: at its address."""
     inherited: tuple[int, ...] = ()
@@ -238,14 +238,14 @@ def _local(section: SectionT, explicit: Collection[Place], free_port: Callable[[
 
 
 def _probed(section: SectionT, free_port: Callable[[], int]) -> SectionT:
-    """With TLS, health over HTTP on this host: the supervisor has no client certificate."""
+    """Service with a health probe; with TLS by HTTP on this host, as the supervisor has no client certificate."""
     if section.tls_cert_file is None or section.health_port is not None:
         return section
     return section.model_copy(update={"health_port": free_port(), "health_host": LOOPBACK})
 
 
 def _at_once(section: SectionT, explicit: Collection[Place]) -> SectionT:
-    """Without a drain delay, which is for load balancers and there is none here."""
+    """Service without a drain delay, which is for load balancers: there is none here."""
     return section if (section.name, "drain_delay_s") in explicit else section.model_copy(update={"drain_delay_s": 0.0})
 
 

@@ -43,7 +43,7 @@ class TracedRequest:
     seed: int
 
     def options(self, context: TraceContext) -> GenerateOptions:
-        """For the SDK."""
+        """Options for the SDK."""
         return GenerateOptions(
             prompt=self.prompt,
             max_tokens=self.max_tokens,

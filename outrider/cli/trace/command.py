@@ -125,7 +125,7 @@ def _read(files: Sequence[Path], trace_id: str | None) -> Collected:
 
 
 def _check_writable(drawing: DrawingFlags) -> None:
-    """Before the request: it may take long."""
+    """Check the output file before the request, which may take long."""
     for flag, path, _ in drawing.files:
         if not path.absolute().parent.is_dir():
             raise ConfigError(flag, f"{path} cannot be written: {path.absolute().parent} is no folder")

@@ -61,12 +61,12 @@ def summary(root: Node) -> list[tuple[str, str]]:
 
 
 def duration(nanoseconds: float) -> str:
-    """For people, in the unit that suits it."""
+    """Duration as text, in the unit that suits it."""
     return milliseconds(nanoseconds) if nanoseconds < 1e9 else f"{nanoseconds / 1e9:.2f} s"
 
 
 def milliseconds(nanoseconds: float) -> str:
-    """For people."""
+    """Milliseconds as text."""
     return f"{nanoseconds / 1e6:.2f} ms"
 
 

@@ -23,12 +23,12 @@ class Node:
 
     span: Span
     start_ns: int
-    """From the request's arrival."""
+    """Start, counted from the request's arrival."""
     children: list[Node] = field(default_factory=list)
 
     @property
     def end_ns(self) -> int:
-        """From the request's arrival."""
+        """End, counted from the request's arrival."""
         return self.start_ns + self.span.duration_ns
 
     def walk(self) -> Iterator[Node]:
@@ -115,7 +115,7 @@ def _is_request(span: Span) -> bool:
 
 
 def _bring_in_shared(spans: Sequence[Span], nodes: dict[str, Node], request: Span) -> None:
-    """Below the item, as if it had been alone: the forward, and beside it what was drawn of it."""
+    """Place shared spans below the item, as if it had been alone: the forward, and beside it its sampling."""
     below: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         if span.parent_id:

@@ -31,7 +31,7 @@ _NARROWEST, _WIDEST = 20, 100
 _BESIDE_BARS = 44
 
 Glyphs = Mapping[str, str]
-"""By colour."""
+"""Glyphs by colour."""
 
 
 def show_waterfall(console: Console, root: Node, *, max_steps: int) -> None:

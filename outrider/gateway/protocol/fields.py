@@ -14,7 +14,7 @@ _INT64 = 1 << 63
 MAX_CHOICES = 128
 """Bound on the choices of one prompt, as in OpenAI's API."""
 MAX_PROMPTS = 1024
-"""In one request; vLLM's bound."""
+"""Most prompts in one request; vLLM's bound."""
 MAX_GENERATIONS = 1024
 """Choices of one request, of all its prompts."""
 

@@ -139,7 +139,7 @@ def _parse_ids(part: bytes) -> list[int]:
 
 
 def _after(body: bytes, sign: bytes, position: int) -> int:
-    """Behind a sign that stands there, blanks apart; -1 if another does."""
+    """Index behind a sign that stands there, blanks apart; -1 if another does."""
     blanks = _BLANKS.match(body, position)
     position = position if blanks is None else blanks.end()
     return position + 1 if body[position : position + 1] == sign else -1

@@ -108,7 +108,7 @@ def _check_unicode(given: dict[str, Any]) -> None:
 
 
 def _check_lengths(given: dict[str, Any]) -> None:
-    """Before the entries are validated: each invalid one costs an error in every branch of a union."""
+    """Check lengths before the entries are validated: each invalid one costs an error in every branch of a union."""
     for field, bound in _LENGTHS.items():
         if isinstance(value := given.get(field), list | dict):
             bound.check(field, len(value))

@@ -40,7 +40,7 @@ _OF_CHATS = {"prompt_token_ids": "messages", "prompt": "messages", "logprobs": "
 API_KEY = "an API key is asked for: Authorization: Bearer KEY, with a key that is known here"
 _SHOWN_CHARACTERS = 80
 _MESSAGE_CHARACTERS = 500
-"""As in the status of a gRPC call."""
+"""Longest message, as in the status of a gRPC call."""
 
 Json = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""From one step of a draft loop to the next, on the device: every drawn token becomes the next step's input.
+"""Advance of a draft loop from one step to the next, on the device: every drawn token becomes the next step's input.
 
 Contract: a row that has more than one token left to draw appends the one just drawn: its position is the length of the
 context, its slot is looked up in the row's pages, the context grows by it, and so does ``POSITION``, which counts the

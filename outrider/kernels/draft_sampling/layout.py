@@ -23,11 +23,11 @@ class Method(enum.IntEnum):
     """Sampling method of a row."""
 
     NONE = 0
-    """Not at all: the row fills up a shape."""
+    """No sampling: the row fills up a shape."""
     GREEDY = 1
     COUPLED = 2
     SPARSE = 3
-    """From a support of the likeliest tokens, which is reported."""
+    """Sampling from a support of the likeliest tokens, which is reported."""
     CUT_COUPLED = 4
     """Coupled, among the tokens that top-p, top-k and min-p leave."""
 

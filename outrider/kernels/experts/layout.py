@@ -43,7 +43,7 @@ class Routing:
     expert_ids: torch.Tensor  # [A, T] int32, by falling weight
     weights: torch.Tensor  # [A, T] float32
     tiles: TokenTiles | None = None
-    """For kernels; None: on a CPU."""
+    """Tiles for kernels; None: on a CPU."""
     is_partial: bool = False
     """True if some pairs are of experts elsewhere, which no id from 0 to E - 1 names: their weighted products are 0,
     others are not written."""

@@ -25,7 +25,7 @@ _SCALES = (34, 160)
 """Exponents, + 127, of scales; others are as good as none. A widened number is 2 ** -32 of what it is."""
 _SCALE_OFFSET = 94
 _PACKED_ROWS = 8192
-"""At once."""
+"""Rows widened at once, which bounds memory."""
 _PLACES = (
     ((15, 0), (8, 0), (7, 0), (6, 0)),
     ((15, -3), (8, -3), (7, -3), (6, -3)),

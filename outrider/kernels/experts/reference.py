@@ -36,7 +36,7 @@ def _within_groups(ranks: torch.Tensor, scores: SigmoidScores) -> torch.Tensor:
 
 _FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _WIDENED_ROWS = 8192
-"""At once."""
+"""Rows widened at once, which bounds memory."""
 
 
 def widened_mxfp4(matrix: Mxfp4Matrix, dtype: torch.dtype) -> torch.Tensor:

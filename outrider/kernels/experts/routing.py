@@ -150,7 +150,7 @@ def _tile_kernel(
 def route(
     logits: torch.Tensor, num_chosen: int, *, normalizes: bool, width: int, scores: SigmoidScores | None = None
 ) -> Routing:
-    """As the reference; pairs lie in tiles of at most ``width``."""
+    """Routing as in the reference; pairs lie in tiles of at most ``width``."""
     num_tokens, num_experts = logits.shape
     num_pairs = num_tokens * num_chosen
     ids, order = (torch.empty(num_pairs, dtype=torch.int32, device=logits.device) for _ in range(2))

@@ -114,7 +114,7 @@ def share_keys(
     tiling: Tiling | None = None,
     budget: int | None = None,
 ) -> KeySharing:
-    """For any batch of ``rows``; ``tiling`` and ``budget`` are chosen unless they are given."""
+    """Plan for any batch of ``rows``; ``tiling`` and ``budget`` are chosen unless they are given."""
     group, num_rows = num_heads // num_kv_heads, rows.context_lengths.shape[0]
     folded = rows.max_queries * group
     tiling = tiling or choose_tiling(folded, num_rows, dtype)

@@ -84,7 +84,7 @@ def _suits(span: RowSpan, window: int | None) -> bool:
 
 
 def _has_library(query: torch.Tensor) -> bool:
-    """On a CPU it is but tested."""
+    """True where the library's attention is used; on a CPU it is only tested."""
     return query.shape[-1] % _ALIGNED == 0 if query.device.type == "cpu" else takes_heads(query.shape[-1], query.device)
 
 
@@ -129,7 +129,7 @@ class _Pages:
     span: RowSpan
 
     def copied(self, start: int, size: int) -> torch.Tensor:
-        """Those of ``size`` positions from ``start`` on, [size, 2, H_kv, D]; zero where nothing is."""
+        """Keys and values of ``size`` positions from ``start`` on, [size, 2, H_kv, D]; zero where nothing is."""
         page_size, kv = self.plan.page_size, self.kv
         present = min(size, self.span.context - start)
         first, num_pages = self.span.first_page + start // page_size, -(-present // page_size)

@@ -33,7 +33,7 @@ class RowPlan:
     slots: torch.Tensor | None  # [C] int64, when the pages are not neighbours
     mask: torch.Tensor | None  # [T, C] added to the scores; None when every query sees every key
     is_causal: bool
-    """As many queries as keys, the triangle being the whole mask."""
+    """True for as many queries as keys, with the triangle as the whole mask."""
 
 
 @dataclass(frozen=True, slots=True)

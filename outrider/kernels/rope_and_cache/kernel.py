@@ -16,7 +16,7 @@ from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
 from outrider.kernels.rope_and_cache.numbers import cache_numbers
 
 _MANY_TOKENS = 128
-"""From this many on, programs of few heads of a token are too many."""
+"""Tokens from which on programs of few heads of a token are too many."""
 
 
 @triton.jit

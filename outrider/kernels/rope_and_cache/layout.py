@@ -29,7 +29,7 @@ class HeadLayout:
 
 @dataclass(frozen=True, slots=True)
 class CosSin:
-    """By how much each token's heads are turned: x * cos + (halves of x swapped) * sin."""
+    """Rotation of each token's heads: x * cos + (halves of x swapped) * sin."""
 
     cos: torch.Tensor  # [R, 1, D], both halves alike
     sin: torch.Tensor  # [R, 1, D], negative in the first half

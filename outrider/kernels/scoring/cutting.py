@@ -109,8 +109,8 @@ def _highest_with(values, amounts, needed, low, high, BITS: tl.constexpr):
 
 @triton.jit
 def _level(values, fewest, most, largest):
-    """From where on between ``fewest`` and ``most`` of the values are; -inf where no more than ``most`` are wanted at
-    all. Where equals do not allow it, fewer.
+    """Threshold at which between ``fewest`` and ``most`` of the values are; -inf where no more than ``most`` are wanted
+    at all. Where equals do not allow it, fewer.
     """
     level = largest * 0.0 + float("-inf")
     if tl.sum((values > UNWANTED).to(tl.int32)) > most:

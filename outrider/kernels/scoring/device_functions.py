@@ -27,11 +27,13 @@ RUN_BITS = tl.constexpr(RUN_SIZE.bit_length() - 1)
 RUNS_PER_GROUP = tl.constexpr(GROUP_SIZE // RUN_SIZE)
 NUM_COLUMNS = tl.constexpr(len(Column))
 NOTHING = tl.constexpr(2**31 - 1)
-"""Above every id."""
+"""Value above every id."""
 UNWANTED = tl.constexpr(-1e30)
-"""In the place of a logit that is not to be drawn; finite, so that it does not pass for one that is not finite."""
+"""Value of a logit that is not to be drawn; finite, so that it does not pass for one that is not finite."""
 _FLOOR = tl.constexpr(-1e29)
-"""Above ``UNWANTED``, so that it weighs nothing even beside itself: the rounding of so large a product is no weight."""
+"""Bound above ``UNWANTED``, so that it weighs nothing even beside itself: the rounding of so large a product is no
+weight.
+"""
 
 _INDEX = tl.constexpr(int(Column.INDEX))
 _LIMIT = tl.constexpr(int(Column.LIMIT))
@@ -146,8 +148,8 @@ def log2_of(value, FAST: tl.constexpr):
 
 @triton.jit
 def noise_bound(bits, FAST: tl.constexpr):
-    """At least ``noise`` of the bits less 32, and close to it where winners sit: -log1p(-u) is at least u, and u at
-    least a part of it; infinite once in 2**32.
+    """Upper bound of ``noise`` of the bits less 32, and close to it where winners sit: -log1p(-u) is at least u, and u
+    at least a part of it; infinite once in 2**32.
     """
     return -log2_of(bits.to(tl.float32), FAST)
 

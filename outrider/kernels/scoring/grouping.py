@@ -103,7 +103,7 @@ def _sum(values):  # [128, 8]
 
 @triton.jit
 def _bound(raw, scale, keys, group, FAST: tl.constexpr):
-    """At least the best score of the group in the coupled Gumbel argmax."""
+    """Upper bound of the best score of the group in the coupled Gumbel argmax."""
     bits = bits_of(keys, group_runs(group), 0, _STREAM_COUPLED)
     return tl.max(raw * scale + noise_bound(bits, FAST)) + 32.0
 

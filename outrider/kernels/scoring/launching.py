@@ -33,13 +33,13 @@ _GUMBEL_PROGRAMS_PER_PROCESSOR = 32
 """Programs a multiprocessor for rows with a Gumbel argmax: more than fit at once end one by one, and answers begin
 meanwhile."""
 _ANSWER_WARPS = 1
-"""For all rows alike: sums of other warps are in another order."""
+"""Warps of an answer, for all rows alike: sums of other warps are in another order."""
 _CUT_REGISTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Among how many of a row's best its cuts are searched for."""
+    """Number of a row's best tokens among which its cuts are searched for."""
 
     runs: int
     """Runs of 8 neighbouring logits, chosen by the best of each."""
@@ -49,7 +49,7 @@ class Search:
 
 
 _NARROW = Search(1024, 2048, 8)
-"""Enough for most; two rows find room on a processor."""
+"""Search that suffices for most rows; two rows find room on a processor."""
 _WIDE = Search(2048, 4096, 16)
 
 

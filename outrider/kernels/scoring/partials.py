@@ -21,7 +21,7 @@ _SIGN = tl.constexpr(-(2**31))
 
 @triton.jit
 def store_partials(own_groups_ptr, group, largest, total, mass, bound, is_not_finite):
-    """Those of one group of the row that begins at ``own_groups_ptr``."""
+    """Store the partial results of one group of the row that begins at ``own_groups_ptr``."""
     fields = tl.arange(0, FIELDS)
     bits = (total.to(tl.int32, bitcast=True) & ~_SIGN) | tl.where(is_not_finite, _SIGN, 0)
     total = bits.to(tl.float32, bitcast=True)
@@ -31,7 +31,9 @@ def store_partials(own_groups_ptr, group, largest, total, mass, bound, is_not_fi
 
 @triton.jit
 def load_partials(own_groups_ptr, num_groups, GROUPS: tl.constexpr):
-    """Those of all groups of a row, each [GROUPS]: -inf and 0 past the last; and 1 where a logit is not finite."""
+    """Partial results of all groups of a row, each [GROUPS]: -inf and 0 past the last; and 1 where a logit is not
+    finite.
+    """
     groups, fields = tl.arange(0, GROUPS), tl.arange(0, FIELDS)
     places = groups[:, None] * FIELDS + fields[None, :]
     shares = groups < num_groups

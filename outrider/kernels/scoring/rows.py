@@ -38,10 +38,10 @@ class RowFlags(enum.IntFlag):
     DRAWS = 2
     """A token drawn from the mass."""
     EXCLUDES = 4
-    """Its support does not count in the mass and is not drawn."""
+    """Row whose support does not count in the mass and is not drawn."""
     ENTROPY = 8
     CUTS = 16
-    """Only what min-p, top-k and top-p leave, in this order, can be drawn."""
+    """Row of which only what min-p, top-k and top-p leave, in this order, can be drawn."""
 
 
 class Column(enum.IntEnum):
@@ -78,7 +78,7 @@ class Found(enum.IntEnum):
     STATUS = 0
     """1 where a logit is not finite, 2 where the cuts need whoever sorts the row, 3 where both."""
     LARGEST = 1
-    """Before it is divided by the temperature."""
+    """Largest logit before it is divided by the temperature."""
     ARGMAX = 2
     GUMBEL_ARGMAX = 3
     MASS = 4

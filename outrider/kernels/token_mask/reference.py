@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 REFUSED = -(2.0**101)
-"""Below every logit that can be drawn, exact in bfloat16, and finite: it does not pass for a flaw of the model."""
+"""Value below every logit that can be drawn, exact in bfloat16, and finite: it does not pass for a flaw of the model.
+"""
 _WORD_BITS = 32
 
 

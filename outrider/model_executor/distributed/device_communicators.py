@@ -29,7 +29,7 @@ OnLost = Callable[[BaseException], None]
 
 
 class CpuCommunicator:
-    """Between processes on CPUs, by gloo; narrow types are summed in float32."""
+    """Communicator between processes on CPUs, by gloo; narrow types are summed in float32."""
 
     def __init__(self, shard: Shard, on_lost: OnLost) -> None:
         self.shard = shard
@@ -61,7 +61,7 @@ class CpuCommunicator:
 
 
 class GpuCommunicator:
-    """Between GPUs: asynchronous, on the current stream, and part of a CUDA graph that is being captured."""
+    """Communicator between GPUs: asynchronous, on the current stream, and part of a CUDA graph being captured."""
 
     def __init__(self, shard: Shard, symmetric: SymmetricMemory | None, one_shot_bytes: int) -> None:
         self.shard = shard

@@ -41,7 +41,7 @@ class LocalRanks:
             watcher.start()
 
     def process_ids(self) -> dict[int, int]:
-        """By rank."""
+        """Process ids by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def join(self, within_s: float) -> None:

@@ -209,7 +209,7 @@ class Follower(Member):
         form_group(store, place, device)
 
     publish = None
-    """Only rank 0 tells the others what to do."""
+    """None: rank 0 alone publishes commands."""
 
     def next_command(self, is_busy: Callable[[], bool]) -> WorkerCommand | None:
         """The next command of rank 0; None at the end. ``is_busy`` as in ``CommandReceiver.next``."""

@@ -38,12 +38,12 @@ class RankZeroAddress:
     secret: bytes
 
     def encode(self) -> str:
-        """As it is put into the store."""
+        """Bytes to put into the store."""
         return f"{self.host} {self.port} {self.secret.hex()}"
 
     @classmethod
     def decode(cls, text: bytes) -> RankZeroAddress:
-        """As it was put into the store."""
+        """Address from the bytes in the store."""
         host, port, secret = text.decode().split()
         return cls(host, int(port), bytes.fromhex(secret))
 

@@ -28,7 +28,7 @@ class RankInfo:
     rank: int
     size: int
     local_rank: int = 0
-    """Among those of its host: which of the host's devices is its own."""
+    """Rank among those of its host: which of the host's devices is its own."""
     is_started: bool = True
     """True if the others are started already; else rank 0 starts them, all on its host."""
     has_lifeline: bool = False

@@ -58,32 +58,32 @@ class Shard:
         )
 
     def heads(self, config: ModelConfig) -> range:
-        """Its attention heads."""
+        """Attention heads of the shard."""
         return self._share(config.num_heads)
 
     def kv_heads(self, config: ModelConfig) -> range:
-        """Its key and value heads: those that its attention heads look at."""
+        """Key and value heads of the shard: those that its attention heads look at."""
         if self.size <= config.num_kv_heads:
             return self._share(config.num_kv_heads)
         own = self.rank * config.num_kv_heads // self.size
         return range(own, own + 1)
 
     def experts(self, experts: ExpertsConfig) -> range:
-        """Its experts of a layer; with expert parallelism as many as the others have, or one more."""
+        """Experts of the shard in a layer; with expert parallelism as many as the others have, or one more."""
         return self.inner(experts.count) if experts.is_parallel else range(experts.count)
 
     def key_heads(self, recurrent: RecurrentConfig) -> range:
-        """Its key heads of recurrent layers, whose heads of values it has too."""
+        """Key heads of the shard in recurrent layers, whose value heads it has too."""
         return self._share(recurrent.num_key_heads)
 
     def inner(self, size: int, multiple: int = 1) -> range:
-        """Its columns of an MLP with as many, shared in units of ``multiple`` columns."""
+        """Columns of the shard of an MLP with as many, shared in units of ``multiple`` columns."""
         units = size // multiple
         first, end = (rank * units // self.size * multiple for rank in (self.rank, self.rank + 1))
         return range(first, end)
 
     def vocab(self, config: ModelConfig) -> range:
-        """Its rows of embedding and head; those of the last ranks may be fewer than ``vocab_rows``."""
+        """Rows of the shard of embedding and head; those of the last ranks may be fewer than ``vocab_rows``."""
         start = min(self.rank * self.vocab_rows(config), config.vocab_size)
         return range(start, min(start + self.vocab_rows(config), config.vocab_size))
 

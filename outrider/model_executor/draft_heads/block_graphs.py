@@ -31,7 +31,7 @@ class _Captured:
 
     buffer: PinnedInputBuffer
     replays: dict[int, Callable[[], torch.Tensor]]
-    """By the number of tokens."""
+    """Replays by the number of tokens."""
 
     def size_for(self, num_tokens: int) -> int | None:
         """The smallest that holds this many; None if none does."""
@@ -127,7 +127,7 @@ def _copy_and_store(
 
 
 def _without_rows(batch: ForwardBatch) -> ForwardBatch:
-    """Its tokens alone: what stores attends to nothing."""
+    """Batch of its tokens alone: a store attends to nothing."""
     return replace(batch, page_tables=[], query_starts=[0], context_lengths=[], logit_indices=[])
 
 

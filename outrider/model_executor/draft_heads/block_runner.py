@@ -41,7 +41,7 @@ class BlockRunner(DraftHeadRunner):
             )
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
-        """On a GPU, capture stores and blocks of few tokens as CUDA graphs."""
+        """Capture stores and blocks of few tokens as CUDA graphs, on a GPU."""
         if self._graphs is not None:
             self._capture(self._graphs, progress)
 
@@ -95,7 +95,7 @@ _NOTHING = torch.empty(0)
 
 
 def _one_query_each(batch: ForwardBatch) -> ForwardBatch:
-    """As if each block were one query, which sees all of the block."""
+    """Attention inputs as if each block were one query that sees all of the block."""
     return replace(batch, query_starts=list(range(batch.num_rows + 1)))
 
 

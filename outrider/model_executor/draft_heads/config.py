@@ -34,7 +34,7 @@ class DraftHeadConfig:
     """One head and what it reads."""
 
     layer: ModelConfig
-    """Its decoder layer; ``vocab_size`` and ``max_position`` are the target's."""
+    """Decoder layer; ``vocab_size`` and ``max_position`` are the target's."""
     draft_vocab_size: int
     hidden_state_layers: tuple[int, ...]
     target_hidden_size: int

@@ -24,7 +24,7 @@ class HeadConfig(Protocol):
 
     @property
     def layer(self) -> ModelConfig:
-        """Its decoder layer; ``vocab_size`` and ``max_position`` are the target's."""
+        """Decoder layer; ``vocab_size`` and ``max_position`` are the target's."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class DraftHead(Protocol):
         ...
 
     def weights(self) -> Weights:
-        """Its tensors, the borrowed ones too."""
+        """Tensors of the head, the borrowed ones too."""
         ...
 
     def finish_loading(self) -> None:

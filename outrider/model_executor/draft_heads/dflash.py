@@ -72,7 +72,7 @@ class DFlashHead:
         return embedding if self._vocabulary.is_reduced else (*embedding, "lm_head.weight")
 
     def canonical(self, name: str) -> str | None:
-        """As ``dflash/model.py`` saves them."""
+        """Tensors as ``dflash/model.py`` saves them."""
         name = name.removeprefix("model.")
         return name if self._vocabulary.has_use_for(name) else None
 

@@ -30,7 +30,7 @@ class DFlashConfig:
     """One block drafter and what it reads."""
 
     layer: ModelConfig
-    """Its decoder; ``vocab_size`` and ``max_position`` are the target's."""
+    """Decoder; ``vocab_size`` and ``max_position`` are the target's."""
     hidden_state_layers: tuple[int, ...]
     block_size: int
     """Queries of a block at most, the newest token among them."""

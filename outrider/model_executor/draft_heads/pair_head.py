@@ -34,7 +34,7 @@ class PairHeadConfig:
     """A head over the last hidden state, as large as the target's."""
 
     layer: ModelConfig
-    """Its decoder layer; ``vocab_size`` and ``max_position`` are the target's."""
+    """Decoder layer; ``vocab_size`` and ``max_position`` are the target's."""
     has_fc_bias: bool = False
     """True if the product that joins embedding and state has a bias."""
 

@@ -99,7 +99,7 @@ class DraftHeadRunner:
         return 0 if self._loop is None else self._loop.max_rows
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
-        """On a GPU, capture the steps of draft loops as CUDA graphs."""
+        """Capture the steps of draft loops as CUDA graphs, on a GPU."""
         if self._loop is not None:
             self._capture(self._loop, progress)
 

@@ -72,7 +72,7 @@ class DraftColumns:
     counts: Sequence[int]  # [B] of those, as ``DraftRow.token_ids``
     num_drafts: Sequence[int]  # [B]
     lags: Sequence[int] | None = None  # [B]
-    """As ``DraftRow.lag``; None: the sequences lack nothing."""
+    """Values of ``DraftRow.lag``; None: all are 0."""
     positions: Sequence[int] | None = None  # [B]
     """Tokens of each text before its first draw; None: ``bases``, no draft was appended before."""
     contexts: Sequence[int] = field(init=False)  # [B]

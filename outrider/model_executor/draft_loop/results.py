@@ -30,7 +30,7 @@ class Draws:
     """Draft tokens and evidence of one row."""
 
     token_ids: tuple[int, ...]
-    """In order."""
+    """Drawn tokens in order."""
     evidence: Evidence = None
     """Distributions that they were drawn from, where the rule needs them and there are any."""
     error: OutriderError | None = None

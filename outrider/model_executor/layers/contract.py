@@ -122,7 +122,7 @@ class AttentionInputs:
     """Slots and plan are of the pages of other layers, which it maps to those of these; None: they are their own."""
 
     def mapped(self) -> AttentionInputs:
-        """With slots and pages of their own, made on the device."""
+        """Inputs with slots and pages of their own, made on the device."""
         plan, pages_of = self.plan, self.window_map
         if pages_of is None or not isinstance(plan, DevicePlan):
             return self
@@ -156,7 +156,7 @@ class DeviceBatch:
     token_ids: torch.Tensor  # [T] int64, or int32 as the rest on a GPU
     positions: torch.Tensor  # [T]
     groups: tuple[AttentionInputs, ...]
-    """By the number of the KV cache group."""
+    """Attention inputs by the number of the KV cache group."""
     logit_indices: torch.Tensor  # [N]
     states: StateInputs | None = None
     """States of models with recurrent layers."""
@@ -194,7 +194,7 @@ class TokenMixer(Protocol):
         ...
 
     def weights(self) -> Weights:
-        """Its tensors, named below itself."""
+        """Tensors by their names below the mixer."""
         ...
 
 
@@ -206,5 +206,5 @@ class FeedForward(Protocol):
         ...
 
     def weights(self) -> Weights:
-        """Its tensors, named below the layer."""
+        """Tensors by their names below the layer."""
         ...

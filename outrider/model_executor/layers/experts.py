@@ -115,7 +115,7 @@ class SharedExpert:
         return found if self.weight is None else found * self.weight(x).sigmoid()
 
     def weights(self, prefix: str) -> Weights:
-        """Its tensors."""
+        """Tensors of the expert."""
         for linear in (self.gate_up, self.down, self.weight):
             if linear is not None:
                 yield from linear.weights(prefix)

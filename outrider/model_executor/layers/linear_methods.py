@@ -75,7 +75,7 @@ class UnquantizedLinear(LinearMethod):
         return (self._prepared or self._prepare()).partials(x, self.bias)
 
     def gated(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
-        """In one kernel for few tokens; for some tokens the product and the gate in one."""
+        """Gated product, in one kernel for few tokens; for some tokens the product and the gate in one."""
         matrix, few = self._matrix, source.unnormed_few()
         if matrix is not None and few is not None:
             from outrider.kernels.few_tokens.kernel import gated  # Triton is slow to import
@@ -85,7 +85,7 @@ class UnquantizedLinear(LinearMethod):
         return hidden, (self._prepared or self._prepare()).gated(x, self.bias)
 
     def queries(self, source: Residual, target: QueryTarget) -> tuple[torch.Tensor, torch.Tensor]:
-        """In one kernel for few tokens whose heads are not normalised."""
+        """Query product, in one kernel for few tokens whose heads are not normalised."""
         matrix, few = self._matrix, source.unnormed_few()
         if matrix is None or few is None or target.norm_weight is not None:
             return super().queries(source, target)

@@ -55,5 +55,5 @@ class Mxfp4Experts(LinearMethod):
         return (self._prepared or self.prepare())(x, routing, self.bias, is_weighted=is_weighted)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Not of experts."""
+        """Refused: these are no experts of a layer."""
         raise NotImplementedError

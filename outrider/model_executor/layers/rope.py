@@ -117,7 +117,9 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch
 
 
 def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """As llama3, but the blend is linear in the dimension and its ends are where a wave turns ``beta`` times."""
+    """YaRN frequencies: as llama3, but the blend is linear in the dimension and its ends are where a wave turns
+    ``beta`` times.
+    """
     low, high = (_yarn_dimension(rope, beta, head_dim) for beta in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)

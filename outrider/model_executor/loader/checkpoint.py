@@ -32,7 +32,7 @@ SINGLE_NAME = "model.safetensors"
 HEAD_NAME = "lm_head.weight"
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
-"""As the safetensors library has it."""
+"""Limit of the safetensors library."""
 _BITS = {
     **{"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8},
     **{"U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8},

@@ -256,7 +256,7 @@ def _field_at_fault(raw: dict[str, Any], family: ModelFamily) -> str:
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
-    """Without lines of transformers about fields that are checked here, or that nothing is computed with."""
+    """Context without warnings of transformers about fields that are checked here, or that nothing is computed with."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.ERROR)
     try:

@@ -107,7 +107,7 @@ class ConfigFile(SpecialTokens):
     rms_norm_eps: Annotated[float, Field(ge=1e-20, lt=1, allow_inf_nan=False)] | None = None
     rope_theta: RopeTheta | None = None
     original_max_position_embeddings: Annotated[int, Field(ge=1, le=MAX_POSITION)] | None = None
-    """As in ``rope_scaling``, over which it has priority."""
+    """Value as in ``rope_scaling``, over which it has priority."""
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] | None = None
     rope_scaling: RopeParameters | None = None
     rope_parameters: RopeParameters | None = None

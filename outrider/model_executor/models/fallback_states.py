@@ -20,7 +20,7 @@ class CollectedStates:
 
     layers: Sequence[int]
     found: dict[int, torch.Tensor] = field(default_factory=dict)
-    """By the number of layers that come before: [T, hidden]."""
+    """States by the number of layers that come before: [T, hidden]."""
 
     def joined(self, last: torch.Tensor) -> torch.Tensor:
         """States of the layers side by side, [T, F]; ``last`` [T, hidden] is what the head reads."""

@@ -53,9 +53,9 @@ class ModelFamily:
     """Models that are computed alike."""
 
     architecture: str
-    """As ``architectures`` of config.json names it."""
+    """Name in ``architectures`` of config.json."""
     model_type: str
-    """As ``model_type`` does."""
+    """Name in ``model_type``."""
     traits: Callable[[Fields], FamilyTraits]
     feed_forward: Callable[[LayerContext, int], FeedForward] = GatedMlp
     """The second block of a layer, by its number."""
@@ -400,7 +400,7 @@ FAMILIES = _by_architecture(
         ModelFamily("Phi3ForCausalLM", "phi3", _phi3, has_partial_rotary=True, fused={**_FUSED_QKV, **_FUSED_GATE}),
     )
 )
-"""By the name of the architecture."""
+"""Families by the name of the architecture."""
 _OTHER_NAMES = {"LLaMAForCausalLM": "LlamaForCausalLM"}
 """Other names of architectures, from the first conversions."""
 

@@ -35,11 +35,11 @@ class FormatSupport:
     """Weights in one format."""
 
     name: str
-    """As ``quant_method`` of config.json and its fields have it."""
+    """Name in ``quant_method`` of config.json and its fields."""
     weights: str
     activations: str
     kernels: str
-    """On GPUs."""
+    """Kernels on GPUs."""
     compared: Sequence[str]
     """Names of the formats in the tests; none: not quantized."""
 
@@ -141,7 +141,7 @@ FALLBACKS = (
     FallbackSupport("mpt", "MPT", _INTERFACE),
     FallbackSupport("rwkv", "RWKV 4", _INTERFACE),
 )
-"""In this order: those that are served, then those that are not."""
+"""Fallback families: those that are served, then those that are not."""
 
 _FP8 = "FP8 matrix unit, compute capability 9.0"
 

@@ -34,7 +34,7 @@ def is_of_other_part(name: str, family: ModelFamily) -> bool:
 
 
 def module_aliases(family: ModelFamily) -> tuple[tuple[str, str], ...]:
-    """As ``Quantization.aliases`` has them: of a text part, and of projections that checkpoints keep as one."""
+    """Aliases as ``Quantization.aliases`` has them: of a text part, and of projections that checkpoints keep as one."""
     prefixes = (
         (
             (r"^model\.", "model.language_model."),

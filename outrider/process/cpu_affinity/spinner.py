@@ -17,7 +17,7 @@ _ROUNDS = 5_000
 
 
 def main(processor: int, told: int = 0) -> None:
-    """Until the file descriptor ``told`` ends."""
+    """Spin until the file descriptor ``told`` ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's goes to all; the end of the input is what counts
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     os.sched_setaffinity(0, {processor})

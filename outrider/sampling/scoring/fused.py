@@ -172,7 +172,7 @@ class Scoring:
         return self._launch(self._masked)
 
     def _launch_adjusted(self) -> _Part | None:
-        """Only rows with penalties, bias or bans pay for a float32 copy and the way through PyTorch."""
+        """Launch rows with penalties, bias or bans: they alone pay for a float32 copy and the way through PyTorch."""
         if not self._adjusted:
             return None
         raw = self._rows_of(self._adjusted)
@@ -189,7 +189,7 @@ class Scoring:
         return torch.cat([self._logits[self._starts[i] : self._starts[i + 1]] for i in chosen]).float()
 
     def _score(self, chosen: Sequence[int]) -> None:
-        """Through PyTorch."""
+        """Scores computed by PyTorch."""
         if chosen:
             logits = self._logits.float() if len(chosen) == len(self._requests) else self._rows_of(chosen)
             outcomes = score(logits, [self._requests[i] for i in chosen])
@@ -303,7 +303,7 @@ def _is_drawable(largest: Sequence[float], bound: float) -> bool:
 
 
 def _tempered(largest: float, bound: float) -> float:
-    """As much of a row's largest logit over its temperature as tells what is wrong with the row."""
+    """Largest logit of a row over its temperature, as far as it tells what is wrong with the row."""
     if largest <= LOWEST_DRAWABLE:
         return -math.inf
     return largest if abs(largest) < bound else math.copysign(math.inf, largest)

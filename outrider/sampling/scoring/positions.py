@@ -24,7 +24,7 @@ class Layout:
 
     rows: Rows
     spans: list[tuple[int, int, int, int]]
-    """For each session: number, start and stop of its rows, index of its first support id."""
+    """Spans by session: number, start and stop of its rows, index of its first support id."""
     bound: float
     """Smallest ``SamplingMetadata.bound`` of the sessions."""
 

@@ -41,7 +41,7 @@ class ScoredRows:
 
     samplings: Sequence[SessionSampling]  # [B]
     texts: Sequence[Sequence[int]]
-    """At least the first ``bases`` tokens of each session."""
+    """Token ids, at least the first ``bases`` tokens of each session."""
     bases: Ints  # [B] committed tokens
     lengths: Ints  # [B] draft tokens
     columns: ScoreColumns | None
@@ -65,7 +65,7 @@ class ScoredRows:
         return None if counts is None or ids is None else (counts, ids)
 
     def requests(self) -> list[ScoreRequest]:
-        """As single requests."""
+        """Rows as single requests."""
         requests = self._unmasked_requests()
         for place, masks in self.masks.items():
             requests[place].masks = masks

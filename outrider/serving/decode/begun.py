@@ -132,7 +132,7 @@ class ShortenedForward:
     """Cuts the sequences to this many tokens each."""
 
     def is_done(self) -> bool:
-        """As the forward says."""
+        """State of the forward."""
         return self.forward.is_done()
 
     def finish(self) -> ExecutorOutput[Any]:

@@ -71,7 +71,7 @@ class PlainStep:
     places: Sequence[int] = ()
     """Indices of the sessions in the step that it is queued behind."""
     is_queued: bool = False
-    """Its tokens are known to the device alone."""
+    """True while its tokens are known to the device alone."""
     generations: NDArray[np.uint64] = field(init=False)  # [B] of the items that came, else of what they follow
     is_here: Bools = field(init=False)  # [B]
     is_asked: Bools = field(init=False)  # [B]
@@ -79,9 +79,9 @@ class PlainStep:
     arrived_ns: Ints = field(init=False)  # [B] of the items that came
     is_late: Bools = field(init=False)  # [B] whether these came after it was computed
     outcome: PlainOutcome | None = None
-    """Once it is computed."""
+    """Outcome once it is computed."""
     forward: ForwardRecord | None = None
-    """Once it is computed."""
+    """Record once it is computed."""
     _places: dict[SessionKey, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:

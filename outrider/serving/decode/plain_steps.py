@@ -41,12 +41,12 @@ class PlainAnswers:
 
     @property
     def keys(self) -> list[SessionKey]:
-        """Their sessions."""
+        """Sessions of the answers."""
         sessions = self.step.sessions
         return [sessions[place].key for place in self.places.tolist()]
 
     def by_link(self) -> list[tuple[int, PlainAnswers]]:
-        """Those of each link."""
+        """Answers of each link."""
         return [(link_id, PlainAnswers(self.step, places)) for link_id, places in self._by(self.step.own.link_ids)]
 
     def by_form(self) -> list[PlainAnswers]:
@@ -81,10 +81,10 @@ class PlainSteps:
         self._computed: list[PlainStep] = []
         """Steps that are to be asked for, or followed; the oldest first."""
         self._due: PlainStep | None = None
-        """To be started next."""
+        """Step to be started next."""
         self._running: Batch | None = None
         self._queued: Batch | None = None
-        """Behind the one that runs."""
+        """Batch behind the one that runs."""
         self._may_grow = False
         """True if something has happened since the last attempt to follow what is computed."""
 

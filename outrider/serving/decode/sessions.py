@@ -41,7 +41,7 @@ class RunningSessions:
         return cls(list(sessions), rows, np.array(found, dtype=_PROPERTIES), endings)
 
     def selected(self, places: NDArray[np.intp]) -> RunningSessions:
-        """Those at these places."""
+        """Sessions at these indices."""
         chosen = [self.sessions[place] for place in places.tolist()]
         rows = None if self.rows is None else self.rows.selected(places)
         return RunningSessions(chosen, rows, self.properties[places], self.endings)
@@ -58,12 +58,12 @@ class RunningSessions:
 
     @property
     def numbers(self) -> NDArray[np.uint64]:  # [B]
-        """On their links."""
+        """Numbers of the sessions on their links."""
         return self.properties["numbers"]
 
     @property
     def link_ids(self) -> Ints:  # [B]
-        """Their links."""
+        """Links of the sessions."""
         return self.properties["link_ids"]
 
     @property

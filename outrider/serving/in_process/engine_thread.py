@@ -124,7 +124,9 @@ class Core(Protocol[CommandT_contra, EventT]):
         ...
 
     def step(self) -> list[tuple[int, EventBatch[EventT]]]:
-        """At most one forward; the answers by link. It raises for a bug or a dead device, never for one session."""
+        """Step of at most one forward; the answers by link. It raises for a bug or a dead device, never for one
+        session.
+        """
         ...
 
     def tidy(self) -> None:

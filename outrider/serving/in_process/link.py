@@ -152,4 +152,4 @@ class LocalLink(Generic[CommandT, EventT]):
 
 
 def _do_nothing() -> None:
-    """For a link whose release is not waited for."""
+    """Callback of a link whose release is not waited for."""

@@ -26,7 +26,7 @@ class Label:
 
     name: str
     text: str
-    """Its values."""
+    """Values of the label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class MetricSpec:
     roles: tuple[str, ...]
     """Processes that serve it."""
     text: str
-    """Its meaning, as Prometheus' help text gives it."""
+    """Meaning, as Prometheus' help text gives it."""
     promql: str
     """An expression that it is read with."""
     labels: tuple[Label, ...] = ()

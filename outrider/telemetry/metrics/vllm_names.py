@@ -18,7 +18,7 @@ class VllmName:
     """One metric of vLLM."""
 
     name: str
-    """Without the suffix that a counter's samples have."""
+    """Name without the suffix that a counter's samples have."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Our label -> vLLM's."""
     values: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""From what a service noted of a traced item to its spans.
+"""Spans of a traced item, made from a service's notes.
 
     draft propose, target score    the item, below the request's decode span, from its arrival to its answer
       queue                        until its first forward

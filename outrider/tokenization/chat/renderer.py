@@ -28,7 +28,7 @@ class ChatRenderer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatRenderer:
-        """From the files of a model's folder."""
+        """Renderer from the files of a model's folder."""
         return cls(ChatTemplates.from_files(files))
 
     @property

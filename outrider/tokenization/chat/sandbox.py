@@ -72,7 +72,7 @@ class _MakeDict:
 
     @staticmethod
     def fromkeys(*args: Any) -> dict[Any, Any]:  # noqa: ANN401 - a template's values
-        """As ``dict.fromkeys``."""
+        """Same as ``dict.fromkeys``."""
         return dict.fromkeys(*args)
 
 

@@ -19,7 +19,7 @@ class HermesParser(HeldTextParser):
     def __init__(self) -> None:
         super().__init__()
         self._is_closing = False
-        """After a call, before the marker of its end."""
+        """State after a call, before the marker of its end."""
 
     def _read(self, *, is_final: bool) -> Iterator[Event]:
         while self._held:

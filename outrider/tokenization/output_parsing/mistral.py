@@ -11,7 +11,7 @@ from outrider.tokenization.output_parsing.json_calls import ArgumentsReader, Cal
 
 _BEGIN = "[TOOL_CALLS]"
 _NAME = re.compile(r"[^\[{]+")
-"""Before ``[CALL_ID]``, ``[ARGS]`` or the arguments."""
+"""Name before ``[CALL_ID]``, ``[ARGS]`` or the arguments."""
 
 
 class MistralParser(HeldTextParser):
@@ -52,7 +52,7 @@ class MistralParser(HeldTextParser):
                 yield from self._read_arguments()
 
     def _begin(self) -> Generator[Event, None, bool]:
-        """After a marker; whether more text is needed."""
+        """Begin what follows a marker; true if more text is needed."""
         text = self._held.lstrip()
         if text.startswith("["):
             self._form, self._held = "list", text[1:]

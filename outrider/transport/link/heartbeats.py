@@ -30,7 +30,7 @@ LOOKS = 12
 """Number of checks of a watch within one timeout."""
 
 CAPABILITY = ("outrider-heartbeats", "1")
-"""In the metadata of the call that opens a link: the caller sends heartbeats on it."""
+"""Metadata of the call that opens a link: the caller sends heartbeats on it."""
 
 
 def with_heartbeats(description: ModelDescription) -> ModelDescription:
@@ -74,7 +74,7 @@ class SilenceWatch:
     """Calls ``on_silent`` once after the timeout. Belongs to the running event loop."""
 
     def __init__(self, timeout_s: float, on_silent: Callable[[float], None]) -> None:
-        """It watches after ``start`` only; ``on_silent`` is given the timeout."""
+        """Watch that runs after ``start`` only; ``on_silent`` is given the timeout."""
         self._detector = SilenceDetector(timeout_s, time.monotonic())
         self._on_silent = on_silent
         self._timer: asyncio.TimerHandle | None = None

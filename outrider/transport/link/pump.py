@@ -116,7 +116,7 @@ class LinkPump:
         return iter(split.messages)
 
     async def _read(self, requests: AsyncIterator[Any]) -> None:
-        """Until the caller half-closes or sends what cannot be read; either way the link is over."""
+        """Read until the caller half-closes or sends what cannot be read; either way the link is over."""
         if self._watch is not None:
             self._watch.start()
         try:
@@ -141,7 +141,7 @@ class LinkPump:
             raise InvalidRequestError("commands", str(error)) from error
 
     async def _send_heartbeats(self) -> None:
-        """At regular intervals, between other messages."""
+        """Send heartbeats at regular intervals, between other messages."""
         # A stream that has ended takes no heartbeat; its reader gets the error.
         with contextlib.suppress(grpc.aio.BaseError):
             while self._beat is not None:
@@ -150,7 +150,9 @@ class LinkPump:
                     await self._beat(self._num_received)
 
     async def _stop_heartbeats(self, beating: asyncio.Task[None]) -> None:
-        """Between two: a stream that ends while a message is being written ends with an internal error of gRPC."""
+        """Stop heartbeats between two of them: a stream that ends while a message is being written ends with an
+        internal error of gRPC.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WRITE_S), self._writing:
                 beating.cancel()

@@ -152,7 +152,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         return fetch_nothing(region) if self._reader is None else self._reader.fetch(region)
 
     async def _send_heartbeats(self, heartbeat: Any) -> None:  # noqa: ANN401
-        """At regular intervals, while earlier messages are being taken."""
+        """Send heartbeats at regular intervals, while earlier messages are being taken."""
         while not self._done.is_set():
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
             if self._outbox.is_empty:

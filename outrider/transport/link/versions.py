@@ -13,7 +13,7 @@ from outrider.errors import ProtocolError
 
 _KEY = "outrider-version"
 METADATA = (_KEY, __version__)
-"""In the metadata of the call that opens a link: the caller's version."""
+"""Metadata of the call that opens a link: the caller's version."""
 _BEFORE_VERSIONS = "0.1.0"
 """Version that did not send its own."""
 

@@ -5,4 +5,4 @@ way leaves the tensors inline. Knows arrays and bytes, no tokens and no streams.
 """
 
 CAPABILITY = ("outrider-tensor-plane", "shared_memory")
-"""In the metadata of the call that opens a link: the caller would read an offered file, if it sees it."""
+"""Metadata of the call that opens a link: the caller would read an offered file, if it sees it."""

@@ -44,7 +44,7 @@ class ClientSecurity:
     """Credentials of a client; none by default."""
 
     tls: Tls | None = None
-    """Not used for socket files, which are guarded by their permissions."""
+    """TLS settings, unused for socket files, which are guarded by their permissions."""
     token: Callable[[], str | None] | None = None
     """The bearer token to send now; None for a call without one."""
     allow_plaintext_token: bool = False

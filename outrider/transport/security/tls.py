@@ -43,7 +43,7 @@ class ServerTls:
     cert_file: str
     """The certificate chain (PEM), the server's own first."""
     key_file: str
-    """Its private key."""
+    """Private key of the certificate."""
     client_ca_file: str | None = None
     """Certificates of the authorities that vouch for clients."""
 

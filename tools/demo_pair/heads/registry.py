@@ -52,4 +52,4 @@ HEADS: Mapping[str, HeadKind] = {
         load_draft=lambda folder, target: BlockDraft(publish.load_block_drafter(folder, target)),
     ),
 }
-"""By the method's name, which is the folder's too."""
+"""Heads by the method's name, which is the folder's too."""

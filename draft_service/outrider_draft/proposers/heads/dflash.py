@@ -51,13 +51,13 @@ class BlockExecutor(HeadExecutor):
         return job.draft_length + 1 if job.draft_length else 0
 
     def begin(self, session: HeadSession, item: Extend) -> HeadJob:
-        """As of any head; no more tokens than a block has."""
+        """Begin a step as any head does; no more tokens than a block has."""
         job = super().begin(session, item)
         job.draft_length = min(job.draft_length, self._longest)
         return job
 
     def lengths(self, step: DecodeBatch) -> Ints:  # [B]
-        """As of any head; no more tokens than a block has."""
+        """Draft lengths as of any head; no more tokens than a block has."""
         return np.minimum(super().lengths(step), self._longest)
 
     def _draft(self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor, places: list[int]) -> None:

@@ -37,7 +37,7 @@ class NgramProposer(Proposer):
 
     @classmethod
     def load(cls, settings: DraftSettings) -> NgramProposer:
-        """With the settings' bounds."""
+        """Proposer with the settings' bounds."""
         return cls(
             min_n=settings.prompt_lookup_min,
             max_n=settings.prompt_lookup_max,

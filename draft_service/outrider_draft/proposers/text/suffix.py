@@ -132,7 +132,7 @@ class SuffixProposer(Proposer):
 
     @classmethod
     def load(cls, settings: DraftSettings) -> SuffixProposer:
-        """With the settings' bounds."""
+        """Proposer with the settings' bounds."""
         return cls(
             max_tree_depth=settings.suffix_decoding_max_tree_depth,
             max_spec_factor=settings.suffix_decoding_max_spec_factor,
