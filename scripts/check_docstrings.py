@@ -1,4 +1,4 @@
-"""Check that no docstring begins with a question word, a pronoun or a conjunction instead of a noun or a verb.
+"""Check that no docstring begins with a question word, preposition, pronoun or conjunction: a noun or verb comes first.
 
 Docstrings of attributes are included: a string after an assignment.
 """
@@ -15,7 +15,11 @@ ROOT = Path(__file__).parents[1]
 REFUSED = frozenset(
     {"Of", "What", "Whatever", "Whether", "Who", "Whoever", "Whose", "How", "Where", "When", "Which", "Whichever"}
     | {"That", "Why", "So", "Nobody", "There", "They", "These", "This", "Something", "Everything", "Somebody"}
-    | {"And", "But", "Or", "Such", "Since", "Now", "If", "While", "Just", "Told", "Asked", "Held"}
+    | {"And", "But", "Or", "Such", "Since", "Now", "If", "While", "Just", "Told", "Asked", "Held", "Likewise"}
+    | {"For", "In", "By", "With", "From", "At", "On", "To", "As", "After", "Before", "Over", "Under", "Between", "Per"}
+    | {"Without", "Within", "Through", "Into", "Until", "Beside", "Besides", "During", "Among", "Against", "Like"}
+    | {"Because", "About", "Above", "Below", "Behind", "Beyond", "Via", "Unless", "Although", "Though", "Instead"}
+    | {"It", "Its", "Their", "Them", "Those", "Others", "Once", "Also", "Too", "Nor", "Then", "Here", "Not", "Again"}
 )
 GENERATED = "outrider/v1/"
 

@@ -103,7 +103,7 @@ def test_a_folder_of_templates_that_is_a_link_too(folder: Path, tmp_path: Path) 
 
 
 def test_links_within_the_folder_are_read(folder: Path) -> None:
-    """As a ConfigMap has them."""
+    """Links as a ConfigMap has them."""
     (folder / "..data").mkdir()
     (folder / TEMPLATE_FILE).rename(folder / "..data" / TEMPLATE_FILE)
     (folder / TEMPLATE_FILE).symlink_to(Path("..data") / TEMPLATE_FILE)

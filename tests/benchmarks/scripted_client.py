@@ -36,7 +36,7 @@ class ScriptedClient(AsyncClient):
         self, *, lie_at: int | None = None, gap: float = 1.0, fail_prompts: frozenset[int] = frozenset()
     ) -> None:
         self.lie_at = lie_at
-        """With speculation, the output token at this index is another one."""
+        """Index of the output token that is another one with speculation."""
         self.gap = gap
         """Gap of log-probabilities between the likeliest token and the one that a lie names."""
         self.fail_prompts = fail_prompts

@@ -1,4 +1,4 @@
-"""From settings to processes."""
+"""Processes that settings ask for."""
 
 from __future__ import annotations
 

@@ -42,11 +42,11 @@ class Service:
         self.run(self._server.stop())
 
     def shut_down(self) -> None:
-        """As a process that drains and has no patience: running calls are cancelled."""
+        """Shut down as a process that drains and has no patience: running calls are cancelled."""
         self.run(self._server.drain(delay_s=0, grace_s=0.01))
 
     def start_again(self) -> None:
-        """At the same address."""
+        """Start again at the same address."""
         port = int(self.address.rpartition(":")[2])
         self._server = self.run(serve_generation(self.generator, host="127.0.0.1", port=port))
 

@@ -261,7 +261,7 @@ def test_when_none_answers_the_last_one_is_named() -> None:
 
 
 def test_a_silent_address_is_given_up_for_one_that_speaks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It connects and says nothing; remembered, it costs the next call nothing."""
+    """Connecting succeeds but nothing is answered; remembered, the address costs the next call nothing."""
     monkeypatch.setattr("outrider.client.addresses.CONNECT_ATTEMPT_MS", 300)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -26,7 +26,7 @@ def proxy(service: Service) -> Iterator[Proxy]:
 
 
 def seconds_to_notice(service: Service, proxy: Proxy) -> float:
-    """From the moment at which every packet vanishes to the error of a stream that waits for its next output."""
+    """Seconds from the moment at which every packet vanishes to the error of a stream that awaits output."""
     service.generator.stop_after = 1
     with Client(proxy.address) as client:
         stream = client.stream(prompt="x", max_tokens=4)

@@ -190,7 +190,7 @@ class Bench:
         self.turn_target()
 
     def run(self, *, max_rounds: int = 10_000) -> None:
-        """Until nothing is left to deliver."""
+        """Run until nothing is left to deliver."""
         for _ in range(max_rounds):
             if not (self.to_draft or self.to_target):
                 return

@@ -323,7 +323,7 @@ async def test_a_full_target_makes_requests_wait_in_turn() -> None:
 
 
 async def test_a_refused_request_waits_its_turn_by_the_clock_too() -> None:
-    """Others hold the target's pages: nobody here will free them, so time has to."""
+    """Pages of the target are held by others: only time can free them."""
     async with stack() as made:
         made.target.faults.refuse = 3
         assert len((await made.run(ask())).token_ids) == 24

@@ -53,7 +53,7 @@ class StatesReference(Reference, Protocol):
     """One that gives the states too."""
 
     def draft_with_states(self, text: list[int], count: int) -> tuple[list[int], torch.Tensor]:
-        """Beside the tokens what the last product reads, [count, H]."""
+        """Tokens and the input of the last product, [count, H]."""
         ...
 
 

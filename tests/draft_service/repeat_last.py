@@ -32,7 +32,7 @@ class RepeatLast(Proposer):
 
 
 class Nothing(RepeatLast):
-    """Its ``load`` forgets to return."""
+    """Proposer whose ``load`` forgets to return."""
 
     @classmethod
     def load(cls, settings: DraftSettings) -> Any:

@@ -87,7 +87,7 @@ def test_rejection_keeps_the_targets_distribution(folders: dict[str, Path]) -> N
 
 @SECOND_TIER
 def test_experts_are_read_one_by_one_too(folders: dict[str, Path], tmp_path: Path) -> None:
-    """As Qwen3-Next is published: a tensor for each projection of each expert."""
+    """Layout in which Qwen3-Next is published: a tensor for each projection of each expert."""
     target = build_hybrid_mtp(tmp_path / "target", "qwen3_next")
     path = target / "model.safetensors"
     tensors, prefix = load_file(path), "mtp.layers.0.mlp.experts."

@@ -72,7 +72,7 @@ def test_greedy_proposals_are_the_models_own_continuation(driver: Driver, refere
 
 
 def test_the_bonus_token_hole(driver: Driver, reference: Any) -> None:
-    """After K drafted tokens the cache lacks the last; when all were kept the next item brings it and the bonus."""
+    """Cache without the last of K drafted tokens; when all were accepted the next item brings it and the bonus."""
     drafts = list(driver.one(opened(), extend_item(0, 2, PROMPT, 4)).token_ids)
     assert held_tokens(driver) == PROMPT + drafts[:3]
     tokens = [*PROMPT, *drafts, 5]
@@ -99,7 +99,7 @@ def test_an_extend_without_tokens_draws_from_what_is_held(driver: Driver, refere
 def test_rows_with_more_text_than_a_loop_takes_in_draw_beside_the_others(
     runner: ModelRunner, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in a loop of their own after that of the others, who would wait for their scores."""
+    """One loop for all: others would wait for their scores behind a second loop."""
     loops: list[list[int]] = []
 
     def draft(self: ModelRunner, rows: list[DraftRow]) -> list[Draws]:
@@ -156,7 +156,7 @@ def test_the_token_is_the_race_over_the_evidence(driver: Driver) -> None:
 
 
 def test_tokens_are_drawn_from_the_evidence(runner: ModelRunner) -> None:
-    """Under many seeds the first and second tokens follow the distributions that are reported of them."""
+    """First and second tokens under many seeds follow the distributions that are reported of them."""
     driver = Driver(build_model_core(ModelProposer(runner), max_batched_tokens=4096))
     count = 2000
     allowed = (5, 6, 7, 8)

@@ -43,7 +43,7 @@ def settings(method: str, folder: Path) -> DraftSettings:
 
 
 def request(states: torch.Tensor, token_ids: list[int], num_tokens: int) -> ProposalRequest:
-    """With the states [N, H] of the last positions but the newest token's."""
+    """Request with the states [N, H] of the last positions but the newest token's."""
     start = len(token_ids) - 1 - states.shape[0]
     brought = HiddenStates(start, states.shape[0], HIDDEN, "float32", states.numpy().tobytes())
     return ProposalRequest(OPEN, token_ids, num_tokens, brought)

@@ -101,7 +101,7 @@ def test_what_was_left_out_is_checked_and_not_gone_back_to(driver: Driver) -> No
 
 @pytest.mark.parametrize("kept", [LEFT_OUT, 624])
 def test_a_token_to_be_computed_again_that_is_not_held_costs_the_session_alone(driver: Driver, kept: int) -> None:
-    """It was left out, or what it attends to was given back: 24 tokens of 600 are the first that are held of 690."""
+    """Token that was left out, or whose context was given back: 24 tokens of 600 are the first that are held of 690."""
     longer = [*TEXT, *range(90)]
     driver.send(opened(), extend_item(0, 2, TEXT, 0))
     if kept > LEFT_OUT:

@@ -88,7 +88,7 @@ class Command:
         self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> tuple[int, list[str]]:
-        """Its exit code, and all that it wrote to standard error."""
+        """Exit code, and all that it wrote to standard error."""
         code = self.process.wait(DEADLINE_S)
         for reader in self._readers:
             reader.join(DEADLINE_S)

@@ -96,7 +96,7 @@ def lose_sessions(service: Any, *, at_item: int) -> None:
 
 @contextmanager
 def poisoned(runner: ModelRunner | None, first_token: int, *, at_length: int) -> Iterator[None]:
-    """From ``at_length`` tokens on the KV of the session whose text begins with ``first_token`` is NaN."""
+    """Model whose KV is NaN from ``at_length`` tokens on in the session whose text begins with ``first_token``."""
     assert runner is not None
 
     @torch.inference_mode()

@@ -109,7 +109,7 @@ class User:
         self._check(options, result.token_ids)
 
     async def _fail(self, options: dict[str, Any]) -> None:
-        """Its second token cannot be drawn: the only one that is allowed would complete a bad word."""
+        """Request whose second token cannot be drawn: the only one that is allowed would complete a bad word."""
         options |= {"max_tokens": 9, "allowed_token_ids": [64], "bad_words": ["aa"]}
         with pytest.raises(InvalidRequestError, match="leaves no token"):
             await self._stack.generate(**options)

@@ -70,7 +70,7 @@ def p_value(folder: Path, sampling: dict[str, Any], outputs: list[list[int]]) ->
 
 
 def requests(count: int, sampling: dict[str, Any], *, first_seed: int = 0) -> Iterator[dict[str, Any]]:
-    """With proposals of one, two and three tokens in turn."""
+    """Requests with proposals of one, two and three tokens in turn."""
     for seed in range(first_seed, first_seed + count):
         yield {
             "prompt_token_ids": PROMPT,

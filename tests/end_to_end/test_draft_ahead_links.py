@@ -118,7 +118,7 @@ Push = Callable[[random.Random, AnswerColumns[Any]], AnswerColumns[Any] | None]
 
 
 def lost(_chance: random.Random, _proposals: AnswerColumns[Any]) -> None:
-    """Never arrives."""
+    """Message that never arrives."""
 
 
 def other_tokens(chance: random.Random, proposals: AnswerColumns[Any]) -> AnswerColumns[Any]:

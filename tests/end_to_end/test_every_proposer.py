@@ -55,7 +55,7 @@ START = [(11 * i) % 250 for i in range(8)] * 3
 LENGTHS = (1, 2, 3, 5)
 """Draft tokens that a request asks for at most."""
 FEW_IDS = {"allowed_token_ids": [5, 77, 140, 200]}
-"""With so few a random head is right now and then."""
+"""Few ids, with which a random head is right now and then."""
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.0, **FEW_IDS},
@@ -220,7 +220,7 @@ async def results_of(readers: list[Reader]) -> list[GenerationResult]:
 async def test_a_controller_chooses_the_lengths(
     folders: Path, expected: list[tuple[int, ...]], method: DraftMethod
 ) -> None:
-    """It begins with drafts, and soon finds that random ones do not pay."""
+    """Controller that begins with drafts, and soon finds that random ones do not pay."""
     async with stack_of(folders, method, target={}, draft={"page_size": PAGE}, draft_length="auto") as stack:
 
         async def play() -> None:

@@ -34,7 +34,7 @@ WIRE = pytest.mark.parametrize("wire", [False, True], ids=["in process", "over g
 
 @contextmanager
 def counting(runner: ModelRunner | None) -> Iterator[list[dict[int, int]]]:
-    """For each forward: how many tokens of which session, by the session's first token."""
+    """Number of tokens of each session in each forward, by the session's first token."""
     assert runner is not None
     forwards: list[dict[int, int]] = []
 
@@ -98,7 +98,7 @@ async def test_sessions_that_fell_out_of_step_still_share_forwards() -> None:
 
 
 class Arrivals:
-    """For each item of a session that a core was handed: how many forwards had begun by then."""
+    """Number of forwards begun when a core was handed each item of a session."""
 
     def __init__(self, service: Any, forwards: list[dict[int, int]]) -> None:
         self.by_session: dict[int, list[int]] = {}

@@ -78,7 +78,7 @@ def agreement(kind: KVCacheDtype, ids: list[int]) -> float:
 
 
 def test_drafts_are_accepted_as_often() -> None:
-    """Over one text: of texts that each says itself, acceptance differs by more than rounding costs."""
+    """Acceptance over one text: over texts that each generates, it differs by more than rounding costs."""
     source = inspect.getsource(textwrap)[:2500]
     ids = Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json")).encode(source).ids
     wide, narrow = (agreement(kind, ids) for kind in ("auto", "fp8"))

@@ -86,7 +86,7 @@ async def test_a_request_leaves_no_garbage_of_ours(play: Callable[[Stack], Await
 
 
 async def test_a_request_that_was_paused_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor do its timers, of which one has fired, and one has not when it ends."""
+    """Timers leave none either, of which one has fired, and one has not when it ends."""
     monkeypatch.setattr(reader_pauses, "MAX_PAUSE_WITH_PAGES_S", 0.01)
 
     async def pause(stack: Stack) -> None:

@@ -107,7 +107,7 @@ def test_a_client_that_leaves_frees_its_pages(served: Served, stream: bool) -> N
     with served.client() as client:
 
         def pages_free() -> int:
-            """As the target says with its next answer."""
+            """Free pages as the target reports with its next answer."""
             client.generate(prompt_token_ids=[1, 2], max_tokens=2)
             return client.model_info().target_pages_free
 

@@ -44,7 +44,7 @@ def reference(folder: Path, prompt: list[int], max_tokens: int, *, padding: rang
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:
-    """From one token to several prefill chunks."""
+    """Prompts of one token to several prefill chunks."""
     source = random.Random(seed)
     lengths = [1, 2, CHUNK, CHUNK + 1, 3 * CHUNK + 5]
     lengths += [source.randint(1, 2 * CHUNK) for _ in range(count)]
@@ -112,7 +112,7 @@ async def test_a_mixed_batch_of_sixteen_equals_transformers_over_grpc(kind: str)
 
 
 async def test_a_draft_that_attends_to_a_window_changes_no_token() -> None:
-    """It is the target itself, which would be accepted whole if it saw everything."""
+    """Draft that is the target itself, which would be accepted whole if it saw everything."""
     folder, prompt = cached_tiny_model("llama", seed=1), prompts(5, 3)[-1]
     window = {"attention_window": 6, "attention_sinks": 2, "page_size": 4}
     async with run_stack(folder, folder, wire=False, draft_settings=window) as stack:
@@ -127,7 +127,7 @@ async def test_a_draft_that_attends_to_a_window_changes_no_token() -> None:
 
 @pytest.mark.parametrize("method", ["greedy", "coupled"])
 async def test_a_draft_that_computes_the_end_of_a_prompt_changes_no_token(method: str) -> None:
-    """It leaves out the first 512 of 600 tokens, and is still accepted where it sees the same as the target does."""
+    """Draft that leaves out the first 512 of 600 tokens, and is still accepted where it sees what the target sees."""
     folder = cached_tiny_model("llama", seed=1, max_position_embeddings=1024)
     prompt = [token % NUM_TOKEN_IDS for token in range(5, 605)]
     options: dict[str, Any] = {"temperature": 0} if method == "greedy" else {"acceptance_method": "coupled", "seed": 3}

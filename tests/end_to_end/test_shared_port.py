@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 
 DEADLINE_S = 120.0
 NUM_CLIENTS = 16
-"""By chance all are of one process in 1 of 30,000 runs."""
+"""Clients of which all reach one process by chance in 1 of 30,000 runs."""
 REQUEST: dict[str, Any] = {"prompt_token_ids": [5, 6, 7], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
 

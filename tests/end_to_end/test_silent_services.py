@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @contextlib.asynccontextmanager
 async def coordinator_of(targets: list[str], draft: str | None) -> AsyncIterator[Coordinator]:
-    """As ``outrider coordinator`` makes it; everything attached."""
+    """Coordinator as ``outrider coordinator`` makes it; everything attached."""
     addresses = {"target_address": ",".join(targets), "draft_address": draft}
     settings = CoordinatorSettings.model_validate({**addresses, "link_timeout_ms": LINK_TIMEOUT_MS})
     coordinator = _coordinator(settings, lambda is_up: None, None)

@@ -89,7 +89,7 @@ async def test_a_coordinator_whose_sessions_are_lost_all_the_time_gives_the_same
 
 
 def asking(side: str, session: int, generation: int, text: tuple[int, ...]) -> Command:
-    """For what follows a text, of which all but the last token were sent before."""
+    """Request for what follows a text, of which all but the last token were sent before."""
     begun = (session, generation, len(text) - 1, prefix_hash(text[:-1]), text[-1:])
     return Extend(*begun, 2) if side == "draft" else Score(*begun)
 

@@ -63,7 +63,7 @@ async def test_output_is_the_same_for_all_draft_lengths(stack: Stack, method: st
 async def test_forced_text_takes_few_steps_and_leaves_the_output_as_it_is(
     monkeypatch: pytest.MonkeyPatch, stack: Stack, method: str, temperature: float
 ) -> None:
-    """Without drafts: what the grammar forces is proposed nevertheless."""
+    """Text that the grammar forces is proposed without drafts too."""
     names = ("is_available_now", "requires_registration", "supports_encryption")
     schema = {**SCHEMA, "properties": {name: {"enum": ["yes", "no"]} for name in names}, "required": list(names)}
     options: dict[str, Any] = {"json_schema": schema, "max_tokens": 100, "seed": 5, "temperature": temperature}
@@ -137,7 +137,7 @@ async def test_what_cannot_be_followed_is_refused(stack: Stack, options: dict[st
 
 
 async def test_a_grammar_is_followed_on_from_tokens_that_were_given_out(stack: Stack) -> None:
-    """As after a coordinator's end: the matcher's state follows from the tokens."""
+    """State of the matcher follows from the tokens, as after a coordinator's end."""
     options: dict[str, Any] = {"json_schema": SCHEMA, "max_tokens": 100, "seed": 3, "temperature": 0}
     whole = await stack.generate(prompt=PROMPT, **options)
     request, _ = build_request({"prompt": PROMPT, **options})  # type: ignore[typeddict-item]

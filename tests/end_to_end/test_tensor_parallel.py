@@ -153,7 +153,7 @@ def test_all_ranks_end_when_one_does(ending: str, device: str) -> None:
 
 
 def test_a_rank_that_cannot_load_is_told_by_rank_0(tmp_path: Path) -> None:
-    """Before the model is looked at twice: what does not divide is refused without starting anybody."""
+    """Sizes that do not divide are refused before any process is started."""
     with shared_target("--tensor-parallel-size", "3") as target:
         code, said = target.end()
     assert code == 1

@@ -265,7 +265,7 @@ def one_after_another(*changes: Change) -> Change:
 
 
 def nothing(logits: Tensor, output: Sequence[int]) -> None:
-    """As the model says."""
+    """Result as the model says."""
 
 
 def biased(bias: dict[int, float]) -> Change:

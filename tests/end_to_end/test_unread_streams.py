@@ -16,7 +16,7 @@ from tests.support.tiny_models import cached_tiny_model
 PAGE, NUM_PAGES = 16, 50
 PROMPT = [72, 101, 108]
 MAX_TOKENS, LOGPROBS = 320, 100
-"""With so many logprobs each: more than the windows and buffers on the way take."""
+"""Tokens with as many logprobs each: more than the windows and buffers on the way take."""
 SECONDS = 120
 
 
@@ -27,7 +27,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 async def stack() -> AsyncIterator[Stack]:
-    """With pages for two of these streams."""
+    """Stack with pages for two of these streams."""
     model = cached_tiny_model("llama", seed=1, max_position_embeddings=8192)
     pages = {"page_size": PAGE, "num_pages": NUM_PAGES}
     more: dict[str, Any] = {"draft_timeout_ms": 60_000, "max_logprobs": LOGPROBS}

@@ -62,7 +62,7 @@ async def _generate(coordinator: Coordinator, method: AcceptanceMethod, seed: in
 
 
 def is_of_target(share: float) -> bool:
-    """Within five standard deviations of what the target alone gives."""
+    """True within five standard deviations of what the target alone gives."""
     deviation = float(np.sqrt(SHARE * (1 - SHARE) / (NUM_REQUESTS * (LENGTH - 1))))
     return abs(share - SHARE) < 5 * deviation
 

@@ -60,12 +60,12 @@ class Reader:
         return "".join(delta.text for delta in self.deltas)
 
     async def read(self, num_tokens: int) -> None:
-        """Until at least so many tokens have come."""
+        """Read until at least this many tokens have come."""
         while len(self.token_ids) < num_tokens:
             self.deltas.append(await asyncio.wait_for(anext(self._stream), DEADLINE_S))
 
     async def finish(self) -> Delta:
-        """To the end; the last delta, which carries the result."""
+        """Read to the end; returns the last delta, which carries the result."""
         async with asyncio.timeout(DEADLINE_S):
             self.deltas += [delta async for delta in self._stream]
         assert [delta.result is not None for delta in self.deltas] == [False] * (len(self.deltas) - 1) + [True]

@@ -25,7 +25,7 @@ from tests.faults.scenarios.table import SCENARIOS, Scenario
 from tests.faults.stack import Layout
 
 _LIMIT_S = 3 * 3600
-"""After which a scenario is broken off."""
+"""Time limit of a scenario."""
 _SHOWN_PROBLEMS, _SHOWN_CHARACTERS = 10, 1500
 
 

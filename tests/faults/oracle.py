@@ -19,7 +19,7 @@ from tests.faults.requests import Request
 _LOGPROB_TOLERANCE = 0.02
 """Five positions in one forward and five forwards of one round differently in float32."""
 _TIE = 1e-4
-"""As much as that rounding moves a log-probability, and ten times more."""
+"""Ten times as much as that rounding moves a log-probability."""
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ def _against_twin(reading: Reading, twin: GenerationResult) -> list[str]:
 
 
 def _counts(result: GenerationResult) -> tuple[int, int]:
-    """Without the tokens that a prefix cache held, which are others each time."""
+    """Counts without the tokens that a prefix cache held, which are others each time."""
     return result.usage.prompt_tokens, result.usage.completion_tokens
 
 

@@ -54,7 +54,7 @@ class Fault:
     victim: str
     """A process, by its name."""
     pause_s: float
-    """Before it, after the stack has recovered from the one before."""
+    """Pause before it, after the stack has recovered from the one before."""
     hold_s: float
     """Duration of a fault that lasts."""
     directions: tuple[Direction, ...] = _BOTH

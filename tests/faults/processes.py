@@ -16,7 +16,7 @@ from outrider.cli.stack.probe import is_serving
 from tests.faults.readings import Metrics, Usage, metrics_of, usage_of
 
 RESTART_DELAY_S = 0.5
-"""Between a process's end and its next start; what `outrider serve` waits the first time."""
+"""Pause between a process's end and its next start; what `outrider serve` waits the first time."""
 START_DEADLINE_S = 240.0
 """Generous: a start imports torch, on a machine that may be busy."""
 END_DEADLINE_S = 120.0
@@ -88,11 +88,11 @@ class Process:
             await asyncio.sleep(_POLL_S)
 
     async def metrics(self) -> Metrics | None:
-        """Its metrics; None when it does not answer."""
+        """Metrics of the process; None when it does not answer."""
         return await metrics_of(self.metrics_port)
 
     def usage(self) -> Usage | None:
-        """Its memory, files and threads; None while there is no process."""
+        """Memory, files and threads of the process; None while there is none."""
         pid = self.pid
         return None if pid is None else usage_of(pid)
 

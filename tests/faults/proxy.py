@@ -99,7 +99,7 @@ class Proxy:
         self._held.close()
 
     def impair(self, impairment: Impairment, *directions: Direction) -> None:
-        """From now on, in these directions; all where none is named."""
+        """Impair these directions from now on; all where none is named."""
         for direction in directions or tuple(Direction):
             self._impairments[direction] = impairment
         self._tell()
@@ -165,7 +165,7 @@ class Proxy:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Until the source ends; a source that ends in a black hole is not seen to end before the hole does."""
+        """Pump until the source ends; a source that ends in a black hole is not seen to end before the hole does."""
         while data := await reader.read(_CHUNK_BYTES):
             if not await self._deliver(connection, direction, data, writer):
                 return
@@ -206,4 +206,4 @@ class Proxy:
 
 
 _DRIBBLE_S = 0.02
-"""Between two pieces of what dribbles."""
+"""Pause between two pieces of a dribble."""

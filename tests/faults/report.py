@@ -52,7 +52,7 @@ class Result:
         self.figures.append(Figure(name, value, bound, unit))
 
     def as_json(self) -> dict[str, Any]:
-        """For the result file; of many problems the first ones."""
+        """Entry of the result file; of many problems the first ones."""
         return {
             "seed": self.seed,
             "scale": self.scale,

@@ -45,7 +45,7 @@ class Run:
     result: Result
     say: Say
     faults: list[tuple[Fault, float, float]] = field(default_factory=list)
-    """Those that were done, with the clock before each and when the stack had recovered."""
+    """Faults that were done, with the clock before each and when the stack had recovered."""
 
     @property
     def is_short(self) -> bool:

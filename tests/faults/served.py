@@ -27,11 +27,11 @@ class Output(enum.StrEnum):
 
     WRITTEN = "written"
     CLOSED_PIPE = "closed pipe"
-    """Its reader goes away when the stack is whole."""
+    """Pipe whose reader goes away when the stack is whole."""
     STALLED_PIPE = "stalled pipe"
-    """Its reader stops reading when the stack is whole."""
+    """Pipe whose reader stops reading when the stack is whole."""
     FULL_DISK = "full disk"
-    """Its log cannot grow any more when the stack is whole."""
+    """Log that cannot grow any more when the stack is whole."""
 
 
 class ServedProcess(Process):
@@ -130,7 +130,7 @@ async def run_served(output: Output) -> AsyncIterator[ServedStack]:
 
 
 def _fill_disk(pid: int, log: Path) -> None:
-    """From now on the process's files cannot grow beyond what its log has."""
+    """Keep the process's files from growing beyond what its log has."""
     size = log.stat().st_size
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, size))
 

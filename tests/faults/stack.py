@@ -52,7 +52,7 @@ class Stack:
     ) -> None:
         self.targets, self.drafts, self.coordinators = targets, drafts, coordinators
         self.proxies = proxies
-        """By the name of the process that they stand in front of."""
+        """Proxies by the name of the process that they stand in front of."""
 
     @property
     def processes(self) -> list[Process]:

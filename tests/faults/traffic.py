@@ -18,11 +18,12 @@ from tests.faults.oracle import Reading, differences
 from tests.faults.requests import Request
 
 HANG_S = 150.0
-"""Without output for so long, a stream counts as hung; before its first output, when no other has any either. A request
-may wait `target_timeout_s` for a lost target."""
+"""Time without output after which a stream counts as hung; before its first output, when no other has any either. A
+request may wait `target_timeout_s` for a lost target.
+"""
 _KEPT_GAPS = 2000
 _MOST_TRIES = 200
-"""In a row, with no output of any stream in between."""
+"""Tries in a row, with no output of any stream in between."""
 
 
 class Streams(Protocol):
@@ -80,11 +81,11 @@ class Manner:
     """Behaviour of a reader."""
 
     leaves_after: int | None = None
-    """It goes away after so many deltas."""
+    """Deltas after which the user goes away."""
     timeout_s: float | None = None
-    """Its deadline."""
+    """Deadline of the request."""
     pause_s: float = 0.0
-    """It waits so long after each delta before it asks for the next."""
+    """Pause after each delta before the user asks for the next."""
 
 
 PLAIN = Manner()

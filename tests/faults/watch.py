@@ -53,7 +53,7 @@ class History:
         return statistics.fmean(end) / statistics.fmean(middle) if middle and end else 0.0
 
     def summary(self) -> dict[str, object]:
-        """For the result file: some samples, and files and threads at both ends."""
+        """Summary for the result file: some samples, and files and threads at both ends."""
         every = max(1, len(self.samples) // _KEPT_IN_REPORTS)
         ends = [one.usage for one in (self.samples[:1] + self.samples[-1:])]
         return {

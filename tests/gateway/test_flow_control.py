@@ -13,7 +13,7 @@ from tests.support.scripted_generator import INFO
 
 PIECE_BYTES = 4000
 MOST_BYTES = 2 << 20
-"""On the way: in three buffers of kernels, of gRPC and of this test."""
+"""Most bytes on the way: in three buffers of kernels, of gRPC and of this test."""
 
 
 def test_an_unread_stream_stops_the_generation_and_goes_on_when_it_is_read(service: Service, gateway: Gateway) -> None:

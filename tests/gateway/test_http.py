@@ -525,7 +525,7 @@ def test_a_call_of_a_tool_without_content_is_answered(service: Service, gateway:
 
 
 def test_tokenize_takes_the_prompt_of_a_prompt_and_messages_as_vllm_does(gateway: Gateway) -> None:
-    """Its request is the union of two models: the one of which more fields are given, else that of a prompt."""
+    """Union of two request models: the one of which more fields are given, else that of a prompt."""
     both = {"prompt": "héllo", "messages": MESSAGES}
     of_prompt, of_messages = (ask(gateway, "/tokenize", {key: value}).json["tokens"] for key, value in both.items())
     assert ask(gateway, "/tokenize", both).json["tokens"] == of_prompt

@@ -110,7 +110,7 @@ async def test_a_websocket_is_asked_for_by_a_request_like_any_other(
 
 @pytest.mark.parametrize("size", [MAX_PIPELINED_BYTES // 2, 3 * MAX_PIPELINED_BYTES])
 async def test_requests_that_wait_behind_another_are_bounded(port: int, size: int) -> None:
-    """Those before them are answered, and then the connection is closed."""
+    """Requests before them are answered, and then the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(_REQUEST)
     await writer.drain()

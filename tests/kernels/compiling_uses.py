@@ -133,7 +133,7 @@ class Model:
         )
 
     def forward(self, shape: BatchShape, num_logits: int) -> torch.Tensor:
-        """As a ``ModelRunner`` runs a forward of this shape."""
+        """Forward of this shape as a ``ModelRunner`` runs it."""
         size = shape.num_fixed + self.frame.num_of_states(shape.num_rows) + PAGES
         buffer = torch.empty(size, dtype=torch.int32, device=GPU)
         return self.decoder(unpack(buffer, shape, self.frame, num_logits), self.cache)

@@ -104,7 +104,7 @@ def test_experts_whose_sigmoids_are_all_zero_have_no_weight() -> None:
 
 
 def test_logits_that_are_no_numbers_choose_experts_too() -> None:
-    """As of rows that fill up a graph: what is chosen does not matter, but it must be there."""
+    """Rows that fill up a graph are such: what is chosen does not matter, but it must be there."""
     logits = random(5, 20)
     logits[1] = float("nan")
     logits[2, 3] = float("inf")
@@ -211,7 +211,7 @@ def test_mxfp4_products(num_tokens: int, size: int, out: int) -> None:
 
 
 def test_every_mxfp4_number_is_widened_exactly() -> None:
-    """By products with rows of the unit matrix, which have the bits of the widened weight."""
+    """Products with rows of the unit matrix have the bits of the widened weight."""
     size = 64
     matrix = mxfp4_matrix(256, size, (115, 130))
     matrix.numbers[:, 0] = torch.arange(256, dtype=torch.uint8, device=DEVICE)

@@ -44,7 +44,7 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def matrix_of(num_rows: int, size: int, scale_rows: int | None) -> Fp8Matrix:
-    """By rows where ``scale_rows`` is None, else by blocks of as many rows."""
+    """Matrix scaled by rows where ``scale_rows`` is None, else by blocks of as many rows."""
     if scale_rows is None:
         numbers, scales = quantize_rows(random(num_rows, size))
         return Fp8Matrix(numbers, scales, 1, size)

@@ -29,7 +29,7 @@ class Mutant:
     """One mistake."""
 
     file: str
-    """Below ``outrider``."""
+    """File below ``outrider``."""
     changes: Sequence[tuple[str, str]]
     cases: str
     """Expression of pytest's ``-k``: the cases that may find it."""

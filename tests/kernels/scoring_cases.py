@@ -404,7 +404,7 @@ def test_answers_depend_on_no_neighbour() -> None:
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), *(() if INTERPRETED else (float("inf"), float("-inf")))])
 def test_logits_looked_at_by_twos_give_what_they_give_one_by_one(value: float) -> None:
-    """At an address that is odd in numbers none can be loaded as a word of two."""
+    """Numbers at an odd address cannot be loaded as words of two."""
     requests = [request_of(opening(method), 1500, num_drafts=1, seed=2) for method in (REJECTION, COUPLED, TYPICAL)]
     even = logits_of(6, 1500, torch.bfloat16)
     even[1, 1400] = value
@@ -423,7 +423,7 @@ def _bits(outcome: ScoreOutcome) -> list[Any]:
 
 @pytest.mark.skipif(INTERPRETED, reason="too long for the interpreter; there the reference's draws are compared")
 def test_outside_draws_follow_the_target() -> None:
-    """Over several groups of ids, one of them with nothing left outside the support."""
+    """Draws over several groups of ids, one of them with nothing left outside the support."""
     count, vocab_size = 20_000, 2100
     distribution = torch.full((vocab_size,), -30.0)
     distribution[[3, 4, 1022, 1023, 1024, 1030, 2048, 2099]] = torch.tensor([1.0, 0.2, 0.5, 1.5, 0.1, 2.0, 1.2, -0.5])

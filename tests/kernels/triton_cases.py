@@ -89,7 +89,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    """By the size of the difference and, looser, element by element."""
+    """Compare by the size of the difference and, looser, element by element."""
     wide, truth = found.double().cpu(), expected.double().cpu()
     assert torch.isfinite(wide).all()
     assert (wide - truth).norm() <= TOLERANCES[dtype] / 2 * truth.norm()
@@ -319,7 +319,7 @@ def test_the_library_attends_long_rows_with_little_padding_in_forwards_without_a
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_keys_of_one_long_context_are_shared_by_many_programs(queries: int, window: int | None) -> None:
-    """Beside short ones; the plan prepared once, as for all layers of a forward; twice, to the same bits."""
+    """Long context beside short ones; the plan prepared once, as for all layers; twice, to the same bits."""
     dtype, contexts = torch.float16, [20, 9, 700, 30, 5]
     batch, slots = ragged_batch(4, contexts, [queries] * 5, num_pages=400)
     kv = torch.full((1600, 2, 2, 16), NAN, device=DEVICE, dtype=dtype)
@@ -406,7 +406,7 @@ def test_chunks_over_longer_contexts(contexts: list[int], queries: list[int], wi
     [([200], [1], 30), ([150, 40, 9, 200], [3, 1, 5, 2], 50), ([44, 150], [44, 5], 40), ([200], [5], 17)],
 )
 def test_a_window_with_sinks(contexts: list[int], queries: list[int], window: int, num_sinks: int) -> None:
-    """By both kernels, in few parts and in many."""
+    """Both kernels, in few parts and in many."""
     dtype = torch.float16
     batch, slots = ragged_batch(4, contexts, queries, num_pages=300)
     kv = torch.full((1200, 2, 2, 16), NAN, device=DEVICE, dtype=dtype)

@@ -25,7 +25,7 @@ def manager_of(num_window_pages: int = LEAST) -> KVCacheManager:
 
 
 def forward(manager: KVCacheManager, sequence: KVSequence, token_ids: list[int]) -> None:
-    """As a forward extends a sequence."""
+    """Extend a sequence as a forward does."""
     start = sequence.length
     manager.make_room([sequence], [start], [len(token_ids)])
     manager.replace_tails([sequence], [start], [token_ids])

@@ -217,7 +217,7 @@ def score(proposal: Proposal, text: list[int], held: int) -> Score:
 
 
 def written(event: Any) -> Answer:
-    """In plain numbers; the tokens of a support by their ids, for equals may stand in any order."""
+    """Plain numbers; the tokens of a support by their ids, for equals may stand in any order."""
     if isinstance(event, Proposal):
         found: Answer = {"drafts": list(event.token_ids)}
         if isinstance(event.evidence, SparseEvidence):

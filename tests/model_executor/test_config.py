@@ -174,7 +174,9 @@ def test_tiny_models_repeat_and_differ_by_seed(tmp_path: Path) -> None:
 
 
 def test_reading_a_model_folder_does_not_import_the_compiler() -> None:
-    """It takes half of the time of a start. Who needs transformers' activations gets the real ones all the same."""
+    """The compiler takes half of the time of a start. Code that needs transformers' activations still gets the real
+    ones.
+    """
     code = (
         "import sys\n"
         "from pathlib import Path\n"

@@ -64,6 +64,6 @@ with torch.inference_mode():
 
 @pytest.mark.skipif(sys.platform != "linux" or not can_pack(torch.float32), reason="needs glibc and oneDNN")
 def test_a_process_that_meets_many_batch_sizes_keeps_a_bounded_number_of_products() -> None:
-    """Without a bound 160 further sizes of four weights leave some 60 to 300 MiB."""
+    """160 further sizes of four weights leave some 60 to 300 MiB without a bound."""
     done = subprocess.run([sys.executable, "-c", _GROWTH], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 15

@@ -66,7 +66,7 @@ def logits_of(folder: Path, token_ids: list[int], *, chunks: tuple[int, ...] = (
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_format_gives_the_logits_of_its_widened_weights(model: str, form: str, tmp_path: Path) -> None:
-    """In one forward and in chunks. In float64, in which no input lies so near the middle of two FP8 numbers that a
+    """One forward and chunks, in float64, in which no input lies so near the middle of two FP8 numbers that a
     sum in another order rounds it otherwise.
     """
     architecture, config = MODELS[model]
@@ -82,7 +82,7 @@ def test_every_format_gives_the_logits_of_its_widened_weights(model: str, form: 
 
 
 def test_weights_are_quantized_while_they_are_loaded(tmp_path: Path) -> None:
-    """To what the same weights by rows with tokens' inputs give; an FP8 checkpoint stays as it is."""
+    """Same results as weights by rows with tokens' inputs; an FP8 checkpoint stays as it is."""
     source = build("qwen3", hidden_size=64, intermediate_size=80)
     folder = quantize_folder(source, tmp_path / "fp8", FORMATS["channel"])
     ids = random_ids(24, seed=3)
@@ -249,7 +249,7 @@ def test_a_description_says_the_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("head", ["lm_head", "language_model.lm_head"])
 def test_a_head_is_ignored_by_each_of_its_names(head: str, tmp_path: Path) -> None:
-    """Beside images checkpoints name it as a part of the language model."""
+    """Checkpoints with images name it as a part of the language model."""
     form = Format(compressed("channel", None, [head]), by_row)
     runner = ModelRunner.load(quantize_folder(build("mistral3"), tmp_path / "fp8", form), num_pages=8)
     assert runner.config.quantization is not None

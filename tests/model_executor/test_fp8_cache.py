@@ -66,7 +66,7 @@ def expected_logits(folder: Path, ids: list[int], scales: Mapping[str, tuple[flo
 
 
 def load(folder: Path, **options: Any) -> ModelRunner:
-    """In float64, in which sums in another order round no number otherwise."""
+    """Model in float64, in which sums in another order round no number otherwise."""
     settings = {"dtype": "float64", "page_size": 3, "num_pages": 120, "kv_cache_dtype": "fp8", **options}
     return ModelRunner.load(folder, **settings)
 
@@ -77,7 +77,7 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_rounded_keys_and_values(name: str) -> None:
-    """In chunks, after a rollback, and of forks that write to a page that they share."""
+    """Logits in chunks, after a rollback, and of forks that write to a page that they share."""
     architecture, config = MODELS[name]
     folder, ids, other = build(architecture, **config), random_ids(50, seed=1), random_ids(50, seed=2)
     runner = load(folder)

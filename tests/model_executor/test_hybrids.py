@@ -41,7 +41,7 @@ def prefilled(runner: ModelRunner, folder: Path, text: list[int]) -> Scripted:
 
 @pytest.mark.parametrize("num_drafts", [1, 4, 8])
 def test_any_number_of_accepted_drafts_is_exact(folder: Path, num_drafts: int) -> None:
-    """Over many steps, so that the state moves past accepted tokens and past none that was not."""
+    """Many steps, so that the state moves past accepted tokens and past none that was not."""
     runner = poisoned_runner(folder, page_size=PAGE_SIZE)
     scripted, drafts = prefilled(runner, folder, random_ids(70, seed=1)), iter(random_ids(1000, seed=2))
     for num_accepted in (*range(num_drafts + 1), 0, num_drafts, num_drafts):

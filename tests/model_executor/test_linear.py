@@ -120,7 +120,7 @@ def test_rows_that_round_up_are_zeros() -> None:
 
 
 def test_a_method_without_kernels_of_its_own_computes_step_by_step() -> None:
-    """To the same numbers as one that has some."""
+    """Same numbers as from one that has some."""
     norm = RmsNorm(IN, 1e-5, dtype=torch.float32, device=CPU)
     norm.weight.copy_(torch.rand(IN) + 0.5)
     plain, scaled = (

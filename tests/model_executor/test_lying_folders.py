@@ -367,7 +367,7 @@ def test_a_file_that_is_half_written_is_refused_at_any_length(folder: Path, name
 
 
 def test_a_file_of_holes_is_not_believed(folder: Path) -> None:
-    """Its length is what its header promises, and no memory could hold it."""
+    """File as long as its header promises, and larger than any memory."""
     size = 4 << 40
     entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
     write_file(folder / "model.safetensors", json.dumps({"lm_head.weight": entry}), b"")
@@ -538,7 +538,7 @@ def part_of_two(config: ModelConfig, rank: int) -> dict[str, WeightTarget]:
 
 
 def test_weights_that_no_memory_holds_are_refused_before_they_are_made(folder: Path) -> None:
-    """Without files to compare with, as with the load format dummy."""
+    """No files to compare with, as with the load format dummy."""
     change(folder / "config.json", hidden_size=1 << 20, intermediate_size=1 << 24, num_hidden_layers=9_999, head_dim=8)
     with pytest.raises(ModelError, match=r"the weights that config\.json asks for take .* GiB"):
         ModelRunner.load(folder, page_size=4, num_pages=8, load_format="dummy")

@@ -232,7 +232,7 @@ def test_blocks_of_a_joined_gate_and_up_are_refused_where_they_may_be_in_both(tm
 
 
 def test_experts_that_a_quantizer_passed_over_are_not_quantized(tmp_path: Path) -> None:
-    """As compressed-tensors leaves the experts of transformers 5, which are no linear layers."""
+    """Experts of transformers 5 as compressed-tensors leaves them: they are no linear layers."""
     source, form = build("qwen3_moe", **EXPERTS, hidden_size=64, moe_intermediate_size=48), FORMATS["channel"]
     kept = tuple(f"experts.{number}" for number in range(EXPERTS["num_experts"]))
     folder = quantize_folder(source, tmp_path / "fp8", replace(form, kept=(*form.kept, *kept)))

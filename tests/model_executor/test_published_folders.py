@@ -134,7 +134,7 @@ def store_another_head(folder: Path) -> None:
 def test_a_head_on_file_that_differs_from_the_tied_embedding_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As transformers does; one that is a copy of the embedding changes nothing."""
+    """Same as in transformers; one that is a copy of the embedding changes nothing."""
     folder = Path(shutil.copytree(build("llama", tie_word_embeddings=True), tmp_path / "model"))
     store_another_head(folder)
     torch.testing.assert_close(logits_of(folder), reference_logits(folder, TEXT), atol=1e-4, rtol=0)
@@ -149,7 +149,7 @@ def test_a_head_on_file_that_differs_from_the_tied_embedding_is_used(
 
 
 def test_a_text_part_that_does_not_say_whether_it_is_tied_has_the_default_of_its_own_type(tmp_path: Path) -> None:
-    """As Mistral Small 3.1 is published, whose head is one of its own."""
+    """Mistral Small 3.1 is published so: its head is one of its own."""
     source = build("mistral3", tie_word_embeddings=False)
     folder = Path(shutil.copytree(source, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())

@@ -144,7 +144,7 @@ np.savez(sys.argv[1], bits=bits.numpy(), noise=noise.numpy())
 
 
 def test_triton_form_in_the_interpreter(tmp_path: Path) -> None:
-    """In a process of its own: the interpreter is chosen before Triton is imported."""
+    """Run in a process of its own: the interpreter is chosen before Triton is imported."""
     pytest.importorskip("triton")
     file = tmp_path / "triton.npz"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -168,7 +168,7 @@ def test_the_base_install_is_small(wheel: Path) -> None:
 
 
 def test_the_sdk_and_the_command_line_need_no_more(wheel: Path) -> None:
-    """With the packages of the base install alone, and with the wheel's modules instead of the project's."""
+    """Run with the packages of the base install alone, and the wheel's modules instead of the project's."""
     base = needed(importlib.metadata.PathDistribution(wheel / f"outrider-{VERSION}.dist-info"))
     owners = importlib.metadata.packages_distributions()
     blocked = {

@@ -115,7 +115,7 @@ app({words!r})
 
 
 def test_the_coordinator_process_runs_without_torch() -> None:
-    """It starts, reads its settings and says what is wrong with them: nothing on that way needs torch."""
+    """Start of the process, which reads its settings and says what is wrong with them: nothing of it needs torch."""
     code = """
 import runpy
 sys.argv = ["outrider coordinator", "--prot", "1"]

@@ -82,7 +82,7 @@ def from_logits(logits: torch.Tensor, rows: list[LogitRow], mass: float) -> list
 
 
 def in_a_loop(logits: torch.Tensor, rows: list[LogitRow], mass: float) -> list[Drawn]:
-    """As a step of a draft loop draws."""
+    """Draw as a step of a draft loop does."""
     parameters = []
     for row in rows:
         metadata = DraftMetadata.of(row.open, VOCAB)

@@ -105,7 +105,7 @@ def test_a_prompt_is_taken_in_large_chunks_once_the_running_sessions_have_ended(
 
 
 def test_a_session_that_was_only_brought_text_is_not_waited_for() -> None:
-    """It asks for no proposal, so nobody waits for what it asks next: texts come in large chunks, one after another."""
+    """No proposal is asked for, so what is asked next is not waited for: texts come in large chunks, in order."""
     rig = _Rig(forward_ms=8)
     rig.open(RUNS, 1)
     rig.step()

@@ -36,7 +36,7 @@ class _Forward:
     executor: _Executor
     jobs: list[_Job]
     texts: list[list[int] | None]
-    """As they were; None: of no use any more."""
+    """Texts as they were; None: of no use any more."""
 
     def is_done(self) -> bool:
         return self.executor.is_done
@@ -103,7 +103,7 @@ class _Executor(Executor[PlainSequence, Score, _Job, Scores]):
     def queue(
         self, forward: InFlightForward[Scores], step: PlainStep | None = None
     ) -> QueuedForward[_Job, Scores] | None:
-        """Over the tokens that are right, or over others."""
+        """Queue over the tokens that are right, or over others."""
         if not self.follows or not isinstance(forward, _Forward):
             return None
         jobs = []
@@ -161,7 +161,9 @@ class _Rig:
             self.told[session] = [100 * session]
 
     def ask(self, session: int, drafts: Sequence[int] = (), *, other_token: int | None = None) -> int:
-        """About all it was told, with credit for more from the second plain step on; returns the item's generation."""
+        """Ask about all that was told, with credit for more from the second plain step on; returns the item's
+        generation.
+        """
         self.generation += 1
         tokens = self.told[session]
         if other_token is not None:
@@ -174,7 +176,7 @@ class _Rig:
         return self.generation
 
     def step(self) -> list[Scores | SessionFailed]:
-        """Until a forward has ended, or something is told that needed none; what is told is kept."""
+        """Step until a forward has ended, or something is told that needed none; what is told is kept."""
         events: list[Scores | SessionFailed] = []
         batches: list[tuple[int, EventBatch[object]]] = []
         num_ended = self.executor.num_ended
@@ -214,7 +216,7 @@ class _Rig:
         return events
 
     def run_plain(self, *sessions: int, num_steps: int = 3) -> None:
-        """Until it is known that they do not speculate, and what they will ask next is under way."""
+        """Run until it is known that they do not speculate, and what they will ask next is under way."""
         for _ in range(num_steps):
             for session in sessions:
                 self.ask(session)

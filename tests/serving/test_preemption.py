@@ -60,7 +60,7 @@ class _Service:
         return is_admitted
 
     def compute(self, session: Session[Any]) -> None:
-        """Its job is done: it holds what it needed."""
+        """Compute its job: it holds what it needed."""
         due = self.queue.due_of(session.key)
         if due is not None and due.job.num_left <= self.num_pages_free:
             self.queue.remove(due)
@@ -68,7 +68,7 @@ class _Service:
             self.num_pages_free -= due.job.num_left
 
     def end(self, session: Session[Any]) -> None:
-        """It is released."""
+        """Release the session."""
         self.queue.abort(session.key)
         self.num_pages_free += self.held.pop(session.key, 0)
         self.opened.remove(session)

@@ -216,7 +216,7 @@ def test_many_choices_are_one_text() -> None:
 
 
 def small_engine() -> LLMatcher:
-    """With a lexer that a few outputs fill."""
+    """Engine with a lexer that a few outputs fill."""
     tokenizer = LLTokenizer(FILE.read_text(), n_vocab=VOCAB_SIZE, eos_token=[EOS])
     grammar = LLMatcher.grammar_from_regex("(a|b)*a(a|b){12}")
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=150))
@@ -321,7 +321,7 @@ def test_compiling_masks_and_failures_are_counted() -> None:
 
 
 def test_masks_do_not_depend_on_tokens_that_were_taken_back() -> None:
-    """As after rejected draft tokens: an engine that is rolled back has masks of the tokens before."""
+    """Masks after a rollback, as after rejected draft tokens, are those of the tokens before."""
     schema = {
         "type": "object",
         "properties": {"discount": {"type": "number"}, "items": {"type": "array"}, "tax": {"type": "number"}},

@@ -58,7 +58,7 @@ def test_nothing_is_masked_after_a_refused_draft_token_or_an_end() -> None:
 
 @pytest.mark.parametrize("begins", (True, False), ids=("threads", "without threads"))
 def test_an_output_that_the_grammar_refuses_fails_its_session_alone(begins: bool) -> None:
-    """It does not go on unmasked."""
+    """Failure instead of unmasked output."""
     refused = PositionMasks(matcher, (0, 0), (1,), position=7)
     others = [PositionMasks(matcher, (2,), (), position=4), PositionMasks(matcher, (2, 0, END), (), position=9)]
     if begins:

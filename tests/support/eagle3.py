@@ -136,7 +136,7 @@ class Eagle3Reference:
 
     @torch.no_grad()
     def draft_with_states(self, text: list[int], count: int, banned_from: int = 256) -> tuple[list[int], Tensor]:
-        """Beside them the normalised states [count, H] that each was drawn from."""
+        """Tokens and the normalised states [count, H] that each was drawn from."""
         states = F.linear(self.normed_states(self.states(text)[:-1]), self.w["fc.weight"])  # [n - 1, H]
         tokens = list(text[1:])
         drafted: list[int] = []
@@ -162,7 +162,7 @@ class Eagle3Reference:
         return torch.cat([found[layer].reshape(len(text), -1) for layer in self.layers], dim=-1)
 
     def normed_states(self, states: Tensor) -> Tensor:  # [n, 3 H]
-        """As ``fc`` reads them."""
+        """States as ``fc`` reads them."""
         if "input_norm.weight" in self.w:
             states = F.rms_norm(states, (3 * HIDDEN,), self.w["input_norm.weight"], EPS)
         if "fc_norm.0.weight" in self.w:

@@ -44,7 +44,7 @@ FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": 6},
     "vaultgemma": _SLIDING,
 }  # fmt: skip
-"""By ``model_type``, which a name may follow; others have the fields that all tiny models have."""
+"""Configurations by ``model_type``, which a name may follow; others have the fields that all tiny models have."""
 
 
 def build_fallback(name: str, **config: Any) -> Path:

@@ -52,7 +52,7 @@ class HybridMtpReference:
 
     @torch.no_grad()
     def draft_with_states(self, text: list[int], count: int) -> tuple[list[int], Tensor]:
-        """Beside them the layer's state [count, H] that each was drawn from."""
+        """Tokens and the layer's state [count, H] that each was drawn from."""
         states = self._text(input_ids=torch.tensor([text])).last_hidden_state[0][:-1]  # [n - 1, H] normalised
         tokens, drafted = list(text[1:]), []
         for _ in range(count):

@@ -135,7 +135,7 @@ class PairReference(ABC):
 
     @torch.no_grad()
     def draft_with_states(self, text: list[int], count: int) -> tuple[list[int], Tensor]:
-        """Beside them the head's state [count, H] that each was drawn from."""
+        """Tokens and the head's state [count, H] that each was drawn from."""
         states = self.target.model(torch.tensor([text])).last_hidden_state[0][:-1]  # [n - 1, H] normalised
         tokens, drafted = list(text[1:]), []
         for _ in range(count):

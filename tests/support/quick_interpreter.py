@@ -12,7 +12,8 @@ import torch
 
 
 def set_up_quick_interpreter() -> None:
-    """For processes with ``TRITON_INTERPRET=1``: kernels compute the same numbers in a fraction of the time.
+    """Interpreter for processes with ``TRITON_INTERPRET=1``: kernels compute the same numbers in a fraction of the
+    time.
 
     Triton 3.7 replaces the functions of ``triton.language`` at every call of a device function: here once, and for
     good. It computes integer sums and products again in 64 bits for an assertion that is off: not here. It derives
@@ -35,7 +36,7 @@ def set_up_quick_interpreter() -> None:
 
 
 def _round_as_hardware(internals: Any, fp8: Any) -> None:
-    """To the nearest number of FP8, of two as near to the even one: the interpreter's carry is lost."""
+    """Round to the nearest number of FP8, ties to even: the interpreter's carry is lost."""
     builder: Any = internals.InterpreterBuilder
     convert = builder.create_fp_to_fp
 
@@ -134,7 +135,7 @@ def _with_kept_types(check: Callable[..., Any], tensor: type[Any]) -> Callable[.
 
 
 def _replace_builtin(owner: Any, name: str, member: Any, _builder: Any, scope: Any) -> None:
-    """As Triton's function of this purpose, without two calls on the way to the function that does the work."""
+    """Replacement of Triton's function of this purpose, without two calls on the way to the one that does the work."""
     from triton.runtime.interpreter import interpreter_semantic
 
     while _only_passes_on(member):

@@ -58,7 +58,7 @@ class ScriptedGenerator:
         self.num_abandoned = 0
         """Generations that were closed before their end."""
         self.stop_after: int | None = None
-        """After so many tokens a generation waits for ever."""
+        """Tokens after which a generation waits for ever."""
         self.error: Exception | None = None
         """Raised by the next generations, after ``error_after`` tokens."""
         self.error_after = 0

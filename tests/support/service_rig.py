@@ -104,7 +104,7 @@ class ServiceRig:
             self._turn(self.target, self._to_target, SessionLoop.on_target_event, enough)
 
     def num_pages_used(self) -> int:
-        """On the target, its books checked; what was released takes a turn to arrive."""
+        """Used pages of the target, its books checked; what was released takes a turn to arrive."""
         self._turn(self.target, self._to_target, SessionLoop.on_target_event, None)
         self._runner.sequences.check_integrity()
         return self._runner.sequences.pool.num_used

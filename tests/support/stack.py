@@ -56,7 +56,7 @@ class Stack:
                 yield delta
 
     def num_pages_used(self) -> tuple[int, int]:
-        """On the target and on the draft; where none are, nothing is under way there, and the books are checked."""
+        """Used pages of target and draft; where none are, nothing is under way there, and the books are checked."""
         used = []
         for service in (self.target, self.draft):
             runner = None if service is None else service.runner

@@ -46,7 +46,7 @@ def _softmax(logits: Doubles) -> Doubles:
 
 
 def reference_logits(folder: Path, texts: Sequence[Sequence[int]]) -> list[Doubles]:
-    """For each text, the logits after each of its tokens [T, V]; texts of one length are cheapest together."""
+    """Logits of each text after each of its tokens [T, V]; texts of one length are cheapest together."""
     model = load_reference(folder)
     with torch.inference_mode():
         return [model(torch.tensor([list(text)])).logits[0].double().numpy() for text in texts]

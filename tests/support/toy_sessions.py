@@ -51,7 +51,7 @@ class Faults:
     stall: Stall = NO_STALL
     """Description that links give."""
     stale: bool = False
-    """Before each answer comes one of an older generation, with another content."""
+    """Send one of an older generation, with other content, before each answer."""
 
 
 @dataclass

@@ -103,7 +103,7 @@ def _last_states(body: Path, texts: Texts) -> list[Tensor]:
 
 
 def _train_pairs(reference: PairReference, texts: Texts) -> None:
-    """On the target's states alone, as EAGLE is trained without its noise."""
+    """Train on the target's states alone, as EAGLE is trained without its noise."""
     with torch.no_grad():
         states = [reference.target.model(torch.tensor([list(text)])).last_hidden_state[0] for text in texts]
 
@@ -118,7 +118,7 @@ def _train_pairs(reference: PairReference, texts: Texts) -> None:
 
 
 def _train_blocks(reference: DFlashReference, folder: Path, texts: Texts) -> None:
-    """On blocks at every third position, other ones each step."""
+    """Train on blocks at every third position, other ones each step."""
     contexts: list[Tensor] = []
     with torch.no_grad():
         for text in texts:

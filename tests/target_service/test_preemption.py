@@ -85,7 +85,7 @@ class Coordinator:
             self.ask(event.session)
 
     def run(self) -> None:
-        """Until all have all their tokens: whoever was lost is opened anew, the oldest first."""
+        """Run until all have all their tokens: lost sessions are opened anew, the oldest first."""
         for _ in range(10_000):
             if not self.driver.core.has_work:
                 if not self.lost:

@@ -147,7 +147,7 @@ def test_no_file_gets_the_number_of_a_closed_standard_stream() -> None:
 
 @pytest.mark.parametrize("module", ["outrider_coordinator", "outrider_draft"])
 def test_grpc_adds_no_line_of_its_own_to_a_log(module: str) -> None:
-    """It would write one of its own when a port is taken."""
+    """Line of its own that gRPC would write when a port is taken."""
     environment = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"}
     more = {"outrider_coordinator": ("--target-address", "127.0.0.1:1"), "outrider_draft": ("--method", "ngram")}[
         module

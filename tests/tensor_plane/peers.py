@@ -49,7 +49,7 @@ def process(work: Callable[..., None], *arguments: object) -> Iterator[tuple[Bas
 
 
 def kill(child: BaseProcess) -> None:
-    """As the kernel does it when memory runs out."""
+    """Kill as the kernel does when memory runs out."""
     assert child.pid is not None
     if child.is_alive():
         os.kill(child.pid, signal.SIGKILL)

@@ -71,7 +71,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def shared_memory_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine the quickest of a few probes may be the socket's."""
+    """Replaced probe: on a busy machine the quickest of a few may be the socket's."""
     probe = Negotiation._probe
 
     def timed(negotiation: Negotiation, tried: Chosen) -> str:
@@ -265,7 +265,7 @@ def test_one_writer_has_several_readers_and_one_reader_several_writers(pair: Pai
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_closed_connection_gives_back_all_at_once(pair: Pair, kind: PlaneKind) -> None:
-    """Without the garbage collector, which a service rarely runs."""
+    """Memory is given back without the garbage collector, which a service rarely runs."""
     writers, readers = pair.writers(kind), pair.readers()
     held: list[tuple[int, int, int]] = []
     gc.collect()
@@ -285,7 +285,7 @@ def test_a_closed_connection_gives_back_all_at_once(pair: Pair, kind: PlaneKind)
 
 
 def test_a_connection_may_be_withdrawn_while_all_are_closed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by the thread that ends those of a link, when a service with several drafts stops."""
+    """Withdrawal as by the thread that ends those of a link, when a service with several drafts stops."""
     writers = pair.writers(PlaneKind.SHARED_MEMORY)
     offers = [writers.offer() for _ in range(3)]
     made = [writers.writer(offer.offer_id) for offer in offers]

@@ -24,7 +24,7 @@ def test_a_file_stays_as_long_as_its_owner_lives(tmp_path: Path) -> None:
 def test_a_sweep_between_making_a_file_and_locking_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_under_way: bool
 ) -> None:
-    """It has removed the file, or has the lock and is about to."""
+    """Sweep that has removed the file, or has the lock and is about to."""
     lock, swept = fcntl.flock, list[Path]()
 
     def locked_after_a_sweep(descriptor: int, how: int) -> None:

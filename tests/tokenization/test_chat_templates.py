@@ -81,7 +81,7 @@ def reference(source: str | dict[str, str], messages: list[dict[str, Any]], **op
 
 
 def with_content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As vLLM hands them to transformers: the empty text in the place of null."""
+    """Messages as vLLM hands them to transformers: the empty text in the place of null."""
     return [{**message, "content": message["content"] or ""} for message in messages]
 
 
@@ -182,7 +182,7 @@ def test_a_template_that_asks_for_content_that_is_none_finds_it() -> None:
     [(None, {}), ("", {}), ('{"a": ', {}), ("[1]", {}), ("null", {}), ("[" * 100_000, {}), ('{"a": 1}', {"a": 1})],
 )
 def test_arguments_of_calls_are_objects_for_the_template(given: str | None, arguments: dict[str, Any]) -> None:
-    """As in vLLM, also those that a model did not write to their end."""
+    """Same as in vLLM, also those that a model did not write to their end."""
     call = {"function": {"name": "weather", "arguments": given}}
     text = renderer("{{ messages[0].tool_calls[0].function.arguments | tojson }}").render(
         ChatPrompt(({"role": "assistant", "tool_calls": [call]},))

@@ -1,4 +1,4 @@
-"""From names to ports: every address is one, and a name counts for what it last stood for while nobody resolves it."""
+"""Ports found by names: every address is one, and a name counts for what it last stood for while nobody resolves it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_the_systems_resolver_gives_addresses_of_one_family() -> None:
 
 
 async def test_what_is_found_can_be_talked_to(serve: Serve) -> None:
-    """With this machine's own resolver, a name, and two addresses on a list."""
+    """Resolution with this machine's own resolver, a name, and two addresses on a list."""
     servers = [await serve("target", ToyTarget(random_rows(5), 5)) for _ in range(2)]
     ports = [server.address.rpartition(":")[2] for server in servers]
     found = RemoteReplicas(

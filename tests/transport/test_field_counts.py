@@ -182,7 +182,7 @@ async def test_a_flooded_link_ends_with_invalid_argument(serve: Serve, role: str
 @pytest.mark.parametrize("role", ["draft", "target"])
 @pytest.mark.parametrize("is_many", [True, False], ids=["items", "garbage"])
 async def test_a_refused_link_message_is_not_kept(serve: Serve, role: str, is_many: bool) -> None:
-    """Without the collector of cycles: it comes by after many objects, and this is one of many megabytes."""
+    """Memory is freed without the collector of cycles, which runs after many objects: this is one of many megabytes."""
     toy = ToyDraft(random_rows(9, seed=1), 9) if role == "draft" else ToyTarget(random_rows(9, seed=1), 9)
     server = await serve(role, toy)
     service = link_pb2.DESCRIPTOR.services_by_name[f"{role.capitalize()}Service"].full_name

@@ -38,7 +38,7 @@ async def test_deltas_then_exactly_one_result(serve: Serve) -> None:
 
 @pytest.mark.parametrize("logprobs", [None, 0, 2])
 async def test_in_process_and_over_grpc_give_equal_deltas(serve: Serve, logprobs: int | None) -> None:
-    """Over the wire the result comes as a delta of its own; joined they are the same."""
+    """Result over the wire comes as a delta of its own; joined they are the same."""
     generator = ScriptedGenerator()
     server = await serve("generation", generator)
     remote = RemoteGeneration(server.address)
@@ -129,7 +129,7 @@ async def test_without_a_deadline_there_is_none(serve: Serve) -> None:
 @pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
 @pytest.mark.parametrize("error", [None, CapacityError("full")], ids=["bound", "refused"])
 async def test_a_request_that_failed_is_let_go_at_once(serve: Serve, method: str, error: Exception | None) -> None:
-    """It may hold megabytes, and the collector comes by much later."""
+    """Request that may hold megabytes; the collector runs much later."""
     generator = ScriptedGenerator()
     generator.error = error
     server = await serve("generation", generator)
@@ -153,7 +153,7 @@ async def test_a_request_that_failed_is_let_go_at_once(serve: Serve, method: str
 
 
 async def test_the_message_of_a_long_request_is_let_go_before_its_stream_runs(serve: Serve) -> None:
-    """Its ids take four times their bytes, which gRPC keeps until the call ends."""
+    """Message whose ids take four times their bytes, which gRPC keeps until the call ends."""
     generator = ScriptedGenerator()
     generator.stop_after = 1
     server = await serve("generation", generator)
@@ -174,7 +174,7 @@ async def test_the_message_of_a_long_request_is_let_go_before_its_stream_runs(se
 
 
 async def test_an_error_does_not_hold_the_text_that_it_came_from(serve: Serve) -> None:
-    """As one of JSON does."""
+    """Errors of JSON do so."""
     error, cause = InvalidRequestError("tools", "is no JSON"), json.JSONDecodeError("no", "[" * 1000, 0)
     error.__cause__ = cause
     generator = ScriptedGenerator()

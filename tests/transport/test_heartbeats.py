@@ -78,7 +78,7 @@ def test_a_process_that_was_stopped_does_not_take_its_own_absence_for_silence() 
 
 
 def test_a_loop_that_is_always_late_still_finds_a_dead_peer() -> None:
-    """With looks 1 s apart in place of a quarter, each counts for half a second."""
+    """Looks 1 s apart in place of a quarter count for half a second each."""
     detector = SilenceDetector(3.0, now=0.0)
     found = next(now for now in range(1, 100) if detector.look(float(now)))
     assert found == 6
@@ -112,7 +112,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def impatient_services(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their coordinators are given up as soon as a coordinator's services are here."""
+    """Services that give up their coordinators as soon as a coordinator's services are given up here."""
     monkeypatch.setattr(servicers, "_silence_timeout_s", lambda context, timeout_s: TIMEOUT_S)
 
 

@@ -157,7 +157,7 @@ async def test_events_are_pushed_unasked(serve: Serve) -> None:
 
 
 async def test_reading_goes_on_while_nothing_is_read_from_us(serve: Serve) -> None:
-    """Neither side's reader waits for its writer: many messages go in while no answer is taken out."""
+    """No side's reader waits for its writer: many messages go in while no answer is taken out."""
     target = ToyTarget(TARGET_ROWS, V)
     link = await RemoteTarget((await serve("target", target)).address).attach()
     link.send([opening(1)])

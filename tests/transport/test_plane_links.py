@@ -95,7 +95,9 @@ async def test_the_link_says_which_plane_it_has(serve: Serve, writers: list[Shar
 async def test_a_link_that_broke_holds_no_file_of_its_plane(
     serve: Serve, writers: list[SharedWriter], tmp_path: Path
 ) -> None:
-    """Without the collector, which comes rarely: a coordinator whose links break often would run out of files."""
+    """File is closed without the collector, which runs rarely: a coordinator whose links break often would run out of
+    files.
+    """
     server = await serve("target", ToyTarget(ROWS, V))
     gc.collect()
     gc.disable()

@@ -66,7 +66,7 @@ class Pair:
         )
 
     def scores(self, tokens: tuple[int, ...], outside: list[int]) -> SparseScores:
-        """With ``outside`` drawn outside the support at each position, the bonus the last."""
+        """Scores with ``outside`` drawn outside the support at each position, the bonus the last."""
         rows = [self.target[tokens[:i]] for i in range(self.length)]
         inside = [self.draft[tokens[:i]] > 0 for i in range(self.length)]
         masses = [float(row[~own].sum()) for row, own in zip(rows, inside, strict=True)]

@@ -24,7 +24,7 @@ VOCAB_SIZE = 4
 BLOCK = 3
 NUM_BLOCKS = 100
 FEW_DRAWS = 5_000
-"""Enough for the negative controls to fail by far."""
+"""Draws that suffice for the negative controls to fail by far."""
 DRAFT_LENGTH = 4
 LANGUAGE = Language(VOCAB_SIZE, period=BLOCK, sharpness=0.7)
 

@@ -16,7 +16,7 @@ PER_S = 1000
 
 
 class Request:
-    """As far as the scheduler knows one: it counts its messages."""
+    """Request as far as the scheduler knows one: it counts its messages."""
 
     def __init__(self, *, has_had_output: bool = True) -> None:
         self.has_had_output = has_had_output

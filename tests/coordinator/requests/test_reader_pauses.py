@@ -55,7 +55,7 @@ def release(bench: Bench, driven: Driven, number: int) -> None:
 def test_a_paused_session_is_sent_nothing_and_goes_on_with_the_same_tokens(
     rounds: int, is_released: bool, method: AcceptanceMethod
 ) -> None:
-    """At rejection greedily: what is sampled there depends on the draft lengths."""
+    """Greedy where acceptance is by rejection: what is sampled there depends on the draft lengths."""
     plan = plan_of(method=method, temperature=0.0 if method is REJECTION else 1.0)
     setting = Setting(draft_rows=OTHER_ROWS)
     driven = setting.bench.add(plan)
@@ -187,7 +187,7 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def stack() -> AsyncIterator[Stack]:
-    """With a place for one running request."""
+    """Stack with capacity for one running request."""
     rows = OTHER_ROWS
     stack = Stack(ToyTarget(rows, 8), ToyDraft(rows, 8), settings_of(max_running_requests=1))
     await stack.coordinator.start()

@@ -119,7 +119,7 @@ def num_held(toy: Any) -> int:
 
 
 def kill(toy: Any) -> None:
-    """Its links break, and nobody reaches it again."""
+    """Break its links and make it unreachable."""
     toy.faults.unreachable = True
     toy.break_links("killed")
 

@@ -38,7 +38,7 @@ class Attached:
 
 
 def attached(host: str = "here", *, role: str = "target", device: str = "") -> Any:
-    """As a replica."""
+    """Service attached as a replica."""
     return Attached(host, role=role, device=device)
 
 

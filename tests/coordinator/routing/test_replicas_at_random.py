@@ -81,7 +81,7 @@ async def test_whatever_happens_to_replicas_no_token_changes_and_nothing_is_left
 
 
 def num_sessions(made: Fleet) -> int:
-    """By the coordinator's own books."""
+    """Number of sessions by the coordinator's own books."""
     services = made.coordinator.services
     assert services.draft is not None
     on_targets = sum(replica.num_sessions for replica in services.target.known)

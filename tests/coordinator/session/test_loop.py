@@ -134,7 +134,7 @@ def test_the_target_is_brought_one_token_a_step() -> None:
 
 
 def test_the_bonus_token_hole() -> None:
-    """After all K drafts were accepted the draft lacks the last of them: its next Extend brings two tokens."""
+    """Extend brings two tokens after all K drafts were accepted: the draft has no KV for the last of them."""
     setting = Setting(draft_length=3)
     tokens = setting.run(plan_of(max_tokens=20)).token_ids
     prefill, first, *others = setting.extends

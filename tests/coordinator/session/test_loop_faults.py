@@ -345,7 +345,7 @@ def test_a_target_without_room_parks_the_session_and_the_draft_is_released() -> 
 def test_a_target_that_needs_the_pages_parks_the_session_wherever_it_is(
     rounds: int, on_draft: bool, method: AcceptanceMethod
 ) -> None:
-    """At rejection greedily: what is sampled there depends on the draft lengths."""
+    """Greedy where acceptance is by rejection: what is sampled there depends on the draft lengths."""
     temperature = 0.0 if method is AcceptanceMethod.REJECTION else 1.0
     setting, plan = Setting(), plan_of(method=method, temperature=temperature)
     driven = setting.bench.add(plan)

@@ -50,7 +50,7 @@ def in_single_answers(batch: EventBatch[Any]) -> EventBatch[Any]:
 
 
 _outputs_of_once: dict[tuple[int, float], list[Any]] = {}
-"""By draft length and temperature: what sessions say that are named once."""
+"""Outputs of sessions that are named once, by draft length and temperature."""
 
 WAYS = [in_the_same_columns, in_columns_of_their_own, beside_columns, in_single_answers]
 

@@ -158,5 +158,5 @@ def test_counting_positions_from_the_seam_is_caught(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.integration
 def test_interruptions_that_look_at_what_is_lost_are_caught() -> None:
-    """Not a fault of ours, but the condition: losing output for what it says is choosing output."""
+    """Condition of exactness, no fault of the loop: losing output for its content is choosing output."""
     assert p_value(BlockDraft(BAD), interrupts=by_what_was_lost) < 1e-6

@@ -293,7 +293,7 @@ def test_a_session_that_was_asked_for_something_else_since_has_no_direct_proposa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_target_that_says_it_lost_what_was_asked_ahead_is_sent_the_proposals(kind: dict[str, Any]) -> None:
-    """It refused them before they came here, and waits for nothing."""
+    """Refusal before the proposals came: the target waits for nothing."""
     asked = crowd(**kind)
     before, ahead = asked.ahead()
     generation = ahead.columns.generations.tolist()[0]

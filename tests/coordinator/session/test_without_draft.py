@@ -19,7 +19,7 @@ from tests.coordinator.setting import OTHER_ROWS, Setting, plan_of
 
 
 def reasons(driven: Driven) -> dict[WithoutDraft, int]:
-    """Those besides the first prefill, which every session has."""
+    """Reasons besides the first prefill, which every session has."""
     spec_stats = driven.loop.spec_stats
     assert sum(spec_stats.without_draft.values()) + spec_stats.num_drafts == spec_stats.num_steps
     assert spec_stats.without_draft[WithoutDraft.PREFILL] == 1 + spec_stats.num_target_rebuilds

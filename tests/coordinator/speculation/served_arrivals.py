@@ -46,8 +46,8 @@ class ServedArrivals(Served):
         num_cached_tokens: int = 0,
         is_cold: bool = False,
     ) -> None:
-        """As for ``Served``; tokens are those of each request. ``num_cached_tokens``: of its prompt, in the prefix
-        caches of target and draft.
+        """Arguments as for ``Served``; tokens are those of each request. ``num_cached_tokens``: of its prompt, in the
+        prefix caches of target and draft.
         """
         super().__init__(pair, acceptance, seed=seed, length=length, is_cold=is_cold)
         self.num_tokens = 0

@@ -34,14 +34,15 @@ class Slowness:
     most: float
     """Extra time of the first round, as a share of the usual time."""
     rounds: float
-    """After which the share is a third."""
+    """Rounds after which the share is a third."""
 
     def at(self, num_before: int) -> float:
         return self.most * math.exp(-num_before / self.rounds)
 
 
 COLD, AFTER_PAUSE, NEW_ROWS = Slowness(3.0, 6.0), Slowness(0.6, 3.0), Slowness(0.25, 2.0)
-"""In a mode for the first time, after an idle pause, and after the rows of a round have changed by a quarter."""
+"""Slowness in a mode for the first time, after an idle pause, and after the rows of a round have changed by a quarter.
+"""
 
 
 class Devices:
@@ -97,7 +98,7 @@ class _Text:
     num_tokens: int
     num_to_compute: int
     num_rounds: int = _TEXT_ROUNDS
-    """Until the draft has told that it holds what it has computed."""
+    """Rounds until the draft has reported what it has computed."""
 
 
 class Served:
@@ -131,7 +132,7 @@ class Served:
         """Draft lengths of the commands that have left, and below whose drafts are brought their text."""
         self._fed: dict[ControlledSession, bool] = {}
         self._brought: dict[ControlledSession, _Text] = {}
-        """On its way to a draft."""
+        """Texts on their way to a draft."""
         self._users: dict[ControlledSession, int] = {}
         self._cached: set[int] = set()
         """Users whose text the draft has in its prefix cache."""

@@ -23,7 +23,7 @@ _DRAFT_STEP = ((1, 0.825), (8, 1.03), (32, 1.285), (64, 1.6), (128, 2.3), (256, 
 
 
 def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Between the measured points, and past the last one by the slope before it."""
+    """Value between the measured points, and past the last one by the slope before it."""
     (near, at_near), (last, at_last) = points[-2:]
     if x > last:
         return at_last + (x - last) * (at_last - at_near) / (last - near)
@@ -170,7 +170,7 @@ class Load:
     num_tokens: int = 0
     num_rounds: int = 0
     trace: list[tuple[float, int, float]] = field(default_factory=list)
-    """After each round: the time, the longest draft length, the tokens so far."""
+    """Time, longest draft length and tokens so far after each round."""
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.seed)

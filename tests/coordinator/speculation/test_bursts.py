@@ -97,7 +97,7 @@ def test_groups_that_take_turns_on_two_cards(num_users: int, acceptance: float, 
 @pytest.mark.parametrize("num_users", [32, 128])
 @pytest.mark.parametrize(("pair", "acceptance"), [("measured", 0.81), ("h100", 0.9), ("slow host", 0.9)])
 def test_bursts_of_one_token_between_hide_no_gain(pair: str, num_users: int, acceptance: float) -> None:
-    """With slow first rounds, noise, and commands that leave before the choice."""
+    """Loads with slow first rounds, noise, and commands that leave before the choice."""
     seconds: dict[int | None, list[float]] = {}
     for length in (None, 0):
         served = Served(PAIRS[pair], acceptance, seed=5, length=length)

@@ -26,10 +26,10 @@ from tests.faults.fuzzing.mutation import Mutator
 
 FINDINGS = {"UNKNOWN", "INTERNAL", "HUNG"}
 _HANG_S = 60.0
-"""Without an answer for so long, a call counts as hung."""
+"""Time without an answer after which a call counts as hung."""
 _GENERATION_S = 4.0
 _WATCH_S = 0.2
-"""After which a call that may run for long, or never ends, is cancelled."""
+"""Time after which a call that may run for long, or never ends, is cancelled."""
 _OUR_OWN = "Internal error from Core"
 """Message of our own gRPC about a call that the server ended while a message was being written."""
 _WORKERS = 6
@@ -109,7 +109,7 @@ class Outcome:
     num_messages: int = 0
     num_oversized: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
-    """By method and status."""
+    """Number of statuses by method and status."""
     findings: list[str] = field(default_factory=list)
     slowest: list[tuple[float, float, str]] = field(default_factory=list)
     """Calls that took longest: seconds, the monotonic clock at their end, and the answer. For the cause of a gap."""

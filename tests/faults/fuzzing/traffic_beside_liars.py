@@ -71,7 +71,7 @@ class Outcome:
     num_failed: int = 0
     """Requests without a lying target that failed."""
     longest_gap_s: float = 0.0
-    """Between tokens of requests that no liar took part in."""
+    """Longest gap between tokens of requests that no liar took part in."""
     longest_gap_with_lying_draft_s: float = 0.0
     """Longest gap of requests that waited for a lying draft: up to ``draft_timeout_ms``."""
     endings: dict[str, int] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Run:
         self._until = time.monotonic() + max_s
 
     async def run(self) -> Outcome:
-        """Until the liar has sent so many answers."""
+        """Run until the liar has sent this many answers."""
         expected = await references(self._rows)
         # By default only arrays that are large go by shared memory.
         least = 1 if self._shares_memory else writer.MIN_TENSOR_BYTES

@@ -26,7 +26,7 @@ _NUM_LATE = 4
 """Number of readers that do not read until all are paused: half of them at most."""
 _OUTPUT_TOKENS, _TOP = 400, 20
 _SHORT_TOKENS, _SHORT_TOP = 160, 100
-"""In the short form: more bytes a token fill the windows and buffers on the way with fewer of them."""
+"""Tokens and logprobs of the short form: more bytes a token fill the windows and buffers with fewer tokens."""
 _MOST_MEMORY_MIB = 256
 """Memory that a coordinator may keep of some hundred requests at once."""
 _NUM_USERS = 8
@@ -35,7 +35,7 @@ _FAIR = {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE
 
 
 async def crowd(run: Run) -> None:
-    """As many streams at the same time as are counted, each of a reader of its own; who is refused comes again."""
+    """Streams at the same time, as many as are counted, each with a reader of its own; refused ones are tried again."""
     await run.touch_pages()
     tally = Tally()
 
@@ -54,7 +54,7 @@ async def crowd(run: Run) -> None:
 
 
 async def deaf_readers(run: Run) -> None:
-    """As many readers that do not read as are counted, while others read beside them. A few of them read in the end."""
+    """Readers that do not read, as many as are counted, beside others that do. A few of them read in the end."""
     await run.touch_pages()
     async with watched(run.stack.processes) as histories:
         async with contextlib.AsyncExitStack() as deaf, run.traffic(_NUM_BESIDE) as traffic:
@@ -119,7 +119,7 @@ async def _progress(run: Run, tally: Tally) -> AsyncIterator[None]:
 
 
 def _channel(address: str) -> grpc.aio.Channel:
-    """With the windows of the SDK."""
+    """Channel with the windows of the SDK."""
     return open_channel(address, more=CLIENT_OPTIONS)
 
 

@@ -16,7 +16,7 @@ _LINE_LIMIT_BYTES = 1 << 26
 
 
 async def fuzz(run: Run) -> None:
-    """As many messages as are counted."""
+    """Fuzzed messages, as many as are counted."""
     await run.touch_pages()
     pids = [process.pid for process in run.stack.processes]
     async with watched(run.stack.processes) as histories:
@@ -43,7 +43,7 @@ def _pids(run: Run) -> list[int | None]:
 
 
 async def _campaign(run: Run) -> dict[str, Any]:
-    """Its outcome, from a process of its own."""
+    """Outcome of the campaign, from a process of its own."""
     firsts = {"coordinator": run.stack.coordinators, "target": run.stack.targets, "draft": run.stack.drafts}
     addresses = [word for role, processes in firsts.items() for word in (f"--{role}", processes[0].address)]
     process = await asyncio.create_subprocess_exec(

@@ -20,7 +20,7 @@ class Scenario:
 
     name: str
     count: int
-    """At scale 1: faults, messages, streams or seconds."""
+    """Number at scale 1 of faults, messages, streams or seconds."""
     counted: str
     """Unit of the count."""
     layout: Layout | Output

@@ -34,7 +34,7 @@ class Follower:
     def __init__(self, commands: list[WorkerCommand], device: Device, paces: list[int]) -> None:
         self.heartbeats = SimpleNamespace(num_finished=0)
         self.seen: list[tuple[int, int, bool]] = []
-        """Before each command: commands queued, steps counted, whether the device has more to do."""
+        """Commands queued, steps counted and whether the device has more to do, before each command."""
         self._commands, self._device, self._paces = iter(commands), device, iter(paces)
 
     def next_command(self, is_busy: Callable[[], bool]) -> WorkerCommand | None:

@@ -215,7 +215,7 @@ def test_columns_draw_what_their_rows_do() -> None:
 
 
 def compare_columns_with_rows(seed: int, kinds: set[type]) -> None:
-    """After drafts of theirs were rejected, which a loop leaves to be cut when it runs."""
+    """Compare after drafts were rejected, which a loop leaves to be cut when it runs."""
     found, held = [], []
     for has_rejected in (False, True):
         rig, choose = Rig(), random.Random(seed)

@@ -117,7 +117,7 @@ class HeadTwins(Twins):
         return self._states(start, num_rows, STALE * sequence) if wrong == 5 else None
 
     def _held_after(self, base: int, num_accepted: int, num_drafts: int) -> int:
-        """Its own tokens are computed anew, from the target's states."""
+        """Tokens held after a verdict: the head computes its own anew, from the target's states."""
         return base
 
     def _pages_of(self, sequence: Any) -> list[int]:

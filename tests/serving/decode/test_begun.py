@@ -70,7 +70,7 @@ class Slow(Following):
         return Running(super().start_step(step, batch), step)
 
     def answer_columns(self, step: Any) -> Any:
-        """As many tokens as the step was begun for."""
+        """Answers of as many tokens as the step was begun for."""
         return super().answer_columns(
             replace(step, columns=replace(step.columns, draft_lengths=step.draft_lengths.astype(U4)))
         )

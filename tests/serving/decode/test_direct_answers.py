@@ -93,7 +93,7 @@ class Caller:
         self.core.tidy()
 
     def run(self) -> None:
-        """Until all is answered."""
+        """Run until all is answered."""
         self.batches.clear()
         while self.core.has_work:
             self.step()

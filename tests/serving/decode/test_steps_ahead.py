@@ -97,7 +97,7 @@ class Sessions:
         self.take(self.until_idle(), {text.number: tuple(own) for text, own in zip(texts, drafts, strict=True)})
 
     def begin_chains(self, texts: Sequence[Text]) -> None:
-        """Until the target goes on with all of these by itself."""
+        """Step until the target goes on with all of these by itself."""
         for _ in range(3):
             if not all(text.goes_on for text in texts):
                 self.score_directly(texts, [[1, 1]] * len(texts))

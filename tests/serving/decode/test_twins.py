@@ -185,7 +185,7 @@ def model_core(
 
 
 class LongTwins(Twins):
-    """With texts of which a draft with a window computes the end. How many pages have left the window by the time of a
+    """Texts of which a draft with a window computes the end. How many pages have left the window by the time of a
     report depends on whether it leaves before texts are brought up to date.
     """
 

@@ -80,7 +80,7 @@ class Asked:
 
 @dataclass
 class OneSession:
-    """As its coordinator knows it."""
+    """Session as its coordinator knows it."""
 
     opened: Open
     tokens: list[int]

@@ -120,7 +120,7 @@ class Drawing(Scoring):
 
 
 class RowDrawing(RowScoring):
-    """Likewise, for the rows of a decode step."""
+    """Drawing for the rows of a decode step."""
 
     _words: Sequence[int] = ()
 

@@ -29,7 +29,7 @@ OTHER = [(5 * place + 3) % (VOCAB_SIZE - 1) for place in range(40)]
 
 @dataclass(frozen=True)
 class EndOfForward:
-    """Instead of ``Mark``."""
+    """Stand-in of ``Mark``."""
 
     rig: Rig
     number: int

@@ -16,7 +16,7 @@ from tests.serving.lookahead.device import CountingExecutor, Drawing, Runner
 Core = EngineCore[Any, Any, Any, Any]
 NUM_ROUNDS, ROUNDS_OF_A_KIND = 600, 30
 NUM_PAGES = 24
-"""Too few for all sessions."""
+"""Pages, too few for all sessions."""
 
 
 class _Spans:

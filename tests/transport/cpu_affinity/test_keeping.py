@@ -39,7 +39,7 @@ def _children() -> list[int]:
 
 
 async def _the_child() -> int:
-    """It may still be about to become what it is."""
+    """Child, which may still be about to execute its program."""
     await _until(lambda: len(_children()) == 1)
     return _children()[0]
 

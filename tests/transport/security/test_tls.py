@@ -51,7 +51,7 @@ def test_without_tls_nothing_needs_what_reads_certificates() -> None:
 
 
 def test_without_cryptography_files_are_checked_for_pem(tmp_path: Path) -> None:
-    """In a process of its own: the modules that read certificates are imported anew."""
+    """Run in a process of its own: the modules that read certificates are imported anew."""
     noise = tmp_path / "noise.pem"
     noise.write_text("nothing")
     code = f"""
