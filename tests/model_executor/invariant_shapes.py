@@ -1,7 +1,7 @@
 """Batch invariance of models of published shapes: few layers of noise, and the bits of a text's logits in any company.
 
 ``python -m tests.model_executor.invariant_shapes [NAME[:OPTION] ...]`` on a GPU prints how many comparisons of each
-shape differ, and ends with 1 if any does.
+shape differ, and ends with 1 if any does. A process can share one model with a second GPU: one ``:x2`` a command.
 """
 
 from __future__ import annotations
@@ -207,6 +207,8 @@ def load(name: str, folder: Path, *, num_ranks: int = 1, device: str = "cuda", *
 
 def main(names: Sequence[str]) -> int:
     """Compare each shape and print a line about it."""
+    if sum("x2" in name.partition(":")[2] for name in names) > 1:
+        sys.exit("more than one shape over two GPUs: give each a command of its own")
     num_differing = 0
     for given in names or [*OTHERS, *sorted(path.stem for path in PUBLISHED.glob("*.json"))]:
         began = time.monotonic()
