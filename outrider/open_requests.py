@@ -18,6 +18,7 @@ _SMALL_SHARE = 4096
 its connection. Thirty requests that arrive slowly would leave nothing to others.
 """
 _RETRY_AFTER_MS = 1000
+"""Hint to a refused client: about a second until a request has ended."""
 
 
 class OpenRequests:

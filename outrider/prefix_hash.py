@@ -24,6 +24,7 @@ EMPTY_PREFIX: PrefixHash = (b"", 0)
 """The hash of no tokens."""
 
 _BLOCKS_BETWEEN_PAUSES = 32
+"""Blocks hashed before other tasks of the event loop may run: some 8,000 tokens."""
 REST_MULTIPLIER = 1_000_003
 REST_BITS = 61
 REST_MODULUS = (1 << REST_BITS) - 1

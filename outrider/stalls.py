@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 DEFAULT_HANG_TIMEOUT_S = 10.0
+"""Age of a forward from which it counts as hung, where no setting says otherwise."""
 SUSPICIOUS_S = 2.0
 """Age of a stall from which new sessions are placed elsewhere."""
 LONGEST_LOOK_S = 1.0

@@ -25,6 +25,7 @@ from outrider.types import HiddenStates
 MAX_CONNECTIONS = 64
 """Bound on the planes of one link; a ring of each takes memory."""
 _FEWEST_TOGETHER = 2
+"""Least number of sessions whose states are read together."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 CommandT = TypeVar("CommandT")

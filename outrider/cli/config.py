@@ -19,6 +19,7 @@ from outrider.errors import ConfigError
 
 _MODEL = ("target", "model")
 _WIDEST = 10_000
+"""Line width in characters that no setting reaches, so that nothing is wrapped."""
 
 
 def config(

@@ -27,6 +27,7 @@ from outrider.transport.security.tokens import NO_TOKEN
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+"""Bounds of the pause between rounds over all addresses, which doubles and is drawn at random."""
 _GIVE_TOKEN = "--token-file FILE, the variable OUTRIDER_API_TOKEN, or token= of the client"
 _MAX_FAILURES = 2
 """Failures of an address that waiting does not help, after which the client gives it up."""

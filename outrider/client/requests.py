@@ -21,6 +21,7 @@ from outrider.telemetry.tracing.context import TraceContext, active_context
 from outrider.types import AcceptanceMethod, SamplingParams
 
 DEFAULT_RESUME_TIMEOUT_S = 60.0
+"""Time for which an interrupted stream is tried again: a restart of a coordinator takes a few seconds."""
 _MAX_TIMEOUT_S = 365 * 24 * 3600
 """A longer deadline would overflow."""
 

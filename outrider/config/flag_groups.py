@@ -38,6 +38,7 @@ GROUPS = {
 _GROUP_OF = {key: title for title, keys in GROUPS.items() for key in keys.split()}
 _NAMES = {int: "INTEGER", float: "FLOAT"}
 _MAX_CHOICES = 4
+"""Choices that fit into a line of ``--help``."""
 
 
 def group_of(key: str) -> str:

@@ -46,6 +46,7 @@ from outrider.transport.security import TokenFile
 
 _log = logging.getLogger(__name__)
 _WARNING_INTERVAL_S = 10.0
+"""Interval of warnings of one kind, so that clients cannot fill the log."""
 _CLIENT_GONE = 499
 """Status of proxies' logs for a client that disconnected; no client reads it."""
 

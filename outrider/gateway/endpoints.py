@@ -46,6 +46,7 @@ from outrider.tokenization.output_parsing import UNNAMED, OutputFormat
 
 _log = logging.getLogger(__name__)
 _LINE_INTERVAL_S = 10.0
+"""Interval of log lines about misspelled fields, so that clients cannot fill the log."""
 Json = dict[str, Any]
 _BYTES_OF_ID = 4
 """Bytes of a prompt's id in a message, with the largest vocabularies."""

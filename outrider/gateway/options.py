@@ -19,6 +19,7 @@ _SAME = (
 )
 """Fields that the SDK has under the same name."""
 _LARGEST_BIAS = 100.0
+"""OpenAI's bound, to which larger values are clipped."""
 _NUM_SEEDS = 1 << 64
 
 

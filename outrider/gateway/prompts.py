@@ -17,6 +17,7 @@ from outrider.limits import DETOKENIZED_TOKENS, PROMPT_CHARACTERS
 _LONG_CHARACTERS = 20_000
 """Longer texts are tokenized in a thread, so that the streams of others go on."""
 _END_CHARACTERS = 64
+"""Characters of a prompt's end that reasoning and tool parsers look at."""
 
 
 @dataclass(frozen=True, slots=True)

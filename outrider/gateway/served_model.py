@@ -20,6 +20,7 @@ from outrider.tokenization import ModelText, TextTokenizer, TokenText, TokenText
 
 _log = logging.getLogger(__name__)
 _FRESH_S = 5.0
+"""Age up to which the model's facts are used without asking again."""
 _ASK_TIMEOUT_S = 5.0
 _NO_TEXT = TokenText("", b"")
 

@@ -32,6 +32,7 @@ from outrider.transport.security import TokenFile
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048
+"""Connections that wait to be accepted; uvicorn's default."""
 _SEND_BUFFER_BYTES = 1 << 17
 """Send buffer of a connection in the kernel, which doubles it and would let it grow to some megabytes. A client that
 does not read holds up its stream once this and its own buffer are full.

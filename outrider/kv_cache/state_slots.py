@@ -28,6 +28,7 @@ NUM_REWIND_TOKENS = 4
 """Committed tokens by which a sequence can be truncated: steps computed ahead are given up, a last token is computed
 again."""
 DEFAULT_SNAPSHOT_INTERVAL = 1024
+"""Tokens between snapshots: fewer cost memory, more cost prefill after a prefix hit."""
 NUM_COLUMNS = 3
 """Numbers of a row of a forward."""
 

@@ -16,6 +16,7 @@ from outrider.limits import JSON_VALUES
 _STRUCTURE = b"[{,:"
 _OTHER_BYTES = bytes(set(range(256)) - set(_STRUCTURE))
 _SLICE_BYTES = 1 << 16
+"""Bytes counted at once; a copy of a slice is made."""
 _MOST_DIGITS = 100
 """Bound on the digits of a whole number: the time of converting one grows with their square."""
 

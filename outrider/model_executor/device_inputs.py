@@ -24,6 +24,7 @@ from outrider.model_executor.input_batch import ForwardBatch
 from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, StateInputs
 
 _NO_SLOT = -1
+"""Slot of a token whose keys and values are not stored."""
 IntArray = NDArray[np.int32]
 
 

@@ -25,6 +25,7 @@ _CHUNK_STEP = 32
 _STEPS = ((8, 64), (16, 256), (32, 512), (64, 1024))
 """(step, up to): between captured sizes; products of more tokens are computed in tiles of 64 and more."""
 _LAST_STEP = 128
+"""Step between captured sizes past those of ``_STEPS``."""
 _MOST_ROWS_OF_TILES, _MOST_TOKENS_OF_TILES = 64, 512
 """Largest batches of prompts and chunks for which attention has a program for each tile that any row might have."""
 

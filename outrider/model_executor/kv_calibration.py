@@ -21,6 +21,7 @@ from outrider.model_executor.worker import Worker
 
 _log = logging.getLogger(__name__)
 _NUM_TEXTS = 8
+"""Texts from which the scales are measured."""
 _GIVEN_TOKENS, _OWN_TOKENS = 96, 32
 """Tokens of each text: random ones, and those that the model continues it with."""
 _HEADROOM = 4.0

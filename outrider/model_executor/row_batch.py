@@ -24,6 +24,7 @@ from outrider.types import pack_token_ids
 
 Ints = NDArray[np.int64]
 _PATTERNS_REMEMBERED = 256
+"""Shapes of batches whose index arrays are cached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ Resolve = Callable[[str], Awaitable[list[str]]]
 """Resolves a name to its IP addresses; ``OSError`` if it has none or no resolver answers."""
 
 _RESOLVE_WITHIN_S = 5.0
+"""Time limit of a DNS lookup; the last known addresses are used past it."""
 
 
 @dataclass(frozen=True, slots=True)

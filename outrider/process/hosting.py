@@ -41,6 +41,7 @@ from outrider.types import ModelDescription
 _log = logging.getLogger(__name__)
 
 _IDLE_POLL_S = 0.05
+"""Interval at which a draining process checks that no request is left."""
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")

@@ -24,6 +24,7 @@ from outrider.telemetry import drain_output
 _log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.5
+"""Interval of the checks, short beside the timeouts of seconds that they look for."""
 LOCKED_FACTOR = 6.0
 """Timeouts without the interpreter lock after which the process ends. More than one: a process that was stopped for
 less goes on when it is continued.

@@ -42,6 +42,7 @@ MAX_WAITING = 64
 PATIENCE_S = 5.0
 """Longest wait of scores for proposals: far longer than a coordinator's."""
 _TICK_S = 0.5
+"""Longest blocking read, after which the thread sees that it should end."""
 _LOOPBACK = "127.0.0.1"
 
 _Tell = Callable[[ChannelEvent | SessionLost], None]

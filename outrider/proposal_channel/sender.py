@@ -28,6 +28,7 @@ _SEND_S = 0.05
 """A target that takes nothing for so long is not waited for."""
 
 _TICK_S = 0.5
+"""Longest blocking call, after which the thread sees that it should end."""
 _Tell = Callable[[ChannelEvent], None]
 _Submit = Callable[[Verdicts | ChainStart], None]
 _Key = tuple[int, int]

@@ -15,6 +15,7 @@ _ALIGNED_BYTES = 16
 _WHOLE = 16384
 """Row size below which PyTorch never splits one row among threads of a CPU."""
 _PART = 64
+"""Numbers of a partial sum; a fixed order of sums makes rows independent of their batch."""
 
 
 def softmax_rows(logits: Tensor) -> Tensor:  # [N, V] -> [N, V]

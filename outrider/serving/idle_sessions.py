@@ -12,6 +12,7 @@ from outrider.serving.session_table import SessionTable
 _log = logging.getLogger(__name__)
 
 _CHECKS_PER_TIMEOUT = 4
+"""Checks in the time of one timeout, so that a session is ended at most a quarter of it late."""
 _NANOSECONDS = 1e9
 
 

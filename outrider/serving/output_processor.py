@@ -39,6 +39,7 @@ from outrider.serving.stats import ServiceStats
 _log = logging.getLogger(__name__)
 
 _WARNING_INTERVAL_S = 1.0
+"""Interval for which warnings are counted against ``MAX_WARNINGS``."""
 MAX_WARNINGS = 32
 """Warnings about sessions in one interval. One message can cause thousands, each of which takes the engine's thread
 some 30 us; the metrics count all of them."""

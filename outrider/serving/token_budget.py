@@ -17,6 +17,7 @@ from typing import Protocol
 from outrider.serving.session import SessionKey
 
 DEFAULT_MAX_BATCHED_TOKENS = 1024
+"""Tokens of a forward on a CPU, where more delay the answers of running sessions."""
 DEFAULT_PREFILL_BESIDE = 256
 """Prefill tokens that cost little more on a GPU: the weights are being read anyway."""
 _FEW_TOKENS = 8
@@ -24,6 +25,7 @@ _FEW_TOKENS = 8
 _MIN_CHUNK = 16
 """Prefills are not cut smaller than this to serve one more of them in a forward."""
 _PREFILL_SHARE = 8
+"""Part of a forward (1 / 8) that is kept for new prompts, so that long ones do not hold them up."""
 
 _CHUNK_WEIGHT = 0.25
 """The weight of the newest forward in the figures that chunk sizes follow from."""

@@ -14,6 +14,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 _MOST_VALUES = 1_000
+"""Bound on the listed values of a schema, whose texts are compared one by one."""
 _MOST_TEXTS = 64
 """Bound on the texts of one value: an object has one for each order of its properties."""
 

@@ -21,6 +21,7 @@ from outrider.errors import IntegrityError, OutriderError
 from outrider.structured_output.matcher import MaskExecutors, Matcher, Outcome, Words, as_session_error, fill_masks
 
 _MOST_THREADS = 8
+"""Bound on the threads on machines with many processors."""
 _NO_WORDS: Words = np.zeros(0, dtype=np.int32)
 _ALL_TOKENS = -1
 

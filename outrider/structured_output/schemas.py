@@ -33,6 +33,7 @@ _FORMATS = frozenset(
 _DEPENDENCIES = ("dependencies", "dependentRequired")
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 _MOST_DEEP = 128
+"""Nesting of a schema, below Python's recursion limit."""
 BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
 """Blanks between two parts of JSON. They are bounded, as a model may go on with blanks until its output is full."""
 _EMBEDDED = "%json "

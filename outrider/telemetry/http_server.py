@@ -22,9 +22,11 @@ _CONNECTIONS_LOG = logging.getLogger(f"{__name__}.connections")
 _CONNECTIONS_LOG.setLevel(logging.ERROR)  # anyone may send what is no HTTP
 
 MAX_CONNECTIONS = 64
+"""Connections at a time: probes and scrapers are few, and the port is open to the network."""
 LIFETIME_S = 10.0
 """Time in which a request has to arrive and its response to leave, in seconds."""
 MAX_HEADER_BYTES = 8 << 10
+"""Bytes of a request's head; those of probes and scrapers have a few hundred."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -32,6 +32,7 @@ Message = dict[str, Any]
 HANDSHAKE_S = 5.0
 """Longest wait of either end for the other's part of the handshake."""
 _SEND_S = 2.0
+"""Longest wait for a peer that does not read, after which the connection is closed."""
 _PAUSE_S = 0.5
 """Pause after a connection that could not be accepted, for want of descriptors, say."""
 _LENGTH = struct.Struct("!I")

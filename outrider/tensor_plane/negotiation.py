@@ -23,6 +23,7 @@ from outrider.tensor_plane.opening import OPENING_ERRORS, open_writer
 PROBE_BYTES = 147_456
 """States of 6 tokens of an 8B model at 3 layers."""
 _NUM_PROBES = 5
+"""Timed round trips of a plane, of which the fastest counts."""
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd
 _log = logging.getLogger(__name__)
 
 _MIN_BYTES = 1 << 20
+"""Smallest ring; with less shared memory the plane is not used."""
 
 
 class _File:

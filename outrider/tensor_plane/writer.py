@@ -23,6 +23,7 @@ from outrider.tensor_plane.ring import Ring, Use
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
+"""Interval of the checks that the reader is still there."""
 _MANY_UNREAD = 64
 """Uses through which a search for room takes longer than to hear of those that the reader is done with."""
 

@@ -14,6 +14,7 @@ from outrider.transport.turns import Turns
 from outrider.v1.generation_pb2 import GenerateRequest
 
 MAX_READ_AT_ONCE = 8
+"""Long messages read at a time, which bounds their memory."""
 SLOW_S = 1.0
 """Time after which a message still on its way gives its turn to another and counts as the largest possible."""
 BUSY_S = 0.1

@@ -23,6 +23,7 @@ MAX_PUBLIC_MESSAGE_BYTES = 64 << 20
 MAX_REQUEST_BYTES = 8 << 20
 """Longest message from a user: more than any prompt that ``outrider.requests`` lets pass."""
 CONNECT_ATTEMPT_MS = 5_000
+"""Longest attempt of a channel to connect."""
 MAX_BACKOFF_MS = 2_000
 """Longest pause between two attempts of a channel to connect."""
 

@@ -30,6 +30,7 @@ _HEALTH = "/grpc.health.v1.Health/Check"
 _OWN = f"/{generation_pb2.DESCRIPTOR.package}."
 _PUBLIC = f"/{generation_pb2.DESCRIPTOR.services_by_name['GenerationService'].full_name}/"
 _WARNING_INTERVAL_S = 10.0
+"""Interval of warnings, so that callers cannot fill the log."""
 MAX_CALLS = 4096
 """Calls that are open at a time, of all clients and methods; more are RESOURCE_EXHAUSTED. Each takes some 20 kB, also
 one that sends nothing or only watches health."""

@@ -39,6 +39,7 @@ from outrider.v1.link_pb2_grpc import DraftServiceStub, TargetServiceStub
 from outrider.v1.tensor_pb2 import PlaneAnswer
 
 CONNECT_TIMEOUT_S = 5.0
+"""Longest wait for a service to answer its first call."""
 FIRST_ATTEMPT_S = 1.0
 """Longest time of the first attempts to connect; it doubles with each failure up to the timeout. Where packets were
 lost for a while only a new attempt gets through."""

@@ -37,6 +37,7 @@ from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 
 INFO_TIMEOUT_S = 10.0
+"""Longest wait for a model's facts, which need no forward."""
 MAX_BACKOFF_MS = 500
 """Longest pause between attempts to connect: callers that try again space their calls themselves."""
 

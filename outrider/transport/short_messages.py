@@ -16,6 +16,7 @@ from outrider.transport.turns import Turns
 MAX_READ_AT_ONCE = 4
 """A short message comes with the first bytes of its call, and is read at once."""
 ARRIVAL_TIMEOUT_S = 10.0
+"""Time in which a short message has to arrive."""
 BUSY_S = 0.05
 """The same, while other calls wait for their turn."""
 _RETRY_AFTER_MS = 1000

@@ -23,6 +23,7 @@ from outrider.transport.security.explaining import explain
 
 DOMAIN = "outrider"
 _DEFAULT_RETRY_MS = 1000
+"""Retry hint of a status without one."""
 _MAX_MESSAGE = 500
 """Characters: a status travels in headers, of which a peer takes 8 KiB in all, and says its message three times."""
 

@@ -13,6 +13,7 @@ import grpc.aio
 from outrider.transport.link.counts import host_of
 
 MAX_ANSWERS_PER_HOST = 8
+"""Large answers that are built for one host at a time."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -12,6 +12,7 @@ from outrider_coordinator.acceptance.typical import judge_typical
 from outrider_coordinator.acceptance.verdict import Verdict
 
 ENTROPY_EPSILON = 1e-5
+"""Keeps the logarithm finite; the kernels add the same, so both ways give one entropy."""
 
 
 def judge_dense_rejection(

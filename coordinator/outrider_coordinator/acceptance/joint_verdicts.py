@@ -24,6 +24,7 @@ from outrider.values import step_value
 from outrider_coordinator.acceptance.vectorized import TARGET_SUM_TOLERANCE, Doubles, Indices, Rows, are_near_1
 
 _NO_REJECTION = 1 << 40
+"""Position past any draft length: no token of the case was rejected."""
 
 
 class JointVerdicts:

@@ -16,6 +16,7 @@ from outrider.errors import CapacityError
 EntryT = TypeVar("EntryT")
 
 RETRY_AFTER_MS = 1000
+"""Hint to a refused client: a queue that is full drains within about a second."""
 
 
 class Admission(Generic[EntryT]):

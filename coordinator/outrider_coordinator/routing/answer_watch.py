@@ -15,6 +15,7 @@ from outrider.stalls import DEFAULT_HANG_TIMEOUT_S, StallClock
 from outrider_coordinator.routing.dispatch import LinkQueue
 
 LOOK_INTERVAL_S = 0.5
+"""Interval of the checks, short beside the limits that they look for."""
 _FORWARDS_OF_STEP = 3
 """Forwards that a step may wait for: the one in flight, the one queued behind it, and its own."""
 _TOKENS_OF_FORWARD = 256

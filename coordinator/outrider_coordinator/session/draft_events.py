@@ -12,6 +12,7 @@ from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 LOST_DRAFT_RETRY_MS = 1000
+"""Pause before a lost session is opened again; meanwhile the target decodes alone."""
 
 
 def on_proposal(session: SessionState, event: Proposal, timing: ItemTiming | None = None) -> None:

@@ -16,6 +16,7 @@ MAX_FORCED_TOKENS = 16
 """Bound on the forced tokens of one step. CUDA graphs cover draft lengths up to this."""
 
 _LEAST_BESIDE_DRAFTS = 2
+"""Least number of forced tokens that are proposed in place of a draft's tokens."""
 _LEAST_AHEAD = 3
 """Least number of forced tokens where the target computes plain steps ahead, of which it has begun up to two that a
 proposal makes useless. It then computes nothing ahead for other sessions either, which costs each of them about one

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 
 ANY_LENGTH = 1 << 40
+"""Capacity of a draft without a limit: longer than any text."""
 NO_TOKEN = (1 << 32) - 1
 """Padding behind the tokens of a proposal: no token of a vocabulary."""
 _WIDTH = MAX_DRAFT_LENGTH + 1
 _FEWEST_ROWS = 8
+"""Rows of the first allocation, which doubles when it is full."""
 
 
 class Row:

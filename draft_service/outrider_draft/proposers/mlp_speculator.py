@@ -26,6 +26,7 @@ from outrider_draft.proposers.state_heads import StateHeadProposer, TakenTensors
 
 _METHOD = "mlp_speculator"
 _EPSILON = 1e-6
+"""Epsilon of the published model's norm."""
 _OF_STAGE = re.compile(r"(?:(?:emb|proj|ln|head)\.(\d{1,9})\.weight|ln\.(\d{1,9})\.bias)")
 
 

@@ -21,9 +21,11 @@ from outrider.model_executor.models.weights import weight_targets
 _COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 _MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
 _REPEATS = 9
+"""Samples of a copy or product, of which the shortest counts."""
 _KINDS = {"weight": 1, "blocks": 2, "scales": 0}
 """Numbers in a value of a matrix's tensor, by the end of its name: two of MXFP4 share a byte."""
 _STATE_ITEM = 4
+"""Bytes of a number of a recurrent state, which is float32."""
 
 
 @dataclass(frozen=True, slots=True)

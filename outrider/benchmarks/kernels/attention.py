@@ -22,6 +22,7 @@ from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_f
 Span = tuple[int, int]
 """A row's context and how many queries end it."""
 _ROWS_BESIDE = 8
+"""Rows of decoding beside a prompt."""
 
 
 def attention_cases(place: KernelPlace, *, num_rows: int, tokens_per_row: int) -> Iterator[KernelCase]:

@@ -13,6 +13,7 @@ from outrider.benchmarks.kernels.cases import KernelCase, KernelPlace, relative_
 from outrider.kernels.gated_delta import DeltaRows, DeltaShape, DeltaSlots, DeltaWeights, gated_delta, reference
 
 _LOG = 64
+"""Tokens that a slot's log holds."""
 _REPLAYED = 6
 """Tokens between the state of a row and the tokens of its step: those that a step replays by default, and two."""
 

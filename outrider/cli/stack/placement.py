@@ -17,6 +17,7 @@ from outrider.errors import ConfigError
 _SHARE = 0.9
 """Share of the memory of a GPU that both models are on; the rest is for other memory of the processes."""
 _PART_OF_TARGET = 7 / 9
+"""Target's part of the memory of a GPU that both models are on: 0.7 of the 0.9."""
 _CACHE_SIZES = ("num_pages", "kv_cache_bytes", "gpu_memory_utilization")
 
 ModelT = TypeVar("ModelT", TargetSettings, DraftSettings)

@@ -20,6 +20,7 @@ from outrider.transport.security import OPEN_CLIENT, ClientSecurity, link_securi
 
 LOOPBACK = "127.0.0.1"
 _MARGIN_S = 5.0
+"""Time to exit after the drain grace, in which a process closes its links and files."""
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 SectionT = TypeVar("SectionT", TargetSettings, DraftSettings, CoordinatorSettings)

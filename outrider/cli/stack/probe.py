@@ -10,6 +10,7 @@ import grpc.aio
 from outrider.addresses import split_address
 
 _TIMEOUT_S = 2.0
+"""Longest wait for a health answer; a service that is busy for longer counts as not ready."""
 
 
 async def is_serving(address: str) -> bool:

@@ -21,6 +21,7 @@ from outrider.telemetry.output import ERROR_PREFIX
 _log = logging.getLogger(__name__)
 
 _KEPT_LINES = 100
+"""Last lines of output that an error message can show."""
 _CHUNK_BYTES = 64 << 10
 _LINE_LIMIT_BYTES = 1 << 20
 """A longer line is cut into pieces."""

@@ -20,9 +20,12 @@ from outrider.errors import OutriderError, UnavailableError
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+"""Interval of the readiness checks while a service starts."""
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
+"""Longest pause before a restart; it doubles from the first with each."""
 _STABLE_S = 60.0
+"""Uptime after which the next pause is the first again."""
 
 ResultT = TypeVar("ResultT")
 

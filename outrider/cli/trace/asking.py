@@ -30,7 +30,9 @@ Collected = tuple[str, Sequence[Span]]
 
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _POLL_S = 0.1
+"""Interval at which the trace file is looked at."""
 _WARM_UP_TOKENS = 16
+"""Tokens of the request before the traced one, so that no first use is traced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ _GLYPHS = {"blue": "▒", "yellow": "█", "cyan": "+", "red": "·", "green": "|
 _LEGEND = (names.DRAFT, names.SCORE, names.MASK, names.WIRE, names.ACCEPT)
 _NARROWEST, _WIDEST = 20, 100
 _BESIDE_BARS = 44
+"""Characters of a line for names and times."""
 
 Glyphs = Mapping[str, str]
 """Glyphs by colour."""

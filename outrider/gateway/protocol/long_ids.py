@@ -17,6 +17,7 @@ from outrider.limits import ALLOWED_TOKEN_IDS, DETOKENIZED_TOKENS, PROMPT_TOKENS
 from outrider.limits.bounded_json import checks_of_json, parse_json
 
 LONG_BYTES = 1 << 16
+"""Length from which a list of ids is read in slices, so that other streams go on."""
 _SLICE_BYTES = 1 << 15
 _FIELDS = {"prompt": PROMPT_TOKENS, "tokens": DETOKENIZED_TOKENS, "allowed_token_ids": ALLOWED_TOKEN_IDS}
 _MOST_LISTS = 1024

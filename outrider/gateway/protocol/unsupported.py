@@ -48,6 +48,7 @@ IGNORED = frozenset(
 )
 """Fields of clients that have no effect."""
 _LIKENESS = 0.8
+"""Similarity from which a known field is suggested; 1 is equality."""
 _MOST_COMPARED, _MOST_CHARACTERS = 8, 40
 
 

@@ -18,6 +18,7 @@ OnLost = Callable[[int, str], None]
 """Called with a rank and what became of it, from the thread, once."""
 
 _BEAT_S = 0.5
+"""Interval of heartbeats between ranks."""
 _SILENT_S = 30.0
 """Compiling a kernel may keep a process from saying anything for some seconds."""
 _STALLED_S = 300.0

@@ -40,12 +40,14 @@ _log = logging.getLogger(__name__)
 _HERE = "127.0.0.1"
 _RENDEZVOUS_KEY = "outrider/rendezvous"
 _RENDEZVOUS_TIMEOUT_S = 300.0
+"""Longest wait for all ranks to start, which import torch and open their devices first."""
 _NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 """Multicast between GPUs gains nothing for sums this small, and not every host bears it."""
 _END_WITHIN_S = 10.0
 _FAILURE_GRACE_S = 2.0
 """Time in which a service whose rank is lost may tell its users before its process ends regardless."""
 _EXIT_STATUS_TIMEOUT_S = 0.5
+"""Longest wait for the exit status of a rank whose connection has ended."""
 _SPIN_S = 0.005
 _STDERR = 2
 

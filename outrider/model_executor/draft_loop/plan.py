@@ -27,6 +27,7 @@ from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
 from outrider.model_executor.worker_commands import Operation, WorkerCommand
 
 _NO_SLOT = -1
+"""Slot of a token whose keys and values are not stored."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -21,6 +21,7 @@ from outrider.model_executor.layers.mxfp4 import Mxfp4Experts
 from outrider.model_executor.layers.quantization import Numbers, Quantization
 
 _MAX_SECOND_COPY_BYTES = 64 << 20
+"""Largest weight of which a second copy in another layout is kept."""
 _COLUMNS_OF_KERNELS = 8
 """Granularity of columns of 16 bits, since TMA loads rows by 16 bytes."""
 

@@ -21,6 +21,7 @@ _OFFSETS = (0.0, 1.0)
 """Added to weights: Gemma's are kept less 1."""
 _TOLERANCE = 1e-4
 _LARGE = 1e3
+"""Scale of the probe at which an epsilon does not count."""
 
 
 class _Norm(nn.Module):

@@ -26,6 +26,7 @@ PEAK = 32.0
 SECOND = 0.618034
 """A foreseen token's logit, over PEAK. Near no ratio of small numbers, so that two bfloat16 values never cancel."""
 EMBEDDING_RMS = 8.0
+"""Root mean square of an embedding, large beside what all branches add."""
 BRANCH_RMS = 0.05
 """Root mean square of what all branches together may add to the residual stream."""
 

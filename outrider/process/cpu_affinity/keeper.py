@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 SETTING = "num_awake_processors"
 _END_S = 1.0
+"""Longest wait for the polling process to end."""
 _LOOK_S = 0.05
 """Interval of the checks for work; a quarter of the time that a CPU is polled without a byte."""
 

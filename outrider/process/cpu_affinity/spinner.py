@@ -13,6 +13,7 @@ import sys
 import time
 
 LINGER_S = 0.2
+"""Time of polling after the last byte, longer than the gap between two steps."""
 _ROUNDS = 5_000
 
 

@@ -53,6 +53,7 @@ MAX_BATCH_SPANS = 128
 _GATHER_S = 0.1
 """Interval of the conversion in seconds. Waking a thread at each step would make it compete for the interpreter."""
 _CLOSE_S = 5.0
+"""Longest wait for the last spans at the end of a process."""
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _KINDS = {kind: SdkSpanKind[kind.name] for kind in SpanKind}
 _SCOPE = InstrumentationScope("outrider", __version__)

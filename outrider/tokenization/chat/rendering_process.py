@@ -25,6 +25,7 @@ from outrider.tokenization.chat.renderer import ChatRenderer
 PROCESSOR_S = 2.0
 """Processor time of one chat; the longest chats that are taken need a few tenths of it."""
 MEMORY_BYTES = 512 << 20
+"""Address space of the process: a template of a user cannot take the host's memory."""
 NICENESS = 10
 """Chats that take long leave the processors to what serves other users."""
 LENGTH = struct.Struct("!I")

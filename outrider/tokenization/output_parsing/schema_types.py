@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _MOST_REFERENCES = 8
+"""References followed for one type; a cycle ends here."""
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),

@@ -16,6 +16,7 @@ from dataclasses import replace
 from outrider.types import ModelDescription
 
 HEARTBEAT_INTERVAL_S = 0.5
+"""Interval of heartbeats: six in the default timeout of a link."""
 DEFAULT_LINK_TIMEOUT_S = 3.0
 """Silence of a service after which a coordinator closes its link."""
 DEFAULT_COORDINATOR_TIMEOUT_S = 15.0

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 MessageT = TypeVar("MessageT")
 
 MAX_WAITING = 10_000
+"""Messages that wait for a slow peer; a link that has more is closed."""
 
 
 class Outbox(Generic[MessageT]):

@@ -16,6 +16,7 @@ from outrider.addresses import split_address
 from outrider.tls import Tls
 
 _TIMEOUT_S = 0.5
+"""Longest wait for a peer's first bytes, which tell whether it speaks TLS; an error message waits for it."""
 
 
 def speaks_tls(address: str) -> bool:
