@@ -21,7 +21,7 @@ Least = Callable[[int], int]
 
 _DRIVER_BYTES = 3 << 20
 """Approximate memory of a graph besides its buffers."""
-_USUAL_SECONDS = 0.05
+_USUAL_CAPTURE_S = 0.05
 """Usual time of a capture whose kernels are compiled: 139 of an 8B model took 6.1 s."""
 
 
@@ -78,7 +78,7 @@ class CaptureBound:
         self._limit = limit if limit is None or least is None else least(limit)
         self._num_left = num_left
         self._most_bytes = 0
-        self._began, self._quickest = clock(), _USUAL_SECONDS
+        self._began, self._quickest = clock(), _USUAL_CAPTURE_S
 
     def has_time(self) -> bool:
         """True if there is time for all that are left; every rank calls it at the same point."""

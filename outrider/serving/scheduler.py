@@ -36,7 +36,7 @@ from outrider.serving.token_budget import (
     share_tokens,
 )
 
-_QUEUED_AFTER = 0.75
+_QUEUED_AFTER_RATIO = 0.75
 """Share of a batch's expected time after which the next chunks of prompts are queued behind it: early enough for the
 device not to wait, and a prompt that comes before shares that forward."""
 _PROMPT_TOKEN_WEIGHT = 0.25
@@ -228,7 +228,7 @@ class Scheduler:
         batch.started_ns = began_ns
         if batch.num_prefill_tokens and not batch.num_running and not self._running:
             expected_ns = self._prompt_token_ns * batch.num_prefill_tokens
-            batch.queue_chunks_ns = began_ns + int(_QUEUED_AFTER * expected_ns)
+            batch.queue_chunks_ns = began_ns + int(_QUEUED_AFTER_RATIO * expected_ns)
 
     def are_chunks_due(self, in_flight: Sequence[Batch]) -> bool:
         """True if it is time to try to queue chunks of prompts behind a batch."""

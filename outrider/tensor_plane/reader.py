@@ -27,7 +27,7 @@ from outrider.tensor_plane.opening import OPENING_ERRORS, open_reader
 
 _log = logging.getLogger(__name__)
 
-_BEATS = 50
+_CHECKS_PER_TIMEOUT = 50
 """Number of checks by that thread within the time after which a peer is lost."""
 
 
@@ -121,7 +121,7 @@ class PlaneReader:
     def _run(self) -> None:
         heard_at = said_at = time.monotonic()
         beat_s = self.limits.silence_s / 10
-        look_s = self.limits.silence_s / _BEATS
+        look_s = self.limits.silence_s / _CHECKS_PER_TIMEOUT
         try:
             while not self.is_closed:
                 for message in self._control.receive(look_s):

@@ -24,7 +24,7 @@ from outrider.transport.security.explaining import explain
 DOMAIN = "outrider"
 _DEFAULT_RETRY_MS = 1000
 """Retry hint of a status without one."""
-_MAX_MESSAGE = 500
+_MAX_MESSAGE_CHARACTERS = 500
 """Characters: a status travels in headers, of which a peer takes 8 KiB in all, and says its message three times."""
 
 CODES: dict[type[OutriderError], grpc.StatusCode] = {
@@ -117,7 +117,7 @@ def make_error(name: str, message: str, field: str = "", retry_after_ms: int = _
 
 
 def _shortened(message: str) -> str:
-    return message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE - 3]}..."
+    return message if len(message) <= _MAX_MESSAGE_CHARACTERS else f"{message[: _MAX_MESSAGE_CHARACTERS - 3]}..."
 
 
 def _attach(status: status_pb2.Status, detail: object) -> None:

@@ -14,11 +14,11 @@ from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica
 from outrider_coordinator.session.state import SessionStatus
 
-MARGIN = 8.0
+MARGIN_RATIO = 8.0
 """Ratio of a draft's timeout to its slowest recent answer ..."""
-FLOOR = 0.5
+FLOOR_RATIO = 0.5
 """... but not before this share of the longest wait: a busy machine is slow now and then."""
-DECAY = 0.99
+DECAY_RATIO = 0.99
 """Decay of the slowest answer's time, with each answer."""
 
 
@@ -40,7 +40,7 @@ class DraftTimeout:
             return 0.0
         if self._slowest_s is None:
             return self._longest_s
-        return min(max(MARGIN * self._slowest_s, FLOOR * self._longest_s), self._longest_s)
+        return min(max(MARGIN_RATIO * self._slowest_s, FLOOR_RATIO * self._longest_s), self._longest_s)
 
     def note_response(self, now: float) -> None:
         """Record a response of the draft."""
@@ -49,7 +49,7 @@ class DraftTimeout:
 
     def note_wait(self, seconds: float) -> None:
         """Record the duration of a response, in time or late."""
-        self._slowest_s = max(seconds, DECAY * (self._slowest_s or 0.0))
+        self._slowest_s = max(seconds, DECAY_RATIO * (self._slowest_s or 0.0))
 
     def note_timeout(self, began: float) -> None:
         """Record a wait since ``began`` without a response: if there was none at all since, the draft is silent."""

@@ -14,13 +14,13 @@ from outrider_coordinator.speculation.step_costs import bucket_of
 
 TOKENS_OF_WINDOW = 64
 """Tokens of each session in a window, some .2 s; one session needs as many again, since acceptance varies."""
-_GAIN = 0.97
+_SWITCH_RATIO = 0.97
 """Time per token ahead over that in turn from which on a change pays: windows vary by some 2%. It is kept up to 1."""
 _WEIGHT = 0.4
 """Weight of a new window of the order in use; what a trial measured before is too old to count."""
 FIRST_TRIAL_S, _LONGEST_PAUSE_S = 1.0, 64.0
 """Service before the first trial, and between trials that change nothing."""
-_CLEARLY_WORSE = 1.05
+_CLEARLY_WORSE_RATIO = 1.05
 """Time per token over the other order's from which on trials become four times as rare each time, otherwise twice: they
 cost much."""
 _MAX_DISTURBED = 3
@@ -43,7 +43,7 @@ class _Load:
 
     def choose(self) -> bool:
         """Choose the order; True: ahead."""
-        limit_s = self.in_turn_s if self.is_ahead else _GAIN * self.in_turn_s
+        limit_s = self.in_turn_s if self.is_ahead else _SWITCH_RATIO * self.in_turn_s
         self.is_ahead = 0.0 < self.ahead_s < limit_s
         return self.is_ahead
 
@@ -134,7 +134,7 @@ class Order:
             load.pause_s = FIRST_TRIAL_S
         else:
             tried_s, kept_s = load.seconds(is_ahead=self.is_ahead), load.seconds(is_ahead=is_ahead)
-            is_clear = tried_s > _CLEARLY_WORSE * kept_s > 0.0  # 0: the number of sessions has changed meanwhile
+            is_clear = tried_s > _CLEARLY_WORSE_RATIO * kept_s > 0.0  # 0: the number of sessions has changed meanwhile
             load.pause_s = min((4 if is_clear else 2) * load.pause_s, _LONGEST_PAUSE_S)
         self._take(is_ahead)
 

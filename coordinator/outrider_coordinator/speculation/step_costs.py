@@ -15,7 +15,7 @@ import numpy as np
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.types import StepCost
 
-_MAX_STEP = 0.15
+_MAX_CORRECTION_RATIO = 0.15
 """Largest logarithm, or share of a round, by which one sample may differ: a process's first rounds take several times
 as long as later ones."""
 _NEWEST = 0.1
@@ -163,7 +163,7 @@ class StepCosts:
         """A round took so long in which each session drafted, ``drafted`` tokens in the mean."""
         average = self._overheads.setdefault(bucket_of(rows), Average(self.overhead(rows)))
         forwards = float(self._forwards(rows, context, np.array([longest]), np.array([drafted]))[0])
-        average.note(seconds - forwards, _MAX_STEP * (forwards + average.value))
+        average.note(seconds - forwards, _MAX_CORRECTION_RATIO * (forwards + average.value))
 
     # What is expected.
 
@@ -255,4 +255,4 @@ def _nearest(averages: dict[int, Average], rows: int) -> tuple[int, float] | Non
 
 def _note_ratio(average: Average, measured: float, expected: float) -> None:
     if measured > 0.0 and expected > 0.0:
-        average.note(math.log(measured / expected), _MAX_STEP)
+        average.note(math.log(measured / expected), _MAX_CORRECTION_RATIO)

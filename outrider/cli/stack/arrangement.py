@@ -27,7 +27,7 @@ _BYTES_PER_S = 4e12
 """Rate at which a forward of few tokens reads the weights; an H200 has 4.8e12, an H100 3.35e12."""
 _ALL_REDUCE_S = 10e-6
 """Time of an all-reduce of a few tokens, fused with the normalisation; two a layer (docs/decisions/several-gpus.md)."""
-_WORTH = 2.0
+_MIN_SAVING_RATIO = 2.0
 """Minimum ratio of what a target over several GPUs saves to what its sums cost; below it the draft has its own GPU."""
 _MOST_OF_A_GPU = 0.6
 """Share of a GPU's memory for the weights of one replica of both models; the rest is for the KV cache and for graphs.
@@ -138,7 +138,7 @@ class _Choice:
         sums_ms = 1e3 * 2 * self.target.num_layers * _ALL_REDUCE_S
         apart = [self._apart(size) for size in sizes if size == 1 or (self._has_draft and size < len(self.gpus))]
         shared = [self._shared(sizes[0])] if sizes[0] > 1 else []
-        pays = load == "throughput" or saved_ms > _WORTH * sums_ms
+        pays = load == "throughput" or saved_ms > _MIN_SAVING_RATIO * sums_ms
         candidates = [*shared, *apart] if pays else [apart[-1], *shared, *apart[:-1]]
         found = next((each for each in candidates if not each.shortage), None)
         if found is None:

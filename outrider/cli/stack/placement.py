@@ -14,9 +14,9 @@ from outrider.cli.stack.gpus import Gpus
 from outrider.config import DraftSettings, Settings, TargetSettings
 from outrider.errors import ConfigError
 
-_SHARE = 0.9
+_MEMORY_RATIO = 0.9
 """Share of the memory of a GPU that both models are on; the rest is for other memory of the processes."""
-_PART_OF_TARGET = 7 / 9
+_TARGET_RATIO = 7 / 9
 """Target's part of the memory of a GPU that both models are on: 0.7 of the 0.9."""
 _CACHE_SIZES = ("num_pages", "kv_cache_bytes", "gpu_memory_utilization")
 
@@ -52,8 +52,8 @@ def share_a_gpu(settings: Settings) -> bool:
 
 def shares_of_one_gpu(utilization: float | None = None) -> tuple[float, float]:
     """Fractions of a GPU's memory for a target and a draft that share it."""
-    share = _SHARE if utilization is None else utilization
-    return share * _PART_OF_TARGET, share * (1 - _PART_OF_TARGET)
+    share = _MEMORY_RATIO if utilization is None else utilization
+    return share * _TARGET_RATIO, share * (1 - _TARGET_RATIO)
 
 
 def has_cache_size(section: TargetSettings | DraftSettings) -> bool:

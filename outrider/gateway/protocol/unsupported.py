@@ -47,7 +47,7 @@ IGNORED = frozenset(
     )
 )
 """Fields of clients that have no effect."""
-_LIKENESS = 0.8
+_MIN_SIMILARITY_RATIO = 0.8
 """Similarity from which a known field is suggested; 1 is equality."""
 _MOST_COMPARED, _MOST_CHARACTERS = 8, 40
 
@@ -56,7 +56,7 @@ def find_misspelled(names: Iterable[str], known: Collection[str]) -> dict[str, s
     """Unknown names, and the known one that each resembles; names without such a one are left out."""
     unknown = [name for name in names if name not in known and name not in REFUSED and name not in IGNORED]
     near = {
-        name: difflib.get_close_matches(name.lower(), known, n=1, cutoff=_LIKENESS)
+        name: difflib.get_close_matches(name.lower(), known, n=1, cutoff=_MIN_SIMILARITY_RATIO)
         for name in unknown[:_MOST_COMPARED]
         if len(name) <= _MOST_CHARACTERS
     }

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from outrider.types import AcceptanceMethod
-from outrider_coordinator.requests.draft_waits import DECAY, FLOOR, MARGIN, DraftTimeout
+from outrider_coordinator.requests.draft_waits import DECAY_RATIO, FLOOR_RATIO, MARGIN_RATIO, DraftTimeout
 from outrider_coordinator.requests.request_state import RequestState
 from tests.coordinator.test_service import ask, own_tokens, stack
 
@@ -23,7 +23,7 @@ def test_a_draft_that_never_answered_is_waited_for_longest() -> None:
 
 @pytest.mark.parametrize(
     ("usual_s", "expected_s"),
-    [(0.001, FLOOR * LONGEST_S), (0.1, MARGIN * 0.1), (0.5, LONGEST_S), (7.0, LONGEST_S)],
+    [(0.001, FLOOR_RATIO * LONGEST_S), (0.1, MARGIN_RATIO * 0.1), (0.5, LONGEST_S), (7.0, LONGEST_S)],
 )
 def test_the_timeout_follows_the_usual_times_between_its_bounds(usual_s: float, expected_s: float) -> None:
     timeout = DraftTimeout(LONGEST_S)
@@ -36,10 +36,10 @@ def test_one_slow_answer_counts_for_a_while() -> None:
     timeout.note_wait(0.1)
     for _ in range(10):
         timeout.note_wait(0.001)
-    assert timeout.seconds == pytest.approx(MARGIN * 0.1 * DECAY**10)
+    assert timeout.seconds == pytest.approx(MARGIN_RATIO * 0.1 * DECAY_RATIO**10)
     for _ in range(1000):
         timeout.note_wait(0.001)
-    assert timeout.seconds == FLOOR * LONGEST_S
+    assert timeout.seconds == FLOOR_RATIO * LONGEST_S
 
 
 def test_a_silent_draft_is_not_waited_for_until_it_answers() -> None:
