@@ -29,6 +29,7 @@ from outrider.types import (
     JudgingRule,
     LogprobsMode,
     ModelDescription,
+    PeerAddress,
     SamplingParams,
     ScoreForm,
     Support,
@@ -189,7 +190,7 @@ class PlaneChosen:
 
 @dataclass(frozen=True, slots=True)
 class RequestChannel:
-    """Asks a target to offer a draft of its host a proposal channel. Answered with ``OfferChannel``."""
+    """Asks a target to offer a draft a proposal channel. Answered with ``OfferChannel``."""
 
     connection: int
     """A number above 0 that no other connection of the link ever had."""
@@ -207,6 +208,8 @@ class OfferChannel:
     offer: PlaneOffer
     is_chained: bool = False
     """The draft goes on from its own proposals and pushes what it draws: the coordinator's say."""
+    target: PeerAddress | None = None
+    """Address of a target on another host, from the coordinator; None: loopback."""
 
 
 @dataclass(frozen=True, slots=True)

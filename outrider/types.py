@@ -370,6 +370,16 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Network address of a service."""
+
+    address: str
+    """host:port."""
+    server_name: str = ""
+    """Name in its certificate; empty: the host of the address."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """Description of a service and its model."""
 
@@ -419,8 +429,10 @@ class ModelDescription:
     plane_kinds: tuple[str, ...] = ()
     """Tensor planes that a target can offer, or that a draft can read, for hidden states; none: all travel inline."""
     channel_host: str = ""
-    """Names the network of its host: a draft and a target where it is the same may have a proposal channel. Empty: it
-    has none."""
+    """Names the network of its host: a draft and a target where it is the same reach each other by loopback. Empty: it
+    has no proposal channels."""
+    peer_address: PeerAddress | None = None
+    """Address by which the caller has reached it over the network. Never travels."""
     heartbeat_interval_ms: int = 0
     """Interval of its heartbeats on each link; 0: none, as in process, where no link falls silent."""
     step_costs: tuple[StepCost, ...] = field(default=(), repr=False)

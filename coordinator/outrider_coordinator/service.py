@@ -103,6 +103,7 @@ class Coordinator:
             target_timeout_s=settings.target_timeout_s,
             draft_timeout_s=settings.draft_timeout_ms / 1000,
             direct_proposals=settings.direct_proposals,
+            channels_between_hosts=settings.channels_between_hosts,
             draft_ahead=settings.draft_ahead,
             max_messages_per_s=settings.max_stream_messages_per_s,
         )

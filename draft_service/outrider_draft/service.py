@@ -1,12 +1,13 @@
 """The draft in process: ``ports.Draft`` over a proposer.
 
-Owns how a draft is put together and warmed up; what it proposes with is ``proposers.registry``'s. Refuses to know
-transports: ``__main__`` serves it. Imports torch only when there is a model.
+Owns how a draft is put together and warmed up; what it proposes with is ``proposers.registry``'s. ``__main__`` serves
+it. Imports torch only when there is a model.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outrider.boot_id import channel_host
@@ -23,6 +24,8 @@ from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import UNBOUNDED, Limits, SessionLimits
 from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
+from outrider.transport.channel_streams import call_target
+from outrider.transport.security import link_security
 from outrider.types import JudgingRule, ModelDescription, SamplingParams
 from outrider_draft.proposers.base import UNLIMITED_LENGTH
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, load_proposer, without_kv
@@ -49,10 +52,13 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
         max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
         session_limits: SessionLimits = UNBOUNDED,
         planes: DraftPlanes | None = None,
+        channels: ProposalSender | None = None,
         on_failure: OnFailure | None = None,
         hang_timeout_s: float = 0.0,
     ) -> None:
-        """``planes`` bring hidden states; None: they come inline, or are not read."""
+        """``planes`` bring hidden states; None: they come inline, or are not read. ``channels`` to targets; None:
+        within this host.
+        """
         self.runner = runner = served.runner
         """None for a draft without a model."""
         core = build_core(
@@ -72,7 +78,7 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
             on_closed=served.close,
             prefix_cache=served.prefix_cache if runner is None else runner.sequences.prefix_cache,
             planes=planes or NoPlanes(Reading("outrider_stale_references_total", 0)),
-            channels=ProposalSender(),
+            channels=channels or ProposalSender(),
             hang_timeout_s=hang_timeout_s,
         )
 
@@ -98,6 +104,7 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
             max_prefill_beside=settings.max_prefill_beside,
             session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
             planes=_open_planes(settings) if served.description.hidden_state_layers else None,
+            channels=ProposalSender(partial(call_target, link_security(settings))),
             on_failure=on_failure,
             hang_timeout_s=settings.hang_timeout_s,
         )

@@ -12,7 +12,7 @@ GROUPS = {
     " max_model_len tokenizer tokenizer_revision chat_template generation_config tool_call_parser reasoning_parser",
     "Speculation": "method proposer num_speculative_tokens draft_length acceptance_method trusted_drafts"
     " rejection_sample_method posterior_threshold posterior_alpha disable_by_batch_size draft_timeout_ms"
-    " direct_proposals draft_ahead draft_sample_method support_mass"
+    " direct_proposals channels_between_hosts draft_ahead draft_sample_method support_mass"
     " support_limit attention_window attention_sinks prompt_lookup_max prompt_lookup_min suffix_decoding_max_tree_depth"
     " suffix_decoding_max_spec_factor suffix_decoding_min_token_prob suffix_decoding_max_cached_tokens tensor_plane"
     " hidden_state_layers",

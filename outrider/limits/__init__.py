@@ -86,6 +86,8 @@ LINK_COMMANDS = Bound(1 << 14, "items")
 """Commands in one message: sixteen for each of the sessions that a link has by default. More are sent as several."""
 LINK_ITEMS = Bound(1 << 16, "items")
 """Events in one message."""
+CHANNEL_PIECE = Bound((1 << 16) + 8, "bytes")
+"""Message of a proposal channel between hosts."""
 LINK_SUPPORT_IDS = Bound(1 << 22, "ids")
 """Bound on the support of all positions of one proposal: some tens of thousands for each."""
 LINK_HIDDEN_LAYERS = Bound(16, "layers")

@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from outrider.addresses import check_address, join_address, split_address
@@ -88,14 +88,8 @@ class RemoteReplicas(Generic[PortT]):
         return ""
 
     def _open(self, found: str, address: str) -> PortT:
-        return self._connect(found, self._named(self._places[address].host))
-
-    def _named(self, host: str) -> ClientSecurity:
-        """Certificates bear the requested name, not the address behind it."""
-        tls = self._security.tls
-        if tls is None or tls.server_name is not None or not host:
-            return self._security
-        return replace(self._security, tls=replace(tls, server_name=host))
+        # Certificates bear the requested name, not the address behind it.
+        return self._connect(found, self._security.named(self._places[address].host))
 
 
 async def resolve_host(host: str) -> list[str]:

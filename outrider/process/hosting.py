@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
@@ -90,6 +91,10 @@ class Service(Protocol[CommandT_contra, EventT_co]):
         """Refuse new sessions from now on."""
         ...
 
+    def admit_channel(self, connected: socket.socket) -> None:
+        """Serve a connection for a proposal channel; returns at once."""
+        ...
+
     async def close(self) -> None:
         """Close the service and its links."""
         ...
@@ -120,6 +125,10 @@ class PendingService(Generic[CommandT, EventT]):
     async def attach(self) -> Link[CommandT, EventT]:
         """Open a link; ``LoadingError`` while the service loads."""
         return await self._require_loaded().attach()
+
+    def admit_channel(self, connected: socket.socket) -> None:
+        """Serve a connection for a proposal channel; ``LoadingError`` while the service loads."""
+        self._require_loaded().admit_channel(connected)
 
     def _require_loaded(self) -> Service[CommandT, EventT]:
         if self.loaded is None:

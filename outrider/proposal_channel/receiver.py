@@ -77,6 +77,13 @@ class ProposalReceiver:
                 reason = f"the target makes no offer: {error}"
                 tell(ChannelState(command.connection, is_open=False, reason=reason))
 
+    def admit(self, connected: socket.socket) -> None:
+        """Serve the connection of a draft of another host, which is closed unless it proves that it holds an offer."""
+        if (listener := self._listener) is None:
+            connected.close()
+            return
+        threading.Thread(target=listener.greet, args=(connected,), name="proposal-channel", daemon=True).start()
+
     def send(self, link_id: int, batch: EventBatch[Any]) -> EventBatch[Any]:
         """Send the verdicts on direct proposals to their drafts; the message, whose scores name no channel."""
         if not any(columns.channel for columns in batch.columns):

@@ -6,19 +6,21 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from outrider.columns import AnswerColumns
-from outrider.errors import UnavailableError
+from outrider.errors import ConfigError, UnavailableError
 from outrider.ports import ChannelEvent, ChannelState, CloseChannel, EventBatch, OfferChannel
 from outrider.proposal_channel.messages import MessageReader, may_be_sent, to_bytes
 from outrider.proposal_channel.pushes import ChainStart, Pushes
 from outrider.proposal_channel.pushes import to_bytes as pushes_to_bytes
 from outrider.proposal_channel.verdicts import Verdicts, all_accepted, take_verdicts
 from outrider.readings import Reading
-from outrider.tensor_plane.control import connect
+from outrider.tensor_plane.control import HANDSHAKE_S, ControlConnection, connect, prove
+from outrider.types import PeerAddress
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +39,11 @@ _Key = tuple[int, int]
 class ProposalSender:
     """Channels to targets, by link and number of the connection. ``handle`` and ``send`` are called by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, call: Callable[[PeerAddress], socket.socket] | None = None) -> None:
+        """``call`` connects to a target of another host; ``ConfigError`` where the settings forbid that. None: there
+        are no channels between hosts.
+        """
+        self._call = call
         self._sockets: dict[_Key, tuple[socket.socket, _Tell]] = {}
         self._wanted: set[_Key] = set()
         """Connections that were offered and not closed."""
@@ -52,7 +58,7 @@ class ProposalSender:
         if isinstance(command, CloseChannel):
             self._end(key)
         elif isinstance(command, OfferChannel):
-            if key in self._wanted or sum(other == link_id for other, _ in self._wanted) >= MAX_CHANNELS:
+            if key in self._wanted or sum(other == link_id for other, _ in list(self._wanted)) >= MAX_CHANNELS:
                 reason = f"connection {command.connection} is there already, or one of more than {MAX_CHANNELS}"
                 tell(ChannelState(command.connection, is_open=False, reason=reason))
                 return
@@ -63,6 +69,10 @@ class ProposalSender:
             threading.Thread(
                 target=self._serve, args=(key, command, tell, submit), name="proposal-channel", daemon=True
             ).start()
+
+    def admit(self, connected: socket.socket) -> None:
+        """Close it: nobody connects to a draft."""
+        connected.close()
 
     def send(self, link_id: int, batch: EventBatch[Any]) -> EventBatch[Any]:
         """Send the proposals of a message to the targets that wait for them; the message, which says what was sent."""
@@ -76,7 +86,7 @@ class ProposalSender:
 
     def drop_link(self, link_id: int) -> None:
         """End all channels of a link."""
-        for key in [key for key in self._wanted if key[0] == link_id]:
+        for key in [key for key in list(self._wanted) if key[0] == link_id]:
             self._end(key)
 
     def readings(self) -> list[Reading]:
@@ -100,9 +110,7 @@ class ProposalSender:
         try:
             connected.sendall(content)
         except OSError as error:
-            _log.info("the proposal channel is given up: %s", error)
-            self._end(key)
-            tell(ChannelState(key[1], is_open=False, reason=f"the target cannot be reached: {error}"))
+            self._lose(key, tell, error)
             return False
         return True
 
@@ -123,20 +131,38 @@ class ProposalSender:
         connected = self._connect(key, command, tell)
         if connected is None:
             return
-        with contextlib.suppress(OSError), connected.dup() as receiving:
-            receiving.settimeout(_TICK_S)
-            reader = MessageReader(receiving, take_verdicts)
-            while key in self._wanted:
-                verdicts = reader.read()
-                if verdicts is not None:
-                    submit(verdicts)
-        # The target's end closes it; the next proposals find that out, and say so.
+        try:
+            with connected.dup() as receiving:
+                receiving.settimeout(_TICK_S)
+                reader = MessageReader(receiving, take_verdicts)
+                while key in self._wanted:
+                    verdicts = reader.read()
+                    if verdicts is not None:
+                        submit(verdicts)
+        except OSError as error:
+            self._lose(key, tell, error)
+
+    def _lose(self, key: _Key, tell: _Tell, error: OSError) -> None:
+        """A channel has ended; its coordinator is told once."""
+        if key in self._wanted:
+            self._end(key)
+            _log.info("the proposal channel is given up: %s", error)
+            tell(ChannelState(key[1], is_open=False, reason=f"the target cannot be reached: {error}"))
+
+    def _open(self, command: OfferChannel) -> ControlConnection:
+        """A connection to the target; ``UnavailableError`` or ``ConfigError`` says why there is none."""
+        if command.target is None:
+            return connect(command.offer)
+        if self._call is None:
+            raise UnavailableError("this draft has no channels to other hosts")
+        until = time.monotonic() + HANDSHAKE_S
+        return prove(command.offer, self._call(command.target), until)
 
     def _connect(self, key: _Key, command: OfferChannel, tell: _Tell) -> socket.socket | None:
         connection = command.connection
         try:
-            connected = connect(command.offer).detach()
-        except UnavailableError as error:
+            connected = self._open(command).detach()
+        except (UnavailableError, ConfigError) as error:
             with self._lock:
                 self._wanted.discard(key)
             tell(ChannelState(connection, is_open=False, reason=str(error)))

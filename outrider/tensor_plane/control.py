@@ -155,9 +155,10 @@ class ControlListener:
                     _log.warning("the tensor plane cannot take in a connection: %s", error)
                     time.sleep(_PAUSE_S)
                 continue
-            threading.Thread(target=self._greet, args=(connected,), name="tensor-plane", daemon=True).start()
+            threading.Thread(target=self.greet, args=(connected,), name="tensor-plane", daemon=True).start()
 
-    def _greet(self, connected: socket.socket) -> None:
+    def greet(self, connected: socket.socket) -> None:
+        """Serve a connection in this thread; closed without a valid token."""
         try:
             on_connected = self._admit(connected)
         except OSError as error:
@@ -194,6 +195,13 @@ def connect(offer: PlaneOffer) -> ControlConnection:
         connected = socket.create_connection((offer.host, offer.port), timeout=HANDSHAKE_S)
     except OSError as error:
         raise UnavailableError(f"tensor plane: {offer.host} port {offer.port} cannot be reached: {error}") from error
+    return prove(offer, connected, until)
+
+
+def prove(offer: PlaneOffer, connected: socket.socket, until: float) -> ControlConnection:
+    """A reader's end of a connection that was made; ``UnavailableError`` when the other end does not show before a time
+    that it holds the offer.
+    """
     try:
         _prepare(connected)
         nonce = _receive(connected, _NONCE_BYTES, until)
@@ -208,7 +216,8 @@ def connect(offer: PlaneOffer) -> ControlConnection:
 
 
 def _prepare(connected: socket.socket) -> None:
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if connected.family != socket.AF_UNIX:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _mac(offer: PlaneOffer, role: bytes, nonces: bytes) -> bytes:

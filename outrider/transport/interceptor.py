@@ -14,7 +14,7 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from outrider.errors import InvalidRequestError, OutriderError
-from outrider.limits import LINK_COMMANDS, NAME_MESSAGE, UNUSED_BYTES
+from outrider.limits import CHANNEL_PIECE, LINK_COMMANDS, NAME_MESSAGE, UNUSED_BYTES
 from outrider.limits.rate_limit import RateLimit
 from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.counts import LinkCounts
@@ -25,6 +25,7 @@ from outrider.v1 import generation_pb2, link_pb2
 
 _log = logging.getLogger(__name__)
 _LINKS = "/Attach"
+_CHANNELS = "/OpenChannel"
 _REFLECTION = "/grpc.reflection."
 _HEALTH = "/grpc.health.v1.Health/Check"
 _OWN = f"/{generation_pb2.DESCRIPTOR.package}."
@@ -181,6 +182,8 @@ def _deserializer(method: str, deserialize: Callable[[bytes], Any] | None) -> Ca
         return tolerant(_parse_request, _check_fields)
     if method in _LINK_MESSAGES:
         return tolerant_of_link(deserialize, _LINK_MESSAGES[method], LINK_COMMANDS)
+    if method.endswith(_CHANNELS):
+        return tolerant(deserialize, _check_piece)
     return tolerant(deserialize, _check_size)
 
 
@@ -201,6 +204,10 @@ def _check_size(data: bytes) -> None:
     # Health and reflection take names, from callers without a token too, and keep them while they are watched. The
     # other methods take a hash or nothing.
     NAME_MESSAGE.check("message", len(data))
+
+
+def _check_piece(data: bytes) -> None:
+    CHANNEL_PIECE.check("content", len(data))
 
 
 def _drop_tracebacks(error: BaseException | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from outrider.transport.planes import CAPABILITY
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
 from outrider.transport.security.explaining import explain
 from outrider.transport.status import translating_errors
-from outrider.types import ModelDescription
+from outrider.types import ModelDescription, PeerAddress
 from outrider.v1 import link_pb2 as pb
 from outrider.v1.link_pb2_grpc import DraftServiceStub, TargetServiceStub
 from outrider.v1.tensor_pb2 import PlaneAnswer
@@ -137,12 +138,20 @@ class _RemotePort:
             check_service(self.address, message.version)
             description = description_from_proto(message)
             self._heartbeat_interval_s = description.heartbeat_interval_ms / 1000
-            return description
+            return replace(description, peer_address=self.peer_address)
         except LoadingError:
             self._is_loading = True
             raise
         finally:
             await channel.close()
+
+    @property
+    def peer_address(self) -> PeerAddress | None:
+        """Address for peers of the service; None for a socket file."""
+        if self.address.startswith("unix:"):
+            return None
+        tls = self._security.tls_for(self.address)
+        return PeerAddress(self.address, "" if tls is None else tls.server_name or "")
 
     async def _until_serving(self, channel: grpc.aio.Channel) -> None:
         """Return as soon as the service's health says SERVING, and after a while in any case."""

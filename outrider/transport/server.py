@@ -153,14 +153,17 @@ async def serve_target(
     security: ServerSecurity = OPEN_SERVER,
     probes: Probes | None = None,
     link_timeout_s: float = DEFAULT_COORDINATOR_TIMEOUT_S,
+    admit_channel: Callable[[socket.socket], None] | None = None,
 ) -> Server:
     """Listen for links to a target; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken.
 
     ``link_timeout_s``: the silence after which a coordinator is gone and its sessions are released.
+    ``admit_channel``: serves the socket of a proposal channel from another host.
     """
 
     def add(server: grpc.aio.Server) -> None:
-        add_TargetServiceServicer_to_server(TargetServicer(target, link_timeout_s=link_timeout_s), server)
+        servicer = TargetServicer(target, admit_channel=admit_channel, link_timeout_s=link_timeout_s)
+        add_TargetServiceServicer_to_server(servicer, server)
 
     name, limits = _service_name(link_pb2, "TargetService"), _LINK_LIMITS
     return await _serve(add, name, limits, host=host, port=port, security=security, probes=probes)

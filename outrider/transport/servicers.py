@@ -7,6 +7,7 @@ independently, and its in-process link is closed however it ends.
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ import grpc
 import grpc.aio
 
 from outrider.cooperative import run_in_slices
-from outrider.errors import ProtocolError
+from outrider.errors import ProtocolError, UnavailableError
 from outrider.generation import Delta, GenerationRequest, ModelInfo, TokenizerFiles
 from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.open_requests import DEFAULT_MAX_BYTES, HeldBytes, OpenRequests
@@ -24,6 +25,7 @@ from outrider.packed_ids import reading_long
 from outrider.ports import Draft, Link, Target
 from outrider.telemetry.logs import about_request
 from outrider.transport.arrivals import Arrivals
+from outrider.transport.channel_streams import carry_channel
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
 from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
 from outrider.transport.convert.describing import description_to_proto
@@ -50,6 +52,7 @@ from outrider.transport.tokenizer_answers import TokenizerAnswers
 from outrider.transport.trace_metadata import log_fields, with_trace
 from outrider.types import ModelDescription
 from outrider.v1 import generation_pb2, link_pb2, tensor_pb2
+from outrider.v1.channel_pb2 import ChannelBytes
 from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
 from outrider.v1.link_pb2_grpc import DraftServiceServicer, TargetServiceServicer
 
@@ -144,6 +147,30 @@ class TargetServicer(_PortServicer, TargetServiceServicer):
     _decode = staticmethod(target_commands_from_proto)
     _encode = staticmethod(target_events_to_proto)
     _events = link_pb2.TargetEvents
+
+    def __init__(
+        self,
+        port: Target,
+        *,
+        admit_channel: Callable[[socket.socket], None] | None = None,
+        max_message_bytes: int = MAX_LINK_MESSAGE_BYTES,
+        link_timeout_s: float = DEFAULT_COORDINATOR_TIMEOUT_S,
+    ) -> None:
+        """``admit_channel`` serves the socket of a proposal channel from another host; None: there are none."""
+        super().__init__(port, max_message_bytes=max_message_bytes, link_timeout_s=link_timeout_s)
+        self._admit_channel = admit_channel
+        self._channels = LinkCounts(what="proposal channels")
+
+    async def OpenChannel(
+        self, request_iterator: AsyncIterator[ChannelBytes], context: Context
+    ) -> AsyncGenerator[ChannelBytes, None]:
+        """Carry one proposal channel."""
+        if self._admit_channel is None:
+            raise UnavailableError("this target has no proposal channels")
+        with self._channels.entered(context.peer()):
+            async with contextlib.aclosing(carry_channel(request_iterator, self._admit_channel)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
 
 class GenerationServicer(GenerationServiceServicer):

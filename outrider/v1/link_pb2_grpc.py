@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from outrider.v1 import channel_pb2 as outrider_dot_v1_dot_channel__pb2
 from outrider.v1 import link_pb2 as outrider_dot_v1_dot_link__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
@@ -165,6 +166,11 @@ class TargetServiceStub(object):
                 request_serializer=outrider_dot_v1_dot_link__pb2.TargetCommands.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_link__pb2.TargetEvents.FromString,
                 _registered_method=True)
+        self.OpenChannel = channel.stream_stream(
+                '/outrider.v1.TargetService/OpenChannel',
+                request_serializer=outrider_dot_v1_dot_channel__pb2.ChannelBytes.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_channel__pb2.ChannelBytes.FromString,
+                _registered_method=True)
 
 
 class TargetServiceServicer(object):
@@ -185,6 +191,13 @@ class TargetServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenChannel(self, request_iterator, context):
+        """Connects a draft of another host to the proposal channel that it holds an offer of, which it proves by the first bytes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TargetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -197,6 +210,11 @@ def add_TargetServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=outrider_dot_v1_dot_link__pb2.TargetCommands.FromString,
                     response_serializer=outrider_dot_v1_dot_link__pb2.TargetEvents.SerializeToString,
+            ),
+            'OpenChannel': grpc.stream_stream_rpc_method_handler(
+                    servicer.OpenChannel,
+                    request_deserializer=outrider_dot_v1_dot_channel__pb2.ChannelBytes.FromString,
+                    response_serializer=outrider_dot_v1_dot_channel__pb2.ChannelBytes.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -254,6 +272,33 @@ class TargetService(object):
             '/outrider.v1.TargetService/Attach',
             outrider_dot_v1_dot_link__pb2.TargetCommands.SerializeToString,
             outrider_dot_v1_dot_link__pb2.TargetEvents.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenChannel(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/outrider.v1.TargetService/OpenChannel',
+            outrider_dot_v1_dot_channel__pb2.ChannelBytes.SerializeToString,
+            outrider_dot_v1_dot_channel__pb2.ChannelBytes.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,17 +17,19 @@ if __name__ == "__main__":
 
     exit_without_extras(["engine"], "the target service")
 
+from collections.abc import Awaitable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from outrider.config import TargetSettings
 from outrider.model_executor.distributed.rank_info import follow
-from outrider.process.hosting import OnFailure, host_service, run_process
+from outrider.ports import TargetCommand, TargetEvent
+from outrider.process.hosting import OnFailure, PendingService, host_service, run_process
 from outrider.process.loading import LoadProgress
 from outrider.process.model_files import is_hub_id, require_model_folder, with_local_model
 from outrider.transport.http_health import Probes
 from outrider.transport.security import service_security
-from outrider.transport.server import serve_target
+from outrider.transport.server import Server, serve_target
 
 if TYPE_CHECKING:
     from outrider_target.service import TargetService
@@ -37,14 +39,18 @@ async def serve(settings: TargetSettings) -> None:
     """Serve until a signal; raises what kept the service from starting or made it fail."""
     if not is_hub_id(settings.model):
         require_model_folder(settings.model)
-    listen = partial(
-        serve_target,
-        host=settings.host,
-        port=settings.port,
-        security=service_security(settings),
-        probes=Probes.of(settings),
-        link_timeout_s=settings.link_timeout_ms / 1000,
-    )
+
+    def listen(pending: PendingService[TargetCommand, TargetEvent]) -> Awaitable[Server]:
+        return serve_target(
+            pending,
+            host=settings.host,
+            port=settings.port,
+            security=service_security(settings),
+            probes=Probes.of(settings),
+            link_timeout_s=settings.link_timeout_ms / 1000,
+            admit_channel=pending.admit_channel,
+        )
+
     await host_service(listen, partial(load_model, settings), settings)
 
 

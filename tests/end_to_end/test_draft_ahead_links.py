@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from outrider.columns import AnswerColumns
-from outrider.planes import PlaneOffer
 from outrider.proposal_channel import messages
 from outrider.proposal_channel import receiver as receiving
 from outrider.proposal_channel import sender as sending
 from outrider.proposal_channel import verdicts as verdict_messages
 from outrider.proposal_channel.receiver import ProposalReceiver
 from outrider.proposal_channel.verdicts import Verdicts
-from outrider.tensor_plane.control import ControlConnection, connect
+from outrider.transport.remote import RemoteTarget
+from outrider.types import PeerAddress
 from tests.end_to_end.test_direct_proposals import (
     COUPLED,
     GREEDY,
@@ -43,16 +43,19 @@ torch.set_num_threads(1)
 
 @contextlib.asynccontextmanager
 async def behind_proxy(monkeypatch: pytest.MonkeyPatch, draft_ahead: str) -> AsyncIterator[tuple[Stack, TcpProxy]]:
-    """A stack whose proposal channel goes through a proxy, as between two hosts."""
+    """A stack whose draft is on another host, with a proxy in its way to the target."""
+    monkeypatch.setattr("outrider_draft.service.channel_host", lambda: "another host")
+    between: dict[str, Any] = {"channels_between_hosts": True, "draft_ahead": draft_ahead, **PATIENT}
     async with TcpProxy().running() as proxy:
 
-        def through(offer: PlaneOffer) -> ControlConnection:
-            proxy.server_port = offer.port
-            return connect(replace(offer, port=proxy.port))
+        def through(target: RemoteTarget) -> PeerAddress:
+            proxy.server_port = int(target.address.rpartition(":")[2])
+            return PeerAddress(proxy.address)
 
-        monkeypatch.setattr(sending, "connect", through)
-        async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
+        monkeypatch.setattr(RemoteTarget, "peer_address", property(through))
+        async with run_stack(TARGET, TARGET, wire=True, **between) as stack:
             await introduced(stack)
+            assert proxy.num_accepted
             yield stack, proxy
 
 

@@ -121,7 +121,9 @@ def _load_draft(draft: Path | str | None, settings: dict[str, Any]) -> DraftServ
 
 
 async def _serve_services(stack: Stack, cleanup: contextlib.AsyncExitStack) -> tuple[Target, Draft | None]:
-    stack.target_server = await serve_target(stack.target, host="127.0.0.1", port=0)
+    stack.target_server = await serve_target(
+        stack.target, host="127.0.0.1", port=0, admit_channel=stack.target.admit_channel
+    )
     cleanup.push_async_callback(_stop, stack, "target_server")
     stack.addresses["target"] = stack.target_server.address
     if stack.draft is None:

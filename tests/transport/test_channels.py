@@ -26,12 +26,13 @@ from outrider.transport.convert.events import (
     target_events_from_proto,
     target_events_to_proto,
 )
-from outrider.types import ModelDescription
+from outrider.types import ModelDescription, PeerAddress
 from outrider.v1 import link_pb2 as pb
 from tests.transport.test_step_answers import drawn, greedy, plain, sampled
 from tests.transport.test_step_commands import extend, score
 
 OFFER = ports.OfferChannel(5, PlaneOffer(b"o" * ID_BYTES, b"t" * ID_BYTES, "127.0.0.1", 40123))
+REMOTE = dataclasses.replace(OFFER, target=PeerAddress("10.0.0.1:50051", "target.serving"))
 STATES = [ports.ChannelState(5, is_open=True), ports.ChannelState(6, is_open=False, reason="it was ended")]
 
 
@@ -75,7 +76,7 @@ def test_introductions_travel() -> None:
         ports.CloseChannel(5),
     ):
         assert target_commands_from_proto(to_target(command)) == (command,)
-    for told in (OFFER, ports.CloseChannel(5)):
+    for told in (OFFER, REMOTE, ports.CloseChannel(5)):
         assert draft_commands_from_proto(to_draft(told)) == (told,)
     for event in (OFFER, *STATES):
         assert target_events_from_proto(from_target(event)).events == (event,)

@@ -37,16 +37,18 @@ class Driver:
         target_timeout_s: float,
         draft_timeout_s: float,
         direct_proposals: bool,
+        channels_between_hosts: bool = False,
         draft_ahead: DraftAhead = DraftAhead.VERDICT,
         max_messages_per_s: int = 0,
     ) -> None:
         """``on_target`` is told of the first target attached and the last lost; ``on_model`` is as for ``Services``.
-        ``direct_proposals``: drafts may send proposals to targets of their host directly. ``draft_ahead``: what they
+        ``direct_proposals``: drafts may send proposals to targets of their host directly, with
+        ``channels_between_hosts`` to any. ``draft_ahead``: what they
         begin before they are asked. ``max_messages_per_s``: to users, of all streams; 0: any number.
         """
         self._request_manager = request_manager
         self._on_target = on_target
-        peers = Peers(direct_proposals=direct_proposals, draft_ahead=draft_ahead)
+        peers = Peers(direct_proposals=direct_proposals, between_hosts=channels_between_hosts, draft_ahead=draft_ahead)
         if draft_ahead is DraftAhead.AUTO:
             request_manager.policy.take_order = peers.channels.take_order
         self._sessions = SessionDriver(

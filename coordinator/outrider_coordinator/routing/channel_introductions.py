@@ -1,4 +1,4 @@
-"""Introductions of drafts to targets of their host, so that proposals are scored without passing through here first.
+"""Introductions of drafts to targets, so that proposals are scored without passing through here first.
 
 Whatever fails, the coordinator brings the proposals.
 """
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from outrider.config.fields import DraftAhead
 from outrider.ports import ChannelState, CloseChannel, OfferChannel, RequestChannel
-from outrider.types import ModelDescription
+from outrider.types import ModelDescription, PeerAddress
 from outrider_coordinator.routing.introductions import RETRY_S, AnyReplica, Introduction, Introductions, name_of
 
 _log = logging.getLogger(__name__)
@@ -19,10 +19,14 @@ _log = logging.getLogger(__name__)
 class ChannelIntroductions(Introductions[bool]):
     """All pairs of one coordinator that may have a proposal channel; a pair's state is whether it is open."""
 
-    def __init__(self, *, is_enabled: bool, draft_ahead: DraftAhead = DraftAhead.VERDICT) -> None:
-        """``is_enabled``: False: no pair is introduced. ``draft_ahead``: what a draft begins before it is asked."""
+    def __init__(
+        self, *, is_enabled: bool, between_hosts: bool = False, draft_ahead: DraftAhead = DraftAhead.VERDICT
+    ) -> None:
+        """``is_enabled``: False: no pair is introduced. ``between_hosts``: pairs of different hosts are too.
+        ``draft_ahead``: what a draft begins before it is asked.
+        """
         super().__init__(nothing_yet=False)
-        self._is_enabled, self._draft_ahead = is_enabled, draft_ahead
+        self._is_enabled, self._between_hosts, self._draft_ahead = is_enabled, between_hosts, draft_ahead
         self._ahead: set[object] = set()
         """Targets whose drafts go on by themselves, where that is chosen."""
 
@@ -66,7 +70,9 @@ class ChannelIntroductions(Introductions[bool]):
             return
         if isinstance(event, OfferChannel):
             if replica is found.target:
-                found.draft.connection.send_alone(replace(event, is_chained=self._is_chained(found)))
+                address = _remote_address(found.target.description, found.draft.description)
+                offer = replace(event, is_chained=self._is_chained(found), target=address)
+                found.draft.connection.send_alone(offer)
             return
         found.state = event.is_open
         names = name_of(found.draft), name_of(found.target)
@@ -85,7 +91,10 @@ class ChannelIntroductions(Introductions[bool]):
         return (is_chosen or self._draft_ahead is DraftAhead.CHAIN) and not device
 
     def _may_meet(self, target: ModelDescription, draft: ModelDescription) -> bool:
-        return self._is_enabled and bool(target.channel_host) and target.channel_host == draft.channel_host
+        if not (self._is_enabled and target.channel_host and draft.channel_host):
+            return False
+        is_remote = self._between_hosts and target.peer_address is not None
+        return is_remote or target.channel_host == draft.channel_host
 
     def _request(self, connection: int) -> RequestChannel:
         wants_verdicts = self._draft_ahead is not DraftAhead.IN_TURN
@@ -94,3 +103,10 @@ class ChannelIntroductions(Introductions[bool]):
 
     def _end(self, connection: int) -> CloseChannel:
         return CloseChannel(connection)
+
+
+def _remote_address(target: ModelDescription | None, draft: ModelDescription | None) -> PeerAddress | None:
+    """Address of a target for a draft of another host; None where both reach each other by loopback."""
+    if target is None or draft is None or target.channel_host == draft.channel_host:
+        return None
+    return target.peer_address

@@ -15,12 +15,20 @@ from outrider_coordinator.routing.plane_introductions import PlaneIntroductions
 class Peers:
     """Introductions of every attached target to every attached draft."""
 
-    def __init__(self, *, direct_proposals: bool = False, draft_ahead: DraftAhead = DraftAhead.VERDICT) -> None:
-        """``direct_proposals``: drafts may send proposals to targets of their host. ``draft_ahead``: what a draft
-        begins before it is asked.
+    def __init__(
+        self,
+        *,
+        direct_proposals: bool = False,
+        between_hosts: bool = False,
+        draft_ahead: DraftAhead = DraftAhead.VERDICT,
+    ) -> None:
+        """``direct_proposals``: drafts may send proposals to targets of their host, ``between_hosts``: to others too.
+        ``draft_ahead``: what a draft begins before it is asked.
         """
         self.planes = PlaneIntroductions()
-        self.channels = ChannelIntroductions(is_enabled=direct_proposals, draft_ahead=draft_ahead)
+        self.channels = ChannelIntroductions(
+            is_enabled=direct_proposals, between_hosts=between_hosts, draft_ahead=draft_ahead
+        )
         self.plane, self.channel = self.planes.connection, self.channels.channel
 
     def target_attached(self, target: AnyReplica) -> None:

@@ -120,6 +120,9 @@ class CoordinatorSettings(Section):
         description="A draft sends its proposals to a target of the same host directly too, so that scoring begins"
         " sooner; off: they go through the coordinator alone.",
     )
+    channels_between_hosts: bool = Field(
+        False, description="direct_proposals between hosts and pods too: drafts call their targets' port."
+    )
     draft_ahead: DraftAhead = Field(
         DraftAhead.VERDICT,
         description="What a draft computes before the coordinator asks for it, where its proposals go to the target"

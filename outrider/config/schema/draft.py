@@ -100,6 +100,15 @@ class DraftSettings(ModelServiceSettings):
         1024, description="Rejection: maximum number of tokens that the draft samples from."
     )
 
+    link_tls_ca_file: Text | None = Field(
+        None,
+        description="Authorities (PEM) of the certificates of targets on other hosts; set: channels to them speak TLS,"
+        " and show tls_cert_file.",
+    )
+    allow_plaintext_link_token: bool = Field(
+        False, description="Send link_token_file's first token to targets of other hosts without TLS."
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _method_from_model(cls, data: Any) -> Any:  # noqa: ANN401 - raw input

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -33,6 +34,12 @@ class ChannelHost(Protocol):
     ) -> None:
         """Begin what a command asks for. ``tell`` sends events on its link, ``submit`` passes what is to be scored, or
         verdicts, to the engine, as if it had come by the link; both from any thread and at any time.
+        """
+        ...
+
+    def admit(self, connected: socket.socket) -> None:
+        """Serve the connection of a draft of another host, which is closed unless it proves that it holds an offer.
+        Returns at once; from any thread.
         """
         ...
 
@@ -68,6 +75,10 @@ class NoChannels:
         """Say so. Nobody is told to score ahead who has no channel."""
         if isinstance(command, RequestChannel | OfferChannel):
             tell(ChannelState(command.connection, is_open=False, reason="the service has no proposal channel"))
+
+    def admit(self, connected: socket.socket) -> None:
+        """Close it."""
+        connected.close()
 
     def send(self, link_id: int, batch: EventBatch[Any]) -> EventBatch[Any]:
         """Nothing to send."""

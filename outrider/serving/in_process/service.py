@@ -7,6 +7,7 @@ the two it is.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -123,6 +124,10 @@ class InProcessService(Generic[CommandT, EventT]):
     def refuse_sessions(self) -> None:
         """Refuse new sessions from now on, because the service is about to end."""
         self.core.refuse_sessions("the service is ending")
+
+    def admit_channel(self, connected: socket.socket) -> None:
+        """``ChannelHost.admit``."""
+        self.channels.admit(connected)
 
     def record_to(self, recorder: Recorder) -> None:
         """Have traced items noted; before any link is opened."""

@@ -233,7 +233,7 @@ LOAD = (
     ),
     _gauge(
         "outrider_proposal_channels",
-        "Pairs of a draft and a target of one host between which proposals go directly.",
+        "Pairs of a draft and a target between which proposals go directly.",
         "outrider_proposal_channels",
     ),
     _gauge(

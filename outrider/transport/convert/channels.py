@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider import ports
+from outrider.addresses import form_problem
 from outrider.columns import U8, ScoreAhead
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_COMMANDS
@@ -11,10 +12,13 @@ from outrider.transport.convert.column_bytes import array_bytes, from_bytes, num
 from outrider.transport.convert.reading import shortened
 from outrider.transport.convert.step_commands import scores_from_proto, write_step_commands
 from outrider.transport.convert.tensors import check_id
+from outrider.types import PeerAddress
 from outrider.v1 import channel_pb2
 from outrider.v1 import link_pb2 as pb
 
 _LOOPBACK = "127.0.0.1"
+_MAX_NAME = 512
+"""Bound on the characters of an address, and of a name in a certificate."""
 
 
 def channel_request_to_proto(command: ports.RequestChannel) -> channel_pb2.ProposalChannelRequest:
@@ -48,6 +52,8 @@ def channel_offer_to_proto(message: ports.OfferChannel) -> channel_pb2.ProposalC
         token=offer.token,
         port=offer.port,
         is_chained=message.is_chained,
+        target_address="" if message.target is None else message.target.address,
+        target_server_name="" if message.target is None else message.target.server_name,
     )
 
 
@@ -58,7 +64,16 @@ def channel_offer_from_proto(message: channel_pb2.ProposalChannelOffer) -> ports
     if not 0 < message.port < 1 << 16:
         raise ProtocolError(f"channel_offer: {message.port} is no port")
     offer = PlaneOffer(message.offer_id, message.token, _LOOPBACK, message.port)
-    return ports.OfferChannel(message.connection, offer, message.is_chained)
+    return ports.OfferChannel(message.connection, offer, message.is_chained, _target_of(message))
+
+
+def _target_of(message: channel_pb2.ProposalChannelOffer) -> PeerAddress | None:
+    address, name = message.target_address, message.target_server_name
+    if not address:
+        return None
+    if max(len(address), len(name)) > _MAX_NAME or address.startswith("unix:") or form_problem(address):
+        raise ProtocolError(f"channel_offer: target_address {shortened(address)!r} is no host:port")
+    return PeerAddress(address, name)
 
 
 def channel_state_to_proto(event: ports.ChannelState) -> channel_pb2.ProposalChannelState:

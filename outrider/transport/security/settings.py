@@ -19,11 +19,11 @@ def public_security(settings: CoordinatorSettings) -> ServerSecurity:
     return ServerSecurity(_server_tls(settings), _tokens("api_token_file", settings.api_token_file))
 
 
-def link_security(settings: CoordinatorSettings) -> ClientSecurity:
-    """Credentials of a coordinator for its draft and target."""
+def link_security(settings: CoordinatorSettings | DraftSettings) -> ClientSecurity:
+    """Credentials of a coordinator for its draft and target, and of a draft for targets of other hosts."""
     tokens = _tokens("link_token_file", settings.link_token_file)
     return ClientSecurity(
-        tls=_link_tls(settings),
+        tls=_link_tls(settings) if isinstance(settings, CoordinatorSettings) else _channel_tls(settings),
         token=None if tokens is None else tokens.first,
         allow_plaintext_token=settings.allow_plaintext_link_token,
         token_setting="link_token_file",
@@ -46,6 +46,13 @@ def _link_tls(settings: CoordinatorSettings) -> Tls | None:
         server_name=settings.link_tls_server_name,
         prefix="link_tls_",
     )
+
+
+def _channel_tls(settings: DraftSettings) -> Tls | None:
+    """A draft shows targets the certificate that it shows coordinators."""
+    if settings.link_tls_ca_file is None:
+        return None
+    return Tls(ca_file=settings.link_tls_ca_file, cert_file=settings.tls_cert_file, key_file=settings.tls_key_file)
 
 
 def _tokens(setting: str, path: str | None) -> TokenFile | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.addresses import bare_host, split_address
 from outrider.errors import ConfigError
@@ -55,6 +55,12 @@ class ClientSecurity:
     def tls_for(self, address: str) -> Tls | None:
         """The TLS configuration for an address; None for plain text."""
         return None if address.startswith(_UNIX) else self.tls
+
+    def named(self, host: str) -> ClientSecurity:
+        """Security of a connection to an address of ``host``, whose name certificates bear; empty: no other name."""
+        if self.tls is None or self.tls.server_name is not None or not host:
+            return self
+        return replace(self, tls=replace(self.tls, server_name=host))
 
     def check(self, address: str) -> None:
         """Raise ``ConfigError`` for a token that would be readable on the network to ``address``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from outrider.config.fields import DraftAhead
 from outrider.planes import ID_BYTES, PlaneOffer
 from outrider.ports import ChannelState, CloseChannel, OfferChannel, RequestChannel
-from outrider.types import ModelDescription
+from outrider.types import ModelDescription, PeerAddress
 from outrider_coordinator.routing import introductions
 from outrider_coordinator.routing.channel_introductions import ChannelIntroductions
 from tests.coordinator.routing.fleet import eventually
@@ -90,6 +91,25 @@ def test_a_target_is_asked_for_an_offer_to_a_draft_of_its_host(pair: Pair) -> No
 def test_no_others_are_introduced(others: Pair) -> None:
     assert not others.target.sent and not others.draft.sent
     assert others.channel == 0
+
+
+def test_between_hosts_an_offer_names_the_targets_address() -> None:
+    address = PeerAddress("10.0.0.1:50051", "target.serving")
+    channels: Any = ChannelIntroductions(is_enabled=True, between_hosts=True)
+    target, on_a_socket = attached("here"), attached("elsewhere")
+    target.description = replace(target.description, peer_address=address)
+    near, far, older = (attached(host, role="draft") for host in ("here", "there", ""))
+    for each in (target, on_a_socket):
+        channels.target_attached(each)
+    for draft in (near, far, older):
+        channels.draft_attached(draft)
+    assert [command.connection for command in target.sent] == [1, 2]
+    assert not on_a_socket.sent
+    for number in (1, 2):
+        channels.on_event(target, OfferChannel(number, OFFER))
+    assert near.sent == [OfferChannel(1, OFFER)]
+    assert far.sent == [OfferChannel(2, OFFER, target=address)]
+    assert not older.sent
 
 
 def test_an_offer_goes_on_to_the_draft_as_it_is(pair: Pair) -> None:
