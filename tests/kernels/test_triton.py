@@ -58,7 +58,9 @@ def interpret(cases: Sequence[str], tier: str = "not integration") -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("module", "waits"), [("compiling", "False"), ("compiling_uses", "True")])
+@pytest.mark.parametrize(
+    ("module", "waits"), [("compiling", "False"), pytest.param("compiling_uses", "True", marks=pytest.mark.integration)]
+)
 def test_kernels_compile_for_real_hardware(module: str, waits: str) -> None:
     """No GPU needed. Once by hand for capability 8.0, and as whole models launch them for 9.0.
 

@@ -539,7 +539,7 @@ def part_of_two(config: ModelConfig, rank: int) -> dict[str, WeightTarget]:
 
 def test_weights_that_no_memory_holds_are_refused_before_they_are_made(folder: Path) -> None:
     """No files to compare with, as with the load format dummy."""
-    change(folder / "config.json", hidden_size=1 << 20, intermediate_size=1 << 24, num_hidden_layers=9_999, head_dim=8)
+    change(folder / "config.json", hidden_size=1 << 20, intermediate_size=1 << 24, num_hidden_layers=9, head_dim=8)
     with pytest.raises(ModelError, match=r"the weights that config\.json asks for take .* GiB"):
         ModelRunner.load(folder, page_size=4, num_pages=8, load_format="dummy")
     config = read_model_config(build("llama"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def write_headers(folder: Path, tensors: dict[str, tuple[str, list[int]]]) -> No
     """A checkpoint of these names, types and shapes: the file has no bytes on disk for its tensors."""
     header, end = {}, 0
     for name, (kind, shape) in tensors.items():
-        start, end = end, end + (1 if kind == "U8" else 2) * int(torch.tensor(shape).prod())
+        start, end = end, end + (1 if kind == "U8" else 2) * math.prod(shape)
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
     content = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as stream:
@@ -152,7 +153,7 @@ def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
 def test_an_estimate_counts_bytes_of_four_bits(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GPT_OSS_20B))
     expected = sum(
-        (1 if kind == "U8" else 4 if name.endswith("sinks") else 2) * int(torch.tensor(shape).prod())
+        (1 if kind == "U8" else 4 if name.endswith("sinks") else 2) * math.prod(shape)
         for name, (kind, shape) in published(tmp_path, 24).items()
     )
     found = estimate_model(tmp_path)

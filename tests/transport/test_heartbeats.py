@@ -375,7 +375,7 @@ async def test_a_coordinator_whose_own_loop_was_blocked_finds_nobody_dead() -> N
         for generation in range(3, 5):
             hearing = asyncio.create_task(talk.hear())
             await asyncio.sleep(0)
-            time.sleep(2 * timeout_s)
+            time.sleep(1.25 * timeout_s)
             talk.link.send([Score(1, generation, 0, EMPTY_PREFIX, PROMPT)])
             assert (await hearing).events[0].generation == generation
         await talk.link.close()

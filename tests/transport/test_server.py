@@ -177,7 +177,7 @@ async def test_unread_tokenizers_are_few_and_make_room_when_their_callers_leave(
 
     monkeypatch.setattr(servicers, "tokenizer_to_proto", counting)
     generator = ScriptedGenerator()
-    generator.tokenizer = TokenizerFiles({"tokenizer.json": b"x" * (32 << 20)}, 3, "hash")
+    generator.tokenizer = TokenizerFiles({"tokenizer.json": b"x" * (8 << 20)}, 3, "hash")
     server = await serve("generation", generator)
     window = [("grpc.http2.bdp_probe", 0)]  # a measured one can grow to a whole answer
     async with grpc.aio.insecure_channel(server.address, window) as channel, AsyncClient(server.address) as client:
