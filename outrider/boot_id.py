@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_PATH = Path("/proc/sys/kernel/random/boot_id")
+PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
     """Return the id of this host's start; empty where the system has none or hides it."""
     try:
-        return _PATH.read_text(encoding="ascii").strip()
+        return PATH.read_text(encoding="ascii").strip()
     except OSError:
         return ""
 

@@ -26,6 +26,6 @@ def test_processes_of_a_host_read_the_same_without_torch() -> None:
 def test_without_one_a_plane_goes_by_the_hosts_name_and_a_channel_is_not_offered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(boot_id, "_PATH", tmp_path / "missing")
+    monkeypatch.setattr(boot_id, "PATH", tmp_path / "missing")
     assert boot_id.boot_id() == channel_host() == ""
     assert PeerFacts.of(torch.device("cpu")).host_id == socket.gethostname()

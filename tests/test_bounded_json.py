@@ -43,7 +43,7 @@ def test_texts_are_not_counted(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
     drawn = random.Random(seed)
     value = [random_json(drawn) for _ in range(8)]
     data = json.dumps(value, ensure_ascii=drawn.random() < 0.5, indent=drawn.choice([None, 1])).encode()
-    monkeypatch.setattr(bounded_json, "_SLICE_BYTES", drawn.choice([1, 2, 3, 7, 1000]))
+    monkeypatch.setattr(bounded_json, "SLICE_BYTES", drawn.choice([1, 2, 3, 7, 1000]))
     monkeypatch.setattr(bounded_json, "JSON_VALUES", Bound(num_signs(value), "values"))
     run(checks_of_json("body", [data]))
     monkeypatch.setattr(bounded_json, "JSON_VALUES", Bound(num_signs(value) - 1, "values"))

@@ -15,7 +15,7 @@ from outrider.limits import JSON_VALUES
 
 _STRUCTURE = b"[{,:"
 _OTHER_BYTES = bytes(set(range(256)) - set(_STRUCTURE))
-_SLICE_BYTES = 1 << 16
+SLICE_BYTES = 1 << 16
 """Bytes counted at once; a copy of a slice is made."""
 _MOST_DIGITS = 100
 """Bound on the digits of a whole number: the time of converting one grows with their square."""
@@ -42,18 +42,18 @@ def checks_of_json(field: str, texts: Iterable[bytes]) -> Work[None]:
 def _most_values(text: bytes) -> Work[int]:
     """Upper bound of the number of values: what texts contain is counted too, which is cheap."""
     count = 0
-    for start in range(0, len(text), _SLICE_BYTES):
+    for start in range(0, len(text), SLICE_BYTES):
         if start:
             yield
-        count += len(text[start : start + _SLICE_BYTES].translate(None, _OTHER_BYTES))
+        count += len(text[start : start + SLICE_BYTES].translate(None, _OTHER_BYTES))
     return count
 
 
 def _num_values(text: bytes, most: int) -> Work[int]:
     """Lists, objects, names and separators outside of texts; the count ends above ``most``."""
     count, is_in_text, is_escaped = 0, False, False
-    for start in range(0, len(text), _SLICE_BYTES):
-        part = text[start + is_escaped : start + _SLICE_BYTES]
+    for start in range(0, len(text), SLICE_BYTES):
+        part = text[start + is_escaped : start + SLICE_BYTES]
         is_escaped = (len(part) - len(part.rstrip(b"\\"))) % 2 == 1
         pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = pieces[1::2] if is_in_text else pieces[::2]

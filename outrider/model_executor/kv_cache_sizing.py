@@ -109,10 +109,11 @@ def _default_bytes(request: KVCacheRequest, device: torch.device, kept_bytes: in
         taken = torch.cuda.memory_reserved(device) + kept_bytes
         left = int(total * request.gpu_memory_utilization) - taken
         return max(0, min(left, int(free * _MOST_OF_FREE)))
-    return min(int(_available_host_bytes() * _CPU_SHARE), _CPU_LIMIT_BYTES)
+    return min(int(available_host_bytes() * _CPU_SHARE), _CPU_LIMIT_BYTES)
 
 
-def _available_host_bytes() -> int:
+def available_host_bytes() -> int:
+    """Memory of the host that this process may still take: the least of what the kernel and its cgroups leave."""
     return min([_meminfo_available(), *_cgroup_available()])
 
 

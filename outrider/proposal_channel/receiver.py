@@ -41,7 +41,7 @@ MAX_WAITING = 64
 """Bound on what waits in one channel: scores without proposals, and proposals without scores."""
 PATIENCE_S = 5.0
 """Longest wait of scores for proposals: far longer than a coordinator's."""
-_TICK_S = 0.5
+TICK_S = 0.5
 """Longest blocking read, after which the thread sees that it should end."""
 _LOOPBACK = "127.0.0.1"
 
@@ -157,7 +157,7 @@ class _Channel:
     def serve(self, control: ControlConnection) -> None:
         """Take proposals until either end closes; runs in the connection's thread."""
         self._socket = connected = control.detach()
-        connected.settimeout(_TICK_S)
+        connected.settimeout(TICK_S)
         with self._lock:
             self._sending = connected.dup()
             self._sending.settimeout(0.0)

@@ -52,7 +52,7 @@ _MATCHES_NOTHING = "NoExtensionBias"
 _MESSAGE_CHARACTERS = 300
 _MOST_TRIED = 200
 """Parts of a schema."""
-_LONGEST_SEARCH_S = 0.5
+LONGEST_SEARCH_S = 0.5
 """Longest search for the part of a schema that cannot be compiled: each try compiles all within a part again."""
 
 
@@ -237,7 +237,7 @@ def _located(grammar: Grammar, reason: str) -> str:
     """Reason why a schema cannot be compiled, after the path of the innermost part that cannot for the same reason;
     without a path if that is not found soon.
     """
-    last = time.perf_counter() + _LONGEST_SEARCH_S
+    last = time.perf_counter() + LONGEST_SEARCH_S
     for path, schema in schemas_of(grammar):
         parts = list(itertools.islice(subschemas(schema), _MOST_TRIED))
         for pointer, part in reversed(parts):

@@ -57,7 +57,7 @@ _SLICE_BYTES = 1 << 16
 _FIELDS_OF_SLICE = 8192
 _NO_ITEMS = 16
 """Fields of a link's message beside its commands or events."""
-_FEWEST_BYTES = 2
+FEWEST_BYTES = 2
 """A field takes at least its tag and one byte."""
 MOST_VARINT_BYTES = 10
 """64 bits, of which a byte has seven."""
@@ -73,7 +73,7 @@ def check_num_fields(data: bytes, message: Any, most: Bound = REQUEST_FIELDS) ->
 
 def may_have_more(data: bytes, most: Bound) -> bool:
     """True if this number of bytes can hold more fields than that."""
-    return len(data) > _FEWEST_BYTES * most.most
+    return len(data) > FEWEST_BYTES * most.most
 
 
 def counting_fields(data: bytes, message: Any, most: Bound, most_items: Bound | None = None) -> Work[None]:  # noqa: ANN401

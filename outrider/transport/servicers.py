@@ -126,7 +126,7 @@ class _PortServicer:
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
                 beat=lambda received: context.write(events(heartbeat=_heartbeat(received, link))),
-                silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
+                silence_timeout_s=silence_timeout_s(context, self._link_timeout_s),
             )
             async with contextlib.aclosing(pump.run(request_iterator)) as messages:
                 async for message in messages:
@@ -273,7 +273,7 @@ class GenerationServicer(GenerationServiceServicer):
         return await run_in_slices(request_reading(request, limits, read_prompt=reading_long))
 
 
-def _silence_timeout_s(context: Context, timeout_s: float) -> float:
+def silence_timeout_s(context: Context, timeout_s: float) -> float:
     """Seconds of silence after which the caller is gone."""
     return timeout_s if sends_heartbeats(context.invocation_metadata()) else max(timeout_s, UNANNOUNCED_TIMEOUT_S)
 

@@ -75,7 +75,7 @@ def test_other_samplings_have_rows_of_their_own() -> None:
 def test_every_kind_of_result_has_lines() -> None:
     from outrider.benchmarks.tables import short
 
-    assert set(short._LINES) == set(TABLES)
+    assert set(short.LINES) == set(TABLES)
 
 
 def test_figures_stand_in_columns() -> None:

@@ -47,12 +47,12 @@ class Language:
     def __init__(self, vocab_size: int, *, period: int = 3, seed: int = 0, sharpness: float = 1.5) -> None:
         self.vocab_size, self.period, self._sharpness, self._seed = vocab_size, period, sharpness, seed
         self._rows: dict[tuple[int, ...], Rows] = {}
-        self._change: Callable[[Rows], Rows] | None = None
+        self.change: Callable[[Rows], Rows] | None = None
 
     def changed(self, change: Callable[[Rows], Rows]) -> Language:
         """A language whose logits are made from this one's."""
         other = Language(self.vocab_size, period=self.period, seed=self._seed, sharpness=self._sharpness)
-        other._change = change
+        other.change = change
         return other
 
     def row(self, tokens: Sequence[int], prompt_length: int) -> Rows:
@@ -64,7 +64,7 @@ class Language:
             key = [self._seed, *(token + 1 for token in block)]
             drawn = np.random.default_rng(key).normal(size=self.vocab_size) * self._sharpness
             logits = drawn.astype(np.float32)
-            found = self._rows[block] = log_softmax(logits if self._change is None else self._change(logits))
+            found = self._rows[block] = log_softmax(logits if self.change is None else self.change(logits))
         return found
 
     def joint(self, length: int) -> NDArray[np.float64]:
@@ -141,7 +141,7 @@ class BlockTarget:
             start += len(command.draft_token_ids) + 1
         coupled = np.fromiter((h.open.judging_rule is JudgingRule.COUPLED for h, c in ready
                                for _ in range(len(c.draft_token_ids) + 1)), dtype=bool)  # fmt: skip
-        noise = _noise(keys, coupled, Stream.OUTSIDE, logs.shape[1])
+        noise = noise_of(keys, coupled, Stream.OUTSIDE, logs.shape[1])
         raced = np.where(outside | coupled[:, None], logs + noise, -np.inf).argmax(axis=1)
         answers, start = [], 0
         for held, command in ready:
@@ -158,7 +158,7 @@ def _exclude(outside: NDArray[np.bool_], command: Score) -> None:
         outside[rows, command.support.token_ids] = False
 
 
-def _noise(keys: Sequence[tuple[int, int, int]], coupled: NDArray[np.bool_], stream: Stream, width: int) -> Rows:
+def noise_of(keys: Sequence[tuple[int, int, int]], coupled: NDArray[np.bool_], stream: Stream, width: int) -> Rows:
     seeds, bases, positions = (np.array(part, dtype=np.uint64)[:, None] for part in zip(*keys, strict=True))
     streams = np.where(coupled, int(Stream.COUPLED), int(stream))[:, None]
     return gumbel(seeds, streams, np.where(coupled[:, None], 0, bases), positions, np.arange(width))
@@ -233,7 +233,7 @@ class BlockDraft:
         coupled = np.array([h.open.judging_rule is JudgingRule.COUPLED for h in sessions])
         probs = self.report(logs)
         keys = [(h.open.seed, base, len(h.tokens)) for h, base in zip(sessions, bases, strict=True)]
-        noise = _noise(keys, coupled, Stream.PROPOSAL, logs.shape[1])
+        noise = noise_of(keys, coupled, Stream.PROPOSAL, logs.shape[1])
         with np.errstate(divide="ignore"):
             distributions = np.where(coupled[:, None], logs, np.log(probs))
         return probs, (distributions + noise).argmax(axis=1)

@@ -115,7 +115,7 @@ class ServiceProcess(Process):
         port, metrics_port = (port.number for port in self._held)
         super().__init__(name, port=port, metrics_port=metrics_port)
         self.log = folder / f"{name}.log"
-        self._command = [module, *as_flags({**flags, "port": self.port, "metrics-port": self.metrics_port})]
+        self.command = [module, *as_flags({**flags, "port": self.port, "metrics-port": self.metrics_port})]
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._crashes: list[str] = []
@@ -167,7 +167,7 @@ class ServiceProcess(Process):
     async def _spawn(self) -> None:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "outrider.cli.stack.child", str(os.getpid()), *self._command),
+                *(sys.executable, "-m", "outrider.cli.stack.child", str(os.getpid()), *self.command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,

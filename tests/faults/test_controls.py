@@ -238,7 +238,7 @@ async def test_a_process_that_ends_by_itself_is_a_crash_and_one_that_was_killed_
         await asyncio.sleep(0.01)
     await crashing.stop()
     steady = ServiceProcess("steady", "http.server", {}, folder=tmp_path)
-    steady._command = ["http.server", str(steady.port)]
+    steady.command = ["http.server", str(steady.port)]
     await steady.start()
     before = steady.pid
     steady.kill()

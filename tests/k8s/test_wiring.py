@@ -129,7 +129,7 @@ def test_the_grace_outlasts_the_drain(release: Releases, name: str) -> None:
         drain = float(flags["--drain-delay-s"]) + float(flags["--drain-grace-s"])
         waited = container["lifecycle"]["preStop"]["sleep"]["seconds"]
         # Then traces that are left are sent, to a collector that may hang.
-        assert workload.spec["terminationGracePeriodSeconds"] > waited + drain + 2 * pipeline._CLOSE_S
+        assert workload.spec["terminationGracePeriodSeconds"] > waited + drain + 2 * pipeline.CLOSE_S
         variables = {variable["name"]: variable.get("value") for variable in container["env"]}
         if container["command"][0] == "torchrun":
             assert int(variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] or 0) > drain

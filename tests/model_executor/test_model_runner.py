@@ -139,7 +139,7 @@ def test_the_pool_is_sized_by_pages_by_bytes_or_by_memory() -> None:
 
 
 def test_a_default_pool_keeps_to_its_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.model_executor.kv_cache_sizing._available_host_bytes", lambda: 4 * 16 * 10 * 20)
+    monkeypatch.setattr("outrider.model_executor.kv_cache_sizing.available_host_bytes", lambda: 4 * 16 * 10 * 20)
     assert choose_num_pages(request(), CPU) == 20
 
 

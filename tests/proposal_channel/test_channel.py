@@ -343,7 +343,7 @@ def test_what_is_no_message_ends_the_channel(ends: Ends, content: bytes) -> None
 
 
 def test_half_a_message_does_not_stay(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "_TICK_S", 0.02)
+    monkeypatch.setattr(receiving, "TICK_S", 0.02)
     found = Ends(ProposalReceiver(patience_s=0.2))
     try:
         connected = connect(found.offer().offer).detach()

@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("private_attributes.txt")
 """Allowed uses, one a line: file, attribute, count."""
-_ALLOWED = {"_replace", "_asdict", "_fields", "_create_unverified_context"}
-"""Documented names of the standard library."""
+_ALLOWED = {"_replace", "_asdict", "_fields", "_create_unverified_context", "_exit", "_dynamo", "_subclasses"}
+"""Documented names of the standard library, and modules of PyTorch."""
 _EXEMPT = {"tests/support/quick_interpreter.py", "tests/repository/test_private_attributes.py"}
 """Patches of Triton's interpreter, and the examples below."""
 _ACCESS = re.compile(r"(?<=[\w)\]])(?<!\bself)(?<!\bcls)(?<!\bsuper\(\))\.(_[a-zA-Z]\w*)")

@@ -422,7 +422,7 @@ class TidyingCore(EchoCore):
 
 
 async def test_answers_leave_before_what_they_do_not_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_thread, "_LONGEST_DELIVERY_S", DEADLINE_S)
+    monkeypatch.setattr(engine_thread, "LONGEST_DELIVERY_S", DEADLINE_S)
     core = TidyingCore()
     engine: EngineThread[str, str] = EngineThread(core)
     link = engine.attach()
@@ -447,7 +447,7 @@ async def test_answers_leave_before_what_they_do_not_wait_for(monkeypatch: pytes
 
 
 async def test_a_reader_that_is_behind_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_thread, "_LONGEST_DELIVERY_S", 100 * DEADLINE_S)
+    monkeypatch.setattr(engine_thread, "LONGEST_DELIVERY_S", 100 * DEADLINE_S)
     core = TidyingCore()
     engine: EngineThread[str, str] = EngineThread(core)
     link = engine.attach()

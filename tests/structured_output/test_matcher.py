@@ -133,7 +133,7 @@ def test_a_part_that_is_not_found_soon_is_refused_without_its_place(monkeypatch:
     monkeypatch.setattr(LLMatcher, "validate_grammar", note)
     for longest_s, place, most in ((60.0, "/properties/a: regex", 100), (-1.0, "regex", 0)):
         tried.clear()
-        monkeypatch.setattr("outrider.structured_output.compiler._LONGEST_SEARCH_S", longest_s)
+        monkeypatch.setattr("outrider.structured_output.compiler.LONGEST_SEARCH_S", longest_s)
         with pytest.raises(InvalidRequestError) as caught:
             matcher("json_schema", wrong)
         assert caught.value.problem.startswith(place) and "unclosed group" in caught.value.problem

@@ -71,7 +71,7 @@ GOOD = "{{ messages[0].content }}"
 def _less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = "p.PROCESSOR_S, p.MEMORY_BYTES = 0.3, 1 << 28"
     start = "import sys; sys.path[:] = {path!r}; from outrider.tokenization.chat import rendering_process as p; "
-    monkeypatch.setattr("outrider.tokenization.chat.rendering._MAIN", f"{start}{limits}; p.main()")
+    monkeypatch.setattr("outrider.tokenization.chat.rendering.MAIN", f"{start}{limits}; p.main()")
 
 
 def rendering(**sources: str) -> ChatRendering:

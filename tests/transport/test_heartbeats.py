@@ -113,7 +113,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient_services(monkeypatch: pytest.MonkeyPatch) -> None:
     """Services that give up their coordinators as soon as a coordinator's services are given up here."""
-    monkeypatch.setattr(servicers, "_silence_timeout_s", lambda context, timeout_s: TIMEOUT_S)
+    monkeypatch.setattr(servicers, "silence_timeout_s", lambda context, timeout_s: TIMEOUT_S)
 
 
 async def attached(remote_target: RemoteTarget) -> Talk:
@@ -307,13 +307,13 @@ async def test_a_coordinator_that_announces_no_heartbeats_may_be_silent_for_long
 ) -> None:
     """Silence ends at last: a link whose message never ends would hold what has come of it."""
     timeouts: list[float] = []
-    find = servicers._silence_timeout_s
+    find = servicers.silence_timeout_s
 
     def found(context: Any, timeout_s: float) -> float:
         timeouts.append(find(context, timeout_s))
         return timeouts[-1]
 
-    monkeypatch.setattr(servicers, "_silence_timeout_s", found)
+    monkeypatch.setattr(servicers, "silence_timeout_s", found)
     server = await serve("target", ToyTarget(ROWS, V))
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = TargetServiceStub(channel).Attach(metadata=[VERSION])

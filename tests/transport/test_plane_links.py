@@ -154,7 +154,7 @@ async def test_a_host_that_cannot_see_the_file_gets_its_tensors_inline(
 async def test_a_reader_that_keeps_everything_is_not_written_over(
     serve: Serve, writers: list[SharedWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_GROWTH", 4096)
+    monkeypatch.setattr(writer, "GROWTH_BYTES", 4096)
     server = await serve("target", ToyTarget(ROWS, V))
     remote = RemoteTarget(server.address)
     talk = Talk(await remote.attach())

@@ -115,7 +115,7 @@ def test_a_message_has_no_more_than_a_file_holds(tmp_path: Path) -> None:
 
 
 def test_the_file_grows_as_far_as_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_GROWTH", 1 << 20)
+    monkeypatch.setattr(writer, "GROWTH_BYTES", 1 << 20)
     end, reader = connect(tmp_path, max_bytes=4 << 20)
     regions = [place(end, rows_of(value, num_bytes=1 << 20)) for value in range(3)]
     assert end.place(rows_of(9, num_bytes=1 << 20)) is None

@@ -168,7 +168,7 @@ class _Wire:
     read: Callable[..., Any]
 
 
-_WIRES = {
+WIRES = {
     "draft": _Wire(
         pb.DraftCommands,
         pb.DraftEvents,
@@ -201,7 +201,7 @@ class WiredPort(Generic[CommandT, EventT]):
     async def attach(self) -> WiredLink[CommandT, EventT]:
         """The link; there is one."""
         note = self._times.note_steps if self._role == "target" else _note_nothing
-        return WiredLink(self._core, _WIRES[self._role], self._times, note)
+        return WiredLink(self._core, WIRES[self._role], self._times, note)
 
 
 class WiredLink(Generic[CommandT, EventT]):

@@ -17,7 +17,7 @@ Line = tuple[str, str]
 
 def short_lines(results: Sequence[Result]) -> list[str]:
     """Lines of three columns: result, what, figure."""
-    cells = [(result.name, *line) for result in results for line in _LINES[result.kind](result)]
+    cells = [(result.name, *line) for result in results for line in LINES[result.kind](result)]
     widths = [max((len(row[column]) for row in cells), default=0) for column in range(2)]
     return [f"{name:<{widths[0]}}  {what:<{widths[1]}}  {figure}" for name, what, figure in cells]
 
@@ -103,7 +103,7 @@ def _peers(result: Result) -> Iterable[Line]:
         yield what, f"{number(measured.tpot_ms, 2)} / {number(measured.all_ms, 2)}"
 
 
-_LINES: dict[str, Callable[[Result], Iterable[Line]]] = {
+LINES: dict[str, Callable[[Result], Iterable[Line]]] = {
     "serve": _serve,
     "interference": _interference,
     "engine": _engine,

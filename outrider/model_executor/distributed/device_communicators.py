@@ -94,7 +94,7 @@ def open_gpu_communicator(
     """Measure, choose, say so; without ``one_shot`` it is NCCL."""
     dist.all_reduce(torch.zeros(1, device=device))  # NCCL connects at its first call
     is_tried = one_shot and _are_on_one_host()
-    symmetric = _try_symmetric_memory(shard, device, dtype) if is_tried else None
+    symmetric = try_symmetric_memory(shard, device, dtype) if is_tried else None
     if symmetric is None:
         reason = (
             "symmetric memory is not available" if is_tried else "one-shot is off, or the ranks are on several hosts"
@@ -115,7 +115,7 @@ def open_gpu_communicator(
     return GpuCommunicator(shard, symmetric, limit)
 
 
-def _try_symmetric_memory(shard: Shard, device: torch.device, dtype: torch.dtype) -> SymmetricMemory | None:
+def try_symmetric_memory(shard: Shard, device: torch.device, dtype: torch.dtype) -> SymmetricMemory | None:
     """None, on all ranks, where the GPUs cannot map each other's memory, or give wrong sums or none of this type."""
     try:
         found = open_symmetric_memory(shard, device)

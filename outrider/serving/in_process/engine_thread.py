@@ -41,7 +41,7 @@ MAX_COMMANDS_OF_TURN = 4096
 """Commands of one link that are handled between two steps: four for each of the sessions that it has by default. The
 others wait for the next turn, so that one link's flood delays the forwards of others by some 15 ms."""
 
-_LONGEST_DELIVERY_S = 1e-3
+LONGEST_DELIVERY_S = 1e-3
 """Longest wait of the thread for the event loop to send answers, before it goes on with what no answer waits for. A
 thread that computes keeps the interpreter lock for up to 5 ms, and answers would leave when all that is done."""
 
@@ -328,7 +328,7 @@ class EngineThread(Generic[CommandT, EventT]):
         links = [link for link_id, _ in messages if (link := self._links.get(link_id)) is not None and link.is_read]
         for link_id, batch in messages:
             self._deliver(link_id, batch)
-        until = time.perf_counter() + _LONGEST_DELIVERY_S
+        until = time.perf_counter() + LONGEST_DELIVERY_S
         while not (self._has_arrived() or self._stopping or all(link.is_read for link in links)):
             left = until - time.perf_counter()
             if left <= 0:

@@ -52,7 +52,7 @@ MAX_BATCH_SPANS = 128
 """Maximum number of spans in one export, unless set; this many are lost at a time if the collector is away."""
 _GATHER_S = 0.1
 """Interval of the conversion in seconds. Waking a thread at each step would make it compete for the interpreter."""
-_CLOSE_S = 5.0
+CLOSE_S = 5.0
 """Longest wait for the last spans at the end of a process."""
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _KINDS = {kind: SdkSpanKind[kind.name] for kind in SpanKind}
@@ -104,13 +104,13 @@ class Pipeline:
         """Export the rest; an exporter that does not answer is given a few seconds."""
         closing = threading.Thread(target=self._finish, name="tracing end", daemon=True)
         closing.start()
-        closing.join(2 * _CLOSE_S)
+        closing.join(2 * CLOSE_S)
         if self.num_dropped:
             _log.warning("spans of %d requests or items were dropped: too many were waiting", self.num_dropped)
 
     def _finish(self) -> None:
         self._ending.set()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(CLOSE_S)
         for processor in self._processors:
             processor.shutdown()
 

@@ -29,7 +29,7 @@ _NUM_PROCESSES = 2
 _PATIENCE_S = 20.0
 """Wall-clock time of one chat, on a machine that gives the process hardly any processor time."""
 _MOST_BYTES = 4 * PROMPT_CHARACTERS.most
-_MAIN = "import sys; sys.path[:] = {path!r}; from outrider.tokenization.chat.rendering_process import main; main()"
+MAIN = "import sys; sys.path[:] = {path!r}; from outrider.tokenization.chat.rendering_process import main; main()"
 _ENVIRONMENT = ("PATH", "TZ", "TZDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME")
 """Variables that the process gets; others may be secrets."""
 
@@ -115,7 +115,7 @@ class _Process:
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN.format(path=sys.path)],
+                [sys.executable, "-c", MAIN.format(path=sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 MIN_TENSOR_BYTES = 64 << 10
 """Smaller arrays travel inline as fast."""
 _ALIGNMENT = 4096
-_GROWTH = 16 << 20
+GROWTH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class SharedWriter:
         end = offset + values.nbytes
         try:
             if end > self._num_bytes:
-                num_bytes = min(-(-end // _GROWTH) * _GROWTH, self._max_bytes)
+                num_bytes = min(-(-end // GROWTH_BYTES) * GROWTH_BYTES, self._max_bytes)
                 shared_file.grow(self._descriptor, num_bytes)
                 self._num_bytes = num_bytes
             shared_file.write_from(self._descriptor, np.ascontiguousarray(values, "<f4"), offset)

@@ -61,7 +61,7 @@ def port_of(role: str, change: Callable[[EventBatch[Any]], EventBatch[Any]], cha
     class Link(turn.WiredLink[Any, Any]):
         async def events(self) -> AsyncIterator[EventBatch[Any]]:
             async for batch in super().events():
-                if not batch.columns or self._wire is not turn._WIRES[role]:
+                if not batch.columns or self._wire is not turn.WIRES[role]:
                     yield batch
                     continue
                 changed.append(len(batch.columns[0].sessions))

@@ -64,13 +64,13 @@ class Stream:
         if not news:
             return
         if interrupts(self.rng, news):
-            self._resume(bench)
+            self.resume(bench)
             return
         self.delivered += news
         if len(self.delivered) < NUM_TOKENS and interrupts(self.rng, []):
-            self._resume(bench)
+            self.resume(bench)
 
-    def _resume(self, bench: Bench) -> None:
+    def resume(self, bench: Bench) -> None:
         bench.tell(self.driven, lambda loop: loop.cancel())
         self.driven = bench.add(replace(self.plan, emitted_token_ids=tuple(self.delivered)))
         self.num_resumed += 1
@@ -140,7 +140,7 @@ def test_resumed_coupled_output_is_that_of_one_session() -> None:
 @pytest.mark.integration
 def test_counting_positions_from_the_seam_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault to fear: the resumed part draws with numbers that the delivered part was drawn with."""
-    noise, seams = blocks._noise, dict[int, int]()
+    noise, seams = blocks.noise_of, dict[int, int]()
 
     def from_the_seam(keys: Sequence[tuple[int, int, int]], *rest: object) -> object:
         shifted = [(seed, base - seams.get(seed, 0), position - seams.get(seed, 0)) for seed, base, position in keys]
@@ -150,9 +150,9 @@ def test_counting_positions_from_the_seam_is_caught(monkeypatch: pytest.MonkeyPa
         original(stream, bench)
         seams[stream.plan.seed] = len(stream.delivered)
 
-    original = Stream._resume
-    monkeypatch.setattr(blocks, "_noise", from_the_seam)
-    monkeypatch.setattr(Stream, "_resume", resume)
+    original = Stream.resume
+    monkeypatch.setattr(blocks, "noise_of", from_the_seam)
+    monkeypatch.setattr(Stream, "resume", resume)
     assert p_value(BlockDraft(BAD)) < 1e-6
 
 

@@ -248,7 +248,7 @@ def check_refused_types(rank: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         found = SimpleNamespace(is_right=is_right)
         patch.setattr(device_communicators, "open_symmetric_memory", lambda shard, device: found)
-        refused = device_communicators._try_symmetric_memory(Shard(rank, SIZE), torch.device("cpu"), torch.float16)
+        refused = device_communicators.try_symmetric_memory(Shard(rank, SIZE), torch.device("cpu"), torch.float16)
     assert refused is None
 
 
