@@ -119,8 +119,8 @@ class ProposalSender:
         if not columns.channel or key not in self._sockets or not may_be_sent(columns):
             return replace(columns, channel=0)
         submit = self._chained.get(key)
-        if submit is not None and (verdicts := all_accepted(columns)) is not None:
-            submit(ChainStart(verdicts, columns.channel))  # before the verdicts on them can come
+        if submit is not None:
+            submit(ChainStart(all_accepted(columns), columns.channel))  # before the verdicts on them can come
         if not self._write(key, to_bytes(columns)):
             return replace(columns, channel=0)
         self._num_sent += 1

@@ -63,12 +63,8 @@ def verdicts_on(scores: AnswerColumns[Any]) -> Verdicts | None:
     )
 
 
-def all_accepted(proposals: AnswerColumns[Any]) -> Verdicts | None:
-    """The verdicts by which a draft goes on from its own proposals; None where they have evidence, since a coordinator
-    draws coins for those.
-    """
-    if proposals.is_sparse:
-        return None
+def all_accepted(proposals: AnswerColumns[Any]) -> Verdicts:
+    """The verdicts by which a draft goes on from its own proposals."""
     ends = proposals.counts.cumsum(dtype=np.int64)
     following = np.full(len(ends), UNKNOWN, dtype=U4)
     heads = proposals.sessions, proposals.generations + U8.type(1), proposals.base_lengths

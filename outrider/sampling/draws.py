@@ -38,13 +38,21 @@ def gumbel_argmax_by_groups(log_weights: Tensor, rows: Sequence[LogitRow]) -> Te
     The distribution is that of ``gumbel_argmax`` over all tokens, with less noise to compute. A row without weight
     gives any id.
     """
-    noise = stream_rows(rows, Stream.OUTSIDE, log_weights.device)
+    device = log_weights.device
+    return grouped_argmax(
+        log_weights, stream_rows(rows, Stream.OUTSIDE, device), stream_rows(rows, Stream.OUTSIDE_GROUP, device)
+    )
+
+
+def grouped_argmax(log_weights: Tensor, noise: StreamRows, group_noise: StreamRows) -> Tensor:  # [N, V] -> [N] int64
+    """``gumbel_argmax_by_groups`` with the noise of the tokens and of their groups."""
     if log_weights.shape[-1] <= GROUP_SIZE:
         return gumbel_argmax(log_weights, noise)
     padding = -log_weights.shape[-1] % GROUP_SIZE
-    groups = F.pad(log_weights, (0, padding), value=float("-inf")).view(len(rows), -1, GROUP_SIZE)  # [N, G, 1024]
-    chosen = gumbel_argmax(groups.logsumexp(-1), stream_rows(rows, Stream.OUTSIDE_GROUP, log_weights.device))  # [N]
-    inside = groups[torch.arange(len(rows), device=chosen.device), chosen]  # [N, 1024]
+    padded = F.pad(log_weights, (0, padding), value=float("-inf"))
+    groups = padded.view(len(padded), -1, GROUP_SIZE)  # [N, G, 1024]
+    chosen = gumbel_argmax(groups.logsumexp(-1), group_noise)  # [N]
+    inside = groups[torch.arange(len(chosen), device=chosen.device), chosen]  # [N, 1024]
     ids = chosen.unsqueeze(-1) * GROUP_SIZE + torch.arange(GROUP_SIZE, device=chosen.device)
     return gumbel_argmax_among(inside, ids, noise, log_weights.shape[-1] + padding)
 

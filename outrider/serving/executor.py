@@ -308,6 +308,10 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
 
     # Lookahead: steps computed before they are asked for.
 
+    def may_guess(self, session: Session[SequenceT]) -> bool:
+        """True if a session's proposals may be begun on a guess of the bonus token before them."""
+        return False
+
     def follows_verdicts(self, session: Session[SequenceT]) -> bool:
         """True if a session's next proposal is known from a target's verdict alone, and worth beginning."""
         return False

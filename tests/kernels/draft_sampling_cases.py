@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.kernels.draft_advance import LoopState
+from outrider.kernels.draft_advance import kernel as advance_kernel
+from outrider.kernels.draft_advance import reference as advance_reference
 from outrider.kernels.draft_sampling import DraftSink, kernel
 from outrider.kernels.draft_sampling.kernel import TritonSampler
-from outrider.kernels.draft_sampling.layout import ALWAYS, NUM_FIELDS, Field, Method, RowParameters
+from outrider.kernels.draft_sampling.layout import ALWAYS, NUM_FIELDS, Column, Field, Method, RowParameters
 from outrider.kernels.draft_sampling.reference import ReferenceSampler
 from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import Stream
@@ -37,7 +40,9 @@ SMALL_VOCAB, LIMITS, EQUALS_LIMITS = (
     (250, [1, 7, 128], [3]) if INTERPRETED else (1000, [1, 7, 128, 1000, 1024], [3, 100])
 )
 POISON = -(2**30) - 7
-STREAMS = {Method.COUPLED: Stream.COUPLED, Method.CUT_COUPLED: Stream.COUPLED}
+STREAMS = {
+    Method.COUPLED: Stream.COUPLED, Method.CUT_COUPLED: Stream.COUPLED, Method.GROUPED: Stream.OUTSIDE
+}  # fmt: skip
 
 
 def row(method: Method, **changes: object) -> RowParameters:
@@ -123,11 +128,27 @@ def test_all_methods_in_one_batch(vocab_size: int, scale: float) -> None:
         row(Method.SPARSE, temperature=1.3, seed=2**64 - 1, base=2**20, position=2**20 + 3),
         row(Method.COUPLED, seed=0, base=0, position=0),
         row(Method.SPARSE, length=0),
+        *[row(Method.GROUPED, seed=seed, temperature=0.9, base=3, position=seed) for seed in range(5)],
     ]
     sink = compare(peaked(len(rows), vocab_size, scale), rows, mass=0.999, limit=64)
     assert sink.records[0, 3].tolist() == [POISON] * NUM_FIELDS
     assert sink.next_ids[3] == sink.next_ids[6] == 0
-    assert (sink.records[0, [0, 1, 2, 4, 5], Field.TOKEN] >= 0).all()
+    assert (sink.records[0, [0, 1, 2, 4, 5, 7, 8, 9, 10, 11], Field.TOKEN] >= 0).all()
+
+
+def test_the_next_step_of_rows_is_the_references() -> None:
+    rows = [row(Method.GROUPED, next_base=12, length=3), row(Method.SPARSE), row(Method.GROUPED, next_base=5, length=1)]
+    parameters = torch.tensor([one.to_numbers() for one in rows], dtype=torch.int32, device=DEVICE)
+    parts = [[0], [9, 9, 9], [4, 5, 6], [10, 10, 10], [0, 2, 4, 6], [3, 1, 4, 1, 5, 9]]
+    numbers = [torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in parts]
+    found, truth = (LoopState(*[part.clone() for part in [*numbers[:4], parameters, *numbers[4:]]]) for _ in range(2))
+    advance_kernel.advance(found, 8)
+    advance_reference.advance(truth, 8)
+    for name in LoopState.__slots__:
+        torch.testing.assert_close(getattr(found, name), getattr(truth, name), atol=0, rtol=0)
+    after = found.parameters[0].tolist()
+    assert after[Column.METHOD] == Method.SPARSE and after[Column.STREAM] == Stream.PROPOSAL
+    assert after[Column.BASE] == 12 and not after[Column.NEXT_BASE]
 
 
 CUTS: list[dict[str, Any]] = [

@@ -229,6 +229,12 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         has_no_state = session.sequence.kv.state is None
         return has_no_state and session.open.judging_rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
 
+    def may_guess(self, session: DraftSession) -> bool:
+        """Sessions under rejection whose evidence is what a loop draws from."""
+        state = session.executor_state
+        has_metadata = isinstance(state, DraftState) and state.metadata is not None and state.metadata.needs_evidence
+        return has_metadata and session.sequence.kv.state is None and session.sequence.lag == 0
+
     def matches(self, item: Extend, prepared: Extend) -> bool:
         """True if an item asks for what was begun."""
         return asks_for_same(item, prepared)
@@ -270,6 +276,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
             and max(columns.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH
         )
         step.asked = DraftColumns(rows.kvs, rows.metadata, step.bases.tolist(), ids, counts, lengths, rows.lags)
+        step.asked.guessed_from = None if step.guessed_from is None else step.guessed_from.tolist()
         manager, kept = self.runner.sequences, np.array(step.asked.lengths)
         return is_sound and manager.surely_fit(len(lengths), longest + most) and manager.have_states(rows.kvs, kept)
 

@@ -126,9 +126,9 @@ class CoordinatorSettings(Section):
     draft_ahead: DraftAhead = Field(
         DraftAhead.VERDICT,
         description="What a draft computes before the coordinator asks for it, where its proposals go to the target"
-        " directly and the target's own tokens decide (greedy and coupled requests). in_turn: nothing; verdict: the"
-        " next proposals, once the target's verdict has come directly too; chain: draft and target both go on by"
-        " themselves, unless both models share a GPU; it pays for few users, where a draft's loop takes less time than"
+        " directly. in_turn: nothing; verdict: the next proposals of greedy and coupled requests, once the target's"
+        " verdict has come directly too; chain: draft and target both go on by themselves, under rejection the draft"
+        " alone, unless both models share a GPU; it pays for few users, where a draft's loop takes less time than"
         " the target's forward; auto: verdict or chain, whichever has served a target's users sooner.",
     )
     link_timeout_ms: Positive = Field(

@@ -3,8 +3,8 @@
 Contract: a row that has more than one token left to draw appends the one just drawn: its position is the length of the
 context, its slot is looked up in the row's pages, the context grows by it, and so does ``POSITION``, which counts the
 tokens of the text: more than those of the context where the sequence lacks the first ones.
-Other rows stay where they are and store nothing (slot -1). Every row has one token less to draw, and the step's number
-grows by one. The token itself is where the sampler left it.
+Other rows stay where they are and store nothing (slot -1). A row with a ``NEXT_BASE`` draws by it from then on. Every
+row has one token less to draw, and the step's number grows by one. The token itself is where the sampler left it.
 """
 
 from __future__ import annotations

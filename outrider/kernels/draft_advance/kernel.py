@@ -11,14 +11,21 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, Column
+from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, Column, Method
 from outrider.kernels.launching import launch_options
+from outrider.randomness.streams import Stream
 
 if TYPE_CHECKING:
     from outrider.kernels.draft_advance.layout import LoopState
 
 _POSITION = tl.constexpr(int(Column.POSITION))
 _LENGTH = tl.constexpr(int(Column.LENGTH))
+_METHOD = tl.constexpr(int(Column.METHOD))
+_STREAM = tl.constexpr(int(Column.STREAM))
+_BASE = tl.constexpr(int(Column.BASE))
+_NEXT_BASE = tl.constexpr(int(Column.NEXT_BASE))
+_SPARSE = tl.constexpr(int(Method.SPARSE))
+_PROPOSAL = tl.constexpr(int(Stream.PROPOSAL))
 _COLUMNS = tl.constexpr(int(NUM_COLUMNS))
 _FEWEST = 32
 
@@ -52,6 +59,7 @@ def _advance_kernel(
     left = tl.load(numbers + _LENGTH, mask=is_row, other=0)
     drawn_at = tl.load(numbers + _POSITION, mask=is_row, other=0)
     position = tl.load(contexts_ptr + row, mask=is_row, other=0)
+    next_base = tl.load(numbers + _NEXT_BASE, mask=is_row, other=0)
     goes_on = is_row & (left > 1)
     first_page = tl.load(page_starts_ptr + row, mask=goes_on, other=0)
     page = tl.load(pages_ptr + first_page + position // PAGE_SIZE, mask=goes_on, other=0)
@@ -61,6 +69,10 @@ def _advance_kernel(
     tl.store(contexts_ptr + row, position + 1, mask=goes_on)
     tl.store(numbers + _POSITION, drawn_at + 1, mask=goes_on)
     tl.store(numbers + _LENGTH, left - 1, mask=is_row)
+    tl.store(numbers + _METHOD, _SPARSE, mask=next_base > 0)
+    tl.store(numbers + _STREAM, _PROPOSAL, mask=next_base > 0)
+    tl.store(numbers + _BASE, next_base, mask=next_base > 0)
+    tl.store(numbers + _NEXT_BASE, 0, mask=next_base > 0)
     tl.store(step_ptr, tl.load(step_ptr) + 1)
 
 

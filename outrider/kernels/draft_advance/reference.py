@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.kernels.draft_sampling.layout import Column
+from outrider.kernels.draft_sampling.layout import Column, Method
+from outrider.randomness.streams import Stream
 
 if TYPE_CHECKING:
     from outrider.kernels.draft_advance.layout import LoopState
@@ -23,4 +24,12 @@ def advance(state: LoopState, page_size: int) -> None:
     state.context_lengths.copy_(torch.where(goes_on, position + 1, state.context_lengths))
     state.parameters[:, Column.POSITION] += goes_on.to(torch.int32)
     state.parameters[:, Column.LENGTH] -= 1
+    guessed = state.parameters[:, Column.NEXT_BASE] > 0
+    after = {Column.METHOD: int(Method.SPARSE), Column.STREAM: int(Stream.PROPOSAL)}
+    for column, value in after.items():
+        state.parameters[:, column] = torch.where(guessed, value, state.parameters[:, column])
+    state.parameters[:, Column.BASE] = torch.where(
+        guessed, state.parameters[:, Column.NEXT_BASE], state.parameters[:, Column.BASE]
+    )
+    state.parameters[:, Column.NEXT_BASE] = 0
     state.step.add_(1)

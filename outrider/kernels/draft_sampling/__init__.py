@@ -5,8 +5,9 @@ say how each row draws (``layout.RowParameters``); rows with no tokens left to d
 float32, divided by the row's temperature, with the tokens the row never draws at minus infinity. Greedy takes the
 largest; coupled adds the shared noise of the row's position first; sparse draws by Gumbel argmax among the smallest set
 of likeliest tokens with at least ``mass``, ``limit`` of them at most, scaled to 1, and reports that set. Of equals the
-lowest id goes first, in every choice. A row with logits that are not finite, or with nothing to draw, draws -1 and
-hurts no other.
+lowest id goes first, in every choice. Grouped guesses the bonus token of a target: it draws as ``sampling.draws`` does
+by groups, from the draft's own logits and uncut, and what follows is drawn by sparse (``Column.NEXT_BASE``). A row with
+logits that are not finite, or with nothing to draw, draws -1 and hurts no other.
 
 Min-p, top-k and top-p cut a row first, in this order and as ``logits_processors.truncation`` of ``outrider.sampling``
 does, as far as the ``limit`` likeliest tokens go: a set that would reach further ends there, and the mass of what

@@ -23,7 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, NUM_FIELDS, Column, DraftSink, Method
 from outrider.kernels.launching import launch_options
 from outrider.randomness.philox_triton import gumbel_of_bits, philox_lanes
-from outrider.randomness.streams import LANES
+from outrider.randomness.streams import GROUP_SIZE, LANES, Stream
 
 _METHOD = tl.constexpr(int(Column.METHOD))
 _TEMPERATURE = tl.constexpr(int(Column.TEMPERATURE))
@@ -44,6 +44,8 @@ _NONE = tl.constexpr(int(Method.NONE))
 _COUPLED = tl.constexpr(int(Method.COUPLED))
 _SPARSE = tl.constexpr(int(Method.SPARSE))
 _CUT_COUPLED = tl.constexpr(int(Method.CUT_COUPLED))
+_GROUPED = tl.constexpr(int(Method.GROUPED))
+_STREAM_GROUP = tl.constexpr(int(Stream.OUTSIDE_GROUP))
 _COLUMNS = tl.constexpr(int(NUM_COLUMNS))
 _FIELDS = tl.constexpr(int(NUM_FIELDS))
 _LANES = tl.constexpr(LANES)
@@ -57,7 +59,7 @@ _MARGIN = tl.constexpr(1e-5)  # of masses that are sums of float32
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LOG2_E_LOW = tl.constexpr(1.925963033500011e-08)  # what float32 leaves of it
 
-_CHUNK = 1024
+_CHUNK = GROUP_SIZE  # a part is a group of ``GROUPED``
 _PLAIN = ["parameters_ptr"]
 """Read number by number from wherever it lies: no kernel of its own for each alignment."""
 _MIN_CAPACITY = 256
@@ -136,17 +138,31 @@ def _probability_bits(logits, token, numbers, largest, mass, floor, vocab_size):
 
 
 @triton.jit
-def _noise_of(tokens, numbers):
+def _noise_of(tokens, numbers, stream):
     """Gumbel noise [N] of any tokens [N]."""
     lanes = philox_lanes(
         tl.load(numbers + _SEED_LOW).to(tl.uint32, bitcast=True),
         tl.load(numbers + _SEED_HIGH).to(tl.uint32, bitcast=True),
-        tl.load(numbers + _POSITION), tl.load(numbers + _BASE), tl.load(numbers + _STREAM), tokens >> 2,
+        tl.load(numbers + _POSITION), tl.load(numbers + _BASE), stream, tokens >> 2,
     )  # fmt: skip
     lane = tokens & 3
     low = tl.where(lane == 0, lanes[0], lanes[1])
     high = tl.where(lane == 2, lanes[2], lanes[3])
     return gumbel_of_bits(tl.where(lane < 2, low, high))
+
+
+@triton.jit
+def _group_scores(partial, index, numbers, PARTS: tl.constexpr):
+    """First stage of a draw by groups: logarithms of the parts' masses with the noise of each."""
+    maxima = tl.load(partial + _LARGEST * PARTS, mask=index < PARTS, other=float("-inf"), cache_modifier=".cg")
+    masses = tl.load(partial + _MASS * PARTS, mask=index < PARTS, other=0.0, cache_modifier=".cg")
+    has_mass = masses > 0.0
+    scores = (
+        tl.log(tl.where(has_mass, masses, 1.0))
+        + maxima
+        + _noise_of(index, numbers, tl.full([], _STREAM_GROUP, tl.int32))
+    )
+    return tl.where(has_mass, scores, float("-inf"))
 
 
 @triton.jit
@@ -196,10 +212,10 @@ def _reduce_kernel(
     processed = _processed(raw, token, numbers, vocab_size)
     largest = tl.max(tl.max(processed, 1), 0)
     scores = processed
-    if method == _COUPLED:
+    if (method == _COUPLED) | (method == _GROUPED):
         scores += _neighbours_noise(block, numbers)
     mass = 0.0
-    if gathered:
+    if gathered | (method == _GROUPED):
         base = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
         below = tl.minimum(processed - base, 0.0)
         weights = tl.where(below > -150.0, _exp(tl.maximum(below, -150.0)), 0.0)
@@ -394,7 +410,7 @@ def _draw(
     if is_sparse:
         tl.store(support + places, ids, mask=kept)
         tl.store(support + LIMIT + places, scaled.to(tl.int32, bitcast=True), mask=kept)
-    times = tl.log(scaled) + _noise_of(tl.where(exists, ids, 0), numbers)
+    times = tl.log(scaled) + _noise_of(tl.where(exists, ids, 0), numbers, tl.load(numbers + _STREAM))
     times = tl.where(kept, times, float("-inf"))
     token = tl.min(tl.where(kept & (times == tl.max(times, 0)), ids, _NO_ID), 0)
     tl.store(next_id_ptr, token)
@@ -447,6 +463,9 @@ def _finish_kernel(
             partial = partials_ptr + row * 4 * PARTS + index
             bests = tl.load(partial + _BEST * PARTS, mask=index < PARTS, other=float("-inf"), cache_modifier=".cg")
             ids = tl.load(best_ids_ptr + row * PARTS + index, mask=index < PARTS, other=_NO_ID, cache_modifier=".cg")
+            if tl.load(numbers + _METHOD) == _GROUPED:
+                bests = _group_scores(partial, index, numbers, PARTS)
+                best = tl.max(bests, 0)
             token = tl.min(tl.where(bests == best, ids, _NO_ID), 0)
             tl.store(next_ids_ptr + row, tl.where(usable, token, 0))
             tl.store(record, tl.where(usable, token, -1))

@@ -30,6 +30,8 @@ class Method(enum.IntEnum):
     """Sampling from a support of the likeliest tokens, which is reported."""
     CUT_COUPLED = 4
     """Coupled, among the tokens that top-p, top-k and min-p leave."""
+    GROUPED = 5
+    """A guess of what a target draws that shares this row's seed and base: its draw in two stages, uncut."""
 
 
 class Column(enum.IntEnum):
@@ -59,9 +61,12 @@ class Column(enum.IntEnum):
     """The first of ``MAX_BANNED`` token ids."""
     UNTIL = 21
     """The first of ``MAX_BANNED`` positions from which on the token of the same place may be drawn."""
+    NEXT_BASE = 29
+    """Base of the tokens after the next, which are drawn by ``SPARSE`` from the stream ``PROPOSAL``; 0: all are drawn
+    as the next."""
 
 
-NUM_COLUMNS = Column.UNTIL + MAX_BANNED
+NUM_COLUMNS = Column.NEXT_BASE + 1
 
 
 class Field(enum.IntEnum):
@@ -101,6 +106,7 @@ class RowParameters:
     top_p: float = 1.0
     banned: tuple[tuple[int, int], ...] = ()
     """(token id, position from which on it may be drawn)."""
+    next_base: int = 0
 
     def to_numbers(self) -> list[int]:
         """[NUM_COLUMNS], each as an int32."""
@@ -113,6 +119,7 @@ class RowParameters:
         return [
             int(self.method), temperature, low, high, int(self.stream), self.base, self.position, self.length,
             self.num_ids, min_p, min(self.top_k, _UNCUT), top_p, len(ids), *ids, *padding, *untils, *padding,
+            self.next_base,
         ]  # fmt: skip
 
 

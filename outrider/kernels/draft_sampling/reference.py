@@ -8,7 +8,7 @@ from outrider.kernels.draft_sampling.layout import MAX_BANNED, Column, DraftSink
 from outrider.kernels.ordering import largest
 from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import MASK, Stream
-from outrider.sampling.draws import gumbel_argmax, gumbel_argmax_among
+from outrider.sampling.draws import grouped_argmax, gumbel_argmax, gumbel_argmax_among
 from outrider.sampling.support import choose_support
 
 _MASKED = float("-inf")
@@ -48,6 +48,8 @@ class ReferenceSampler:
         noise = _noise(numbers, logits.device)
         if numbers[Column.METHOD] == Method.COUPLED:
             token = gumbel_argmax(processed, noise)
+        elif numbers[Column.METHOD] == Method.GROUPED:
+            token = grouped_argmax(processed, noise, _noise(numbers, logits.device, Stream.OUTSIDE_GROUP))
         elif numbers[Column.METHOD] == Method.CUT_COUPLED:
             probs, ids, _ = choose_support(self._cut(processed, numbers), 1.0, self._limit)
             token = gumbel_argmax_among(probs.log(), ids, noise, logits.shape[-1])
@@ -102,10 +104,10 @@ def _process(logits: torch.Tensor, numbers: list[int]) -> torch.Tensor:
     return processed
 
 
-def _noise(numbers: list[int], device: torch.device) -> StreamRows:
+def _noise(numbers: list[int], device: torch.device, stream: Stream | None = None) -> StreamRows:
     seed = (numbers[Column.SEED_LOW] & MASK) | ((numbers[Column.SEED_HIGH] & MASK) << 32)
     bases, positions = [numbers[Column.BASE]], [numbers[Column.POSITION]]
-    return StreamRows.of([seed], Stream(numbers[Column.STREAM]), bases, positions, device)
+    return StreamRows.of([seed], stream or Stream(numbers[Column.STREAM]), bases, positions, device)
 
 
 def _bits(value: torch.Tensor) -> int:  # [1] float32

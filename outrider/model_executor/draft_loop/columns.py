@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, Column
+from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, Column, Method
 from outrider.kv_cache import KVCacheManager, KVSequence
 from outrider.kv_cache.page_tables import slots_in
 from outrider.model_executor.device_inputs import IntArray
 from outrider.model_executor.draft_loop.plan import DraftPlan
 from outrider.model_executor.draft_loop.rows import DraftMetadata, DraftRow
+from outrider.randomness.streams import Stream
 
 _BASE, _POSITION, _LENGTH = int(Column.BASE), int(Column.POSITION), int(Column.LENGTH)
+_OF_GUESSES = [int(column) for column in (Column.METHOD, Column.STREAM)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class DraftColumns:
     """Values of ``DraftRow.lag``; None: all are 0."""
     positions: Sequence[int] | None = None  # [B]
     """Tokens of each text before its first draw; None: ``bases``, no draft was appended before."""
+    guessed_from: Sequence[int] | None = None  # [B]
+    """The first draw of each guesses the bonus token of a target whose step has these bases; None: none does."""
     contexts: Sequence[int] = field(init=False)  # [B]
     """Tokens of each sequence before the first draw."""
     lengths: Sequence[int] = field(init=False)  # [B]
@@ -110,6 +114,13 @@ class DraftColumns:
         words[:, _BASE] *= self.metadata.keys_base
         words[:, _POSITION] = self.positions or self.bases
         words[:, _LENGTH] = self.num_drafts
+        return words if self.guessed_from is None else self._guessing(words.copy(), self.guessed_from)
+
+    def _guessing(self, words: IntArray, bases: Sequence[int]) -> IntArray:
+        """Draws of which the first is a guess; the others are those of a proposal after it."""
+        words[:, Column.NEXT_BASE] = words[:, _BASE] + 1
+        words[:, _BASE] = bases
+        words[:, _OF_GUESSES] = int(Method.GROUPED), int(Stream.OUTSIDE)
         return words
 
     def rows(self) -> list[DraftRow]:

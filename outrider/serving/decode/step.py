@@ -38,6 +38,8 @@ class DecodeBatch:
     """The executor's plan of the forward, if the step was expected (``Executor.plan_columns``)."""
     is_asked: bool = True
     """False: a step that is begun before it is asked for (``begun``)."""
+    guessed_from: Ints | None = None  # [B]
+    """Committed tokens of the steps whose bonus tokens the first draws guess (``guesses``); None: they guess none."""
 
     def __len__(self) -> int:
         return len(self.own.sessions)

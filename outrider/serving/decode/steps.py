@@ -33,6 +33,7 @@ from outrider.serving.decode.begun import (
 )
 from outrider.serving.decode.drafts_ahead import DraftsAhead
 from outrider.serving.decode.expected import ExpectedStep
+from outrider.serving.decode.guesses import Guesses
 from outrider.serving.decode.sessions import Bools, RunningSessions
 from outrider.serving.decode.step import DecodeBatch, joined
 from outrider.serving.decode.steps_ahead import StepsAhead
@@ -95,6 +96,7 @@ class DecodeBatches:
         self._begun, self._stats = BegunSteps(stats), stats
         self.ahead = StepsAhead(sessions, executor, scheduler, outputs, stats=stats, clock=clock)
         self.drafts = DraftsAhead(sessions, executor, scheduler, outputs, stats)
+        self._guesses = Guesses(sessions, executor, self._begun)
         self._wanted: dict[SessionKey, int] = {}
         """Draft tokens that a session was asked for and did not get, since fewer had been begun."""
         self._running: Batch | None = None
@@ -170,10 +172,12 @@ class DecodeBatches:
         for begun, rows, places in claims:
             is_taken[rows] = True
             own, generations = begun.step.own.selected(np.array(places)), columns.generations[rows].tolist()
-            for session, generation in zip(own.sessions, generations, strict=True):
+            bases = begun.step.bases[places].tolist()
+            for session, generation, base in zip(own.sessions, generations, bases, strict=True):
                 session.generation, session.used_ns = generation, arrived_ns
+                self._sessions.commit(session, base)
                 waiting, row = self._waiting[session.key]
-                waiting.claim(row, generation)
+                waiting.claim(row, generation, base)
             self._scheduler.note_claimed(own.keys, arrived_ns)
             self._outputs.put_claimed(begun, columns, rows, places, arrived_ns)
         return is_taken
@@ -182,6 +186,7 @@ class DecodeBatches:
         """Go on from proposals that were sent directly."""
         for key in self.drafts.start(link_id, start):
             self._put_up(key)
+        self._guesses.start(link_id, start.verdicts, start.channel)
 
     def _put_up(self, key: SessionKey) -> None:
         """A session waits here no more: its next item is compared with what it holds by then."""
@@ -221,7 +226,7 @@ class DecodeBatches:
         step = None if batch is None else batch.decode
         if batch is None or step is None or step.is_asked or step.link_id != link_id or len(commands) != 1:
             return False
-        if step is self.drafts.running:
+        if step is self.drafts.running or step is self._guesses.running:
             return False
         columns = commands[0]
         if not (isinstance(columns, ExtendColumns) and continue_same(columns, step.columns)):
@@ -292,6 +297,7 @@ class DecodeBatches:
         self._begun.forget(key)
         self.ahead.forget(key)
         self.drafts.forget(key)
+        self._guesses.forget(key)
         self._wanted.pop(key, None)
         if (found := self._waiting.pop(key, None)) is not None:
             waiting, row = found
@@ -312,6 +318,7 @@ class DecodeBatches:
         self._begun.drop_link(link_id)
         self.ahead.drop_link(link_id)
         self.drafts.drop_link(link_id)
+        self._guesses.drop_link(link_id)
         self._wanted = {key: length for key, length in self._wanted.items() if key[0] != link_id}
         self._links.discard(link_id)
         self._waiting = {key: found for key, found in self._waiting.items() if key[0] != link_id}
@@ -334,7 +341,12 @@ class DecodeBatches:
     @property
     def is_ahead_due(self) -> bool:
         """True if a step may be begun by itself."""
-        return self.ahead.is_due or self.drafts.is_due
+        return self.ahead.is_due or self.is_chain_due
+
+    @property
+    def is_chain_due(self) -> bool:
+        """True if a draft may go on from what it has sent."""
+        return self.drafts.is_due or self._guesses.is_due
 
     def batch_ahead(self, now_ns: int) -> Batch | None:
         """The batch of the step that a target begins by itself, while nothing is in flight; None if there is none, or
@@ -364,11 +376,11 @@ class DecodeBatches:
             self._take_item(link_id, item, arrived_ns)
 
     def chain_batch(self, now_ns: int) -> Batch | None:
-        """The batch of the loop by which a draft's chains go on; None if there is none, or something else is due."""
-        if not self.drafts.is_due or self.pending is not None:
+        """The batch of the loop by which a draft goes on; None if there is none, or something else is due."""
+        if not self.is_chain_due or self.pending is not None:
             return None
         self.settle()
-        step = self.drafts.next_step(now_ns)
+        step = self.drafts.next_step(now_ns) or self._guesses.next_step(now_ns)
         return None if step is None else Batch([], now_ns, decode=step, num_running=len(step))
 
     def start(self, batch: Batch, step: DecodeBatch) -> None:
@@ -400,10 +412,13 @@ class DecodeBatches:
         columns = output.columns
         if columns is None:
             raise TypeError("answers that are no columns go one by one")
-        is_pushed = step is self.drafts.running
+        is_pushed = step is self.drafts.running or step is self._guesses.running
         self._answered = _Answered(step, batch, forward, step.bases.tolist(), output.settle, is_pushed)
         if step is self.drafts.running:
             return self.drafts.finish(step, columns)
+        if step is self._guesses.running:
+            self._guesses.finish(step, columns, forward)
+            return []
         if not step.is_asked and isinstance(step.columns, ScoreColumns):
             return self.ahead.finish(step, columns, forward)
         if not step.is_asked:

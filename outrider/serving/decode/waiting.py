@@ -32,7 +32,7 @@ class WaitingSessions:
         """``bases``: the committed tokens of each, all computed; after them it may hold drafts."""
         sessions = own.sessions
         hashes = [table.hash_ahead(session, base) for session, base in zip(sessions, bases, strict=True)]
-        self._table, self._own, self._bases = table, own, bases
+        self._table, self._own, self._bases = table, own, list(bases)
         self._is_here = [True] * len(sessions)
         self._are_all_here = True
         self._generations = [session.generation for session in sessions]
@@ -44,9 +44,13 @@ class WaitingSessions:
         """Invalidate a session for which something else has come."""
         self._is_here[row] = self._are_all_here = False
 
-    def claim(self, row: int, generation: int) -> None:
-        """Claim of a precomputed step by an item of this generation."""
+    def claim(self, row: int, generation: int, base: int) -> None:
+        """Claim of a precomputed step, after ``base`` committed tokens, by an item of this generation."""
         self._generations[row] = generation
+        if base != self._bases[row]:
+            self._bases[row] = base
+            self._chains[row], self._rests[row] = self._table.hash_ahead(self._own.sessions[row], base)
+            self._all_chains = b"".join(self._chains)
 
     def find(
         self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_asked: bool = True

@@ -31,6 +31,7 @@ from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.ports import Open
 from outrider.sampling import Drawn, LogitRow, propose
+from outrider.sampling.draws import gumbel_argmax_by_groups
 from outrider.sampling.session import SessionSampling
 from outrider.types import AcceptanceMethod, JudgingRule, SamplingParams, SparseEvidence
 from tests.support.core_driver import open_session
@@ -212,6 +213,35 @@ def test_columns_draw_what_their_rows_do() -> None:
     for seed in range(8):
         compare_columns_with_rows(seed, kinds)
     assert kinds == {DrawnColumns, list}
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}])
+def test_a_loop_that_guesses_first_draws_what_follows_its_guess(cut: dict[str, Any]) -> None:
+    """The guess by the noise of a target's bonus token, the others as a proposal after it."""
+    rig, base, count = Rig(), 6, 4
+    opens = [opened(seed, temperature=0.9, **cut) for seed in range(3)]
+    texts = [[seed + 1] * (base + seed) for seed in range(3)]
+    rows = [
+        DraftRow(metadata(open_), rig.sequence(text[:-1]), text[-1:], count + 1, len(text))
+        for open_, text in zip(opens, texts, strict=True)
+    ]
+    columns = columns_of(rows)
+    columns.guessed_from = [base] * 3
+    plan = plan_columns(rig.table, columns)
+    shape = loop_of(rig.loop.command_for(plan))
+    rig.loop.run(shape, pack_draft(plan, shape))
+    found = ColumnsInFlight(rig.loop, shape, columns, rig.table).draws()
+    for open_, text, drawn in zip(opens, texts, found, strict=True):
+        guess, *rest = drawn.token_ids
+        asked = LogitRow(SessionSampling(open_), text, len(text), base)
+        weights = logits_of(text)[None] / 0.9
+        weights[:, VOCAB_SIZE - 2 :] = float("-inf")
+        assert guess == int(gumbel_argmax_by_groups(weights, [asked]))
+        follows = DraftRow(metadata(open_), rig.sequence(text), [guess], count, len(text) + 1)
+        evidence = drawn.evidence
+        assert isinstance(evidence, SparseEvidence) and evidence.counts[0] == 0
+        own = SparseEvidence(evidence.counts[1:], evidence.token_ids, evidence.probs)
+        check(Draws(tuple(rest), own), one_by_one(follows, text))
 
 
 def compare_columns_with_rows(seed: int, kinds: set[type]) -> None:

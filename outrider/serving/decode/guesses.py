@@ -1,0 +1,147 @@
+"""Guessed steps: proposals under rejection that a draft begins before the verdict on the one before them.
+
+A coordinator draws the coins there, so nobody knows the verdict before it. The draft goes on as if all of its proposal
+were accepted. It guesses the bonus token by the noise with which the target draws it, and draws from there what an
+``Extend`` after that token would ask for, from the same random numbers. The next ``Extend`` claims it if it names that
+token, and is served as if nothing had been begun otherwise. The guess is compared and never emitted, and no coin and no
+draw of a proposal reads its noise, so the law is that of drafting in turn: the tokens are even the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from outrider.columns import U4, U8, AnswerColumns, ExtendColumns
+from outrider.proposal_channel.verdicts import Verdicts
+from outrider.recording import ForwardRecord
+from outrider.serving.decode.begun import MAX_BEGUN_SESSIONS, BegunSteps
+from outrider.serving.decode.sessions import LastSessions
+from outrider.serving.decode.step import DecodeBatch
+from outrider.serving.executor import Executor
+from outrider.serving.session import Session, SessionKey
+from outrider.serving.session_table import SessionTable
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """One session's proposal, which a target scores."""
+
+    session: Session[Any]
+    generation: int
+    base: int
+    draft_length: int
+    last: int
+    """The last draft token, which the draft has no KV of."""
+    channel: int
+
+
+class Guesses:
+    """Guessed steps of one core."""
+
+    def __init__(self, sessions: SessionTable[Any], executor: Executor[Any, Any, Any, Any], begun: BegunSteps) -> None:
+        """``begun`` holds the proposals until they are claimed."""
+        self._sessions, self._executor, self._begun = sessions, executor, begun
+        self._due: dict[SessionKey, _Sent] = {}
+        self._last = LastSessions(executor.session_rows)
+        self.running: DecodeBatch | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """True if a step may be begun."""
+        return bool(self._due)
+
+    def start(self, link_id: int, accepted: Verdicts, channel: int) -> None:
+        """Note proposals that were sent to a target, as verdicts that accept them. Of a large message none is: a draft
+        that is busy serves what is asked for later, which costs more than it gains.
+        """
+        if len(accepted) > MAX_BEGUN_SESSIONS:
+            return
+        columns = [getattr(accepted, name).tolist() for name in Verdicts.__slots__]
+        for number, generation, base, count, last, _ in zip(*columns, strict=True):
+            session = self._sessions.get(link_id, number)
+            if session is None or generation != session.generation + 1 or not self._executor.may_guess(session):
+                continue
+            if session.sequence.length == base + count - 1:
+                self._due[session.key] = _Sent(session, session.generation, base, count, last, channel)
+
+    def next_step(self, now_ns: int) -> DecodeBatch | None:
+        """The loop of all that is due on one link; None where it cannot be begun. Nothing of them is due any more."""
+        due = [sent for sent in self._due.values() if sent.session.generation == sent.generation]
+        self._due = {}
+        due = [
+            sent for sent in due if sent.session.link_id == due[0].session.link_id and sent.channel == due[0].channel
+        ]
+        self.running = self._step(due, now_ns) if due else None
+        return self.running
+
+    def _step(self, due: Sequence[_Sent], now_ns: int) -> DecodeBatch | None:
+        bases = np.array([sent.base for sent in due], dtype=np.int64)
+        lengths = np.array([sent.draft_length + 1 for sent in due], dtype=np.int64)
+        texts = bases + lengths - 1
+        tokens = np.array([[sent.last] for sent in due], dtype=U4)
+        own = self._last.of([sent.session for sent in due])
+        columns = replace(self._asked(own.sessions, texts - 1, tokens, lengths, None), channel=due[0].channel)
+        step = DecodeBatch(due[0].session.link_id, columns, own, texts - 1, texts, lengths, now_ns, is_asked=False)
+        step.guessed_from = bases
+        return step if self._executor.takes_columns(step) else None
+
+    def finish(self, step: DecodeBatch, answers: AnswerColumns[Any], forward: ForwardRecord) -> None:
+        """Hold what a loop has drawn after its guesses."""
+        self.running = None
+        places = np.flatnonzero((answers.counts > 1) & [self._sessions.holds(session) for session in step.sessions])
+        if not places.size:
+            return
+        drawn = answers.selected(places)
+        firsts = drawn.counts.cumsum(dtype=np.int64) - drawn.counts
+        own, kept = step.own.selected(places), step.kept[places]
+        tokens = np.stack([step.columns.token_ids[places], drawn.token_ids[firsts].astype(U4)], axis=1)
+        lengths = step.draft_lengths[places] - 1
+        columns = self._asked(own.sessions, kept, tokens, lengths, self._sessions.prefix_hash)
+        begun = replace(step, columns=columns, own=own, kept=kept, bases=kept + 2, draft_lengths=lengths)
+        self._begun.hold(begun, _without(drawn, firsts), forward)
+
+    @staticmethod
+    def _asked(
+        sessions: Sequence[Session[Any]],
+        kept: Any,  # noqa: ANN401 - [B]
+        tokens: Any,  # noqa: ANN401 - [B, T]
+        lengths: Any,  # noqa: ANN401 - [B]
+        prefix_hash: Callable[[Session[Any], int], tuple[bytes, int]] | None,
+    ) -> ExtendColumns:
+        """The commands for so many draft tokens after ``kept`` ones and these."""
+        pairs = zip(sessions, kept.tolist(), strict=True)
+        hashes = [(b"", 0) if prefix_hash is None else prefix_hash(session, length) for session, length in pairs]
+        return ExtendColumns(
+            np.array([session.open.session for session in sessions], dtype=U8),
+            np.array([session.generation for session in sessions], dtype=U8),
+            kept.astype(U4),
+            b"".join([chain for chain, _ in hashes]),
+            np.array([rest for _, rest in hashes], dtype=U8),
+            np.full(len(sessions), tokens.shape[1], dtype=U4),
+            tokens.flatten(),
+            lengths.astype(U4),
+        )
+
+    def forget(self, key: SessionKey) -> None:
+        """A session is asked for something, or ends."""
+        self._due.pop(key, None)
+
+    def drop_link(self, link_id: int) -> None:
+        """The sessions of a link end."""
+        self._due = {key: sent for key, sent in self._due.items() if key[0] != link_id}
+
+
+def _without(drawn: AnswerColumns[Any], firsts: Any) -> AnswerColumns[Any]:  # noqa: ANN401 - [B]
+    """Proposals without the guesses, which have no support, and after them."""
+    supports = drawn.supports
+    return replace(
+        drawn,
+        base_lengths=drawn.base_lengths + U4.type(1),
+        counts=drawn.counts - U4.type(1),
+        token_ids=np.delete(drawn.token_ids, firsts),
+        supports=None if supports is None else replace(supports, counts=np.delete(supports.counts, firsts)),
+    )

@@ -1,0 +1,159 @@
+"""Guessed steps: what an ``Extend`` claims after a right guess is what it would be answered without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.columns import U4, U8
+from outrider.item_columns import command_columns
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.ports import Proposal, Release
+from outrider.proposal_channel.pushes import ChainStart
+from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
+from outrider.types import SamplingParams, SparseEvidence, SparseScores, Support
+from outrider_draft.proposers.draft_model import ModelProposer
+from outrider_draft.service import build_model_core
+from outrider_target.service import build_core
+from tests.support.core_driver import Driver, extend_item, open_session, score_item
+from tests.support.draft_loops import LoopedRunner
+from tests.support.tiny_models import cached_tiny_model
+
+VOCABULARY, NUM_PAGES, PROMPT, LENGTH, K, CHANNEL = 200, 400, 9, 200, 3, 5
+SAMPLING = SamplingParams(temperature=0.9)
+
+
+def new_runner(kind: type[ModelRunner]) -> ModelRunner:
+    return kind.load(
+        cached_tiny_model("llama", seed=1), dtype="float32", page_size=4, num_pages=NUM_PAGES, max_model_len=LENGTH
+    )
+
+
+def new_draft() -> Driver:
+    return Driver(build_model_core(ModelProposer(new_runner(LoopedRunner))))
+
+
+def opening(number: int) -> Any:
+    return open_session(
+        number, prompt_length=PROMPT, max_length=LENGTH, num_token_ids=VOCABULARY, seed=70 + number, sampling=SAMPLING
+    )
+
+
+class Drafting:
+    """A draft and texts whose proposals it goes on from."""
+
+    def __init__(self, num_sessions: int = 3) -> None:
+        self.driver = new_draft()
+        self.texts = [[20 + number] * PROMPT for number in range(num_sessions)]
+        self.generation = 1
+        self.proposals: list[Proposal] = []
+        for number, text in enumerate(self.texts):
+            self.driver.run(opening(number), extend_item(number, 2, text, 0))
+        self.generation = 2
+        self.ask([PROMPT - 1] * num_sessions)
+
+    def ask(self, kept: list[int]) -> list[Any]:
+        """Ask for proposals after all texts, of which the draft holds so much, as columns."""
+        self.generation += 2
+        rows = enumerate(zip(self.texts, kept, strict=True))
+        items = [extend_item(n, self.generation, text, K, num_kept_tokens=held) for n, (text, held) in rows]
+        self.driver.core.handle(0, (command_columns(items),))
+        self.proposals = sorted(self.driver.run(), key=lambda event: event.session)
+        return self.proposals
+
+    def go_on(self) -> None:
+        """The proposals were sent to a target."""
+        rows = [
+            (number, self.generation + 1, len(self.texts[number]), K, each.token_ids[-1], UNKNOWN)
+            for number, each in enumerate(self.proposals)
+        ]
+        columns = [np.array(each, dtype=U8 if place < 2 else U4) for place, each in enumerate(zip(*rows, strict=True))]
+        self.driver.core.begin(0, ChainStart(Verdicts(*columns), CHANNEL))
+        assert self.driver.run() == [], "what nobody asked for is told to nobody"
+
+    def counts(self) -> tuple[int, int]:
+        stats = self.driver.core.stats
+        return stats.num_lookahead_used, stats.num_lookahead_unused
+
+
+def bonus_tokens(drafting: Drafting) -> list[int]:
+    """Tokens that a target of the same weights draws after the proposals."""
+    target = Driver(build_core(new_runner(ModelRunner)))
+    found = []
+    for number, (text, proposal) in enumerate(zip(drafting.texts, drafting.proposals, strict=True)):
+        evidence = proposal.evidence
+        assert isinstance(evidence, SparseEvidence)
+        support = Support(evidence.counts, evidence.token_ids)
+        target.send(opening(number))
+        scores = target.one(score_item(number, 2, text, proposal.token_ids, support=support))
+        assert isinstance(scores.form, SparseScores)
+        found.append(int(scores.form.outside_token_ids[-1]))
+    return found
+
+
+def check_same(found: list[Any], texts: list[list[int]]) -> None:
+    """Proposals of a draft that knows nothing but the texts: tokens and what they were drawn from."""
+    alone = new_draft()
+    for number, (event, text) in enumerate(zip(found, texts, strict=True)):
+        expected = alone.run(opening(number), extend_item(number, 9, text, K))[-1]
+        assert event.base_length == len(text)
+        assert event.token_ids == expected.token_ids
+        assert event.evidence.counts.tolist() == expected.evidence.counts.tolist()
+        assert event.evidence.token_ids.tolist() == expected.evidence.token_ids.tolist()
+        np.testing.assert_allclose(event.evidence.probs, expected.evidence.probs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_sessions", [1, 3])
+def test_a_right_guess_is_claimed_and_is_what_would_be_proposed(num_sessions: int) -> None:
+    drafting = Drafting(num_sessions)
+    for step in range(1, 4):
+        drafting.go_on()
+        kept = [len(text) + K - 1 for text in drafting.texts]
+        for text, event, token_id in zip(drafting.texts, drafting.proposals, bonus_tokens(drafting), strict=True):
+            text += [*event.token_ids, token_id]
+        check_same(drafting.ask(kept), drafting.texts)
+        assert drafting.counts() == (step * num_sessions, 0)
+    last = [Release(number, drafting.generation + 2) for number in range(num_sessions)]
+    drafting.driver.run(*last)
+    assert drafting.driver.core.num_pages_free == NUM_PAGES
+
+
+def test_other_verdicts_are_served_as_if_nothing_had_been_begun() -> None:
+    drafting = Drafting(3)
+    drafting.go_on()
+    kept, bonus = [], bonus_tokens(drafting)
+    for number, (text, event) in enumerate(zip(drafting.texts, drafting.proposals, strict=True)):
+        accepted = (1, K, K)[number]
+        following = (3, bonus[1], (bonus[2] + 1) % VOCABULARY)[number]
+        kept.append(len(text) + min(accepted, K - 1))
+        text += [*event.token_ids[:accepted], following]
+    check_same(drafting.ask(kept), drafting.texts)
+    assert drafting.counts() == (1, 2)
+    drafting.go_on()
+    for text, event, token_id in zip(drafting.texts, drafting.proposals, bonus_tokens(drafting), strict=True):
+        text += [*event.token_ids, token_id]
+    check_same(drafting.ask([len(text) - 2 for text in drafting.texts]), drafting.texts)
+    assert drafting.counts() == (4, 2)
+
+
+def test_what_is_asked_for_comes_before_a_guess() -> None:
+    drafting = Drafting(1)
+    drafting.go_on()
+    drafting.generation += 1
+    begun = drafting.driver.core.decode.is_chain_due
+    assert not begun
+    drafting.texts[0].append(7)
+    check_same(drafting.ask([PROMPT]), drafting.texts)
+    drafting.driver.run(Release(0, drafting.generation + 2))
+    assert drafting.driver.core.num_pages_free == NUM_PAGES
+
+
+def test_many_sessions_begin_nothing() -> None:
+    drafting = Drafting(9)
+    drafting.go_on()
+    for text, event in zip(drafting.texts, drafting.proposals, strict=True):
+        text += [*event.token_ids, 5]
+    drafting.ask([len(text) - 2 for text in drafting.texts])
+    assert drafting.counts() == (0, 0)
