@@ -284,6 +284,7 @@ class Scheduler:
             max_beside=self._max_beside(due, num_beside),
             is_beside=is_beside,
             rebuilds=_rebuilds(due),
+            links=[request.session.link_id for request in due],
         )
         return [(request, share) for request, share in zip(due, shares, strict=True) if share]
 

@@ -2,8 +2,9 @@
 
 A forward's time grows with its tokens, so a budget bounds how long a running session waits for a neighbour's prefill:
 beside running sessions a smaller one than alone, also while these are away for a moment. An eighth of the whole is kept
-for prefills whenever there are any, so that running sessions cannot starve them either. Of prompts the shortest goes
-first: equal shares would end all of them at the end of the last.
+for prefills whenever there are any, so that running sessions cannot starve them either. Links share that equally: each
+stands for a target or a coordinator. Of a link's prompts the shortest goes first: equal shares would end all of them at
+the end of the last.
 
 Plain Python over lengths and times: knows no sequences, no devices and no clock.
 """
@@ -89,6 +90,7 @@ def share_tokens(
     max_beside: int = DEFAULT_PREFILL_BESIDE,
     is_beside: bool = False,
     rebuilds: Sequence[int] = (),
+    links: Sequence[int] = (),
 ) -> list[int]:
     """Number of tokens of each job in the next forward; at least one job is served.
 
@@ -96,7 +98,8 @@ def share_tokens(
     nearer to the front next time. A single job may pass the budget with its last tokens, which cannot be cut.
     ``max_beside`` is the most that prefills get of a forward in which running sessions are served too, or for which
     such sessions will have to wait: ``is_beside``. ``rebuilds`` are the prefills of sessions that were lost: each gets
-    all it can use before the next one does. New prompts get what they leave, and an eighth at least.
+    all it can use before the next one does. New prompts get what they leave, and an eighth at least. ``links``: that of
+    each job; empty: one for all.
     """
     shares = [0] * len(jobs)
     running, prefills = list[int](), list[int]()
@@ -117,8 +120,24 @@ def share_tokens(
         if room > kept:
             shares[index] = _chunk(jobs[index], room - kept)
             room -= shares[index]
-    _share_among_prefills(jobs, new, room, shares)
+    _share_among_links(jobs, new, room, shares, links)
     return shares
+
+
+def _share_among_links(
+    jobs: Sequence[Job], prefills: Sequence[int], room: int, shares: list[int], links: Sequence[int]
+) -> None:
+    """An equal part for each link; what one leaves goes to the others. Where the parts would be too small, the links
+    that were served longest ago get one.
+    """
+    own: dict[int, list[int]] = {}
+    for index in prefills:
+        own.setdefault(links[index] if links else 0, []).append(index)
+    parts = list(own.values())[: max(1, room // _MIN_CHUNK)]
+    parts.sort(key=lambda part: sum([jobs[index].num_left for index in part]))
+    for num_links, part in zip(range(len(parts), 0, -1), parts, strict=True):
+        _share_among_prefills(jobs, part, room // num_links, shares)
+        room -= sum([shares[index] for index in part])
 
 
 def _share_among_prefills(jobs: Sequence[Job], prefills: Sequence[int], left: int, shares: list[int]) -> None:

@@ -50,6 +50,28 @@ def test_of_equal_prompts_one_ends_after_the_other() -> None:
     assert ended == [2, 2, 2, 2]
 
 
+def test_links_share_what_prefills_get_and_take_what_others_leave() -> None:
+    jobs = [FakeJob(100), FakeJob(100), FakeJob(100), FakeJob(500)]
+    assert share_tokens(jobs, 256) == [100, 100, 56, 0]
+    assert share_tokens(jobs, 256, links=[1, 1, 1, 2]) == [100, 28, 0, 128]
+    assert share_tokens(jobs, 256, links=[1, 2, 2, 2]) == [100, 100, 56, 0]
+    assert share_tokens([FakeJob(40), FakeJob(500)], 256, links=[1, 2]) == [40, 216]
+    assert share_tokens([FakeJob(900), FakeJob(900), FakeJob(900)], 300, links=[7, 8, 9]) == [100, 100, 100]
+
+
+@pytest.mark.parametrize("room", [1, 20, 40, 64])
+def test_a_part_too_small_for_all_links_goes_around(room: int) -> None:
+    waiting = [(link, FakeJob(60)) for link in range(6)]
+    firsts = set[int]()
+    for _ in range(6):
+        shares = share_tokens([job for _, job in waiting], room, links=[link for link, _ in waiting])
+        served = [entry for entry, share in zip(waiting, shares, strict=True) if share]
+        assert served and sum(shares) <= room
+        firsts.update(link for link, _ in served)
+        waiting = [entry for entry in waiting if entry not in served] + served
+    assert firsts == set(range(6))
+
+
 def test_a_piece_is_not_smaller_than_worth_it_unless_it_is_the_last() -> None:
     assert share_tokens([FakeJob(100), FakeJob(30)], 120) == [90, 30]
     assert share_tokens([FakeJob(100), FakeJob(110)], 110) == [100, 0]

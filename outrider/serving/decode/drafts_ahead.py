@@ -125,8 +125,8 @@ class DraftsAhead:
                     del self._chains[link_id, number]
 
     def next_step(self, now_ns: int) -> DecodeBatch | None:
-        """The loop of all sessions of one link that are due; None where there is none. Sessions whose tokens are not
-        drawn in loops get requests.
+        """The loop of all sessions of one channel that are due, the one served longest ago; None where there is none.
+        Sessions whose tokens are not drawn in loops get requests.
         """
         self._follow(now_ns)
         for chain in [chain for chain in self._chains.values() if chain.brought]:
@@ -140,8 +140,9 @@ class DraftsAhead:
         step = self._step(link_id, due, now_ns)
         for chain in due:
             chain.brought = []
-            if step is None:
-                self._chains.pop(chain.session.key)
+            del self._chains[chain.session.key]
+            if step is not None:  # the last of all now
+                self._chains[chain.session.key] = chain
         self.running = step
         return step
 

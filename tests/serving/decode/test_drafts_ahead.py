@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Release
 from outrider.proposal_channel.pushes import ChainStart, Pushes
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
+from outrider.serving.decode.drafts_ahead import DraftsAhead
+from outrider.serving.session import Session
+from outrider.serving.stats import ServiceStats
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
+from tests.serving.lookahead.device import CountingExecutor, Runner
 from tests.support.core_driver import Driver, extend_item, open_session
 from tests.support.tiny_models import cached_tiny_model
 
@@ -183,3 +188,43 @@ def test_what_is_asked_for_does_not_wait_for_chains() -> None:
         events += [event for _, batch in chains.driver.core.step() for event in batch.events]
         chains.driver.core.tidy()
     assert [event.session for event in events] == [text.number]
+
+
+class LoopingExecutor(CountingExecutor):
+    """An executor that takes every loop."""
+
+    def follows_verdicts(self, session: Any) -> bool:
+        return True
+
+    def is_decoding(self, session: Any) -> bool:
+        return True
+
+    def takes_columns(self, step: Any) -> bool:
+        return True
+
+
+def test_targets_take_turns() -> None:
+    executor = LoopingExecutor(Runner(100))  # type: ignore[arg-type]
+    ignored: Any = SimpleNamespace(lookahead=SimpleNamespace())
+    sequence: Any = SimpleNamespace(length=PROMPT + K - 1)
+    sessions = {
+        number: Session(0, open_session(number, prompt_length=1, max_length=99, num_token_ids=9), sequence, 99, 1)
+        for number in range(6)
+    }
+    table: Any = SimpleNamespace(get=lambda _, number: sessions[number])
+    chains = DraftsAhead(table, executor, ignored, ignored, ServiceStats())
+
+    def verdict(number: int, base: int) -> Verdicts:
+        return verdicts_of([(number, 2, base, K, 5, UNKNOWN)])
+
+    for number in sessions:
+        assert list(chains.start(0, ChainStart(verdict(number, PROMPT), CHANNEL + number % 3)))
+    served: list[int] = []
+    for turn in range(9):
+        step = chains.next_step(turn)
+        assert step is not None and len(step) == 2
+        served.append(step.columns.channel)
+        sequence.length += 50
+        for session in step.sessions:  # it is due again at once
+            chains.take(0, verdict(session.open.session, PROMPT + (turn // 3) * (K + 1)))
+    assert served == [CHANNEL, CHANNEL + 1, CHANNEL + 2] * 3
