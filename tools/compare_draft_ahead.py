@@ -3,7 +3,8 @@
     python tools/compare_draft_ahead.py OUT --arm apart:in_turn --arm apart:verdict --arm apart:chain --arm one:in_turn
     python tools/compare_draft_ahead.py OUT --tiny      # tiny models on a CPU: does everything work?
 
-An arm is ARRANGEMENT:MODE, or ARRANGEMENT:MODE:K with a fixed draft length. Arrangements: apart (target on the first
+An arm is ARRANGEMENT:MODE, or ARRANGEMENT:MODE:K with a fixed draft length, or ARRANGEMENT:MODE:K:RULE for temperature
+1 under an acceptance method (greedy otherwise). Arrangements: apart (target on the first
 GPU, draft on the second), one (both models on the second GPU) and two (both models on each GPU, as two replicas). Arms
 are coordinators of the same services, and take turns: each round plays every arm with every number of users once. The
 table gives medians over rounds: milliseconds per token of a user (mean over streams), and the ratio to the first arm of
@@ -62,6 +63,8 @@ class Arm:
     mode: str
     length: int | None = None
     """Draft length of all requests; None: chosen."""
+    rule: str | None = None
+    """Acceptance method at temperature 1; None: greedy."""
     address: str = ""
     draft_metrics: list[int] = field(default_factory=list)
     clients: ClientProcesses | None = None
@@ -71,7 +74,8 @@ class Arm:
     @property
     def name(self) -> str:
         """Name as in the flag."""
-        return ":".join([self.arrangement, self.mode, *([] if self.length is None else [str(self.length)])])
+        parts = [self.arrangement, self.mode, None if self.length is None else str(self.length), self.rule]
+        return ":".join([part for part in parts if part is not None])
 
     @property
     def num_gpus(self) -> int:
@@ -96,7 +100,10 @@ class Arm:
         if self.clients is None:
             raise RuntimeError("the arm has no clients")
         before, users = self.counted(), len(prompts)
-        salted = replace(decoding, cache_salt=secrets.token_hex(8))
+        temperature = 0.0 if self.rule is None else 1.0
+        salted = replace(
+            decoding, cache_salt=secrets.token_hex(8), temperature=temperature, acceptance_method=self.rule
+        )
         run = await self.clients.run_load(prompts, Traffic(max_concurrency=users), salted)
         failed = [record.error for record in run.records if record.error]
         if failed:
@@ -142,7 +149,7 @@ def line_of(arm: Arm, first: Arm, users: int) -> str:
     counts = " ".join(f"{name} {value / len(times):.0f}" for name, value in arm.counts[users].items())
     spread = f"{min(ratios):.3f}..{max(ratios):.3f}"
     return (
-        f"{arm.name:<15} {users:>3} users {statistics.median(times):7.3f} ms ({until:6.3f}) "
+        f"{arm.name:<25} {users:>3} users {statistics.median(times):7.3f} ms ({until:6.3f}) "
         f"ratio {statistics.median(ratios):.3f} ({spread}) "
         f"tokens/s/GPU {1e3 * users / until / arm.num_gpus:.0f} K {drafted:.2f} acc {accepted:.2f} "
         f"step {stages} steps {steps / len(times):.0f} {counts} differ {divergences(arm, first, users):.1f}"
@@ -163,8 +170,9 @@ def start(session: Session, names: list[str], settings: list[str], stack: ExitSt
     arms: list[Arm] = []
     services: dict[tuple[str, str], dict[str, int]] = {}
     for name in names:
-        arrangement, mode, *length = name.split(":")
-        arm = Arm(arrangement, mode, int(length[0]) if length else None)
+        arrangement, mode, *rest = name.split(":")
+        length, rule = int(rest[0]) if rest else None, rest[1] if len(rest) > 1 else None
+        arm = Arm(arrangement, mode, length, rule)
         for pair in _DEVICES[arrangement]:
             for role, device in zip(("target", "draft"), pair, strict=True):
                 if (role, device) not in services:
@@ -258,7 +266,7 @@ async def compare(arms: list[Arm], users: list[int], output_len: int, rounds: in
 def main(
     out: Annotated[Path, typer.Argument(help="Folder of logs.")] = Path("ahead"),
     *,
-    arm: Annotated[list[str], typer.Option(help="ARRANGEMENT:MODE; may be repeated.")],
+    arm: Annotated[list[str], typer.Option(help="ARRANGEMENT:MODE:K:RULE; may be repeated.")],
     users: Annotated[list[int], typer.Option(min=1, help="May be repeated.")],
     setting: Annotated[list[str] | None, typer.Option(help="Further words of every coordinator.")] = None,
     output_len: Annotated[int, typer.Option(min=2)] = 256,
