@@ -59,6 +59,8 @@ class GenerationRequest:
     num_speculative_tokens: int | None = None
     """Draft length of this request; 0 turns speculation off, None is the coordinator's."""
     acceptance_method: AcceptanceMethod | None = None
+    draft_ahead: bool = True
+    """Let a draft and its target begin steps before they are asked for, as far as the coordinator does."""
     request_id: str = ""
     cache_salt: str = ""
     """Work on prompts that was cached is shared only between requests of the same salt."""

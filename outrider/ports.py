@@ -76,6 +76,8 @@ class Open:
     hidden_state_layers: tuple[int, ...] = ()
     """A target: the layers whose hidden states a ``Score`` may ask for. Layer i is the residual stream after i layers,
     0 the embedding, ``LAST_HIDDEN_STATE`` what the head reads."""
+    in_turn: bool = False
+    """True if nothing may be begun on a guess or a verdict before its command has come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,10 @@ class GenerateOptions(TypedDict, total=False):
         AcceptanceMethod | str | None,
         Doc('"rejection", "coupled" or "typical"; None is the server\'s.'),
     ]
+    draft_ahead: Annotated[
+        bool,
+        Doc("Let draft and target begin steps before they are asked for, where the server does, True."),
+    ]
     timeout: Annotated[float | None, Doc("Seconds until `DeadlineError`, over all attempts; None waits for ever.")]
     resume: Annotated[
         bool,
@@ -222,6 +226,7 @@ def building(options: GenerateOptions) -> Work[tuple[GenerationRequest, float | 
         prompt_logprobs=given.get("prompt_logprobs"),
         num_speculative_tokens=given.get("num_speculative_tokens"),
         acceptance_method=_method(given.get("acceptance_method")),
+        draft_ahead=_flag("draft_ahead", given, default=True),
         request_id=_text("request_id", given.get("request_id")) or "",
         cache_salt=_text("cache_salt", given.get("cache_salt")) or "",
         trace_parent=trace.trace_parent if trace else "",

@@ -139,7 +139,7 @@ class Heartbeat(_message.Message):
     def __init__(self, num_received_messages: _Optional[int] = ..., num_pages_free: _Optional[int] = ..., stall_ms: _Optional[int] = ..., stall_limit_ms: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session", "generation", "sampling", "seed", "judging_rule", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "banned_token_ids", "request_id", "trace_id", "cache_salt", "prefix_hash_key", "arrival_ns", "hidden_state_layers")
+    __slots__ = ("session", "generation", "sampling", "seed", "judging_rule", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "banned_token_ids", "request_id", "trace_id", "cache_salt", "prefix_hash_key", "arrival_ns", "hidden_state_layers", "in_turn")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,7 @@ class Open(_message.Message):
     PREFIX_HASH_KEY_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_NS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    IN_TURN_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     sampling: _sampling_pb2.SamplingParams
@@ -178,7 +179,8 @@ class Open(_message.Message):
     prefix_hash_key: bytes
     arrival_ns: int
     hidden_state_layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., judging_rule: _Optional[_Union[JudgingRule, str]] = ..., prompt_length: _Optional[int] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_token_ids: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[_sampling_pb2.LogprobsMode, str]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prefix_hash_key: _Optional[bytes] = ..., arrival_ns: _Optional[int] = ..., hidden_state_layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    in_turn: bool
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., judging_rule: _Optional[_Union[JudgingRule, str]] = ..., prompt_length: _Optional[int] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_token_ids: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[_sampling_pb2.LogprobsMode, str]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prefix_hash_key: _Optional[bytes] = ..., arrival_ns: _Optional[int] = ..., hidden_state_layers: _Optional[_Iterable[int]] = ..., in_turn: bool = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("session", "generation")

@@ -79,6 +79,7 @@ BAD: list[tuple[str, Any]] = [
     ("stop_token_ids", [-1]),
     ("stop_token_ids", 3),
     ("ignore_eos", "no"),
+    ("draft_ahead", "no"),
     ("include_stop_str_in_output", 1),
     ("logprobs", -1),
     ("logprobs", 1025),
@@ -186,7 +187,8 @@ def test_the_options_are_the_documented_ones() -> None:
     documented = (
         "max_tokens min_tokens temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty"
         " logit_bias bad_words allowed_token_ids seed stop stop_token_ids ignore_eos include_stop_str_in_output"
-        " logprobs prompt_logprobs num_speculative_tokens acceptance_method timeout request_id prompt prompt_token_ids"
+        " logprobs prompt_logprobs num_speculative_tokens acceptance_method draft_ahead"
+        " timeout request_id prompt prompt_token_ids"
         " max_retries best_of use_beam_search trace_parent trace_state resume resume_timeout cache_salt messages tools"
         " documents"
         " chat_template chat_template_kwargs add_generation_prompt continue_final_message add_special_tokens"

@@ -12,11 +12,13 @@ from outrider.generation import GenerationResult
 from outrider.model_executor.distributed import runner
 from tests.end_to_end.test_direct_proposals import (
     DRAFT,
+    GREEDY,
     PATIENT,
     SAMPLED,
     TARGET,
     check_same,
     introduced,
+    num_direct,
     requests,
     together,
 )
@@ -40,6 +42,16 @@ async def play(stack: Stack, found: list[GenerationResult]) -> None:
     check_same(results, found)
     alone = await stack.generate(**requests(SAMPLED, max_tokens=16)[1])
     check_same([alone], found[1:2])
+
+
+@pytest.mark.parametrize("rule", [GREEDY, SAMPLED], ids=["greedy", "rejection"])
+async def test_a_request_turns_it_off_for_itself(rule: dict[str, Any]) -> None:
+    async with run_stack(TARGET, TARGET, wire=True, draft_ahead="chain", **PATIENT) as stack:
+        await introduced(stack)
+        for request in requests(rule, max_tokens=16)[:2]:
+            result = await stack.generate(**request, draft_ahead=False)
+            assert not result.timing.num_drafts_ahead and result.speculation.num_draft_tokens
+        assert num_direct(stack) and steps(stack, "used") == steps(stack, "unused") == 0
 
 
 @pytest.mark.parametrize(("draft", "outcome"), [(TARGET, "used"), (DRAFT, "unused")], ids=["same model", "other draft"])

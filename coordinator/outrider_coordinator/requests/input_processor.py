@@ -137,6 +137,7 @@ class InputProcessor:
             num_logprobs=request.logprobs,
             num_prompt_logprobs=request.prompt_logprobs,
             logprobs_mode=self._settings.logprobs_mode,
+            draft_ahead=request.draft_ahead,
             request_id=request.request_id or uuid.uuid4().hex,
             cache_salt=request.cache_salt,
             skip_special_tokens=request.skip_special_tokens,

@@ -150,6 +150,7 @@ class CommandBuilder:
             cache_salt=engine_request.cache_salt,
             arrival_ns=engine_request.arrival_ns,
             hidden_state_layers=hidden_state_layers,
+            in_turn=not engine_request.draft_ahead,
         )
 
     def _next_generation(self) -> int:

@@ -29,6 +29,8 @@ class EngineRequest:
     include_stop: bool = False
     num_speculative_tokens: int | None = None
     """The request's own draft length; None is the coordinator's."""
+    draft_ahead: bool = True
+    """Draft and target may begin its steps before they are asked for."""
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW

@@ -226,14 +226,15 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         """Sessions whose tokens decide nothing but what the target computes next. A recurrent layer's state cannot go
         back behind what was begun in vain.
         """
-        has_no_state = session.sequence.kv.state is None
-        return has_no_state and session.open.judging_rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
+        may_begin = session.sequence.kv.state is None and not session.open.in_turn
+        return may_begin and session.open.judging_rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
 
     def may_guess(self, session: DraftSession) -> bool:
         """Sessions under rejection whose evidence is what a loop draws from."""
         state = session.executor_state
         has_metadata = isinstance(state, DraftState) and state.metadata is not None and state.metadata.needs_evidence
-        return has_metadata and session.sequence.kv.state is None and session.sequence.lag == 0
+        may_begin = session.sequence.kv.state is None and not session.open.in_turn
+        return has_metadata and may_begin and session.sequence.lag == 0
 
     def matches(self, item: Extend, prepared: Extend) -> bool:
         """True if an item asks for what was begun."""

@@ -95,6 +95,7 @@ class GenerationFields(BaseModel):
 
     num_speculative_tokens: int | None = None
     acceptance_method: str | None = None
+    draft_ahead: bool | None = None
 
     @property
     def misspelled(self) -> Mapping[str, str]:

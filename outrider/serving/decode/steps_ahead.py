@@ -110,7 +110,8 @@ class StepsAhead:
             new = ids[start : start + accepted + 1]
             if session is None or not set(session.open.eos_token_ids).isdisjoint(new):
                 continue
-            if session.open.sampling.grammar is not None:  # its state is not known yet after these tokens
+            # The state of a grammar is not known yet after these tokens.
+            if session.open.sampling.grammar is not None or session.open.in_turn:
                 continue
             if base + accepted + 2 < session.open.max_length:
                 self._due[session.key] = NextStep(session, base + accepted, new[-1], channel, until_ns)

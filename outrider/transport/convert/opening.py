@@ -48,6 +48,7 @@ def open_to_proto(command: ports.Open) -> pb.Open:
         cache_salt=command.cache_salt,
         arrival_ns=command.arrival_ns,
         hidden_state_layers=command.hidden_state_layers,
+        in_turn=command.in_turn,
     )
 
 
@@ -79,4 +80,5 @@ def open_from_proto(message: pb.Open, model: ModelLimits = ANY_MODEL) -> ports.O
         cache_salt=message.cache_salt,
         arrival_ns=message.arrival_ns,
         hidden_state_layers=tuple(message.hidden_state_layers),
+        in_turn=message.in_turn,
     )
