@@ -33,6 +33,11 @@ class PositionMasks:
     probability 0, so that no acceptance rule reads what follows it. An output that is refused fails the session.
     """
 
+    __slots__ = (
+        "_drafts", "_find_matcher", "_is_made", "_matcher", "_num_made", "_output", "_position", "_threads", "_words",
+        "began_ns", "ended_ns", "error", "is_compiled", "made_in", "num_positions",
+    )  # fmt: skip
+
     def __init__(
         self,
         find_matcher: Callable[[], Matcher | None],
@@ -47,6 +52,8 @@ class PositionMasks:
         """
         self._find_matcher, self._output, self._drafts = find_matcher, output, draft_token_ids
         self._position = position
+        self.num_positions = len(draft_token_ids) + 1
+        """K+1."""
         self.is_compiled = is_compiled
         self._words: Words = _NO_WORDS  # [K+1, W]
         self.made_in: tuple[Words, int] | None = None
@@ -60,11 +67,6 @@ class PositionMasks:
         """Error of the session: the grammar cannot be compiled, or not be followed further."""
         self.began_ns = self.ended_ns = 0
         """Readings of ``time.perf_counter_ns`` before and after the masks were made."""
-
-    @property
-    def num_positions(self) -> int:
-        """K+1."""
-        return len(self._drafts) + 1
 
     @property
     def matcher(self) -> Matcher | None:
@@ -152,9 +154,9 @@ class PositionMasks:
         if self._drafts and self._matcher is not None:
             self._matcher.keep()
 
-    def end(self, num_made: int) -> None:
+    def end(self, num_made: int, ended_ns: int) -> None:
         """``num_made`` positions are masked."""
-        self._num_made, self.ended_ns = num_made, time.perf_counter_ns()
+        self._num_made, self.ended_ns = num_made, ended_ns
 
 
 def make_together(masks: Sequence[PositionMasks], executors: MaskExecutors | None = None) -> None:
@@ -163,7 +165,7 @@ def make_together(masks: Sequence[PositionMasks], executors: MaskExecutors | Non
         each.compile()
     *starts, num_rows = itertools.accumulate((each.num_positions for each in masks), initial=0)
     num_words = max((each.matcher.num_words for each in masks if each.matcher is not None), default=0)
-    words: Words = np.full((num_rows, num_words), _ALL_TOKENS, dtype=np.int32)
+    words: Words = np.empty((num_rows, num_words), dtype=np.int32)
     for each, start in zip(masks, starts, strict=True):
         each.begin(words, start)
     num_made = [0] * len(masks)
@@ -178,8 +180,11 @@ def make_together(masks: Sequence[PositionMasks], executors: MaskExecutors | Non
             for index in going:
                 masks[index].keep()
         place += 1
-    for each, count in zip(masks, num_made, strict=True):
-        each.end(count)
+    ended_ns = time.perf_counter_ns()
+    for each, start, count in zip(masks, starts, num_made, strict=True):
+        if count < each.num_positions:
+            words[start + count : start + each.num_positions] = _ALL_TOKENS
+        each.end(count, ended_ns)
 
 
 def joined_words(masks: Sequence[PositionMasks], num_words: int) -> Words:  # [N, num_words]

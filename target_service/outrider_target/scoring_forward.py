@@ -96,10 +96,10 @@ class ScoringForward:
     @torch.inference_mode()
     def is_done(self) -> bool:
         """True if the forward has ended; asked of the oldest one, whose tokens are known. Starts the scoring that
-        waited for masks, once these are made. Masks of what was queued begin here unless one more forward is queued
-        behind it, which needs them at once: another thread would only contend for the interpreter with this one.
+        waited for masks, once these are made. Masks of what was queued are made here, while the forward runs: another
+        thread would only contend for the interpreter with this one.
         """
-        self.begin_masks()
+        self.begin_masks(is_awaited=True)
         if not self._is_launched and all(part.has_masks for part in self._parts):
             self._is_launched = True
             for part in self._parts:

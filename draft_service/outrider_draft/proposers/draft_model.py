@@ -202,8 +202,8 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         forwarded = [(job, _leave_last(job, share)) for job, share in batch if id(job) not in brief]
         drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
         masks = {id(job): _masks_of(job) for job in drawing if job.sampling.open.sampling.grammar is not None}
-        self.runner.sampler.begin_masks(list(masks.values()))  # while the forward runs
         logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded]) if forwarded else None
+        self.runner.sampler.begin_masks(list(masks.values()), is_awaited=True)  # while the forward runs
         used_graph = [self.runner.used_graph] if forwarded else []
         for job, share in forwarded:
             job.feed(share)

@@ -39,16 +39,16 @@ def mask_grammars(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
     workspace.writable()[first:last].masked_fill_(_refused(words, workspace), _MASKED)
 
 
-def masked_rows(logits: Tensor, masks: Sequence[tuple[int, PositionMasks]]) -> Tensor:  # [R, V]
+def masked_rows(logits: Tensor, firsts: Sequence[int], masks: Sequence[PositionMasks]) -> Tensor:  # [R, V]
     """Logits in which what grammars refuse is ``REFUSED``: the given ones, changed, or float32 ones of a type that has
-    no such number. ``masks``: each with its first row.
+    no such number. ``firsts``: first row of each of the masks.
     """
     if logits.dtype == torch.float16:
         logits = logits.float()
     num_words = -(-logits.shape[-1] // _WORD_BITS)
-    firsts, counts = np.array([first for first, _ in masks]), np.array([each.num_positions for _, each in masks])
-    rows = np.repeat(firsts - (counts.cumsum() - counts), counts) + np.arange(counts.sum())
-    words = joined_words([each for _, each in masks], num_words)  # [N, W]
+    counts = np.array([each.num_positions for each in masks])
+    rows = np.repeat(np.array(firsts) - (counts.cumsum() - counts), counts) + np.arange(counts.sum())
+    words = joined_words(masks, num_words)  # [N, W]
     device = logits.device
     mask_tokens(logits, to_device(rows, device), to_device(words.reshape(-1), device).view(words.shape))
     return logits

@@ -168,7 +168,7 @@ class Scoring:
         """Rows with a grammar alone are masked in the model's own logits."""
         masks = [self._requests[i].masks or masks_of(self._requests[i]) for i in self._masked]
         if masks:
-            masked_rows(self._logits, [(self._starts[i], each) for i, each in zip(self._masked, masks, strict=True)])
+            masked_rows(self._logits, [self._starts[i] for i in self._masked], masks)
         return self._launch(self._masked)
 
     def _launch_adjusted(self) -> _Part | None:

@@ -49,7 +49,7 @@ class ScoredRows:
     rows: SessionRows | None
     """None: one of the sessions may not be rows."""
     masks: Mapping[int, PositionMasks] = field(default_factory=dict)
-    """Masks of sessions with a grammar, by their places, once they are begun; others are made when they are needed."""
+    """Masks of sessions with a grammar, by their places, once they are begun; otherwise made when they are needed."""
 
     @property
     def is_sparse(self) -> bool:
@@ -90,11 +90,11 @@ class ScoredRows:
     def masked(self, logits: Tensor) -> Tensor:  # [R, V]
         """Logits of which grammars mask some: the given ones, changed, or float32 ones. Waits for the masks."""
         starts = ((self.lengths + 1).cumsum() - self.lengths - 1).tolist()
-        places = [place for place, sampling in enumerate(self.samplings) if sampling.has_grammar]
-        requests = [] if len(self.masks) == len(places) else self.requests()
-        return masked_rows(
-            logits, [(starts[place], self.masks.get(place) or masks_of(requests[place])) for place in places]
-        )
+        masks = self.masks
+        if not masks:
+            requests = self.requests()
+            masks = {i: masks_of(requests[i]) for i, sampling in enumerate(self.samplings) if sampling.has_grammar}
+        return masked_rows(logits, [starts[place] for place in masks], list(masks.values()))
 
     def launch(self, logits: Tensor) -> Launch | None:
         """Kernels over all rows; None where there are none for these sessions."""
