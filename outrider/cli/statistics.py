@@ -28,13 +28,19 @@ def statistics(result: GenerationResult) -> list[tuple[str, str]]:
         ("target passes", f"{stats.num_steps}"),
         ("acceptance rate", _share(acceptance_rate(stats))),
         ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}" if stats.num_draft_tokens else "no data"),
-        *([("drafted ahead", f"{timing.num_drafts_ahead} proposals")] if timing.num_drafts_ahead else []),
+        *([("drafted ahead", _ahead(timing.num_drafts_ahead, stats))] if timing.num_drafts_ahead else []),
         *([("forced by the grammar", _forced(stats))] if stats.num_forced_tokens else []),
         ("in draft", _by_phase(timing.draft, timing.prefill.draft)),
         ("in target", _by_phase(timing.target, timing.prefill.target)),
         ("in accept", _by_phase(timing.accept, timing.prefill.accept)),
         ("on the wire", _by_phase(timing.wire, timing.prefill.wire)),
     ]
+
+
+def _ahead(count: int, stats: SpeculationStats) -> str:
+    """Proposals that were begun before they were asked for, and the passes that had none."""
+    with_drafts = sum(stats.acceptance_histogram)
+    return f"{count} of {with_drafts} proposals, {stats.num_steps - with_drafts} passes without"
 
 
 def _forced(stats: SpeculationStats) -> str:

@@ -73,7 +73,7 @@ def test_proposals_that_were_begun_ahead_are_told() -> None:
     found = result((0, 1))
     assert "drafted ahead" not in dict(statistics(found))
     rows = dict(statistics(replace(found, timing=replace(found.timing, num_drafts_ahead=1))))
-    assert rows["drafted ahead"].startswith("1 proposals")
+    assert rows["drafted ahead"] == "1 of 1 proposals, 1 passes without"
 
 
 def test_speed_counts_tokens_after_the_first() -> None:

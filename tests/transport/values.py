@@ -157,6 +157,7 @@ opens = st.builds(
     cache_salt=st.text(max_size=8),
     arrival_ns=u64,
     hidden_state_layers=layers,
+    in_turn=st.booleans(),
 )
 releases = st.builds(ports.Release, u64, u64)
 prepares = st.builds(ports.Prepare, u64, u64, st.integers(0, 1 << 16))
@@ -315,6 +316,7 @@ requests = st.builds(
     prompt_logprobs=st.none() | u32,
     num_speculative_tokens=st.none() | u32,
     acceptance_method=st.none() | methods,
+    draft_ahead=st.booleans(),
     request_id=text,
     cache_salt=text,
     resumable=st.booleans(),

@@ -38,6 +38,8 @@ class LatencyHistograms:
         """Steps in which the target takes in the whole text: the first of a request, and those of a rebuild."""
         self.decode = StageHistograms()
         """All other steps."""
+        self.num_drafts_ahead = 0
+        """Proposals that were begun before they were asked for."""
 
     def readings(self) -> list[Reading]:
         """All of it."""
@@ -49,4 +51,5 @@ class LatencyHistograms:
             Reading("outrider_inter_token_latency_seconds", self.between_tokens.read()),
             *self.prefill.readings("prefill"),
             *self.decode.readings("decode"),
+            Reading("outrider_drafts_ahead_total", self.num_drafts_ahead),
         ]

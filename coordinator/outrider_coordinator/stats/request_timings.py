@@ -97,7 +97,7 @@ class RequestTimings:
         """The wait for a proposal ended when ``arrived`` was read; what followed from it was done by ``handled``."""
         stages = self._stages(is_prefill=is_prefill)
         busy, between = self._split_wait(arrived, handled, timing)
-        self._num_drafts_ahead += timing is not None and _is_ahead(timing)
+        self._note_draft(is_ahead=timing is not None and _is_ahead(timing))
         self._has_waited = True
         self._draft += busy
         stages.draft.observe(busy)
@@ -109,7 +109,7 @@ class RequestTimings:
         """The wait for scores ended when ``arrived`` was read; they were judged by ``handled``. Draft tokens that were
         not waited for had been pushed to the target.
         """
-        self._num_drafts_ahead += num_drafts > 0 and not self._has_waited
+        self._note_draft(is_ahead=num_drafts > 0 and not self._has_waited)
         self._has_waited = False
         stages = self._stages(is_prefill=is_prefill)
         self._accept += handled - arrived
@@ -118,6 +118,10 @@ class RequestTimings:
         self._target += busy
         stages.score.observe(busy)
         stages.wire.observe(between)
+
+    def _note_draft(self, *, is_ahead: bool) -> None:
+        self._num_drafts_ahead += is_ahead
+        self._latency_histograms.num_drafts_ahead += is_ahead
 
     def _stages(self, *, is_prefill: bool) -> StageHistograms:
         """Stages of the step's phase; every step up to the first output is prefill."""

@@ -241,6 +241,11 @@ LOAD = (
         "Proposal channels whose draft and target go on by themselves (`draft_ahead`).",
         "outrider_proposal_channels_ahead",
     ),
+    _counter(
+        "outrider_drafts_ahead_total",
+        "Proposals that were begun before they were asked for, of `outrider_spec_decode_num_drafts_total`.",
+        f"{_rate('outrider_drafts_ahead_total')} / ({_DRAFTS} > 0)",
+    ),
 )
 
 RECOVERY = (
@@ -371,8 +376,8 @@ SERVICE = (
         MetricKind.COUNTER,
         "outrider_lookahead_steps_total",
         "Steps computed before they were asked for, by whether they were used: plain steps of a target"
-        " (`compute_ahead`), proposals of a draft (`draft_ahead`).",
-        f"sum by (outcome) (rate(outrider_lookahead_steps_total{_WINDOW}))",
+        " (`compute_ahead`), proposals of a draft and a target's steps with them (`draft_ahead`).",
+        f"sum by (role, outcome) (rate(outrider_lookahead_steps_total{_WINDOW}))",
         Label("outcome", "used or unused"),
     ),
     _of_services(

@@ -55,9 +55,10 @@ def test_stages_are_counted_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_proposals_that_never_waited_for_the_device_were_begun_ahead() -> None:
-    timings = RequestTimings()
+    histograms = LatencyHistograms()
+    timings = RequestTimings(histograms)
     timings.note_admitted()
     for timing in (None, ItemTiming(5, 2, 0, 0, 7), ItemTiming(0, 2, 0, 0, 2), ItemTiming(0, 0, 0, 3, 3)):
         timings.draft_wait_ended(timings.now(), timings.now(), timing, is_prefill=False)
         timings.step_ended(timings.now(), timings.now(), ItemTiming(0, 1, 0, 0, 1), is_prefill=False)
-    assert timings.summary().num_drafts_ahead == 2
+    assert timings.summary().num_drafts_ahead == histograms.num_drafts_ahead == 2
