@@ -54,6 +54,8 @@ def speculation_readings(spec_stats: SpecDecodeStats) -> list[Reading]:
         Reading(f"{prefix}judged_tokens_total", spec_stats.num_judged_tokens),
         Reading(f"{prefix}emitted_tokens_total", spec_stats.num_emitted_tokens),
         *each(f"{prefix}accepted_tokens_per_pos_total", "position", [(str(place), n) for place, n in positions]),
+        *each("outrider_draft_model_draft_tokens_total", "draft_model", spec_stats.draft_tokens_by_model.items()),
+        *each("outrider_draft_model_accepted_tokens_total", "draft_model", _accepted(spec_stats).items()),
         *each(
             "outrider_steps_without_draft_total",
             "reason",
@@ -74,6 +76,11 @@ def speculation_readings(spec_stats: SpecDecodeStats) -> list[Reading]:
         Reading("outrider_draft_timeouts_total", spec_stats.num_draft_timeouts),
         Reading("outrider_bad_evidence_total", spec_stats.num_bad_evidence),
     ]
+
+
+def _accepted(spec_stats: SpecDecodeStats) -> dict[str, int]:
+    """Accepted tokens by draft model, 0 included."""
+    return {model: spec_stats.accepted_tokens_by_model[model] for model in spec_stats.draft_tokens_by_model}
 
 
 def draft_length_readings(policy: DraftLengthPolicy) -> list[Reading]:

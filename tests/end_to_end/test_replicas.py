@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from tests.support.tiny_models import cached_tiny_model
 torch.set_num_threads(1)
 
 MODEL = cached_tiny_model("qwen3", seed=1, max_position_embeddings=1024)
+OTHER = cached_tiny_model("qwen3", seed=2, max_position_embeddings=1024)
 GREEDY: dict[str, Any] = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
 COUPLED: dict[str, Any] = {**GREEDY, "temperature": 1.0, "acceptance_method": "coupled"}
 
@@ -49,12 +52,13 @@ def addresses(servers: list[Server]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[Replicas]:
+async def running(*, versions: tuple[Path, Path] = (MODEL, MODEL)) -> AsyncIterator[Replicas]:
     made = Replicas()
     async with contextlib.AsyncExitStack() as cleanup:
-        for _ in range(2):
+        for number, version in enumerate(versions, 1):
             target = TargetService.load(TargetSettings.model_validate({"model": str(MODEL), "num_threads": 1}))
-            draft = DraftService.load(DraftSettings.model_validate({"model": str(MODEL), "num_threads": 1}))
+            drafting = {"model": str(version), "num_threads": 1, "served_model_name": f"draft-v{number}"}
+            draft = DraftService.load(DraftSettings.model_validate(drafting))
             made.targets.append(target)
             made.drafts.append(draft)
             made.servers[target] = await serve_target(target, host="127.0.0.1", port=0)
@@ -112,4 +116,39 @@ async def test_one_of_each_dies_under_load_and_every_token_is_that_of_a_run_alon
         assert made.coordinator.stats().num_failed == 0
         # All of a draft that is the target's twin is accepted: some 30 steps, and a few without while it moved.
         assert max(result.speculation.num_steps for result in results) < 75
+        await eventually(made.are_idle, "idle services")
+
+
+def by_version(made: Replicas, what: str) -> Counter[str]:
+    """Draft tokens, or accepted ones, of each version so far."""
+    found = Counter[str]()
+    for reading in made.coordinator.readings():
+        if reading.name == f"outrider_draft_model_{what}_total":
+            found[dict(reading.labels)["draft_model"]] = reading.value  # type: ignore[assignment]
+    return found
+
+
+async def test_a_draft_version_is_rolled_forward_and_back_under_traffic() -> None:
+    async with running(versions=(OTHER, MODEL)) as made:
+        asked = requests({**GREEDY, "max_tokens": 400})
+        alone = [await made.client.generate(**{**request, "num_speculative_tokens": 0}) for request in asked]
+        old, new = made.drafts
+        await made.servers[new].stop()
+        for leaving, coming in ((old, new), (new, old)):
+            await eventually(lambda: attached(made) == (2, 1), "one version")
+            tasks = [asyncio.create_task(made.client.generate(**request)) for request in asked]
+            await eventually(lambda: leaving.num_sessions == len(asked), "sessions on the version that leaves")  # noqa: B023
+            port = int(made.servers[coming].address.rpartition(":")[2])
+            made.servers[coming] = await serve_draft(coming, host="127.0.0.1", port=port)
+            await eventually(lambda: attached(made) == (2, 2), "both versions")
+            before = by_version(made, "draft_tokens")
+            await made.servers[leaving].stop()
+            results = await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
+            assert [result.token_ids for result in results] == [result.token_ids for result in alone]
+            assert made.coordinator.stats().num_failed == 0
+            moved = by_version(made, "draft_tokens") - before
+            assert moved[coming.description.model_name]
+        drafted, accepted = by_version(made, "draft_tokens"), by_version(made, "accepted_tokens")
+        assert accepted["draft-v1"] < 0.5 * drafted["draft-v1"]
+        assert accepted["draft-v2"] > 0.95 * drafted["draft-v2"]
         await eventually(made.are_idle, "idle services")

@@ -118,6 +118,7 @@ class RequestState:
         """Count the steps and waits that have ended since the last call."""
         uncounted, self._uncounted = self._uncounted, []
         timings, spec_stats = self.request_timings, self.loop.spec_stats
+        before = spec_stats.num_draft_tokens, spec_stats.num_accepted_tokens
         for ended, arrived, handled in uncounted:
             if isinstance(ended, StepEnded):
                 timings.step_ended(
@@ -127,6 +128,7 @@ class RequestState:
                 spec_stats.count_step(ended)
             else:
                 timings.draft_wait_ended(arrived, handled, ended.timing, is_prefill=ended.is_prefill)
+        spec_stats.attribute(self.place.draft_model, *before)
 
     def flush(self) -> None:
         """Wake the reader for new output, once the services have their next commands."""

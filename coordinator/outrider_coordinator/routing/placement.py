@@ -36,6 +36,8 @@ class Place:
     target: TargetReplica | None = None
     """None while it does not run, or no target can hold it."""
     draft: DraftReplica | None = None
+    draft_model: str = ""
+    """Model of its draft, or of the last one."""
     num_moves: int = 0
     """Number of targets that it was given."""
     refused_by: set[TargetReplica] = field(default_factory=set)
@@ -99,6 +101,7 @@ class Placement:
         )
         if place.draft is not None:
             self._drafts.enter(place.draft)
+            place.draft_model = "" if (found := place.draft.description) is None else found.model_name
             _note(self._draft_prefixes, self._drafts, place.draft, place)
         return place.draft
 

@@ -70,6 +70,9 @@ class SpecDecodeStats:
     """Steps that had a proposal, by how many tokens it had."""
     without_draft: Counter[WithoutDraft] = field(default_factory=Counter)
     """Steps that had no proposal, by why."""
+    draft_tokens_by_model: Counter[str] = field(default_factory=Counter)
+    """Draft tokens by the model that drew them, and accepted ones likewise."""
+    accepted_tokens_by_model: Counter[str] = field(default_factory=Counter)
     num_forced_tokens: int = 0
     """Proposed because the grammar forces them. They count as no draft tokens."""
     num_accepted_forced_tokens: int = 0
@@ -109,6 +112,12 @@ class SpecDecodeStats:
         self.num_gained_tokens += num_accepted + 1
         self.accepted_counts[num_accepted] += 1
         self.draft_lengths[num_drafted] += 1
+
+    def attribute(self, draft_model: str, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Count what was drafted and accepted since these counts as a model's."""
+        if self.num_draft_tokens > num_draft_tokens:
+            self.draft_tokens_by_model[draft_model] += self.num_draft_tokens - num_draft_tokens
+            self.accepted_tokens_by_model[draft_model] += self.num_accepted_tokens - num_accepted_tokens
 
     def add(self, other: SpecDecodeStats) -> None:
         """Add another's counts, field by field."""

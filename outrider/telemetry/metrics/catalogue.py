@@ -85,6 +85,7 @@ _ACCEPTED = _rate("outrider_spec_decode_num_accepted_tokens_total")
 _DRAFTS = _rate("outrider_spec_decode_num_drafts_total")
 _DRAFTED = _rate("outrider_spec_decode_num_draft_tokens_total")
 _STEPS = _rate("outrider_steps_total")
+_DRAFT_MODEL = Label("draft_model", "name of the draft's model")
 
 SPECULATION = (
     _counter("outrider_steps_total", "Judged steps of all sessions, prefills included."),
@@ -117,6 +118,20 @@ SPECULATION = (
         f"sum by (position) (rate(outrider_spec_decode_num_accepted_tokens_per_pos_total{_WINDOW}))"
         f" / ignoring(position) group_left () ({_DRAFTS} > 0)",
         Label("position", "0 for the first draft token"),
+    ),
+    _counter(
+        "outrider_draft_model_draft_tokens_total",
+        "Draft tokens proposed, by the model that drew them: versions of a draft beside each other, where their names"
+        " (served_model_name) differ.",
+        f"sum by (draft_model) (rate(outrider_draft_model_draft_tokens_total{_WINDOW}))",
+        _DRAFT_MODEL,
+    ),
+    _counter(
+        "outrider_draft_model_accepted_tokens_total",
+        "Draft tokens accepted, by the model that drew them.",
+        f"sum by (draft_model) (rate(outrider_draft_model_accepted_tokens_total{_WINDOW}))"
+        f" / (sum by (draft_model) (rate(outrider_draft_model_draft_tokens_total{_WINDOW})) > 0)",
+        _DRAFT_MODEL,
     ),
     _counter(
         "outrider_spec_decode_num_emitted_tokens_total",
