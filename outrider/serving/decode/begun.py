@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import U4, U8, AnswerColumns, Column, CommandColumns, ExtendColumns
+from outrider.columns import U4, U8, AnswerColumns, Column, CommandColumns, ExtendColumns, SupportColumns
 from outrider.ports import Extend, Proposal
 from outrider.prefix_hash import PrefixHash
 from outrider.proposal_channel.verdicts import Verdicts
@@ -44,8 +44,12 @@ class BegunStep:
     def answers_to(
         self, columns: ExtendColumns, rows: NDArray[np.intp], places: NDArray[np.intp]
     ) -> AnswerColumns[Any]:
-        """Answers to the commands in ``rows`` of ``columns``, from those at ``places`` here."""
-        return replace(self.answers.selected(places), generations=columns.generations[rows])
+        """Answers to the commands in ``rows`` of ``columns``, from those at ``places`` here: as many draft tokens as
+        they ask for, or all that were begun.
+        """
+        answers = replace(self.answers.selected(places), generations=columns.generations[rows])
+        asked = columns.draft_lengths[rows]
+        return first_tokens(answers, asked) if (asked < answers.counts).any() else answers
 
 
 class BegunSteps:
@@ -73,7 +77,7 @@ class BegunSteps:
             begun, place = self._found.pop((link_id, item.session), (None, 0))
             if begun is None:
                 continue
-            if asks_for_same(item, begun.items[place]) and item.generation > begun.items[place].generation:
+            if continues_text(item, begun.items[place]) and item.draft_length:
                 _, rows, places = found.setdefault(id(begun), (begun, [], []))
                 rows.append(row)
                 places.append(place)
@@ -95,11 +99,19 @@ class BegunSteps:
 
 def asks_for_same(item: Extend, begun: Extend) -> bool:
     """True if a command asks for what was begun, whatever their generations are."""
+    return _has_same_text(item, begun) and item.draft_length == begun.draft_length
+
+
+def continues_text(item: Extend, begun: Extend) -> bool:
+    """True if a newer command continues the text for which something was begun."""
+    return _has_same_text(item, begun) and item.generation > begun.generation
+
+
+def _has_same_text(item: Extend, begun: Extend) -> bool:
     return (
         item.num_kept_tokens == begun.num_kept_tokens
         and item.prefix_hash == begun.prefix_hash
         and item.token_ids == begun.token_ids
-        and item.draft_length == begun.draft_length
         and item.hidden_states is None
     )
 
@@ -158,12 +170,16 @@ def _shortened(result: Any, longest: int) -> Any:  # noqa: ANN401 - an answer or
 
 
 def first_tokens(proposals: AnswerColumns[Any], longest: Column) -> AnswerColumns[Any]:
-    """Proposals without evidence, each with this many tokens at most."""
+    """Proposals, each with this many tokens at most."""
     counts = proposals.counts
     starts = counts.cumsum(dtype=np.int64) - counts
     is_kept = np.arange(proposals.token_ids.size) - starts.repeat(counts) < longest.repeat(counts)
     told = np.minimum(counts, longest).astype(counts.dtype)
-    return replace(proposals, counts=told, token_ids=proposals.token_ids[is_kept])
+    supports = proposals.supports
+    if supports is not None:
+        ids = is_kept.repeat(supports.counts)
+        supports = SupportColumns(supports.counts[is_kept], supports.token_ids[ids], supports.probs[ids])
+    return replace(proposals, counts=told, token_ids=proposals.token_ids[is_kept], supports=supports)
 
 
 class Following(NamedTuple):

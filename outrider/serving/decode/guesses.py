@@ -32,11 +32,14 @@ class _Sent:
 
     session: Session[Any]
     generation: int
-    base: int
+    length: int
+    """Tokens of the text with the proposal."""
     draft_length: int
     last: int
     """The last draft token, which the draft has no KV of."""
     channel: int
+    base: int
+    """Tokens of the text before the proposal."""
 
 
 class Guesses:
@@ -54,9 +57,10 @@ class Guesses:
         """True if a step may be begun."""
         return bool(self._due)
 
-    def start(self, link_id: int, accepted: Verdicts, channel: int) -> None:
+    def start(self, link_id: int, accepted: Verdicts, channel: int, wanted: dict[SessionKey, int]) -> None:
         """Note proposals that were sent to a target, as verdicts that accept them. Of a large message none is: a draft
-        that is busy serves what is asked for later, which costs more than it gains.
+        that is busy serves what is asked for later, which costs more than it gains. ``wanted``: draft tokens that were
+        asked for where fewer had been begun.
         """
         if len(accepted) > MAX_BEGUN_SESSIONS:
             return
@@ -66,7 +70,8 @@ class Guesses:
             if session is None or generation != session.generation + 1 or not self._executor.may_guess(session):
                 continue
             if session.sequence.length == base + count - 1:
-                self._due[session.key] = _Sent(session, session.generation, base, count, last, channel)
+                length = wanted.pop(session.key, count)
+                self._due[session.key] = _Sent(session, session.generation, base + count, length, last, channel, base)
 
     def next_step(self, now_ns: int) -> DecodeBatch | None:
         """The loop of all that is due on one link; None where it cannot be begun. Nothing of them is due any more."""
@@ -79,14 +84,13 @@ class Guesses:
         return self.running
 
     def _step(self, due: Sequence[_Sent], now_ns: int) -> DecodeBatch | None:
-        bases = np.array([sent.base for sent in due], dtype=np.int64)
+        texts = np.array([sent.length for sent in due], dtype=np.int64)
         lengths = np.array([sent.draft_length + 1 for sent in due], dtype=np.int64)
-        texts = bases + lengths - 1
         tokens = np.array([[sent.last] for sent in due], dtype=U4)
         own = self._last.of([sent.session for sent in due])
         columns = replace(self._asked(own.sessions, texts - 1, tokens, lengths, None), channel=due[0].channel)
         step = DecodeBatch(due[0].session.link_id, columns, own, texts - 1, texts, lengths, now_ns, is_asked=False)
-        step.guessed_from = bases
+        step.guessed_from = np.array([sent.base for sent in due], dtype=np.int64)
         return step if self._executor.takes_columns(step) else None
 
     def finish(self, step: DecodeBatch, answers: AnswerColumns[Any], forward: ForwardRecord) -> None:

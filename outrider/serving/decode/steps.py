@@ -172,9 +172,15 @@ class DecodeBatches:
         for begun, rows, places in claims:
             is_taken[rows] = True
             own, generations = begun.step.own.selected(np.array(places)), columns.generations[rows].tolist()
-            bases = begun.step.bases[places].tolist()
-            for session, generation, base in zip(own.sessions, generations, bases, strict=True):
+            bases, counts = begun.step.bases[places].tolist(), begun.answers.counts[places].tolist()
+            lengths = columns.draft_lengths[rows].tolist(), begun.step.draft_lengths[places].tolist()
+            heads = zip(own.sessions, generations, bases, counts, *lengths, strict=True)
+            for session, generation, base, count, asked, length in heads:
                 session.generation, session.used_ns = generation, arrived_ns
+                if asked < count:
+                    self._truncate_held([session], [base + asked - 1])
+                elif asked > length:
+                    self._wanted[session.key] = asked
                 self._sessions.commit(session, base)
                 waiting, row = self._waiting[session.key]
                 waiting.claim(row, generation, base)
@@ -186,7 +192,7 @@ class DecodeBatches:
         """Go on from proposals that were sent directly."""
         for key in self.drafts.start(link_id, start):
             self._put_up(key)
-        self._guesses.start(link_id, start.verdicts, start.channel)
+        self._guesses.start(link_id, start.verdicts, start.channel, self._wanted)
 
     def _put_up(self, key: SessionKey) -> None:
         """A session waits here no more: its next item is compared with what it holds by then."""

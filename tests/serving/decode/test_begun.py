@@ -412,7 +412,7 @@ def test_wrong_late_lost_and_repeated_verdicts_change_no_proposal(new_core: Call
 def test_the_comparison_finds_a_draft_that_does_not_check(
     new_core: Callable[[], Core], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(begun, "asks_for_same", lambda _item, _begun: True)
+    monkeypatch.setattr(begun, "continues_text", lambda _item, _begun: True)
     monkeypatch.setattr(ModelProposer, "matches", lambda _self, _item, _begun: True)
     changed, _ = differences(new_core, 1)
     assert changed

@@ -54,11 +54,11 @@ class Drafting:
         self.generation = 2
         self.ask([PROMPT - 1] * num_sessions)
 
-    def ask(self, kept: list[int]) -> list[Any]:
+    def ask(self, kept: list[int], length: int = K) -> list[Any]:
         """Ask for proposals after all texts, of which the draft holds so much, as columns."""
         self.generation += 2
         rows = enumerate(zip(self.texts, kept, strict=True))
-        items = [extend_item(n, self.generation, text, K, num_kept_tokens=held) for n, (text, held) in rows]
+        items = [extend_item(n, self.generation, text, length, num_kept_tokens=held) for n, (text, held) in rows]
         self.driver.core.handle(0, (command_columns(items),))
         self.proposals = sorted(self.driver.run(), key=lambda event: event.session)
         return self.proposals
@@ -66,7 +66,7 @@ class Drafting:
     def go_on(self) -> None:
         """The proposals were sent to a target."""
         rows = [
-            (number, self.generation + 1, len(self.texts[number]), K, each.token_ids[-1], UNKNOWN)
+            (number, self.generation + 1, len(self.texts[number]), len(each.token_ids), each.token_ids[-1], UNKNOWN)
             for number, each in enumerate(self.proposals)
         ]
         columns = [np.array(each, dtype=U8 if place < 2 else U4) for place, each in enumerate(zip(*rows, strict=True))]
@@ -93,11 +93,11 @@ def bonus_tokens(drafting: Drafting) -> list[int]:
     return found
 
 
-def check_same(found: list[Any], texts: list[list[int]]) -> None:
+def check_same(found: list[Any], texts: list[list[int]], length: int = K) -> None:
     """Proposals of a draft that knows nothing but the texts: tokens and what they were drawn from."""
     alone = new_draft()
     for number, (event, text) in enumerate(zip(found, texts, strict=True)):
-        expected = alone.run(opening(number), extend_item(number, 9, text, K))[-1]
+        expected = alone.run(opening(number), extend_item(number, 9, text, length))[-1]
         assert event.base_length == len(text)
         assert event.token_ids == expected.token_ids
         assert event.evidence.counts.tolist() == expected.evidence.counts.tolist()
@@ -136,6 +136,22 @@ def test_other_verdicts_are_served_as_if_nothing_had_been_begun() -> None:
         text += [*event.token_ids, token_id]
     check_same(drafting.ask([len(text) - 2 for text in drafting.texts]), drafting.texts)
     assert drafting.counts() == (4, 2)
+
+
+def test_other_lengths_get_as_much_as_was_begun() -> None:
+    """Lengths are decided by what knows nothing of the tokens that were drawn."""
+    drafting = Drafting(2)
+    for step, (asked, answered) in enumerate([(K - 1, K - 1), (K + 2, K - 1), (K + 2, K + 2), (1, 1)], 1):
+        drafting.go_on()
+        kept = [len(text) + len(event.token_ids) - 1
+                for text, event in zip(drafting.texts, drafting.proposals, strict=True)]  # fmt: skip
+        for text, event, token_id in zip(drafting.texts, drafting.proposals, bonus_tokens(drafting), strict=True):
+            text += [*event.token_ids, token_id]
+        check_same(drafting.ask(kept, asked), drafting.texts, answered)
+        assert drafting.counts() == (2 * step, 0)
+    last = [Release(number, drafting.generation + 2) for number in range(2)]
+    drafting.driver.run(*last)
+    assert drafting.driver.core.num_pages_free == NUM_PAGES
 
 
 def test_what_is_asked_for_comes_before_a_guess() -> None:
