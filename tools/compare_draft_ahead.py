@@ -74,8 +74,8 @@ class Arm:
     @property
     def name(self) -> str:
         """Name as in the flag."""
-        parts = [self.arrangement, self.mode, None if self.length is None else str(self.length), self.rule]
-        return ":".join([part for part in parts if part is not None])
+        parts = [self.arrangement, self.mode, "" if self.length is None else str(self.length), self.rule or ""]
+        return ":".join(parts).rstrip(":")
 
     @property
     def num_gpus(self) -> int:
@@ -171,7 +171,7 @@ def start(session: Session, names: list[str], settings: list[str], stack: ExitSt
     services: dict[tuple[str, str], dict[str, int]] = {}
     for name in names:
         arrangement, mode, *rest = name.split(":")
-        length, rule = int(rest[0]) if rest else None, rest[1] if len(rest) > 1 else None
+        length, rule = int(rest[0]) if rest and rest[0] else None, rest[1] if len(rest) > 1 else None
         arm = Arm(arrangement, mode, length, rule)
         for pair in _DEVICES[arrangement]:
             for role, device in zip(("target", "draft"), pair, strict=True):
