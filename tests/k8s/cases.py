@@ -141,6 +141,13 @@ _ALONE: dict[str, Values] = {
     "scaled-gateway": {
         "gateway": {"enabled": True, "autoscaling": {"enabled": True, "maxReplicas": 8, "cpuPercent": 50}}
     },
+    "direct-channels": {"directChannels": {"enabled": True}},
+    "direct-channels-with-tls": {
+        "directChannels": {"enabled": True},
+        "tls": {"enabled": True, "certManager": {"enabled": True, "issuer": {"name": "ca"}}},
+        "tokens": {"links": {"name": "links", "key": "token"}},
+    },
+    "direct-channels-in-one-pod": {"directChannels": {"enabled": True}, "placement": "samePod"},
     "drafts-by-a-query": {
         "draft": {"autoscaling": {"enabled": True, "query": 'sum(outrider_sessions_open{role="draft"})'}}
     },

@@ -132,12 +132,16 @@ REFUSED: dict[str, tuple[Values, str]] = {
         "target.autoscaling.enabled: scaling is on requests that run or wait",
     ),
     "drafts scaled on requests, which they do not change": (
-        {"draft": {"autoscaling": {"enabled": True}}},
-        "draft.autoscaling.enabled: more drafts do not change how many requests run or wait",
-    ),
-    "drafts scaled with all others": (
         {"common": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
-        "draft.autoscaling.enabled: more drafts do not change",
+        "draft.autoscaling.kind: is hpa, on how many requests run or wait; more drafts do not change that",
+    ),
+    "drafts of its own and of another release": (
+        {"draft": {"address": "pool-outrider-draft:50052"}},
+        "draft.address: is pool-outrider-draft:50052, a draft of another release; set draft.enabled=false",
+    ),
+    "channels between hosts as a setting": (
+        {"coordinator": {"settings": {"channels_between_hosts": True}}},
+        "coordinator.settings.channels_between_hosts: is the chart's own; see placement, directChannels",
     ),
     "more requests a replica than run on it": (
         {

@@ -137,7 +137,7 @@ def test_the_grace_outlasts_the_drain(release: Releases, name: str) -> None:
 
 @EVERY_CASE
 def test_no_rollout_asks_for_a_gpu_more(release: Releases, name: str) -> None:
-    if name == "strategy":
+    if name in ("strategy", "pool"):
         pytest.skip("this case has strategies of its own")
     for workload, container in programs(release(name)):
         if any("/" in resource for resource in container["resources"].get("limits", {})):
@@ -199,8 +199,8 @@ def admitted(release: Release, workload: Workload) -> dict[int, Any]:
 @EVERY_CASE
 def test_network_policies_admit_the_hops_that_exist_and_no_other(release: Releases, name: str) -> None:
     rendered = release(name)
-    if not rendered.of_kind("NetworkPolicy"):
-        pytest.skip("this case has none")
+    if not rendered.of_kind("NetworkPolicy") or name.startswith("pool"):
+        pytest.skip("this case has none, or rules of its own for every pod")
     for workload in rendered.workloads():
         if workload.component == "test":
             continue
@@ -209,8 +209,48 @@ def test_network_policies_admit_the_hops_that_exist_and_no_other(release: Releas
         called = {number for port, number in ports.items() if not port.startswith("health")}
         assert set(rules) == called, "every port that somebody calls, and none besides; probes come from the node"
         if workload.component in ("target", "draft"):
-            (caller,) = rules[ports["grpc"]]
-            assert [w.component for w in chosen(rendered, caller["podSelector"]["matchLabels"])] == ["coordinator"]
+            peers = [chosen(rendered, caller["podSelector"]["matchLabels"]) for caller in rules[ports["grpc"]]]
+            is_called_by_drafts = workload.component == "target" and name.startswith("direct-channels")
+            expected = ["coordinator", *(["draft"] if is_called_by_drafts else [])]
+            assert [found.component for peer in peers for found in peer] == expected
+
+
+@pytest.mark.parametrize("name", ["direct-channels", "direct-channels-with-tls", "pool"])
+def test_drafts_may_call_their_targets(release: Releases, name: str) -> None:
+    rendered = release(name)
+    assert "--channels-between-hosts" in rendered.flags("coordinator")
+    trusts = [flag for flag in rendered.flags("draft") if flag.startswith("--link-tls-ca-file=")]
+    assert bool(trusts) == name.endswith("tls")
+    target, draft = rendered.workload_of("target"), rendered.workload_of("draft")
+    (policy,) = [p for p in rendered.of_kind("NetworkPolicy") if p["metadata"]["name"] == draft.name]
+    port = {"port": container_ports(target)["grpc"], "protocol": "TCP"}
+    to = [peer for rule in policy["spec"]["egress"] if port in rule["ports"] for peer in rule.get("to", [])]
+    assert [target] in [chosen(rendered, peer["podSelector"]["matchLabels"]) for peer in to]
+    if trusts:
+        (certificate,) = [c for c in rendered.of_kind("Certificate") if c["metadata"]["name"] == draft.name]
+        assert certificate["spec"]["usages"] == ["server auth", "client auth"]
+
+
+def test_in_one_pod_no_channel_is_between_hosts(release: Releases) -> None:
+    assert "--channels-between-hosts" not in release("direct-channels-in-one-pod").flags("coordinator")
+
+
+def test_a_target_may_draft_with_another_releases_drafts(release: Releases) -> None:
+    rendered = release("pool-target")
+    assert "--draft-address=pool-outrider-draft:50052" in rendered.flags("coordinator")
+    coordinator = rendered.workload_of("coordinator")
+    (policy,) = [p for p in rendered.of_kind("NetworkPolicy") if p["metadata"]["name"] == coordinator.name]
+    assert {"ports": [{"port": 50052, "protocol": "TCP"}]} in policy["spec"]["egress"]
+
+
+def test_drafts_are_scaled_on_the_share_of_the_time_in_which_they_compute(release: Releases) -> None:
+    (scaled,) = release("pool").of_kind("ScaledObject")
+    (trigger,) = scaled["spec"]["triggers"]
+    assert trigger["metadata"]["threshold"] == "0.7"
+    query = trigger["metadata"]["query"]
+    assert 'service="rider-outrider-draft"' in query and 'stage=~"forward|sample"' in query
+    name = re.findall(r"outrider_\w+", query.replace("rider-outrider-draft", ""))
+    assert [each.removesuffix("_sum") for each in name] == ["outrider_forward_stage_seconds"]
 
 
 @EVERY_CASE
@@ -226,6 +266,8 @@ def test_coordinators_may_reach_what_they_are_told_to_call(release: Releases, na
             assert f"--host={address}" in rendered.flags(service)
             continue
         host, _, port = address.partition(":")
+        if host.startswith("pool-"):
+            continue  # of another release
         found = rendered.one("Service", host)
         assert found["spec"]["clusterIP"] == "None"
         (workload,) = chosen(rendered, found["spec"]["selector"])

@@ -11,6 +11,9 @@
 {{- if eq $blocks.target.model.from "none" }}
 {{- fail "\ntarget.model.from: the large model is not set. Choose image, pvc, hostPath, download or oci, and target.model.path; k8s/outrider/examples has whole files." }}
 {{- end }}
+{{- if and .Values.draft.enabled .Values.draft.address }}
+{{- fail (printf "\ndraft.address: is %s, a draft of another release; set draft.enabled=false" .Values.draft.address) }}
+{{- end }}
 {{- with $blocks.draft }}
 {{- $method := .settings.method | default "" }}
 {{- $isLookup := has $method (list "ngram" "suffix") }}
@@ -82,8 +85,8 @@
 {{- fail (printf "\n%s.settings.%s: the %s has no such setting; %s" $name $key $name $hint) }}
 {{- else if hasKey $owned $key }}
 {{- fail (printf "\n%s.settings.%s: is set by %s.%s" $name $key $name (get $owned $key)) }}
-{{- else if or (hasSuffix "_address" $key) (hasSuffix "_file" $key) (hasPrefix "max_connection_age" $key) (hasPrefix "coordinator_tls" $key) (eq $key "allow_plaintext_token") }}
-{{- fail (printf "\n%s.settings.%s: is the chart's own; see placement, tls, tokens and service in values.yaml" $name $key) }}
+{{- else if or (hasSuffix "_address" $key) (hasSuffix "_file" $key) (hasPrefix "max_connection_age" $key) (hasPrefix "coordinator_tls" $key) (has $key (list "allow_plaintext_token" "channels_between_hosts")) }}
+{{- fail (printf "\n%s.settings.%s: is the chart's own; see placement, directChannels, tls, tokens and service in values.yaml" $name $key) }}
 {{- end }}
 {{- end }}
 {{- if mod (int $block.tensorParallelSize) (int $block.hosts) }}
@@ -123,8 +126,8 @@
 {{- if and $scaling.query (ne $scaling.kind "keda") }}
 {{- fail (printf "\n%s.autoscaling.query: is asked by KEDA; kind is %s" .name $scaling.kind) }}
 {{- end }}
-{{- if and (eq .name "draft") (ne $scaling.kind "cpu") (not $scaling.query) }}
-{{- fail "\ndraft.autoscaling.enabled: more drafts do not change how many requests run or wait: where a draft is full or late, steps go without it. Set draft.replicas; or kind=keda and a query that drafts do change, such as sum(outrider_sessions_open{role=\"draft\"})" }}
+{{- if and (eq .name "draft") (eq $scaling.kind "hpa") }}
+{{- fail "\ndraft.autoscaling.kind: is hpa, on how many requests run or wait; more drafts do not change that: where a draft is full or late, steps go without it. Choose keda, or set draft.replicas" }}
 {{- end }}
 {{- if and (eq $scaling.kind "cpu") (eq .block.device "cuda") }}
 {{- fail (printf "\n%s.autoscaling.kind: is cpu with device=cuda; the load of a GPU does not show in processor time, choose keda or hpa" .name) }}

@@ -8,6 +8,11 @@ outrider_{{ . }}
 {{- if and (eq .root.Values.placement "samePod") (has .name (list "target" "draft")) }}yes{{ end }}
 {{- end }}
 
+{{/* Whether drafts call targets of other pods. Empty is no. */}}
+{{- define "outrider.hasChannels" -}}
+{{- if and .Values.directChannels.enabled (ne .Values.placement "samePod") (or .Values.draft.enabled .Values.draft.address) }}yes{{ end }}
+{{- end }}
+
 {{/* What a service listens on: dict "root" "name" "block". */}}
 {{- define "outrider.host" -}}
 {{- if include "outrider.onSocket" . }}unix:/run/outrider/{{ .name }}.sock{{ else }}{{ .block.bindAddress }}{{ end }}
@@ -68,6 +73,11 @@ unix:/run/outrider/{{ .name }}.sock
 - --target-address={{ include "outrider.address" (dict "root" .root "name" "target") }}
 {{- if .root.Values.draft.enabled }}
 - --draft-address={{ include "outrider.address" (dict "root" .root "name" "draft") }}
+{{- else if .root.Values.draft.address }}
+- --draft-address={{ .root.Values.draft.address }}
+{{- end }}
+{{- if include "outrider.hasChannels" .root }}
+- --channels-between-hosts
 {{- end }}
 {{- else }}
 - --device={{ .block.device }}

@@ -39,6 +39,9 @@ and need none.
 - --tls-client-ca-file={{ ternary "/etc/outrider/users-ca/ca.crt" "/etc/outrider/tls/ca.crt" (not (empty $tls.users.caSecret.name)) }}
 {{- end }}
 {{- end }}
+{{- if and (eq .name "draft") (include "outrider.linksSpeakTls" .) (include "outrider.hasChannels" .root) }}
+- --link-tls-ca-file=/etc/outrider/tls/ca.crt
+{{- end }}
 {{- if and $public (include "outrider.linksSpeakTls" .) }}
 - --link-tls-ca-file=/etc/outrider/tls/ca.crt
 - --link-tls-cert-file=/etc/outrider/tls/tls.crt
