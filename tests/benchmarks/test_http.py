@@ -27,10 +27,12 @@ LOADS = (Load(1, (((3, 1),), ((4, 1),))), Load(3, (((5, 9), (2, 6), (5, 3)),)))
 class ScriptedServer:
     """Counts the prompt's last token up; an event may be cut anywhere, as a proxy would."""
 
-    def __init__(self, *, cut: int = 10**6, fail_after: int = 10**6, chunked: bool = True) -> None:
+    def __init__(
+        self, *, cut: int = 10**6, fail_after: int = 10**6, chunked: bool = True, lingers: bool = False
+    ) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.paths: list[str] = []
-        self._cut, self._fail_after, self._chunked = cut, fail_after, chunked
+        self._cut, self._fail_after, self._chunked, self._lingers = cut, fail_after, chunked, lingers
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(asyncio.start_server(self._answer, "127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
@@ -50,10 +52,13 @@ class ScriptedServer:
         self.bodies.append(json.loads(await reader.readexactly(length)))
         self.paths.append(head.split()[1])
         if len(self.bodies) > self._fail_after:
-            writer.write(b"HTTP/1.1 503 Service Unavailable\r\n\r\nno room left")
+            length_told = "Content-Length: 12\r\n" if self._lingers else ""
+            writer.write(f"HTTP/1.1 503 Service Unavailable\r\n{length_told}\r\nno room left".encode())
         else:
             self._write_stream(writer, self.bodies[-1])
         await writer.drain()
+        if self._lingers:
+            await reader.read()  # until the client closes
         writer.close()
 
     def _write_stream(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
@@ -87,7 +92,7 @@ async def test_a_stream_is_read_however_it_is_cut(scripted: ScriptedServer) -> N
     assert scripted.bodies == [{**expected, "stream": True, "stream_options": {"include_usage": True}}]
 
 
-@pytest.mark.parametrize("scripted", [{"fail_after": 0}], indirect=True)
+@pytest.mark.parametrize("scripted", [{"fail_after": 0}, {"fail_after": 0, "lingers": True}], indirect=True)
 async def test_an_error_of_the_server_is_told_in_its_words(scripted: ScriptedServer) -> None:
     with pytest.raises(UnavailableError, match="status 503: no room left"):
         await stream_completion(scripted.url, {"prompt": [1], "max_tokens": 2})

@@ -85,8 +85,7 @@ async def _response_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, s
 async def _lines(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
     """Lines of the body that are not empty, as they come."""
     rest = b""
-    parts = _chunks(reader) if headers.get("transfer-encoding", "").lower() == "chunked" else _until_end(reader)
-    async for part in parts:
+    async for part in _parts(reader, headers):
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             if line.strip():
@@ -95,9 +94,19 @@ async def _lines(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> As
         yield rest.strip()
 
 
+def _parts(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        return _chunks(reader)
+    return _counted(reader, int(headers["content-length"])) if "content-length" in headers else _until_end(reader)
+
+
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     while size := int((await reader.readuntil(b"\n")).split(b";")[0], 16):
         yield (await reader.readexactly(size + 2))[:-2]
+
+
+async def _counted(reader: asyncio.StreamReader, num_bytes: int) -> AsyncIterator[bytes]:
+    yield await reader.readexactly(num_bytes)
 
 
 async def _until_end(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
