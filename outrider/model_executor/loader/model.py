@@ -172,33 +172,43 @@ def load_model(
         keeps_order = is_batch_invariant(
             batch_invariant, config, chosen_dtype, chosen_device, num_ranks=num_ranks, cached_dtype=cached_dtype
         )
-        if config.is_fallback:
-            decoder = load_fallback(
-                folder, config, chosen_dtype, chosen_device, progress=progress, communicator=communicator
-            )
-        else:
-            check_weights_fit(config, chosen_dtype, chosen_device, communicator.shard)
-            decoder = Decoder(
-                config, dtype=chosen_dtype, device=chosen_device, communicator=communicator, batch_invariant=keeps_order
-            )
-            _fill(decoder, folder, load_format, progress, stored=stored, has_kv_scales=cached_dtype == FP8)
+        decoder = _load_decoder(
+            folder, config, load_format, communicator, keeps_order=keeps_order, stored=stored, progress=progress,
+            dtype=chosen_dtype, device=chosen_device, cached_dtype=cached_dtype,
+        )  # fmt: skip
         layout = decoder.kv_cache_layout
         request = KVCacheRequest(
-            page_size,
-            length,
-            layout.bytes_per_token(cached_dtype.itemsize),
-            num_pages,
-            kv_cache_bytes,
-            gpu_memory_utilization,
-            max_sequences,
+            page_size, length, layout.bytes_per_token(cached_dtype.itemsize), num_pages, kv_cache_bytes,
+            gpu_memory_utilization, max_sequences, num_state_slots=num_state_slots,
             slot_bytes=0 if layout.states is None else layout.states.bytes_per_slot(chosen_dtype.itemsize),
-            num_state_slots=num_state_slots,
             window=window_request(layout, cached_dtype, length, forward_tokens),
-        )
+        )  # fmt: skip
         size = _choose_size(request, chosen_device, graph_memory_bytes, ranks)
         return LoadedModel(
             decoder, page_size, size.num_pages, length, cached_dtype, size.num_state_slots, size.num_window_pages
         )
+
+
+def _load_decoder(
+    folder: Path,
+    config: ModelConfig,
+    load_format: LoadFormat,
+    communicator: Communicator,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    cached_dtype: torch.dtype,
+    keeps_order: bool,
+    stored: dict[str, StoredTensor],
+    progress: Progress | None,
+) -> Decoder:
+    """Decoder of the folder with its weights: ours, or transformers' own code."""
+    if config.is_fallback:
+        return load_fallback(folder, config, dtype, device, progress=progress, communicator=communicator)
+    check_weights_fit(config, dtype, device, communicator.shard)
+    decoder = Decoder(config, dtype=dtype, device=device, communicator=communicator, batch_invariant=keeps_order)
+    _fill(decoder, folder, load_format, progress, stored=stored, has_kv_scales=cached_dtype == FP8)
+    return decoder
 
 
 def is_text_part(config: ModelConfig) -> bool:
