@@ -127,7 +127,7 @@ class AnswerColumns(Generic[EventT_co]):
     base_lengths: Column  # [B] uint32
     counts: Column  # [B] uint32, tokens of each
     token_ids: Column  # [T] uint32
-    timings_ns: Sequence[int]  # [5 B] the fields of ``ItemTiming``; [5]: the same for all; []: not known
+    timings_ns: Sequence[int]  # [6 B] the fields of ``ItemTiming``; [6]: the same for all; []: not known
     make: Callable[[int, int, int, tuple[int, ...]], EventT_co]
     """The event of session, generation, base length and tokens; not for sparse scores."""
     outside_masses: Column | None = None  # [T] float32

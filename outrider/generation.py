@@ -151,6 +151,10 @@ class Timing:
     prefill: StageTimes = StageTimes()
     """The part of ``draft``, ``target``, ``accept`` and ``wire`` up to the first token. The draft's own prefill may
     come later, in the steps that decode."""
+    grammar: float = 0.0
+    """Time to compile the grammar of the request, or to find it compiled, before it waits."""
+    mask: float = 0.0
+    """Time in which the services made masks of the grammar beside their forwards, summed over steps."""
     num_drafts_ahead: int = 0
     """Proposals that the draft had begun before the coordinator asked for them."""
 

@@ -348,7 +348,8 @@ class ForwardReport:
 class ItemTiming:
     """Stages of one item's time, by the service's own clock.
 
-    Each stage lies between readings of the clock of its own, where one ends and the next begins; so they add up.
+    Each of the first four lies between readings of the clock of its own, where one ends and the next begins; so they
+    add up.
     """
 
     queue_ns: int
@@ -360,11 +361,13 @@ class ItemTiming:
     """
     total_ns: int
     """Time from its arrival to the answer."""
+    mask_ns: int = 0
+    """Time in which the masks of its forwards were made, beside the model's work."""
 
     @property
-    def numbers(self) -> tuple[int, int, int, int, int]:
+    def numbers(self) -> tuple[int, int, int, int, int, int]:
         """The fields in their order, as they travel."""
-        return self.queue_ns, self.forward_ns, self.sample_ns, self.wait_ns, self.total_ns
+        return self.queue_ns, self.forward_ns, self.sample_ns, self.wait_ns, self.total_ns, self.mask_ns
 
 
 DraftCommand = Open | Extend | Release

@@ -31,6 +31,11 @@ class ForwardRecord:
     span_id: str = ""
     """Both are set by the code that makes spans."""
 
+    @property
+    def mask_ns(self) -> int:
+        """Time in which masks were made."""
+        return 0 if self.masked_ns is None else self.masked_ns[1] - self.masked_ns[0]
+
 
 @dataclass(slots=True)
 class ItemRecord:

@@ -262,6 +262,7 @@ class Coordinator:
             trace.notes.grammar_ns = texts.grammar_ns
             trace.notes.taken_in(processor.model_name)
         request_state = RequestState(loop, self._latency_histograms, trace)
+        request_state.request_timings.note_grammar(texts.grammar_ns)
         self.driver.submit(request_state)
         return request_state
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from outrider.generation import GenerationResult, SpeculationStats
+from outrider.generation import GenerationResult, SpeculationStats, Timing
 
 
 def print_statistics(console: Console, result: GenerationResult) -> None:
@@ -30,6 +30,7 @@ def statistics(result: GenerationResult) -> list[tuple[str, str]]:
         ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}" if stats.num_draft_tokens else "no data"),
         *([("drafted ahead", _ahead(timing.num_drafts_ahead, stats))] if timing.num_drafts_ahead else []),
         *([("forced by the grammar", _forced(stats))] if stats.num_forced_tokens else []),
+        *([("grammar", _grammar(timing))] if timing.grammar else []),
         ("in draft", _by_phase(timing.draft, timing.prefill.draft)),
         ("in target", _by_phase(timing.target, timing.prefill.target)),
         ("in accept", _by_phase(timing.accept, timing.prefill.accept)),
@@ -45,6 +46,10 @@ def _ahead(count: int, stats: SpeculationStats) -> str:
 
 def _forced(stats: SpeculationStats) -> str:
     return f"{stats.num_forced_tokens} tokens proposed, {stats.num_accepted_forced_tokens} accepted"
+
+
+def _grammar(timing: Timing) -> str:
+    return f"compiled in {1000 * timing.grammar:.1f} ms, masks {1000 * timing.mask:.1f} ms beside forwards"
 
 
 def tokens_per_second(result: GenerationResult) -> float | None:

@@ -152,6 +152,8 @@ class ResumableGeneration:
             wire=sum(part.wire for part in parts),
             paused=sum(part.paused for part in parts),
             prefill=_sum_stages([part.prefill for part in parts]),
+            grammar=sum(part.grammar for part in parts),
+            mask=sum(part.mask for part in parts),
             num_drafts_ahead=sum(part.num_drafts_ahead for part in parts),
         )
 

@@ -155,7 +155,7 @@ class OutputProcessor:
         now = self._clock()
         columns = [answers.step.columns(answers.places, now) for one in plain for answers in one.by_form()]
         times = np.concatenate([answers.step.timings_ns(answers.places, now) for answers in plain])
-        queue_ns, forward_ns, sample_ns, _, total_ns = times.max(axis=0).tolist()
+        queue_ns, forward_ns, sample_ns, _, total_ns, _ = times.max(axis=0).tolist()
         forwards = [answers.step.forward for answers in plain if answers.step.forward is not None]
         report = ForwardReport(
             queue_ns, forward_ns, sample_ns, total_ns,
@@ -175,7 +175,7 @@ class OutputProcessor:
         computed = max(forward.computed_ns, started)
         ended = max(forward.ended_ns, computed)
         stages = started - arrived, computed - started, ended - computed
-        timing = (*stages, now - ended, now - arrived)
+        timing = (*stages, now - ended, now - arrived, forward.mask_ns)
         report = ForwardReport(
             *stages, now - arrived, forward.batch_size, forward.num_tokens, self._num_pages_free(), forward.ended_ns,
             *self._loads.others_of(step.link_id),

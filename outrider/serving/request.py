@@ -83,6 +83,7 @@ class Request(Generic[ItemT, JobT, EventT]):
     forward_ns: int = 0
     sample_ns: int = 0
     wait_ns: int = 0
+    mask_ns: int = 0
     batch_size: int = 0
     """Batch size of the last forward that served it."""
     num_tokens: int = 0
@@ -109,7 +110,7 @@ class Request(Generic[ItemT, JobT, EventT]):
         """The item that this was prepared for has come: its time begins now, whatever was done before."""
         self.item, self.is_asked, self.record = item, True, record
         self.arrived_ns = self.touched_ns = arrived_ns
-        self.queue_ns, self.forward_ns, self.sample_ns, self.wait_ns = None, 0, 0, 0
+        self.queue_ns, self.forward_ns, self.sample_ns, self.wait_ns, self.mask_ns = None, 0, 0, 0, 0
 
     def finish(self, answer: EventT | CommonEvent) -> None:
         """Take the answer, which names the item that was asked even where it was computed for the prepared one."""
@@ -131,6 +132,7 @@ class Request(Generic[ItemT, JobT, EventT]):
             self.wait_ns += idle
         self.forward_ns += computed - started
         self.sample_ns += done.ended_ns - computed
+        self.mask_ns += done.mask_ns
         self.touched_ns = self.forward_ended_ns = done.ended_ns
         self.batch_size, self.num_tokens = done.batch_size, done.num_tokens
         if self.record is not None:
@@ -145,6 +147,7 @@ class Request(Generic[ItemT, JobT, EventT]):
             self.sample_ns,
             self.wait_ns + now_ns - self.touched_ns,
             now_ns - self.arrived_ns,
+            self.mask_ns,
         )
 
 

@@ -121,7 +121,7 @@ class StageTimes(_message.Message):
     def __init__(self, draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., wire_s: _Optional[float] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("queue_s", "first_token_s", "total_s", "draft_s", "target_s", "accept_s", "wire_s", "paused_s", "prefill", "num_drafts_ahead")
+    __slots__ = ("queue_s", "first_token_s", "total_s", "draft_s", "target_s", "accept_s", "wire_s", "paused_s", "prefill", "num_drafts_ahead", "grammar_s", "mask_s")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,8 @@ class Timing(_message.Message):
     PAUSED_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_S_FIELD_NUMBER: _ClassVar[int]
+    MASK_S_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     first_token_s: float
     total_s: float
@@ -142,7 +144,9 @@ class Timing(_message.Message):
     paused_s: float
     prefill: StageTimes
     num_drafts_ahead: int
-    def __init__(self, queue_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., prefill: _Optional[_Union[StageTimes, _Mapping]] = ..., num_drafts_ahead: _Optional[int] = ...) -> None: ...
+    grammar_s: float
+    mask_s: float
+    def __init__(self, queue_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., prefill: _Optional[_Union[StageTimes, _Mapping]] = ..., num_drafts_ahead: _Optional[int] = ..., grammar_s: _Optional[float] = ..., mask_s: _Optional[float] = ...) -> None: ...
 
 class GenerationResult(_message.Message):
     __slots__ = ("text", "token_ids", "finish_reason", "matched_stop_token_id", "matched_stop_text", "logprobs", "prompt_logprobs", "usage", "speculation", "seed", "request_id", "timing", "has_logprobs", "has_prompt_logprobs", "trace_id")

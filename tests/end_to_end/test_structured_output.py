@@ -57,6 +57,7 @@ async def test_output_is_the_same_for_all_draft_lengths(stack: Stack, method: st
     check(results[0].text, results[0].finish_reason)
     assert len({result.token_ids for result in results}) == 1
     assert results[-1].speculation.num_accepted_tokens > 0
+    assert all(result.timing.grammar > 0 and result.timing.mask > 0 for result in results)
 
 
 @pytest.mark.parametrize(("method", "temperature"), (("rejection", 0.0), ("coupled", 1.2), ("rejection", 0.9)))

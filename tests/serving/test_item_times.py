@@ -88,7 +88,7 @@ def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
     (_, opened), (_, batch) = core.step()
     assert opened.timings == ()
     stages = QUEUED, NUM_FORWARDS * FORWARD, NUM_FORWARDS * SAMPLE, (NUM_FORWARDS - 1) * BETWEEN
-    assert batch.timings == (ItemTiming(*stages, sum(stages)),)
+    assert batch.timings == (ItemTiming(*stages, sum(stages), NUM_FORWARDS * (FORWARD - 1)),)
 
     (item,) = recorder.items
     of_item, *below = item_spans(item, names.PROPOSE_ITEM)

@@ -128,7 +128,7 @@ def test_tokens_come_back_equal_with_the_time_of_each() -> None:
 def test_a_time_that_all_share_travels_once() -> None:
     events, time = [greedy(index) for index in range(6)], ports.ItemTiming(1, 2, 3, 4, 5)
     message = target_events_to_proto(ports.EventBatch(tuple(events), None, (time,) * 6))
-    assert len(answers_of(message)[0].timings_ns) == 40
+    assert len(answers_of(message)[0].timings_ns) == 48
     assert [each for _, each in timed_events(target_events_from_proto(message)).values()] == [time] * 6
 
 

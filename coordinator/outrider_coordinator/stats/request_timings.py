@@ -32,6 +32,7 @@ class RequestTimings:
         self._pause_began: float | None = None
         self._draft = self._target = self._accept = self._wire = 0.0
         self._prefill = StageTimes()
+        self._grammar = self._mask = 0.0
         self._num_drafts_ahead = 0
         self._has_waited = False
         """True if the step that ends next has waited for its proposal."""
@@ -44,6 +45,11 @@ class RequestTimings:
         now = self.now()
         self._queued, self._queue_began = self._queue_time(now), None
         self._wait_began = now
+
+    def note_grammar(self, within_ns: tuple[int, int] | None) -> None:
+        """The grammar was compiled between these clock readings, before the request arrived; None: there is none."""
+        if within_ns is not None:
+            self._grammar = (within_ns[1] - within_ns[0]) * NANOSECONDS
 
     def note_parked(self) -> None:
         """The request waits again: for pages."""
@@ -135,6 +141,7 @@ class RequestTimings:
         waited = max(0.0, ended - self._wait_began)
         # The draft's prefill may be sent before a step waits for it; the wait is then the shorter of the two times.
         busy = waited if timing is None else min(waited, timing.total_ns * NANOSECONDS)
+        self._mask += 0.0 if timing is None else timing.mask_ns * NANOSECONDS
         self._wire += waited - busy
         self._wait_began = handled
         return busy, waited - busy
@@ -152,6 +159,8 @@ class RequestTimings:
             wire=self._wire,
             paused=self._pause_time(now),
             prefill=self._prefill,
+            grammar=self._grammar,
+            mask=self._mask,
             num_drafts_ahead=self._num_drafts_ahead,
         )
 

@@ -196,7 +196,7 @@ class PlainStep:
         waits: list[int] = np.maximum(started_ns - arrived, 0).tolist()
         return waits
 
-    def timings_ns(self, places: Rows, now_ns: int) -> Ints:  # [N, 5]
+    def timings_ns(self, places: Rows, now_ns: int) -> Ints:  # [N, 6]
         """The fields of ``ItemTiming`` of rows, as ``Request`` has them: an item's time begins when it comes."""
         done, arrived = self.forward, self.arrived_ns[places]
         if done is None:
@@ -208,4 +208,5 @@ class PlainStep:
         is_late = self.is_late[places]
         stages[is_late] = 0
         stages[is_late, 3] = now_ns - arrived[is_late]
-        return np.concatenate((stages, (now_ns - arrived)[:, None]), axis=1)
+        others = np.stack((now_ns - arrived, np.full(len(places), done.mask_ns)), axis=1)
+        return np.concatenate((stages, others), axis=1)

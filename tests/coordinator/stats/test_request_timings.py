@@ -62,3 +62,16 @@ def test_proposals_that_never_waited_for_the_device_were_begun_ahead() -> None:
         timings.draft_wait_ended(timings.now(), timings.now(), timing, is_prefill=False)
         timings.step_ended(timings.now(), timings.now(), ItemTiming(0, 1, 0, 0, 1), is_prefill=False)
     assert timings.summary().num_drafts_ahead == histograms.num_drafts_ahead == 2
+
+    assert timings.summary().num_drafts_ahead == 2
+
+
+def test_masks_of_both_services_are_summed_and_compiling_is_told() -> None:
+    timings = RequestTimings()
+    timings.note_grammar(None)
+    timings.note_admitted()
+    timings.note_grammar((1_000, 2_001_000))
+    timings.draft_wait_ended(timings.now(), timings.now(), ItemTiming(0, 1, 0, 0, 1, 3_000_000), is_prefill=False)
+    timings.step_ended(timings.now(), timings.now(), ItemTiming(0, 1, 0, 0, 1, 4_000_000), is_prefill=False)
+    found = timings.summary()
+    assert [found.grammar, found.mask] == pytest.approx([0.002, 0.007])
