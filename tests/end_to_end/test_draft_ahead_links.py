@@ -21,6 +21,8 @@ from outrider.proposal_channel import sender as sending
 from outrider.proposal_channel import verdicts as verdict_messages
 from outrider.proposal_channel.receiver import ProposalReceiver
 from outrider.proposal_channel.verdicts import Verdicts
+from outrider.transport import channel_streams
+from outrider.transport.channels import keepalive
 from outrider.transport.remote import RemoteTarget
 from outrider.types import PeerAddress
 from tests.end_to_end.test_direct_proposals import (
@@ -34,9 +36,9 @@ from tests.end_to_end.test_direct_proposals import (
     together,
 )
 from tests.end_to_end.test_draft_ahead import MODES, alone, check_played, expected_of, steps
-from tests.end_to_end.waiting import again_until, all_free, eventually
+from tests.end_to_end.waiting import DEADLINE_S, again_until, all_free, eventually
 from tests.support.stack import Stack, run_stack
-from tests.support.tcp_proxy import TcpProxy
+from tests.support.tcp_proxy import Direction, TcpProxy
 
 torch.set_num_threads(1)
 
@@ -86,6 +88,25 @@ async def test_a_channel_that_is_cut_and_stalls_changes_no_token(
         before = steps(stack, "used")
         await again_until(lambda: steps(stack, "used") > before, lambda: alone(stack, GREEDY))
         assert steps(stack, "used") > before
+        await all_free(stack)
+
+
+@MODES
+@pytest.mark.parametrize("direction", ["up", "down"])
+async def test_a_path_that_swallows_everything_holds_no_step_for_long(
+    draft_ahead: str, direction: Direction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keepalive of the channel ends it, long before scores that wait for proposals are given up."""
+    expected = await expected_of(GREEDY)
+    monkeypatch.setattr(channel_streams, "PATH_KEEPALIVE", keepalive(100, 200))
+    monkeypatch.setattr("outrider_target.service.ProposalReceiver", partial(ProposalReceiver, patience_s=600.0))
+    async with behind_proxy(monkeypatch, draft_ahead) as (stack, proxy):
+        before = num_direct(stack)
+        running = asyncio.ensure_future(together(stack, GREEDY))
+        await eventually(lambda: num_direct(stack) > before or running.done(), "steps")
+        await proxy.black_hole(direction)
+        check_same(await asyncio.wait_for(running, DEADLINE_S), expected)
+        check_same(await asyncio.wait_for(together(stack, GREEDY), DEADLINE_S), expected)
         await all_free(stack)
 
 
