@@ -265,7 +265,7 @@ class ExtendColumns:
     """Hidden states for a draft that reads them."""
     channel: int = 0
     """The proposal channel by which the proposals go to the target too, if they leave as columns; 0: by none."""
-    trace_parents: Sequence[str] = ()  # [B], or none
+    trace_parents: Sequence[str] = ()  # [B], or none; empty for one that is not traced
     hidden_states: Sequence[HiddenStates] = ()  # [B], or none
     """Hidden states that ``states`` cannot hold."""
 
@@ -304,7 +304,7 @@ class ScoreColumns:
     """None: no command has a support. One whose supports have no ids has none either."""
     channel: int = 0
     """The proposal channel by which the draft tokens came; 0: by none. Never travels."""
-    trace_parents: Sequence[str] = ()  # [B], or none
+    trace_parents: Sequence[str] = ()  # [B], or none; empty for one that is not traced
     begins_next: bool = False
     """The target may begin the steps after this one by itself. Never travels."""
 
@@ -317,7 +317,7 @@ class ScoreColumns:
         return len(self.sessions)
 
     def without_drafts(self, places: NDArray[np.intp]) -> ScoreColumns:
-        """The commands at these places, untraced, without their draft tokens and supports."""
+        """The commands at these places, without their draft tokens and supports."""
         return ScoreColumns(
             self.sessions[places],
             self.generations[places],
@@ -330,6 +330,7 @@ class ScoreColumns:
             self.draft_token_ids[:0],
             None if self.hidden_states_from is None else self.hidden_states_from[places],
             self.plane,
+            trace_parents=[self.trace_parents[place] for place in places.tolist()] if self.trace_parents else (),
         )
 
     def items(self) -> Iterator[Score]:
@@ -423,8 +424,8 @@ def token_scores(session: int, generation: int, base_length: int, token_ids: tup
 
 
 def is_batch(columns: CommandColumns) -> bool:
-    """True if a service may take commands together: no traced ones, and no prompts."""
-    if columns.trace_parents or (isinstance(columns, ExtendColumns) and columns.hidden_states):
+    """True if a service may take commands together: no prompts."""
+    if isinstance(columns, ExtendColumns) and columns.hidden_states:
         return False
     return max(columns.counts.tolist(), default=0) <= MAX_ROW_TOKENS
 

@@ -49,7 +49,7 @@ _INLINE = "inline"
 
 
 def columns_of_commands(commands: Sequence[Extend | Score]) -> list[CommandColumns]:
-    """Commands of different sessions as columns: by kind and form of hidden states, prompts and traced ones apart."""
+    """Commands of different sessions as columns: by kind and form of hidden states, prompts apart."""
     if len(commands) == 1:
         return [command_columns(commands)]
     groups: dict[object, list[Extend | Score]] = {}
@@ -80,10 +80,10 @@ def columns_of_answers(
 
 
 def _command_form(command: Extend | Score) -> object:
-    is_prompt, is_traced = len(command.token_ids) > MAX_ROW_TOKENS, bool(command.trace_parent)
+    is_prompt = len(command.token_ids) > MAX_ROW_TOKENS
     if isinstance(command, Extend):
-        return is_prompt, is_traced, _states_form(command.hidden_states)
-    return is_prompt, is_traced, None if command.hidden_states_from is None else command.plane
+        return is_prompt, _states_form(command.hidden_states)
+    return is_prompt, None if command.hidden_states_from is None else command.plane
 
 
 def _states_form(states: HiddenStates | None) -> object:

@@ -6,7 +6,8 @@ monotonic clock, in nanoseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from outrider.ports import ItemTiming
@@ -56,14 +57,27 @@ class ItemRecord:
     span_id: str = ""
     """Set by the code that makes spans."""
 
+    def note_forward(self, done: ForwardRecord, since_ns: int) -> None:
+        """A forward served it, of which only what came after ``since_ns`` is its own."""
+        if since_ns <= done.started_ns:
+            done.items.append(self)
+            self.forwards.append(done)
+        elif since_ns < done.ended_ns:
+            computed = max(done.computed_ns, since_ns)
+            self.forwards.append(replace(done, started_ns=since_ns, computed_ns=computed, items=[self]))
+
 
 class Recorder(Protocol):
     """Receiver of records; called by the engine's thread, returns at once."""
 
-    def wants(self, trace_parent: str) -> bool:
-        """True if an item with this nonempty ``traceparent`` is recorded."""
+    def ended(self, items: Sequence[ItemRecord]) -> None:
+        """Items were answered or abandoned; their records are final."""
         ...
 
-    def ended(self, item: ItemRecord) -> None:
-        """An item was answered or abandoned; its record and those of its forwards are final."""
-        ...
+
+def is_sampled(trace_parent: str) -> bool:
+    """True for a ``traceparent`` whose lowest flag is set: items with it are recorded."""
+    return trace_parent[-1:] in _ODD_DIGITS
+
+
+_ODD_DIGITS = frozenset("13579bdf")

@@ -201,7 +201,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         answered = [
             self._answer(request, result) for request, result in self.scheduler.update(batch, output, finished.ended_ns)
         ]
-        in_arrays = self.scheduler.finish_plain(batch, output, finished.ended_ns)
+        in_arrays = self.scheduler.finish_plain(batch, finished.ended_ns)
         for link_id, event in output.pushed:
             self._outputs.put(link_id, event)
         self._start_next(batch, finished.ended_ns)
@@ -213,6 +213,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         answered, self._answered = self._answered, []
         self.decode.settle()
         self.decode.put_down(answered)
+        self._outputs.hand_over_records()
         if not self.executor.is_asynchronous:  # else it has learned while the device computed
             self.scheduler.learn()
 

@@ -185,7 +185,7 @@ class InputProcessor:
         request = self._scheduler.lookahead.match(session.key, item)
         if request is None:
             return False
-        request.ask(item, arrived_ns, self._outputs.record_of(item, arrived_ns))
+        request.ask(item, arrived_ns)
         if request.status is RequestStatus.PREPARED:
             answer: Any = request.answer
             self._sessions.commit(session, answer.base_length)
@@ -221,8 +221,7 @@ class InputProcessor:
             return
         if opened is not None:
             self._outputs.put_opened(session.link_id, opened)
-        record = self._outputs.record_of(item, arrived_ns)
-        self._scheduler.add(Request(session, item, job, arrived_ns, record=record))
+        self._scheduler.add(Request(session, item, job, arrived_ns))
 
     def _lose(self, session: Session[Any], error: OutriderError) -> None:
         self._end_with(session, SessionLost(session.open.session, session.generation, str(error)))

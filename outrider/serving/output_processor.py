@@ -24,14 +24,14 @@ from outrider.ports import (
     Preempted,
     Proposal,
     Refused,
+    Scores,
     SessionFailed,
     SessionLost,
 )
-from outrider.recording import ForwardRecord, ItemRecord, Recorder
+from outrider.recording import ForwardRecord, ItemRecord, Recorder, is_sampled
 from outrider.serving.decode.begun import BegunStep
 from outrider.serving.decode.plain_steps import PlainAnswers
 from outrider.serving.decode.step import DecodeBatch
-from outrider.serving.executor import Item
 from outrider.serving.link_loads import LinkLoads
 from outrider.serving.request import AnyRequest, Batch
 from outrider.serving.stats import ServiceStats
@@ -54,6 +54,8 @@ class OutputProcessor:
     def __init__(self, stats: ServiceStats, clock: Callable[[], int], num_pages_free: Callable[[], int]) -> None:
         self.recorder: Recorder | None = None
         """Takes the records of traced items."""
+        self._ended: list[ItemRecord] = []
+        """Records of answered items whose answers have not left yet."""
         self._stats, self._clock, self._num_pages_free = stats, clock, num_pages_free
         self._ready: dict[int, list[Any]] = {}
         self._opened: dict[int, list[Any]] = {}
@@ -105,7 +107,8 @@ class OutputProcessor:
         step = replace(
             begun.step, columns=columns, own=begun.step.own.selected(np.array(places)), arrived_ns=arrived_ns
         )
-        self._claimed += self.columns_message(step, answers, begun.forward)
+        parents = [columns.trace_parents[row] for row in rows] if columns.trace_parents else ()
+        self._claimed += self.columns_message(step, answers, begun.forward, parents)
 
     def put_messages(self, messages: Messages) -> None:
         """Queue messages as they are."""
@@ -153,7 +156,13 @@ class OutputProcessor:
         """Answers of one link, some as columns."""
         link_id = int(plain[0].step.own.link_ids[plain[0].places[0]])
         now = self._clock()
-        columns = [answers.step.columns(answers.places, now) for one in plain for answers in one.by_form()]
+        columns = []
+        for answers in [own for one in plain for own in one.by_form()]:
+            step, places = answers.step, answers.places
+            columns.append(step.columns(places, now))
+            if any(parents := step.trace_parents[places].tolist()):
+                arrived = step.arrived_ns[places].tolist()
+                self._record_rows(columns[-1], parents, arrived, step.forward, now, outcome=Scores.__name__)
         times = np.concatenate([answers.step.timings_ns(answers.places, now) for answers in plain])
         queue_ns, forward_ns, sample_ns, _, total_ns, _ = times.max(axis=0).tolist()
         forwards = [answers.step.forward for answers in plain if answers.step.forward is not None]
@@ -168,8 +177,16 @@ class OutputProcessor:
         beside = self._batch(finished)
         return EventBatch(beside.events, _larger(report, beside.report), beside.timings, (*columns, *beside.columns))
 
-    def columns_message(self, step: DecodeBatch, answers: AnswerColumns[Any], forward: ForwardRecord) -> Messages:
-        """The answers of a step, which all came and left together; their time ends now."""
+    def columns_message(
+        self,
+        step: DecodeBatch,
+        answers: AnswerColumns[Any],
+        forward: ForwardRecord,
+        trace_parents: Sequence[str] = (),
+    ) -> Messages:
+        """The answers of a step, which all came and left together; their time ends now. ``trace_parents``: of each, or
+        none.
+        """
         now, arrived = self._clock(), step.arrived_ns
         started = max(forward.started_ns, arrived)
         computed = max(forward.computed_ns, started)
@@ -185,6 +202,9 @@ class OutputProcessor:
             timing, answers.make, answers.outside_masses, answers.states, answers.supports,
             *_of_channel(step.columns), answers.goes_on,
         )  # fmt: skip
+        if trace_parents:
+            outcome = Scores.__name__ if step.is_scoring else Proposal.__name__
+            self._record_rows(columns, trace_parents, [arrived] * len(trace_parents), forward, now, outcome=outcome)
         return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), (columns,)))]
 
     def note(self, event: object, opening: Open | None, trace_parent: str = "") -> None:
@@ -203,17 +223,24 @@ class OutputProcessor:
         elif isinstance(event, Refused) and _log.isEnabledFor(logging.DEBUG):
             _log.debug("a session is refused: %s", event.reason, extra=_about(event, opening, trace_parent))
 
-    def record_of(self, item: Item, arrived_ns: int) -> ItemRecord | None:
-        """The record of an item; None when it is not traced."""
-        if item.trace_parent and self.recorder is not None and self.recorder.wants(item.trace_parent):
-            return ItemRecord(item.trace_parent, item.session, item.generation, arrived_ns)
-        return None
+    def hand_over_records(self) -> None:
+        """Hand the records of traced items to the recorder; called when their answers have left."""
+        if self._ended:
+            ended, self._ended = self._ended, []
+            self._hand_over(ended)
 
     def end_unanswered(self, request: AnyRequest, why: str) -> None:
         """End the record of an item that gets no answer."""
-        if request.record is not None:
-            self._end(request.record, self._clock(), why)
-            request.record = None  # a forward that is in flight notes nothing of it any more
+        if (record := request.record) is not None:
+            record.ended_ns, record.outcome = self._clock(), why
+            self._hand_over([record])
+
+    def _hand_over(self, ended: Sequence[ItemRecord]) -> None:
+        if self.recorder is not None:
+            self.recorder.ended(ended)
+            return
+        for record in ended:
+            record.forwards.clear()  # which refer to it
 
     def _take_opened(self, link_id: int) -> Messages:
         events = self._opened.pop(link_id, None)
@@ -224,11 +251,11 @@ class OutputProcessor:
         timings = _timings(finished, now)
         events = tuple([request.answer for request in finished])
         for index, request in enumerate(finished):
-            if request.record is not None:
-                event, timing = events[index], timings[index]
-                request.record.error = event.message if isinstance(event, SessionFailed) else ""
-                request.record.timing = timing
-                self._end(request.record, now, type(event).__name__)
+            if (record := request.record) is not None:
+                event = events[index]
+                record.error = event.message if isinstance(event, SessionFailed) else ""
+                record.timing, record.ended_ns, record.outcome = timings[index], now, type(event).__name__
+                self._ended.append(record)
         report = ForwardReport(
             max([timing.queue_ns for timing in timings]), max([timing.forward_ns for timing in timings]),
             max([timing.sample_ns for timing in timings]), max([timing.total_ns for timing in timings]),
@@ -243,10 +270,26 @@ class OutputProcessor:
                 return EventBatch((), report, (), (columns,))
         return EventBatch(events, report, timings)
 
-    def _end(self, record: ItemRecord, now_ns: int, outcome: str) -> None:
-        record.ended_ns, record.outcome = now_ns, outcome
-        if self.recorder is not None:
-            self.recorder.ended(record)
+    def _record_rows(
+        self,
+        answers: AnswerColumns[Any],
+        trace_parents: Sequence[str],
+        arrived_ns: Sequence[int],
+        forward: ForwardRecord | None,
+        now_ns: int,
+        *,
+        outcome: str,
+    ) -> None:
+        """End the records of those answers whose items are traced. ``trace_parents`` and times of arrival: of each."""
+        places = [place for place, parent in enumerate(trace_parents) if is_sampled(parent)]
+        heads = answers.sessions.tolist(), answers.generations.tolist()
+        for place, timing in zip(places, answers.timings(places), strict=True):
+            session, generation = [values[place] for values in heads]
+            record = ItemRecord(trace_parents[place], session, generation, arrived_ns[place])
+            if forward is not None:
+                record.note_forward(forward, arrived_ns[place])
+            record.timing, record.ended_ns, record.outcome = timing, now_ns, outcome
+            self._ended.append(record)
 
 
 def _channel_of(finished: Sequence[AnyRequest]) -> int:

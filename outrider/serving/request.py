@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias
 
 from outrider.ports import Extend, ItemTiming, Score
-from outrider.recording import ForwardRecord, ItemRecord
+from outrider.recording import ForwardRecord, ItemRecord, is_sampled
 from outrider.serving.decode.plain_step import PlainStep
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import (
@@ -67,8 +67,6 @@ class Request(Generic[ItemT, JobT, EventT]):
     """False while it is computed under a ``Prepare`` and its item has not come."""
     is_guess: bool = False
     """Nothing will ask for it: its proposal is pushed (``decode.drafts_ahead``)."""
-    record: ItemRecord | None = None
-    """None when it is not traced."""
     status: RequestStatus = RequestStatus.WAITING
     num_batches: int = 0
     """Batches that were started with it and have not ended: one, or two with a chunk of its prompt each."""
@@ -90,6 +88,7 @@ class Request(Generic[ItemT, JobT, EventT]):
     """Tokens of the last forward that served it."""
     forward_ended_ns: int = 0
     """End of the last forward that served it, whenever its item came."""
+    _record: ItemRecord | None = None
 
     def __post_init__(self) -> None:
         self.touched_ns = self.arrived_ns
@@ -106,9 +105,17 @@ class Request(Generic[ItemT, JobT, EventT]):
         """
         return isinstance(self.item, Extend) and not self.item.draft_length
 
-    def ask(self, item: ItemT, arrived_ns: int, record: ItemRecord | None) -> None:
+    @property
+    def record(self) -> ItemRecord | None:
+        """The record of its item; None when that is not traced."""
+        if self._record is None and is_sampled(self.item.trace_parent):
+            item = self.item
+            self._record = ItemRecord(item.trace_parent, item.session, item.generation, self.arrived_ns)
+        return self._record
+
+    def ask(self, item: ItemT, arrived_ns: int) -> None:
         """The item that this was prepared for has come: its time begins now, whatever was done before."""
-        self.item, self.is_asked, self.record = item, True, record
+        self.item, self.is_asked = item, True
         self.arrived_ns = self.touched_ns = arrived_ns
         self.queue_ns, self.forward_ns, self.sample_ns, self.wait_ns, self.mask_ns = None, 0, 0, 0, 0
 
@@ -123,6 +130,8 @@ class Request(Generic[ItemT, JobT, EventT]):
 
         The item of a prepared step may have come while the forward ran: only what was left of it then is its time.
         """
+        if self.status is not RequestStatus.ABORTED and (record := self.record) is not None:
+            record.note_forward(done, self.touched_ns)
         started = max(done.started_ns, self.touched_ns)
         computed = max(done.computed_ns, started)
         idle = started - self.touched_ns
@@ -135,8 +144,6 @@ class Request(Generic[ItemT, JobT, EventT]):
         self.mask_ns += done.mask_ns
         self.touched_ns = self.forward_ended_ns = done.ended_ns
         self.batch_size, self.num_tokens = done.batch_size, done.num_tokens
-        if self.record is not None:
-            _record_forward(self.record, done, started, computed)
 
     def timing(self, now_ns: int) -> ItemTiming:
         """Stage times of the request, if it is answered now."""
@@ -152,15 +159,6 @@ class Request(Generic[ItemT, JobT, EventT]):
 
 
 AnyRequest: TypeAlias = Request[Any, Any, Any]
-
-
-def _record_forward(record: ItemRecord, done: ForwardRecord, started_ns: int, computed_ns: int) -> None:
-    if started_ns == done.started_ns:
-        done.items.append(record)
-        record.forwards.append(done)
-    else:
-        share = replace(done, started_ns=started_ns, computed_ns=computed_ns, items=[record])
-        record.forwards.append(share)
 
 
 class RequestQueue:
@@ -281,6 +279,8 @@ class Batch:
     """Set when it is started."""
     queued: QueuedForward[Any, Any] = field(init=False)
     """Set when it is started behind another: that forward, with its jobs."""
+    record: ForwardRecord = field(init=False)
+    """Set when its forward has ended."""
 
     @property
     def requests(self) -> list[AnyRequest]:

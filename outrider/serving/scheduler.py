@@ -99,7 +99,8 @@ class Scheduler:
         or error. Prepared ones are held, and those that need more forwards are queued again.
         """
         self._note_duration(batch, ended_ns)
-        self._note_forward(batch, output, ended_ns)
+        batch.record = _record(batch, output, ended_ns)
+        self._note_forward(batch, batch.record)
         note_answer = self._delay.note_answer
         done = []
         for request, result in zip(batch.requests, output.results, strict=True):
@@ -183,12 +184,11 @@ class Scheduler:
         if not self.plain.grant(session, num_steps):
             self.lookahead.grant(session, num_steps)
 
-    def finish_plain(self, batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> list[PlainAnswers]:
+    def finish_plain(self, batch: Batch, ended_ns: int) -> list[PlainAnswers]:
         """Take in what a batch has computed of a plain step; the answers to what was asked for."""
         if batch.plain is None:
             return []
-        forward = _record(batch, output, ended_ns)
-        answers = self.plain.finish(batch, batch.plain, forward)
+        answers = self.plain.finish(batch, batch.plain, batch.record)
         for own in answers:
             keys = own.keys
             self._running.update(keys)
@@ -323,8 +323,7 @@ class Scheduler:
         elif all(is_running(request.job) for request in self.queue.due):
             self._chunk_size.note_end_of_prompts()
 
-    def _note_forward(self, batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> None:
-        done = _record(batch, output, ended_ns)
+    def _note_forward(self, batch: Batch, done: ForwardRecord) -> None:
         waits_ns = []
         for request in batch.requests:
             is_first = request.queue_ns is None and request.is_asked

@@ -93,6 +93,6 @@ def test_what_is_added_is_the_difference_within_a_round() -> None:
 
 
 def test_what_does_not_trace_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ServiceRecorder, "wants", lambda self, trace_parent: False)
+    monkeypatch.setattr(ServiceRecorder, "ended", lambda self, items: None)
     with pytest.raises(IntegrityError, match="left 0 spans of the target"):
         run_plan(TracingPlan(num_steps=8, num_rounds=1))

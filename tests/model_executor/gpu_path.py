@@ -143,17 +143,17 @@ def opened(session: int) -> Open:
     )  # fmt: skip
 
 
+TRACED = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+
+
 class GraphUse:
     """Recorder of what traces say of CUDA graphs: for each forward of a traced item, whether one was replayed."""
 
     def __init__(self) -> None:
         self.used: list[bool] = []
 
-    def wants(self, trace_parent: str) -> bool:
-        return trace_parent == "traced"
-
-    def ended(self, item: ItemRecord) -> None:
-        self.used += [forward.used_graph for forward in item.forwards]
+    def ended(self, items: Sequence[ItemRecord]) -> None:
+        self.used += [forward.used_graph for item in items for forward in item.forwards]
 
 
 def play(draft: ModelRunner, target: ModelRunner) -> tuple[list[Answer], int]:
@@ -175,7 +175,7 @@ def play(draft: ModelRunner, target: ModelRunner) -> tuple[list[Answer], int]:
             for session in asked
             for base in [held["draft"][session]]
         ]
-        trace_parent = "traced" if number == len(ROUNDS) - 1 else ""
+        trace_parent = TRACED if number == len(ROUNDS) - 1 else ""
         proposals = answers_of(drafting, opening, [replace(item, trace_parent=trace_parent) for item in extends])
         items = [score(proposals[session], texts[session], held["target"][session]) for session in asked]
         scores = answers_of(scoring, opening, [replace(item, trace_parent=trace_parent) for item in items])

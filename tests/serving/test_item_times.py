@@ -37,11 +37,8 @@ class _Recorder:
     def __init__(self) -> None:
         self.items: list[ItemRecord] = []
 
-    def wants(self, trace_parent: str) -> bool:
-        return trace_parent == PARENT
-
-    def ended(self, item: ItemRecord) -> None:
-        self.items.append(item)
+    def ended(self, items: Sequence[ItemRecord]) -> None:
+        self.items += items
 
 
 class _Job:
@@ -86,6 +83,7 @@ def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
         assert core.step() == []
         clock.now += BETWEEN
     (_, opened), (_, batch) = core.step()
+    core.tidy()
     assert opened.timings == ()
     stages = QUEUED, NUM_FORWARDS * FORWARD, NUM_FORWARDS * SAMPLE, (NUM_FORWARDS - 1) * BETWEEN
     assert batch.timings == (ItemTiming(*stages, sum(stages), NUM_FORWARDS * (FORWARD - 1)),)

@@ -10,13 +10,12 @@ computes (``ScoreAhead``), and nothing is sent when they come here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.columns import AnswerColumns, ExtendColumns, ScoreAhead, ScoreColumns
+from outrider.columns import AnswerColumns, ExtendColumns, ScoreAhead
 from outrider.ports import DraftEvent, EventBatch, TargetEvent
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.early_scores import EarlyScores
@@ -141,7 +140,7 @@ class BatchDriver:
         if taken is None:
             return None
         if not taken.is_direct:
-            _send(target, taken.commands, batch)
+            target.send_columns(taken.commands)
         elif not self.early.are_held(target):
             target.connection.note_direct(taken.commands)
         return TakenAnswers(batch, taken, answers, places, arrived, _now())
@@ -156,7 +155,7 @@ class BatchDriver:
         if taken is None:
             return None
         asked: Any = batch.draft if isinstance(taken.commands, ExtendColumns) else batch.target
-        _send(asked, taken.commands, batch)
+        asked.send_columns(taken.commands)
         if len(taken.places) < len(places):
             places = [places[place] for place in taken.places]
         return TakenAnswers(batch, taken, answers, places, arrived, _now())
@@ -194,9 +193,8 @@ class BatchDriver:
             request = self._find(number)
             if request is not None and request.place.target is not None and number not in found:
                 found.add(number)
-                is_traced = bool(request.loop.commands.trace_parent)
-                groups.setdefault((request.place.target, request.place.draft, is_traced), []).append(place)
-        for (target, draft, _), places in groups.items():
+                groups.setdefault((request.place.target, request.place.draft), []).append(place)
+        for (target, draft), places in groups.items():
             yield target, draft, np.array(places)
 
     def _rows(self, answers: AnswerColumns[Any]) -> list[int]:
@@ -264,9 +262,7 @@ class BatchDriver:
     def _may_announce(self, one: TakenAnswers, commands: ExtendColumns) -> bool:
         """True if all that a draft computes now may go to the target directly."""
         target, draft = one.batch.target, one.batch.draft
-        if draft is None or one.batch.prepared.is_traced:
-            return False
-        if not commands.channel or commands.channel != self._peers.channel(target, draft):
+        if draft is None or not commands.channel or commands.channel != self._peers.channel(target, draft):
             return False
         if draft.connection.num_steps_open != len(commands):
             return False
@@ -278,10 +274,3 @@ def _selected(answers: AnswerColumns[Any], places: Ints) -> AnswerColumns[Any]:
     if len(places) == len(answers.sessions) and (places == np.arange(len(places))).all():
         return answers
     return answers.selected(places)
-
-
-def _send(replica: TargetReplica | DraftReplica, commands: ExtendColumns | ScoreColumns, batch: PreparedBatch) -> None:
-    if batch.prepared.is_traced:
-        parents = {request.session: request.loop.commands.trace_parent for request in batch.requests}
-        commands = replace(commands, trace_parents=[parents.get(each, "") for each in commands.sessions.tolist()])
-    replica.send_columns(commands)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.columns import AnswerColumns
-from outrider.ports import Extend, ItemTiming, Score
+from outrider.columns import AnswerColumns, ExtendColumns
+from outrider.ports import ItemTiming, Proposal, Scores
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.actions import DraftWaitBegan, StepEnded, ToDraft, ToTarget
+from outrider_coordinator.session.actions import DraftWaitBegan, StepEnded
 from outrider_coordinator.session.prepared import PreparedScores, TakenScores
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals
 from outrider_coordinator.session.state import reason_of
@@ -75,27 +75,23 @@ class TakenAnswers:
         """The services' own times, of each request."""
         return self.answers.timings(self._own_places)
 
-    @functools.cached_property
-    def commands(self) -> list[Extend | Score]:
-        """Commands that were sent, one by one."""
-        return list(self.taken.commands.items())
-
     def trace(self, place: int, timing: ItemTiming | None, ended: StepEnded | None = None) -> None:
         """Note in the trace of a request that it was answered, and what was sent next. ``ended``: the step, after
         scores.
         """
-        request, command = self.requests[place], self.commands[place]
-        if request.trace.notes is None:
+        request, commands = self.requests[place], self.taken.commands
+        notes = request.trace.notes
+        if notes is None:
             return
-        at_ns = round(self.arrived / NANOSECONDS)
-        request.trace.notes.answered(self.events[place], timing, is_draft=ended is None, at_ns=at_ns)
+        handled_ns, outcome = round(self.handled / NANOSECONDS), Proposal if ended is None else Scores
+        notes.was_answered(outcome.__name__, timing, round(self.arrived / NANOSECONDS), is_draft=ended is None)
         if ended is not None:
             request.note_in_trace(ended, self.handled)
-        if isinstance(command, Extend):
-            request.note_in_trace(DraftWaitBegan(request.loop.step), self.handled)
-            request.note_in_trace(ToDraft(command), self.handled)
-        else:
-            request.note_in_trace(ToTarget(command), self.handled)
+        is_drafting = isinstance(commands, ExtendColumns)
+        if is_drafting:
+            notes.take(DraftWaitBegan(request.loop.step), handled_ns)
+        generation, kept = int(commands.generations[place]), int(commands.num_kept_tokens[place])
+        notes.asked(generation, kept, int(commands.draft_lengths[place]), handled_ns, is_draft=is_drafting)
 
     @property
     def requests(self) -> Sequence[RequestState]:

@@ -8,7 +8,7 @@ from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.committed_tokens import CommittedTokens
 from outrider_coordinator.session.draft_side import Drafted, DraftSide
 from outrider_coordinator.session.engine_request import EngineRequest
-from outrider_coordinator.session.table import Flag, IntColumn, Row
+from outrider_coordinator.session.table import IntColumn, Row
 from outrider_coordinator.session.target_side import TargetSide
 
 
@@ -18,25 +18,16 @@ class CommandBuilder:
     session = IntColumn(col.NUMBER)
     """Number of the session on its links."""
     _generation = IntColumn(col.GENERATION)
-    _is_traced = Flag(col.IS_TRACED)
 
     def __init__(self, engine_request: EngineRequest, tokens: CommittedTokens, row: Row) -> None:
         self.row = row
         self.session = -1
         self.trace_parent = ""
+        """Trace parent of items to come; empty when they are not traced."""
         self.trace_id = ""
         """Trace id of the request, for the services' logs; empty when it is part of no trace."""
         self._engine_request = engine_request
         self._tokens = tokens
-
-    @property
-    def trace_parent(self) -> str:
-        """Trace parent of items to come; empty when they are not traced."""
-        return self._trace_parent
-
-    @trace_parent.setter
-    def trace_parent(self, trace_parent: str) -> None:
-        self._trace_parent, self._is_traced = trace_parent, bool(trace_parent)
 
     def open_draft(self, side: DraftSide) -> Open:
         """Open the session on the draft, which may have fewer ids than the target."""

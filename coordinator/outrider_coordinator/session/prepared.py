@@ -40,12 +40,14 @@ class Prepared:
         self.sessions: list[Any] = table.at(index.tolist())
         self.numbers = rows[:, col.NUMBER].astype(U8)
         self.speculations = [session.speculation for session in self.sessions]
+        parents = [session.commands.trace_parent for session in self.sessions]
+        self.trace_parents = parents if any(parents) else ()
+        """Of what is asked next, for each session; empty if nothing is traced."""
         self._row_bytes = rows.tobytes()
         self._generations, self.bases = rows[:, asked].astype(U8).tobytes(), rows[:, col.LENGTH].astype(U4)
         self.flags: list[int] = rows[:, col.FLAGS].tolist()
         flags = self.flags
         self.is_sparse, self.reads_states = bool(flags[0] & col.IS_SPARSE), bool(flags[0] & col.READS_STATES)
-        self.is_traced = bool(flags[0] & col.IS_TRACED)
         self.is_uniform = len({flag & (col.IS_SPARSE | col.READS_STATES) for flag in flags}) == 1
         """True if all are judged in the same way, and all or none are handed hidden states."""
         self.has_grammars = any(flag & col.HAS_GRAMMAR for flag in flags)
@@ -104,6 +106,10 @@ class PreparedScores(Prepared):
 
     def _listed(self, which: Which) -> Sequence[int]:
         return range(len(self.sessions)) if isinstance(which, slice) else which.tolist()
+
+    def _parents_of(self, which: Which) -> Sequence[str]:
+        parents = self.trace_parents
+        return parents if isinstance(which, slice) or not parents else [parents[place] for place in which.tolist()]
 
     def _joined_chains(self, which: Which) -> bytes:
         chains = self._chains

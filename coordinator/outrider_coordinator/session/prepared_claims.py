@@ -93,6 +93,7 @@ class PreparedClaims(PreparedScores):
             next_ids,
             np.zeros(len(which), dtype=U4),
             NO_IDS,
+            trace_parents=self._parents_of(which),
         )
         return TakenScores(which.tolist(), counts, accepted.astype(U4), next_ids, commands, partial(list, new_ids))
 

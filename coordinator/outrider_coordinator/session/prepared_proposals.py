@@ -117,6 +117,7 @@ class PreparedProposals(Prepared):
             plane if self.reads_states else 0,
             None if supports is None else supports.counts,
             None if supports is None else supports.token_ids,
+            trace_parents=self.trace_parents,
         )
 
     def _commit(self, answers: AnswerColumns[Any], generations: Column) -> None:

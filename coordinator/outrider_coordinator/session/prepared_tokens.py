@@ -89,6 +89,7 @@ class PreparedTokens(PreparedScores):
             tokens,
             nothing,
             NO_IDS,
+            trace_parents=self._parents_of(which),
         )
         commit = partial(self._commit, which, tokens)
         return TakenScores(self._listed(which), self._counts[which], nothing, tokens, commands, commit)

@@ -201,6 +201,7 @@ class PreparedVerdicts(PreparedScores):
             lengths,
             None if states is None else replace(states, counts=accepted + 1),
             channel,
+            self._parents_of(which),
         )
         return TakenScores(self._listed(which), counts, accepted, next_ids, commands, commit)
 

@@ -36,6 +36,7 @@ class Exchange:
     draft_length: int
     """Draft tokens asked for, or sent to be judged."""
     sent_ns: int
+    """Time at which it left, or the service had it from a peer at the latest."""
     answered_ns: int | None = None
     timing: ItemTiming | None = None
     outcome: str = "no answer"
@@ -114,27 +115,42 @@ class Notes:
 
     def _sent(self, command: DraftCommand | TargetCommand, now: int) -> None:
         """A command goes out; only items are noted, and in steps that are shown."""
+        if isinstance(command, Extend | Score):
+            is_draft = isinstance(command, Extend)
+            length = command.draft_length if isinstance(command, Extend) else len(command.draft_token_ids)
+            self.asked(command.generation, command.num_kept_tokens, length, now, is_draft=is_draft)
+
+    def asked(self, generation: int, num_kept_tokens: int, draft_length: int, at_ns: int, *, is_draft: bool) -> None:
+        """An item goes out: an ``Extend`` or a ``Score``."""
         if self._step is None:
             return
-        if isinstance(command, Extend):
-            self._asked_draft = self._exchange(self._step, command, command.draft_length, now, is_draft=True)
-        elif isinstance(command, Score):
-            self._asked_target = self._exchange(self._step, command, len(command.draft_token_ids), now, is_draft=False)
+        exchange = Exchange(is_draft, generation, num_kept_tokens == 0, draft_length, at_ns)
+        self._step.exchanges.append(exchange)
+        if is_draft:
+            self._asked_draft = exchange
+        else:
+            self._asked_target = exchange
 
-    def answered(
-        self, event: DraftEvent | TargetEvent, timing: ItemTiming | None, *, is_draft: bool, at_ns: int | None = None
-    ) -> None:
-        """An event has come, now or at ``at_ns``; those that answer what was asked last are noted."""
+    def answered(self, event: DraftEvent | TargetEvent, timing: ItemTiming | None, *, is_draft: bool) -> None:
+        """An event has come; one that answers what was asked last is noted."""
         asked = self._asked_draft if is_draft else self._asked_target
         if asked is None or event.generation != asked.generation or isinstance(event, HiddenStateChunk):
             return
-        now = self.clock() if at_ns is None else at_ns
-        asked.answered_ns, asked.timing, asked.outcome = now, timing, type(event).__name__
+        self.was_answered(type(event).__name__, timing, self.clock(), is_draft=is_draft)
+
+    def was_answered(self, outcome: str, timing: ItemTiming | None, at_ns: int, *, is_draft: bool) -> None:
+        """The answer to what was asked last has come."""
+        asked = self._asked_draft if is_draft else self._asked_target
+        if asked is None:
+            return
+        asked.answered_ns, asked.timing, asked.outcome = at_ns, timing, outcome
+        if timing is not None:  # a peer may have brought it what is asked here
+            asked.sent_ns = min(asked.sent_ns, at_ns - timing.total_ns)
         if is_draft:
             self._asked_draft = None
         else:
             self._asked_target = None
-            self._scored_ns = now
+            self._scored_ns = at_ns
 
     def _step_ended(self, ended: StepEnded, now: int) -> None:
         """A verdict was reached; the next step begins."""
@@ -163,9 +179,3 @@ class Notes:
         if len(self.steps) < self._max_steps:
             self._step = Step(len(self.steps) + 1, now)
             self.steps.append(self._step)
-
-    @staticmethod
-    def _exchange(step: Step, command: Extend | Score, draft_length: int, now: int, *, is_draft: bool) -> Exchange:
-        exchange = Exchange(is_draft, command.generation, command.num_kept_tokens == 0, draft_length, now)
-        step.exchanges.append(exchange)
-        return exchange

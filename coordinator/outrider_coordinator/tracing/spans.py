@@ -183,11 +183,9 @@ def _exchange_spans(writer: _Writer, exchange: Exchange, step_id: str, step_ende
     if timing is not None:
         wire = interval - timing.total_ns
         attributes |= {**timing_attributes(timing), names.WIRE_NS: wire}
-        # Not to be had from two monotonic clocks; if it is there the attribute says it, and there is nothing to draw.
-        if wire >= 0:
-            peer: Attributes = {names.PEER: "draft" if exchange.is_draft else "target"}
-            yield writer.span(names.WIRE, step_id, began, began + wire, attributes=peer)
-            began += wire
+        peer: Attributes = {names.PEER: "draft" if exchange.is_draft else "target"}
+        yield writer.span(names.WIRE, step_id, began, began + wire, attributes=peer)
+        began += wire
     yield writer.span(name, step_id, began, answered, attributes=attributes)
 
 

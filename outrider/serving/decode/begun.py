@@ -126,7 +126,7 @@ def continue_same(columns: ExtendColumns, begun: CommandColumns) -> bool:
         and bool((columns.generations > begun.generations).all())
         and bool(columns.draft_lengths.all())
         and columns.states is None
-        and not (columns.hidden_states or columns.trace_parents)
+        and not columns.hidden_states
     )
 
 

@@ -78,6 +78,7 @@ class PlainStep:
     is_open: Bools = field(init=False)  # [B] computed, and may be followed by another step
     arrived_ns: Ints = field(init=False)  # [B] of the items that came
     is_late: Bools = field(init=False)  # [B] whether these came after it was computed
+    trace_parents: NDArray[np.object_] = field(init=False)  # [B] of the items that came, empty where not traced
     outcome: PlainOutcome | None = None
     """Outcome once it is computed."""
     forward: ForwardRecord | None = None
@@ -90,6 +91,7 @@ class PlainStep:
         self.is_here = np.ones(count, dtype=np.bool_)
         self.is_asked, self.is_open, self.is_late = (np.zeros(count, dtype=np.bool_) for _ in range(3))
         self.arrived_ns = np.zeros(count, dtype=np.int64)
+        self.trace_parents = np.full(count, "", dtype=np.object_)
 
     def __len__(self) -> int:
         return len(self.own.sessions)
@@ -137,7 +139,7 @@ class PlainStep:
         kept = np.flatnonzero(self.is_here)
         step = PlainStep(self.own.selected(kept), self.bases[kept], self.tokens[kept])
         step.generations, step.is_asked = self.generations[kept], self.is_asked[kept]
-        step.arrived_ns = self.arrived_ns[kept]
+        step.arrived_ns, step.trace_parents = self.arrived_ns[kept], self.trace_parents[kept]
         return step
 
     @staticmethod
@@ -150,7 +152,7 @@ class PlainStep:
             np.concatenate([part.bases for part in parts]),
             np.concatenate([part.tokens for part in parts]),
         )
-        for name in ("generations", "is_here", "is_asked", "arrived_ns"):
+        for name in ("generations", "is_here", "is_asked", "arrived_ns", "trace_parents"):
             setattr(step, name, np.concatenate([getattr(part, name) for part in parts]))
         return step
 
@@ -159,7 +161,8 @@ class PlainStep:
     def item(self, place: int, prefix_hash: tuple[bytes, int]) -> Score:
         """The item of a row; ``prefix_hash`` of the tokens that it keeps."""
         number, generation = int(self.own.numbers[place]), int(self.generations[place])
-        return Score(number, generation, int(self.bases[place]) - 1, prefix_hash, (int(self.tokens[place]),))
+        base, parent = int(self.bases[place]), self.trace_parents[place]
+        return Score(number, generation, base - 1, prefix_hash, (int(self.tokens[place]),), trace_parent=parent)
 
     def answer(self, place: int) -> Scores:
         """The answer to a row that is computed."""

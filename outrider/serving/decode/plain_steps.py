@@ -199,7 +199,6 @@ class PlainSteps:
             request.status is not RequestStatus.ABORTED
             and session.link_id in self.links
             and session.lookahead_credit > 0
-            and not request.item.trace_parent
             and self._executor.may_be_plain(session)
         )
 
@@ -391,7 +390,7 @@ class PlainSteps:
             fits = self._fit(step, places, rows, columns)
             if fits.any():
                 is_taken[rows[fits]] = True
-                answers += self._ask(step, places[fits], columns.generations[rows[fits]], arrived_ns)
+                answers += self._ask(step, places[fits], rows[fits], columns, arrived_ns)
         return answers, is_taken
 
     def _asked_of(self, link_id: int, columns: ScoreColumns) -> Iterable[tuple[PlainStep, Rows, Rows]]:
@@ -445,7 +444,13 @@ class PlainSteps:
         fits &= (given[rows] == chain_rows([chain for chain, _ in hashes])).all(axis=1)
         return fits
 
-    def _ask(self, step: PlainStep, places: Rows, generations: Any, arrived_ns: int) -> list[PlainAnswers]:  # noqa: ANN401
+    def _ask(
+        self, step: PlainStep, places: Rows, rows: Rows, columns: ScoreColumns, arrived_ns: int
+    ) -> list[PlainAnswers]:
+        """Rows of columns have asked for what lies at these places of a step."""
+        generations = columns.generations[rows]
+        if columns.trace_parents:
+            step.trace_parents[places] = [columns.trace_parents[row] for row in rows.tolist()]
         step.is_asked[places], step.generations[places] = True, generations
         step.arrived_ns[places] = arrived_ns
         for place, generation in zip(places.tolist(), generations.tolist(), strict=True):

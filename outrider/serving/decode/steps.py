@@ -433,7 +433,7 @@ class DecodeBatches:
         if isinstance(step.columns, ScoreColumns) and step.columns.begins_next:
             columns = replace(columns, draft_token_ids=step.columns.draft_token_ids)
             columns = self.ahead.go_on(step.link_id, columns, step.columns.channel)
-        return self._outputs.columns_message(step, columns, forward)
+        return self._outputs.columns_message(step, columns, forward, step.columns.trace_parents)
 
     def split_all(self) -> None:
         """Have requests for all that was asked, and expect no step."""

@@ -8,7 +8,7 @@ text, or any other command, is served as if nothing had been begun, so a wrong s
 
 from __future__ import annotations
 
-from collections.abc import Callable, KeysView, Sequence
+from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -46,6 +46,8 @@ class NextStep:
     until_ns: int
     """Deadline of the wait for its draft's push."""
     is_claimed: bool = False
+    trace_parent: str = ""
+    """That of its claim."""
     held: tuple[DecodeBatch, AnswerColumns[Any], ForwardRecord, int] | None = None
     """Answers that nothing had claimed when they were there, and the place of this session's."""
 
@@ -196,7 +198,7 @@ class StepsAhead:
         step = self._due.get(key) or self._running.get(key) or self._held.get(key)
         if step is None or step.is_claimed or not self._asks_for(item, step):
             return None
-        step.is_claimed = True
+        step.is_claimed, step.trace_parent = True, item.trace_parent
         step.session.generation, step.session.used_ns = item.generation, arrived_ns
         self._scheduler.note_claimed([key], arrived_ns)
         self._stats.num_lookahead_used += 1
@@ -214,8 +216,7 @@ class StepsAhead:
             own = {each.held[3]: each for each in group if each.held is not None}
             places = sorted(own)
             step, answers, forward, _ = next(each.held for each in group if each.held is not None)
-            generations = [own[place].session.generation for place in places]
-            messages += self._told(step, answers, forward, places, generations)
+            messages += self._told(step, answers, forward, {place: own[place] for place in places})
         return messages
 
     def _asks_for(self, item: Score, step: NextStep) -> bool:
@@ -225,7 +226,6 @@ class StepsAhead:
             and item.token_ids == (step.token_id,)
             and not item.draft_token_ids
             and item.hidden_states_from is None
-            and not item.trace_parent
             and item.generation > step.session.generation
             and item.prefix_hash == self._sessions.prefix_hash(step.session, kept)
         )
@@ -233,38 +233,39 @@ class StepsAhead:
     def finish(self, step: DecodeBatch, answers: AnswerColumns[Any], forward: ForwardRecord) -> Messages:
         """Answer the sessions that have claimed a step that has ended, and keep the answers of the others."""
         running, self._running = self._running, {}
-        places, generations = [], []
+        claimed: dict[int, NextStep] = {}
         for place, session in enumerate(step.sessions):
             own = running.get(session.key)
             if own is None:
                 continue
             if own.is_claimed:
-                places.append(place)
-                generations.append(session.generation)
+                claimed[place] = own
             else:
                 own.held = step, answers, forward, place
                 self._held[session.key] = own
-        return self._told(step, answers, forward, places, generations) if places else []
+        return self._told(step, answers, forward, claimed) if claimed else []
 
     def _told(
         self,
         step: DecodeBatch,
         answers: AnswerColumns[Any],
         forward: ForwardRecord,
-        places: Sequence[int],
-        generations: Sequence[int],
+        claimed: Mapping[int, NextStep],
     ) -> Messages:
+        """``claimed``: by place in the step, in its order."""
         channel = step.columns.channel
-        chosen: NDArray[np.intp] = np.array(places, dtype=np.intp)
+        chosen: NDArray[np.intp] = np.array(list(claimed), dtype=np.intp)
         drafts = step.columns.draft_token_ids if isinstance(step.columns, ScoreColumns) else None
         answers = replace(answers, draft_token_ids=drafts)
-        if len(places) < len(step):
+        if len(claimed) < len(step):
             answers = answers.selected(chosen)
+        generations = [each.session.generation for each in claimed.values()]
         answers = replace(answers, generations=np.array(generations, dtype=U8))
         columns: Any = step.columns
         columns = replace(columns, draft_token_ids=answers.draft_token_ids)
         answers = self.go_on(step.link_id, answers, channel)
-        return self._outputs.columns_message(replace(step, columns=columns), answers, forward)
+        parents = [each.trace_parent for each in claimed.values()]
+        return self._outputs.columns_message(replace(step, columns=columns), answers, forward, parents)
 
     def forget(self, key: SessionKey) -> None:
         """A session asks for something else, or ends."""
@@ -290,6 +291,8 @@ class StepsAhead:
             if each.is_claimed and self._sessions.holds(each.session):
                 session, kept = each.session, each.num_kept_tokens
                 prefix_hash = self._sessions.prefix_hash(session, kept)
-                item = Score(number, session.generation, kept, prefix_hash, (each.token_id,))
+                item = Score(
+                    number, session.generation, kept, prefix_hash, (each.token_id,), trace_parent=each.trace_parent
+                )
                 claims.append((link_id, item, session.used_ns))
         return claims

@@ -13,7 +13,7 @@ The item's own attributes hold its stage times, also for forwards that it shared
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -36,14 +36,15 @@ class ServiceRecorder:
         self._tracing = tracing
         self._item_name = _ITEM_NAMES[role]
 
-    def wants(self, trace_parent: str) -> bool:
-        """True if the caller samples this trace."""
-        context = TraceContext.parse(trace_parent)
-        return context is not None and context.is_sampled
+    def ended(self, items: Sequence[ItemRecord]) -> None:
+        """Hand over finished records."""
+        self._tracing.emit(partial(spans_of_items, items, self._item_name))
 
-    def ended(self, item: ItemRecord) -> None:
-        """Hand over a finished record."""
-        self._tracing.emit(partial(item_spans, item, self._item_name))
+
+def spans_of_items(items: Sequence[ItemRecord], name: str) -> Iterator[Span]:
+    """The spans of several items. Not thread-safe."""
+    for item in items:
+        yield from item_spans(item, name)
 
 
 def item_spans(item: ItemRecord, name: str) -> Iterator[Span]:

@@ -550,7 +550,7 @@ def two_commands(**changes: Any) -> Any:
         ({"generation": 6, "num_kept_tokens": 7}, False),
         ({"generation": 6, "token_ids": (8,)}, False),
         ({"generation": 6, "prefix_hash": (b"", 61)}, False),
-        ({"generation": 6, "trace_parent": "00-1"}, False),
+        ({"generation": 6, "trace_parent": "00-1"}, True),
     ],
 )
 def test_a_step_that_runs_is_adopted_by_newer_commands_for_its_texts(changes: dict[str, Any], *, is_same: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,15 +27,13 @@ class _Spans:
         self.seen: set[str] = set()
         self.items: list[ItemRecord] = []
 
-    def wants(self, trace_parent: str) -> bool:
-        return True
-
-    def ended(self, item: ItemRecord) -> None:
-        assert item.trace_parent not in self.seen
-        self.seen.add(item.trace_parent)
-        for span in list(item_spans(item, "score")):
-            assert span.end_ns >= span.start_ns, span
-        self.items.append(item)
+    def ended(self, items: Sequence[ItemRecord]) -> None:
+        for item in items:
+            assert item.trace_parent not in self.seen
+            self.seen.add(item.trace_parent)
+            for span in list(item_spans(item, "score")):
+                assert span.end_ns >= span.start_ns, span
+            self.items.append(item)
 
     def check_nothing_was_noted_after_an_end(self) -> None:
         assert not any(item.forwards for item in self.items)  # making spans has emptied them
@@ -48,6 +47,7 @@ def _step(core: Core, links: dict[int, Coordinator]) -> None:
                 assert min(stages) >= 0
                 assert sum(stages) == timing.total_ns
             links[link_id].take(event)
+    core.tidy()
     for link in links.values():
         link.check_waits()
 
