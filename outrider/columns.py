@@ -20,7 +20,7 @@ from outrider.packed_ids import MIN_PACKED_IDS, unpack_long
 from outrider.planes import PlaneReference
 from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, PrefixHash, chain_size
-from outrider.types import STATE_BYTES, HiddenStates, SparseEvidence, SparseScores, Support, TokenScores
+from outrider.types import STATE_BYTES, CandidateLogprobs, HiddenStates, SparseEvidence, SparseScores, Support, TokenScores
 from outrider.values import step_value
 
 Column = NDArray[Any]
@@ -119,6 +119,79 @@ class SupportColumns:
 
 
 @step_value(frozen=True, slots=True)
+class LogprobColumns:
+    """Logprobs of the candidates at the scored positions of sessions, one position after the other."""
+
+    num_positions: Column  # [B] uint32, 0 for a session without logprobs
+    counts: Column  # [P] uint32, candidates of each position
+    token_ids: Column  # [C] int32
+    logprobs: Column  # [C] float32
+    ranks: Column  # [C] int32
+    top_counts: Column  # [P] uint32
+    top_token_ids: Column  # [N] int32
+    top_logprobs: Column  # [N] float32
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[CandidateLogprobs]]) -> LogprobColumns | None:
+        """Those of each session; None if no session has any."""
+        positions = [position for row in rows for position in row]
+        if not positions:
+            return None
+        columns = zip(*[(each.token_ids, each.logprobs, each.ranks, each.top_token_ids, each.top_logprobs)
+                        for each in positions], strict=True)  # fmt: skip
+        ids, logprobs, ranks, top_ids, top_logprobs = [np.concatenate(column) for column in columns]
+        return cls(
+            np.array([len(row) for row in rows], dtype=U4),
+            np.array([each.token_ids.size for each in positions], dtype=U4),
+            ids,
+            logprobs,
+            ranks,
+            np.array([each.top_token_ids.size for each in positions], dtype=U4),
+            top_ids,
+            top_logprobs,
+        )
+
+    @classmethod
+    def nothing(cls, size: int) -> LogprobColumns:
+        """Those of sessions without logprobs."""
+        types = U4, U4, I4, F4, I4, U4, I4, F4
+        return cls(np.zeros(size, dtype=U4), *[np.zeros(0, dtype=dtype) for dtype in types[1:]])
+
+    @classmethod
+    def joined(cls, parts: Sequence[LogprobColumns]) -> LogprobColumns:
+        """Those of several, one after the other."""
+        return cls(*[np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__])
+
+    def selected(self, places: NDArray[np.intp]) -> LogprobColumns:
+        """Those of the sessions at these places."""
+        positions = ragged(self.num_positions, places)
+        own, top = ragged(self.counts, positions), ragged(self.top_counts, positions)
+        return LogprobColumns(
+            self.num_positions[places],
+            self.counts[positions],
+            self.token_ids[own],
+            self.logprobs[own],
+            self.ranks[own],
+            self.top_counts[positions],
+            self.top_token_ids[top],
+            self.top_logprobs[top],
+        )
+
+    def rows(self) -> list[tuple[CandidateLogprobs, ...]]:
+        """Those of each session."""
+        own = itertools.pairwise(_edges(self.counts))
+        tops = itertools.pairwise(_edges(self.top_counts))
+        positions = iter([
+            CandidateLogprobs(
+                self.token_ids[first:last], self.logprobs[first:last], self.ranks[first:last],
+                self.top_token_ids[start:stop], self.top_logprobs[start:stop],
+            )
+            for (first, last), (start, stop) in zip(own, tops, strict=True)
+        ])  # fmt: skip
+        return [tuple(itertools.islice(positions, count)) for count in self.num_positions.tolist()]
+
+
+@step_value(frozen=True, slots=True)
 class AnswerColumns(Generic[EventT_co]):
     """Proposals or scores of sessions that differ: tokens, or what ``SparseEvidence`` and ``SparseScores`` hold."""
 
@@ -146,6 +219,8 @@ class AnswerColumns(Generic[EventT_co]):
     """1 for scores after which the target begins the next step by itself; None: there are none."""
     details: Mapping[str, Sequence[Any]] | None = None
     """Fields of the events that arrays do not hold, by name, a value for each answer. Their readers take events."""
+    logprobs: LogprobColumns | None = None
+    """Of scores, if they were asked for by any session."""
 
     @property
     def is_sparse(self) -> bool:
@@ -182,6 +257,7 @@ class AnswerColumns(Generic[EventT_co]):
             None if self.draft_token_ids is None else self.draft_token_ids[ragged(self.counts - 1, places)],
             None if self.goes_on is None else self.goes_on[places],
             self.details and {name: [values[place] for place in places] for name, values in self.details.items()},
+            None if self.logprobs is None else self.logprobs.selected(places),
         )
 
     def _timings_at(self, places: NDArray[np.intp]) -> Sequence[int]:
@@ -198,6 +274,8 @@ class AnswerColumns(Generic[EventT_co]):
             details["draft_token_ids"] = list(_rows(self.counts - 1, self.draft_token_ids))
         if self.goes_on is not None:
             details["goes_on"] = list(map(bool, self.goes_on.tolist()))
+        if self.logprobs is not None:
+            details["logprobs"] = self.logprobs.rows()
         if not details:
             yield from self._events(places)
             return

@@ -23,6 +23,7 @@ from outrider.columns import (
     Column,
     CommandColumns,
     ExtendColumns,
+    LogprobColumns,
     ScoreColumns,
     StateColumns,
     SupportColumns,
@@ -175,7 +176,7 @@ def _answer_form(answer: Proposal | Scores) -> object:
         return answer.session if isinstance(answer.evidence, DenseEvidence) else type(answer.evidence)
     if isinstance(answer.form, DenseScores):
         return answer.session
-    wants = bool(answer.logprobs), bool(answer.prompt_logprobs), bool(answer.draft_token_ids)
+    wants = bool(answer.prompt_logprobs), bool(answer.draft_token_ids)
     return type(answer.form), wants, _states_form(answer.hidden_states)
 
 
@@ -209,6 +210,7 @@ def answer_columns(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> Ans
         supports,
         0,
         _drafts(answers) if not is_proposal and first.draft_token_ids else None,
+        logprobs=None if is_proposal else LogprobColumns.of([answer.logprobs for answer in answers]),
     )
 
 
@@ -280,9 +282,8 @@ def _score_details(scores: Sequence[Scores]) -> dict[str, Any]:
     first, found = scores[0], dict[str, Any]()
     if isinstance(first.form, TypicalScores | DenseScores):
         found["form"] = [each.form for each in scores]
-    for name in ("logprobs", "prompt_logprobs"):
-        if getattr(first, name):
-            found[name] = [getattr(each, name) for each in scores]
+    if first.prompt_logprobs:
+        found["prompt_logprobs"] = [each.prompt_logprobs for each in scores]
     if _states_form(first.hidden_states) == _INLINE:
         found["hidden_states"] = [each.hidden_states for each in scores]
     return found

@@ -39,8 +39,8 @@ def position_logprobs(
 ) -> tuple[CandidateLogprobs, ...]:
     """Logprobs and ranks of each position's candidates, and its ``num_top`` most likely tokens."""
     of_candidates = _of_candidates(logprobs, candidates)
-    likeliest = _likeliest(logprobs, num_top)
-    return tuple(CandidateLogprobs(*own, *top) for own, top in zip(of_candidates, likeliest, strict=True))
+    tops = _likeliest_of_each(logprobs, num_top)
+    return tuple(CandidateLogprobs(*own, *top) for own, top in zip(of_candidates, tops, strict=True))
 
 
 @torch.inference_mode()
@@ -66,7 +66,7 @@ def _of_candidates(
     for row, position in zip(padded, ids, strict=True):
         row[: len(position)] = position
     values = logprobs.gather(-1, torch.from_numpy(padded).to(logprobs.device))  # [R, C]
-    ranks = _ranks(logprobs, values).to(torch.int32).cpu().numpy()
+    ranks = ranks_of(logprobs, values).to(torch.int32).cpu().numpy()
     of_ids = values.float().cpu().numpy()
     return [
         (position, of_ids[row, : len(position)].copy(), ranks[row, : len(position)].copy())
@@ -74,7 +74,8 @@ def _of_candidates(
     ]
 
 
-def _ranks(logprobs: Tensor, values: Tensor) -> Tensor:  # [R, V], [R, C] -> [R, C] int64
+def ranks_of(logprobs: Tensor, values: Tensor) -> Tensor:  # [R, V], [R, C] -> [R, C] int64
+    """The rank of each value in its row."""
     if values.shape[-1] <= _FEW_CANDIDATES:
         likelier = [(logprobs > values[:, i : i + 1]).sum(-1) for i in range(values.shape[-1])]
         return torch.stack(likelier, dim=-1) + 1
@@ -82,11 +83,16 @@ def _ranks(logprobs: Tensor, values: Tensor) -> Tensor:  # [R, V], [R, C] -> [R,
     return logprobs.shape[-1] - below_or_equal + 1
 
 
-def _likeliest(logprobs: Tensor, num_top: int) -> list[tuple[IntArray, FloatArray]]:
-    """Ids and logprobs, best first, equals by lowest id; tokens that cannot be drawn are left out."""
+def likeliest(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:  # [R, V] -> [R, N] float32, int64
+    """The logprobs and ids of the ``num_top`` likeliest, best first, equals by lowest id."""
     if num_top <= 0:
-        return [(np.zeros(0, np.int32), np.zeros(0, np.float32))] * logprobs.shape[0]
-    values, token_ids = largest(logprobs, min(num_top, logprobs.shape[-1]))
+        return logprobs[:, :0], torch.zeros(len(logprobs), 0, dtype=torch.int64, device=logprobs.device)
+    return largest(logprobs, min(num_top, logprobs.shape[-1]))
+
+
+def _likeliest_of_each(logprobs: Tensor, num_top: int) -> list[tuple[IntArray, FloatArray]]:
+    """Ids and logprobs of the likeliest; tokens that cannot be drawn are left out."""
+    values, token_ids = likeliest(logprobs, num_top)
     ids, of_ids = token_ids.to(torch.int32).cpu().numpy(), values.float().cpu().numpy()
     rows = zip(ids, of_ids, strict=True)
     if (of_ids > -np.inf).all():

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from outrider.kernels.scoring import RowFlags, ask
 from outrider.ports import Open
 from outrider.sampling.parameters import SMALLEST_TEMPERATURE, is_greedy, is_masked_alone, is_truncated, needs_adjusting
-from outrider.types import JudgingRule
+from outrider.types import JudgingRule, LogprobsMode
 
 _FUSED_RULES = {JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION, JudgingRule.TYPICAL}
+_ROW_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION)
 _PAST_FLOAT32 = 2.0**128 - 2.0**103
 """Smallest number that float32 rounds to infinity."""
 
@@ -25,6 +26,9 @@ class SamplingMetadata:
     """True if logits processors change its logits before the kernels read them."""
     is_masked: bool
     """True if a grammar is all that changes them."""
+    may_be_row: bool
+    """True if kernels find its tokens, or its masses, from the model's own logits, of which a grammar may mask some;
+    its logprobs are of the unmasked ones."""
     draft: bytes
     """Packed request (``ask``) of the row of a draft token with a support."""
     last: bytes
@@ -51,11 +55,14 @@ class SamplingMetadata:
             )
             for flag in _flags(rule)
         )
+        is_adjusted, is_masked, is_bare = needs_adjusting(open_), is_masked_alone(open_), open_.num_logprobs is None
+        is_row = not is_adjusted or (is_masked and is_bare)
         return cls(
             rule=rule,
-            is_fused=open_.num_logprobs is None and rule in _FUSED_RULES,
-            is_adjusted=needs_adjusting(open_),
-            is_masked=is_masked_alone(open_),
+            is_fused=is_bare and rule in _FUSED_RULES,
+            is_adjusted=is_adjusted,
+            is_masked=is_masked,
+            may_be_row=is_row and (is_bare or open_.logprobs_mode is LogprobsMode.RAW) and rule in _ROW_RULES,
             draft=draft,
             last=last,
             limit=open_.num_token_ids,

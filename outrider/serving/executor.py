@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, CommandColumns
+from outrider.columns import AnswerColumns, CommandColumns, LogprobColumns
 from outrider.errors import OutriderError
 from outrider.ports import Opened, Preempted, Refused, SessionFailed, SessionLost
 from outrider.prefix_hash import PrefixHash
@@ -148,6 +148,11 @@ class PlainOutcome(Protocol):
     @property
     def drawn(self) -> NDArray[np.int64]:  # [B]
         """The tokens that a forward queued behind it is over."""
+        ...
+
+    @property
+    def logprobs(self) -> LogprobColumns | None:
+        """Those of sessions that ask for them; None if none does."""
         ...
 
     @property

@@ -200,7 +200,7 @@ class OutputProcessor:
         columns = AnswerColumns(
             answers.sessions, answers.generations, answers.base_lengths, answers.counts, answers.token_ids,
             timing, answers.make, answers.outside_masses, answers.states, answers.supports,
-            *_of_channel(step.columns), answers.goes_on,
+            *_of_channel(step.columns), answers.goes_on, logprobs=answers.logprobs,
         )  # fmt: skip
         if trace_parents:
             outcome = Scores.__name__ if step.is_scoring else Proposal.__name__

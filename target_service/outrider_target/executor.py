@@ -17,7 +17,6 @@ from outrider.kernels.device_stream import to_device
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.model_runner import ModelRunner, PlannedBatch
 from outrider.ports import Score, Scores
-from outrider.sampling.scoring.session_rows import may_be_rows
 from outrider.sampling.session import SessionSampling
 from outrider.serving.decode.plain_step import PlainStep
 from outrider.serving.decode.sessions import are_all
@@ -104,12 +103,8 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
     # Columns.
 
     def is_decoding(self, session: TargetSession) -> bool:
-        """Sessions without logprobs whose scores are tokens, or sparse."""
-        opened = session.open
-        no_logprobs = opened.num_logprobs is None and opened.num_prompt_logprobs is None
-        return (
-            no_logprobs and opened.judging_rule in COLUMN_RULES and isinstance(session.executor_state, SessionSampling)
-        )
+        """Sessions whose scores are tokens, or sparse."""
+        return session.open.judging_rule in COLUMN_RULES and isinstance(session.executor_state, SessionSampling)
 
     def session_rows(self, sessions: Sequence[TargetSession]) -> SessionColumns:
         """Session data for forwards and kernels."""
@@ -174,9 +169,9 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
     # Decode steps that are computed before they are asked for.
 
     def may_be_plain(self, session: TargetSession) -> bool:
-        """Sessions without logprobs whose next token is drawn from the model's own logits."""
-        state, opened = session.executor_state, session.open
-        return isinstance(state, SessionSampling) and opened.num_prompt_logprobs is None and may_be_rows(state.metadata)
+        """Sessions whose next token is drawn from the model's own logits."""
+        state = session.executor_state
+        return isinstance(state, SessionSampling) and state.metadata.may_be_row
 
     def amend_plain(self, sessions: Sequence[TargetSession], token_ids: Sequence[int]) -> None:
         """Tokens of a queued step, now that they are known. Their KV is where the forward has put it."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, Column, ScoreColumns, StateColumns, SupportColumns, token_scores
+from outrider.columns import AnswerColumns, Column, LogprobColumns, ScoreColumns, StateColumns, SupportColumns, token_scores
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.row_batch import RowBatch
@@ -24,7 +24,7 @@ from outrider.ports import Scores
 from outrider.sampling.sampler import Sampler
 from outrider.sampling.scoring.row_scoring import ScoredRows
 from outrider.sampling.scoring.score import ScoreOutcome
-from outrider.sampling.scoring.session_rows import Ints, SessionRows, may_be_rows
+from outrider.sampling.scoring.session_rows import Ints, SessionRows
 from outrider.sampling.session import SessionSampling
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import ExecutorOutput
@@ -61,7 +61,7 @@ class SessionColumns:
     def of(cls, sequences: list[KVSequence], samplings: list[SessionSampling], vocab_size: int) -> SessionColumns:
         """Columns of these sessions."""
         metadata = [each.metadata for each in samplings]
-        scoring = SessionRows.of(metadata, vocab_size) if all(map(may_be_rows, metadata)) else None
+        scoring = SessionRows.of(metadata, vocab_size) if all(each.may_be_row for each in metadata) else None
         return cls._with(sequences, samplings, scoring, vocab_size)
 
     @classmethod
@@ -200,39 +200,49 @@ class StepRows:
         states = None if self._states is None else self._states.columns
         is_handed = self._states is None or states is not None
         if is_handed and tokens is not None:
-            return replace(output, columns=self._answers(self._columns, tokens, states))
+            return replace(output, columns=self._answers(self._columns, tokens, states, self._scoring.logprobs()))
         if is_handed and (sparse := self._scoring.sparse()) is not None:
-            return replace(output, columns=self._sparse_answers(self._columns, sparse, states))
+            answers = self._sparse_answers(self._columns, sparse, states, self._scoring.logprobs())
+            return replace(output, columns=answers)
         outcomes = self._scoring.outcomes()
         if not is_handed or any(outcome.form is None for outcome in outcomes):
             return replace(output, results=self._one_by_one(self._columns, outcomes, states))
         forms = [outcome.form for outcome in outcomes]
+        logprobs = LogprobColumns.of([outcome.logprobs for outcome in outcomes])
         sparse_forms = [form for form in forms if isinstance(form, SparseScores)]
         if sparse_forms:
-            return replace(output, columns=self._sparse_answers(self._columns, joined_scores(sparse_forms), states))
+            answers = self._sparse_answers(self._columns, joined_scores(sparse_forms), states, logprobs)
+            return replace(output, columns=answers)
         rows = [form.token_ids for form in forms if isinstance(form, TokenScores)]
         found = np.array([token_id for row in rows for token_id in row], dtype=np.uint32)
-        return replace(output, columns=self._answers(self._columns, found, states))
+        return replace(output, columns=self._answers(self._columns, found, states, logprobs))
 
     def _answers(
         self,
         columns: ScoreColumns,
         token_ids: np.ndarray,  # [sum(K+1)]
         states: StateColumns | None,
+        logprobs: LogprobColumns | None,
         masses: np.ndarray | None = None,
         supports: SupportColumns | None = None,
     ) -> AnswerColumns[Scores]:
         heads = columns.sessions, columns.generations, self._step.bases, self._lengths + 1
         drafts = columns.draft_token_ids if columns.is_direct else None  # said here too: the step may be split
-        return AnswerColumns(*heads, token_ids, (), token_scores, masses, states, supports, 0, drafts)
+        return AnswerColumns(
+            *heads, token_ids, (), token_scores, masses, states, supports, 0, drafts, logprobs=logprobs
+        )
 
     def _sparse_answers(
-        self, columns: ScoreColumns, scores: SparseScores, states: StateColumns | None
+        self,
+        columns: ScoreColumns,
+        scores: SparseScores,
+        states: StateColumns | None,
+        logprobs: LogprobColumns | None,
     ) -> AnswerColumns[Scores]:
         """``scores``: those of all sessions, one after the other."""
         sizes = _support_sizes(columns.support_counts, self._lengths)
         supports = SupportColumns(sizes, _NO_IDS, scores.support_probs)
-        return self._answers(columns, scores.outside_token_ids, states, scores.outside_mass, supports)
+        return self._answers(columns, scores.outside_token_ids, states, logprobs, scores.outside_mass, supports)
 
     def _one_by_one(
         self, columns: ScoreColumns, outcomes: list[ScoreOutcome], states: StateColumns | None
@@ -247,7 +257,7 @@ class StepRows:
         return [
             outcome.error
             if outcome.form is None
-            else Scores(*head, outcome.form, hidden_states=own, draft_token_ids=drafted)
+            else Scores(*head, outcome.form, outcome.logprobs, hidden_states=own, draft_token_ids=drafted)
             for head, outcome, own, drafted in zip(heads, outcomes, handed, drafts, strict=True)
         ]
 

@@ -26,7 +26,7 @@ from outrider.sampling import ScoreOutcome, ScoreRequest, score
 from outrider.sampling.scoring import fused
 from outrider.sampling.scoring.fused import begin_scoring
 from outrider.sampling.scoring.row_scoring import RowScoring, ScoredRows
-from outrider.sampling.scoring.session_rows import SessionRows, may_be_rows
+from outrider.sampling.scoring.session_rows import SessionRows
 from outrider.sampling.session import SessionSampling
 from outrider.types import (
     AcceptanceMethod,
@@ -337,7 +337,7 @@ def as_columns(requests: Sequence[ScoreRequest], vocab_size: int) -> ScoredRows:
     columns = ScoreColumns(*heads, lengths, drafts, None, 0, counts, ids)
     samplings = [request.session for request in requests]
     metadata = [sampling.metadata for sampling in samplings]
-    rows = SessionRows.of(metadata, vocab_size) if all(map(may_be_rows, metadata)) else None
+    rows = SessionRows.of(metadata, vocab_size) if all(each.may_be_row for each in metadata) else None
     bases = np.array([request.base for request in requests])
     return ScoredRows(samplings, [request.tokens for request in requests], bases, lengths, columns, rows)
 

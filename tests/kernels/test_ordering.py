@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.kernels.ordering import largest
+from outrider.kernels.ordering import largest, largest_of_blocks
 
 
 def best_first(row: list[float]) -> list[int]:
@@ -21,3 +21,13 @@ def test_the_largest_of_any_shape(num_rows: int, width: int) -> None:
     by_hand = [best_first(row)[:width] for row in values.tolist()]
     assert token_ids.tolist() == by_hand
     assert torch.equal(ordered, values.gather(-1, token_ids))
+
+
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_the_largest_of_blocks_are_the_largest(width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    values = torch.randint(-9, 9, (40, 64 * 20), generator=generator).float()  # most are equal to others
+    values[1] = -torch.inf
+    values[2, 200:] = -torch.inf
+    for found, expected in zip(largest_of_blocks(values, width), largest(values, width), strict=True):
+        assert torch.equal(found, expected)

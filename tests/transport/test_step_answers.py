@@ -216,7 +216,7 @@ def test_answers_of_every_form_come_back_beside_other_events(timed: bool) -> Non
         events += [greedy(index), sampled(index + 1), with_logprobs(index + 2), typical(index + 3), dense(index + 4)]
         events += [inline(greedy(index + 5)), with_logprobs(index + 6, num_prompt=3), ports.Preempted(index + 7, 1, 10)]
     _, batch = sent(events, timed=timed)
-    assert [len(columns.sessions) for columns in batch.columns] == [10, 10]
+    assert [len(columns.sessions) for columns in batch.columns] == [20, 10]
     expected = {event.session: (plain(event), timing(event) if timed else None) for event in events}
     for event in events:
         if isinstance(event, ports.Preempted):

@@ -13,7 +13,7 @@ from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.taken_answers import TakenAnswers
 from outrider_coordinator.session.actions import DraftWaitEnded, StepEnded
-from outrider_coordinator.session.logprobs import emitted_logprobs
+from outrider_coordinator.session.logprobs import emitted
 from outrider_coordinator.session.prepared import TakenScores
 from outrider_coordinator.session.transitions import end_step, end_wait
 
@@ -44,9 +44,11 @@ class StepEnds:
 
     def end_steps(self, one: TakenAnswers, taken: TakenScores) -> None:
         """The step of each session."""
-        states = one.answers.states_at(taken.places)
+        states, logprobs = one.answers.states_at(taken.places), one.logprobs
         for place, (request, step) in enumerate(zip(one.requests, one.steps(), strict=True)):
             try:
+                if request.loop.engine_request.num_logprobs is not None:
+                    step = step._replace(logprobs=emitted(logprobs[place], step.token_ids))
                 self._end_step(request, one, place, step, states[place])
             except Exception as error:
                 self._fail(request, error)
@@ -56,9 +58,6 @@ class StepEnds:
     ) -> None:
         """The end of one session's step, whose next command has left."""
         session, is_drafting = request.loop, isinstance(one.taken.commands, ExtendColumns)
-        num_logprobs = session.engine_request.num_logprobs
-        if num_logprobs is not None:
-            step = step._replace(logprobs=emitted_logprobs(one.events[place], step.token_ids, num_logprobs))
         step = end_step(session, step, states, is_drafting=is_drafting)
         request.note(step, one.arrived, one.handled)
         if request.trace.notes is not None:

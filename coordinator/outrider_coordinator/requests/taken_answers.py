@@ -9,6 +9,7 @@ from typing import Any
 
 from outrider.columns import AnswerColumns, ExtendColumns
 from outrider.ports import ItemTiming, Proposal, Scores
+from outrider.types import CandidateLogprobs
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import table_columns as col
@@ -60,10 +61,12 @@ class TakenAnswers:
             reasons = map(reason_of, rows[:, col.REASON].tolist())
             yield from map(StepEnded, numbers, bases, *counts, self.token_ids, reasons, self.timings)
 
-    @functools.cached_property
-    def events(self) -> list[Any]:
-        """The answers one by one, in the order of ``requests``."""
-        return list(self.answers.events(self._own_places))
+    @property
+    def logprobs(self) -> list[tuple[CandidateLogprobs, ...]]:
+        """Logprobs of the candidates at each request's positions; none where they were not asked for."""
+        columns, places = self.answers.logprobs, self._own_places
+        rows = [()] * len(self.answers.sessions) if columns is None else columns.rows()
+        return [rows[place] for place in places]
 
     @property
     def _own_places(self) -> Sequence[int]:

@@ -28,9 +28,14 @@ def emitted_logprobs(scores: Scores, token_ids: Sequence[int], num_top: int) -> 
         if rows is None or rows.shape[0] < len(token_ids):
             raise ProtocolError("dense scores came without the logprobs that were asked for")
         return tuple(_from_row(row, token_id, num_top) for row, token_id in zip(rows, token_ids, strict=False))
-    if len(scores.logprobs) < len(token_ids):
+    return emitted(scores.logprobs, token_ids)
+
+
+def emitted(positions: Sequence[CandidateLogprobs], token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    """The logprobs of a verdict's tokens, of which the first is at the first position."""
+    if len(positions) < len(token_ids):
         raise ProtocolError("scores came without the logprobs that were asked for")
-    return tuple(token_logprob(scores.logprobs[i], token_id) for i, token_id in enumerate(token_ids))
+    return tuple(map(token_logprob, positions, token_ids))
 
 
 def _from_row(row: FloatArray, token_id: int, num_top: int) -> TokenLogprob:

@@ -174,6 +174,7 @@ def _serve(core: DraftCore | TargetCore, commands: list[Any]) -> list[EventBatch
     core.handle(_LINK, commands)
     commands.clear()
     answers = core.step()
+    core.tidy()
     return [batch for _, batch in answers]
 
 

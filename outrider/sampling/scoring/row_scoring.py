@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.columns import ScoreColumns
+from outrider.columns import LogprobColumns, ScoreColumns
 from outrider.errors import IntegrityError, OutriderError
 from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels
@@ -28,6 +28,7 @@ from outrider.kernels.scoring import Findings, Found, Launch, Words, launch
 from outrider.sampling.logits_processors.grammar_masks import masked_rows, masks_of
 from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring.fused import Scoring
+from outrider.sampling.scoring.row_logprobs import RowLogprobs
 from outrider.sampling.scoring.score import ScoreOutcome
 from outrider.sampling.scoring.session_rows import Ints, SessionRows, are_sound
 from outrider.sampling.session import SessionSampling
@@ -83,6 +84,16 @@ class ScoredRows:
         ]
 
     @property
+    def has_logprobs(self) -> bool:
+        """True if a session asks for logprobs."""
+        return any(sampling.open.num_logprobs is not None for sampling in self.samplings)
+
+    @property
+    def has_more_candidates(self) -> bool:
+        """True if logprobs are asked for, of positions where other tokens may be emitted than the one found there."""
+        return self.has_logprobs and self.supports is not None
+
+    @property
     def has_grammars(self) -> bool:
         """True if a session has a grammar."""
         return any(sampling.has_grammar for sampling in self.samplings)
@@ -114,6 +125,7 @@ class NextTokens:
     drawn: Ints  # [B] what ``RowScoring.drawn`` has
     errors: Mapping[int, OutriderError]
     """Errors of the sessions that fail, by their places."""
+    logprobs: LogprobColumns | None = None
 
     @classmethod
     def of(cls, outcomes: Sequence[ScoreOutcome], drawn: Ints | None) -> NextTokens:
@@ -122,7 +134,8 @@ class NextTokens:
         tokens = np.array([token_id for token_id, _ in found], dtype=np.int64)
         masses = np.array([mass for _, mass in found], dtype=np.float32)
         errors = {place: outcome.error for place, outcome in enumerate(outcomes) if outcome.error is not None}
-        return cls(tokens, masses, tokens if drawn is None else drawn, errors)
+        logprobs = LogprobColumns.of([outcome.logprobs for outcome in outcomes])
+        return cls(tokens, masses, tokens if drawn is None else drawn, errors, logprobs)
 
 
 class RowScoring:
@@ -132,8 +145,9 @@ class RowScoring:
         if len(logits) != (num_rows := int(scored.lengths.sum()) + len(scored.lengths)):
             raise IntegrityError(f"{len(logits)} rows of logits for {num_rows} positions to score")
         self._logits, self._scored = logits, scored
-        self._has_kernels = scored.rows is not None and has_kernels(logits.device)
+        self._has_kernels = scored.rows is not None and has_kernels(logits.device) and not scored.has_more_candidates
         self._is_masked = scored.has_grammars
+        self._logprobs: RowLogprobs | None = None
         if not self._is_masked:
             self._launch if self._has_kernels else self._singles  # noqa: B018 - the kernels start
 
@@ -143,12 +157,17 @@ class RowScoring:
             return None
         if self._is_masked:
             self._logits = self._scored.masked(self._logits)
-        return self._scored.launch(self._logits)
+        launched = self._scored.launch(self._logits)
+        if launched is not None and self._scored.has_logprobs:
+            tokens = self._tokens_of(launched)
+            self._logprobs = RowLogprobs(self._logits, tokens, self._scored.samplings, self._scored.lengths + 1)
+        return launched
 
     @functools.cached_property
     def _singles(self) -> Scoring:
-        """Session by session. Masked rows are launched anew."""
-        return self._score_singly(None if self._is_masked else self._launch)
+        """Session by session. Masked rows, and those with logprobs, are launched anew."""
+        is_anew = self._is_masked or self._scored.has_logprobs
+        return self._score_singly(None if is_anew else self._launch)
 
     def launch(self) -> bool:
         """Launch the kernels, for which the masks of grammars have to be made; False without kernels."""
@@ -156,10 +175,17 @@ class RowScoring:
 
     def drawn(self) -> Tensor | None:
         """Token of each row, [R] int32 on the device; any number for an unsound row. None without kernels."""
-        if self._launch is None:
-            return None
-        words, places = self._launch.on_device, self._token_places()
+        return None if self._launch is None else self._tokens_of(self._launch)
+
+    def _tokens_of(self, launched: Launch) -> Tensor:  # [R]
+        words, places = launched.on_device, self._token_places()
         return words[places] if isinstance(places, slice) else words.index_select(0, to_device(places, words.device))
+
+    def logprobs(self) -> LogprobColumns | None:
+        """Logprobs of the sessions that ask for them, after ``tokens`` or ``sparse``; None if none does."""
+        if self._logprobs is None or self._launch is None:
+            return None
+        return self._logprobs.columns(self._launch.findings().words[self._token_places()])
 
     def tokens(self) -> NDArray[np.int32] | None:
         """Wait for the kernels; the tokens of all rows, [R]. None: scores are sparse, or ``outcomes`` tells."""
@@ -184,7 +210,7 @@ class RowScoring:
         drawn = self._launch.findings().words[self._token_places()].astype(np.int64)
         if (findings := self._findings()) is None:
             return NextTokens.of(self.outcomes(), drawn)
-        return NextTokens(drawn, findings.of(Found.MASS).copy(), drawn, {})
+        return NextTokens(drawn, findings.of(Found.MASS).copy(), drawn, {}, self.logprobs())
 
     @torch.inference_mode()
     def outcomes(self) -> list[ScoreOutcome]:

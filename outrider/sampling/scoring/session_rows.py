@@ -21,7 +21,6 @@ from outrider.types import JudgingRule
 Ints = NDArray[np.int64]
 LOWEST_DRAWABLE = -1e30
 """A row whose largest logit is not above this has no token left to draw."""
-_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class SessionRows:
 
     @classmethod
     def of(cls, metadata: Sequence[SamplingMetadata], vocab_size: int) -> SessionRows:
-        """Rows of sessions for which ``may_be_rows`` is true."""
+        """Rows of sessions whose ``may_be_row`` is true."""
         words = np.zeros((len(metadata), len(Column)), dtype=np.int32)
         words[:, Column.FLAGS :] = _asked([own.last for own in metadata])
         limits = np.array([own.limit or vocab_size for own in metadata], dtype=np.int64)
@@ -93,13 +92,6 @@ class SessionRows:
         words[:, Column.SUPPORT_START] = stops - sizes
         words[is_draft, Column.FLAGS] = self.draft_flags.repeat(lengths)
         return Rows(words, supports[1].astype(np.int32, copy=False))
-
-
-def may_be_rows(metadata: SamplingMetadata) -> bool:
-    """True if a session may be rows here: kernels find its tokens, or its masses, from the model's own logits, of which
-    a grammar may mask some.
-    """
-    return metadata.is_fused and (metadata.is_masked or not metadata.is_adjusted) and metadata.rule in _RULES
 
 
 def are_sound(findings: Findings, bound: float) -> bool:

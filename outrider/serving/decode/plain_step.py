@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, token_scores
+from outrider.columns import AnswerColumns, LogprobColumns, token_scores
 from outrider.errors import OutriderError
 from outrider.ports import Score, Scores
 from outrider.recording import ForwardRecord
@@ -30,6 +30,7 @@ class KnownTokens:
 
     token_ids: Ints  # [B]
     masses: NDArray[np.float32]  # [B]
+    logprobs: LogprobColumns | None = None
     errors: Mapping[int, OutriderError] = field(default_factory=dict)
 
     @property
@@ -45,17 +46,18 @@ class KnownTokens:
         return isinstance(form, SparseScores) and len(form.outside_token_ids) == 1
 
     @classmethod
-    def of(cls, forms: Sequence[ScoreForm]) -> KnownTokens:
+    def of(cls, answers: Sequence[Scores]) -> KnownTokens:
         """Tokens of scores of one token each."""
         ids, masses = list[int](), list[float]()
-        for form in forms:
+        for form in [answer.form for answer in answers]:
             if isinstance(form, TokenScores):
                 ids.append(form.token_ids[0])
                 masses.append(1.0)
             elif isinstance(form, SparseScores):
                 ids.append(int(form.outside_token_ids[0]))
                 masses.append(float(form.outside_mass[0]))
-        return cls(np.array(ids, dtype=np.int64), np.array(masses, dtype=np.float32))
+        logprobs = LogprobColumns.of([answer.logprobs for answer in answers])
+        return cls(np.array(ids, dtype=np.int64), np.array(masses, dtype=np.float32), logprobs)
 
 
 @dataclass(slots=True, eq=False)
@@ -170,11 +172,14 @@ class PlainStep:
         if outcome is None:
             raise ValueError("a step that is not computed has no answers")
         token_id = outcome.token_ids[place]
-        head = int(self.own.numbers[place]), int(self.generations[place]), int(self.bases[place])
-        if not self.own.are_sparse[place]:
-            return Scores(*head, TokenScores((int(token_id),)))
-        ids, masses = token_id.reshape(1).astype(np.int32), outcome.masses[place].reshape(1)
-        return Scores(*head, SparseScores(np.zeros(0, dtype=np.float32), masses, ids))
+        form: ScoreForm = TokenScores((int(token_id),))
+        if self.own.are_sparse[place]:
+            ids, masses = token_id.reshape(1).astype(np.int32), outcome.masses[place].reshape(1)
+            form = SparseScores(np.zeros(0, dtype=np.float32), masses, ids)
+        logprobs = () if outcome.logprobs is None else outcome.logprobs.rows()[place]
+        return Scores(
+            int(self.own.numbers[place]), int(self.generations[place]), int(self.bases[place]), form, logprobs
+        )
 
     def columns(self, places: Rows, now_ns: int) -> AnswerColumns[Scores]:
         """The answers to rows of one link and form, whose time ends now."""
@@ -191,6 +196,7 @@ class PlainStep:
             self.timings_ns(places, now_ns).ravel().tolist(),
             token_scores,
             outcome.masses[places] if is_sparse else None,
+            logprobs=None if outcome.logprobs is None else outcome.logprobs.selected(places),
         )
 
     def waits_ns(self, started_ns: int) -> list[int]:

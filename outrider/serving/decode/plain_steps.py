@@ -172,7 +172,7 @@ class PlainSteps:
         step.is_asked = np.array([request.is_asked for request in requests], dtype=np.bool_)
         ended_ns, batch_size, num_tokens = _forward_of(requests[0])
         step.forward = ForwardRecord(ended_ns, ended_ns, ended_ns, batch_size, num_tokens, used_graph=False)
-        step.outcome = KnownTokens.of([answer.form for answer in answers])
+        step.outcome = KnownTokens.of(answers)
         step.is_open = own.do_not_end(step.outcome.token_ids, bases)
         return step
 

@@ -29,7 +29,13 @@ from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, L
 from outrider.ports import Proposal
 from outrider.transport.convert.arrays import Fetch, Place
 from outrider.transport.convert.column_bytes import array_bytes, check_largest, from_bytes, sums_by_row, total
-from outrider.transport.convert.step_details import read_proposal_details, read_score_details, write_details
+from outrider.transport.convert.step_details import (
+    read_logprobs,
+    read_proposal_details,
+    read_score_details,
+    write_details,
+    write_logprobs,
+)
 from outrider.transport.convert.tensors import state_columns_from_proto, write_state_columns
 from outrider.v1 import link_pb2 as pb
 
@@ -57,6 +63,8 @@ def write_step_answers(message: pb.StepAnswers, answers: AnswerColumns[Any], pla
         message.goes_on = array_bytes(answers.goes_on, U1)
     if answers.details is not None:
         write_details(message, answers.details, place)
+    if answers.logprobs is not None:
+        write_logprobs(message.details, answers.logprobs)
 
 
 def _write_sparse(message: pb.StepAnswers, answers: AnswerColumns[Any]) -> None:
@@ -116,6 +124,7 @@ def scores_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerColumns[An
         _scored_drafts(message, each) if message.draft_token_ids else None,
         from_bytes("goes_on", message.goes_on, U1, size) if message.goes_on else None,
         read_score_details(message, token_ids, each, fetch),
+        read_logprobs(message, size),
     )
 
 

@@ -5,19 +5,18 @@ Typical scores, whole rows of probabilities, logprobs, and hidden states that ar
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from outrider.columns import F4, I4, U4, Column
+from outrider.columns import F4, I4, U4, Column, LogprobColumns
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_CANDIDATES, LINK_FIELDS, LINK_POSITIONS, LINK_TOKEN_IDS, Bound
 from outrider.transport.convert.arrays import Fetch, Place, tensor_from_proto, tensor_to_proto
 from outrider.transport.convert.column_bytes import array_bytes, check_largest, from_bytes
 from outrider.transport.convert.tensors import hidden_states_of_rows, write_hidden_states
-from outrider.types import CandidateLogprobs, DenseEvidence, DenseScores, TypicalScores
+from outrider.types import DenseEvidence, DenseScores, TypicalScores
 from outrider.v1 import link_pb2 as pb
 from outrider.v1 import tensor_pb2
 
@@ -52,10 +51,9 @@ def read_score_details(
         found["form"] = _read_typical(details, token_ids, counts)
     elif message.form == pb.ANSWER_FORM_DENSE:
         found["form"] = _read_dense(details, size, fetch)
-    if details.HasField("logprobs"):
-        found["logprobs"] = _read_candidates("logprobs", details.logprobs, size, LINK_POSITIONS)
     if details.HasField("prompt_logprobs"):
-        found["prompt_logprobs"] = _read_candidates("prompt_logprobs", details.prompt_logprobs, size, LINK_TOKEN_IDS)
+        columns = _read_candidates("prompt_logprobs", details.prompt_logprobs, size, LINK_TOKEN_IDS)
+        found["prompt_logprobs"] = columns.rows()
     if details.hidden_states:
         found["hidden_states"] = hidden_states_of_rows(details.hidden_states, size)
     return found or None
@@ -114,43 +112,52 @@ def _tensors(name: str, messages: Sequence[tensor_pb2.Tensor], size: int, fetch:
 # Logprobs.
 
 
-def _write_candidates(name: str) -> Callable[[pb.AnswerDetails, Sequence[Any], Place], None]:
-    def write(message: pb.AnswerDetails, answers: Sequence[Any], place: Place) -> None:
-        columns: pb.CandidateColumns = getattr(message, name)
-        positions = list(itertools.chain.from_iterable(answers))
-        columns.num_positions = np.array(list(map(len, answers)), dtype=U4).tobytes()
-        columns.counts = np.array([each.token_ids.size for each in positions], dtype=U4).tobytes()
-        columns.top_counts = np.array([each.top_token_ids.size for each in positions], dtype=U4).tobytes()
-        for field, dtype in _CANDIDATES.items():
-            setattr(columns, field, array_bytes(np.concatenate([getattr(each, field) for each in positions]), dtype))
-
-    return write
+def write_logprobs(message: pb.AnswerDetails, logprobs: LogprobColumns) -> None:
+    """Write the logprobs of scores."""
+    _write_candidates(message.logprobs, logprobs)
 
 
-def _read_candidates(
-    name: str, message: pb.CandidateColumns, size: int, bound: Bound
-) -> list[tuple[CandidateLogprobs, ...]]:
-    """The candidates of all positions of each answer."""
-    num_positions = from_bytes(f"{name}.num_positions", message.num_positions, U4, size).tolist()
-    check_largest(f"{name}.num_positions", max(num_positions), bound)
-    if sum(num_positions) > LINK_FIELDS.most:  # each becomes values of many times its bytes
-        raise ProtocolError(f"columns: {name} has {sum(num_positions)} positions; at most {LINK_FIELDS.most}")
-    edges = {}
-    for field in ("counts", "top_counts"):
-        counts = from_bytes(f"{name}.{field}", getattr(message, field), U4, sum(num_positions))
-        check_largest(f"{name}.{field}", max(counts.tolist(), default=0), LINK_CANDIDATES)
-        edges[field] = [0, *counts.cumsum(dtype=np.int64).tolist()]
-    columns = []
+def read_logprobs(message: pb.StepAnswers, size: int) -> LogprobColumns | None:
+    """Logprobs of scores; None without any."""
+    if not message.details.HasField("logprobs"):
+        return None
+    return _read_candidates("logprobs", message.details.logprobs, size, LINK_POSITIONS)
+
+
+def _write_prompt_logprobs(message: pb.AnswerDetails, answers: Sequence[Any], place: Place) -> None:
+    if (columns := LogprobColumns.of(answers)) is not None:
+        _write_candidates(message.prompt_logprobs, columns)
+
+
+def _write_candidates(message: pb.CandidateColumns, columns: LogprobColumns) -> None:
     for field, dtype in _CANDIDATES.items():
-        own = edges["top_counts" if field.startswith("top_") else "counts"]
-        values = from_bytes(f"{name}.{field}", getattr(message, field), dtype, own[-1]).copy()
-        columns.append([values[start:stop] for start, stop in itertools.pairwise(own)])
-    positions = iter([CandidateLogprobs(*parts) for parts in zip(*columns, strict=True)])
-    return [tuple(itertools.islice(positions, count)) for count in num_positions]
+        setattr(message, field, array_bytes(getattr(columns, field), dtype))
 
 
-_CANDIDATES = {"token_ids": I4, "logprobs": F4, "ranks": I4, "top_token_ids": I4, "top_logprobs": F4}
-"""Fields of ``CandidateLogprobs``, in their order, and their types."""
+def _read_candidates(name: str, message: pb.CandidateColumns, size: int, bound: Bound) -> LogprobColumns:
+    """The candidates of all positions of each answer."""
+    num_positions = from_bytes(f"{name}.num_positions", message.num_positions, U4, size)
+    check_largest(f"{name}.num_positions", int(num_positions.max()), bound)
+    sizes = {"positions": int(num_positions.sum(dtype=np.int64))}
+    if sizes["positions"] > LINK_FIELDS.most:  # each becomes values of many times its bytes
+        raise ProtocolError(f"columns: {name} has {sizes['positions']} positions; at most {LINK_FIELDS.most}")
+    found = [num_positions]
+    for field, dtype in list(_CANDIDATES.items())[1:]:
+        is_count, of_top = field.endswith("counts"), field.startswith("top_")
+        length = sizes["positions" if is_count else "top" if of_top else "own"]
+        values = from_bytes(f"{name}.{field}", getattr(message, field), dtype, length)
+        if is_count:
+            check_largest(f"{name}.{field}", int(values.max(initial=0)), LINK_CANDIDATES)
+            sizes["top" if of_top else "own"] = int(values.sum(dtype=np.int64))
+        found.append(values.copy())
+    return LogprobColumns(*found)
+
+
+_CANDIDATES = {
+    "num_positions": U4, "counts": U4, "token_ids": I4, "logprobs": F4, "ranks": I4, "top_counts": U4,
+    "top_token_ids": I4, "top_logprobs": F4,
+}  # fmt: skip
+"""Fields of ``LogprobColumns``, in their order, and their types."""
 
 
 # Hidden states.
@@ -164,8 +171,7 @@ def _write_states(message: pb.AnswerDetails, states: Sequence[Any], place: Place
 _WRITERS: dict[str, Callable[[pb.AnswerDetails, Sequence[Any], Place], None]] = {
     "form": _write_forms,
     "evidence": _write_evidence,
-    "logprobs": _write_candidates("logprobs"),
-    "prompt_logprobs": _write_candidates("prompt_logprobs"),
+    "prompt_logprobs": _write_prompt_logprobs,
     "hidden_states": _write_states,
 }
 _FORMS = {
