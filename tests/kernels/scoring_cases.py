@@ -383,6 +383,41 @@ def test_columns_are_scored_as_single_requests(case: str, flaw: str, monkeypatch
     assert flaw != "not a number" or (tokens is None and sparse is None)
 
 
+LOGPROB_CASES: list[list[dict[str, Any]]] = [
+    [{"temperature": 0.0, "num_logprobs": 2}] * 3,
+    [{"temperature": 0.0}, {"method": COUPLED, "temperature": 0.8, "num_logprobs": 0}, {"temperature": 0.0}],
+    [{"temperature": 0.0, "num_logprobs": 5}, {"temperature": 0.0}, {"temperature": 0.0, "num_logprobs": 1}],
+    [{"num_logprobs": 2}, {}, {"temperature": 0.6, "num_logprobs": 1}],
+]
+
+
+@pytest.mark.parametrize("case", LOGPROB_CASES)
+@pytest.mark.parametrize("vocab_size", [600, 640])
+def test_logprobs_come_beside_the_scores(case: list[dict[str, Any]], vocab_size: int) -> None:
+    requests = [
+        request_of(opening(seed=3 + place, **fields), vocab_size, num_drafts=count)
+        for place, (count, fields) in enumerate(zip((2, 0, 3), case, strict=True))
+    ]
+    logits = logits_of(8, vocab_size, torch.bfloat16)
+    expected = score(logits.float().cpu(), requests)
+    scoring = RowScoring(logits, as_columns(requests, vocab_size))
+    if case == LOGPROB_CASES[-1]:  # any token of a support may be emitted
+        assert scoring.tokens() is scoring.sparse() is scoring.logprobs() is None
+        found = [outcome.logprobs for outcome in scoring.outcomes()]
+    else:
+        assert scoring.tokens() is not None
+        columns = scoring.logprobs()
+        assert columns is not None
+        found = columns.rows()
+    for own, outcome in zip(found, expected, strict=True):
+        assert len(own) == len(outcome.logprobs)
+        for ours, truth in zip(own, outcome.logprobs, strict=True):
+            for name in ("token_ids", "ranks", "top_token_ids"):
+                np.testing.assert_array_equal(getattr(ours, name), getattr(truth, name))
+            np.testing.assert_allclose(ours.logprobs, truth.logprobs, atol=1e-5)
+            np.testing.assert_allclose(ours.top_logprobs, truth.top_logprobs, atol=1e-5)
+
+
 def test_columns_of_other_rows_than_positions_are_refused() -> None:
     step = as_columns([request_of(opening(), 17, num_drafts=1)], 17)
     with pytest.raises(IntegrityError, match="3 rows of logits for 2 positions"):

@@ -88,6 +88,9 @@ def _joined_field(name: str, values: Sequence[Any], parts: Sequence[Any]) -> Any
     first = values[0]
     if name == "chains":
         return b"".join(values)
+    if name == "trace_parents":
+        parents = [value or [""] * len(part) for value, part in zip(values, parts, strict=True)]
+        return [parent for own in parents for parent in own] if any(values) else ()
     if name.startswith("support"):
         return _joined_supports(name, values, parts)
     if name == "channel" and any(value != first for value in values):

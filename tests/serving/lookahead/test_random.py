@@ -20,7 +20,7 @@ NUM_PAGES = 24
 """Pages, too few for all sessions."""
 
 
-class _Spans:
+class Spans:
     """Checks the spans of what is traced."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int) -> None:
     runner = Runner(NUM_PAGES)
     executor = CountingExecutor(runner)  # type: ignore[arg-type]
     core = core_of(executor, lookahead=True)
-    core.recorder = spans = _Spans()
+    core.recorder = spans = Spans()
     links = {i: Coordinator(core, i, choose) for i in range(2)}
     num_checked = 0
     for number in range(NUM_ROUNDS):

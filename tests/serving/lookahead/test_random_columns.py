@@ -18,6 +18,7 @@ from outrider.transport.convert.events import target_events_from_proto, target_e
 from outrider.v1 import link_pb2 as pb
 from tests.serving.lookahead.coordinating import CALM, Command, Coordinator, Kind, core_of
 from tests.serving.lookahead.device import CountingExecutor, Drawing, Runner
+from tests.serving.lookahead.test_random import Spans
 from tests.support.equality import one_by_one
 
 NUM_ROUNDS, ROUNDS_OF_A_KIND = 280, 20
@@ -28,7 +29,6 @@ class ColumnsCoordinator(Coordinator):
     """Sends items as columns where there are enough of them, and reads answers as such."""
 
     most_sessions = 8
-    share_traced = 0.01
 
     def act(self, kind: Kind) -> None:
         while kind.is_calm and len(self.sessions) < self.most_sessions:
@@ -58,6 +58,7 @@ class _Rig:
         self.runner = Runner(num_pages)
         self.executor = CountingExecutor(self.runner)  # type: ignore[arg-type]
         self.core = core_of(self.executor, lookahead=True, max_batched_tokens=64)
+        self.core.recorder = self.spans = Spans()
         self.links = {i: ColumnsCoordinator(self.core, i, self.choose) for i in range(2)}
         self.outcomes: Counter[str] = Counter()
         self.num_checked = self.num_grown = self.num_queued = 0
@@ -151,6 +152,8 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(
     assert core.scheduler.lookahead.is_idle
     assert core.num_sessions == rig.runner.sequences.pool.num_used == 0
     assert rig.num_checked > NUM_ROUNDS / 2
+    assert len(rig.spans.items) > NUM_ROUNDS / 4
+    rig.spans.check_nothing_was_noted_after_an_end()
     assert rig.outcomes["SessionFailed"]
     assert min(stats.num_lookahead_used, stats.num_lookahead_unused) > 20
     prepared = rig.executor.num_prepared + rig.executor.num_queued + rig.num_grown
