@@ -20,7 +20,15 @@ from outrider.packed_ids import MIN_PACKED_IDS, unpack_long
 from outrider.planes import PlaneReference
 from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, PrefixHash, chain_size
-from outrider.types import STATE_BYTES, CandidateLogprobs, HiddenStates, SparseEvidence, SparseScores, Support, TokenScores
+from outrider.types import (
+    STATE_BYTES,
+    CandidateLogprobs,
+    HiddenStates,
+    SparseEvidence,
+    SparseScores,
+    Support,
+    TokenScores,
+)
 from outrider.values import step_value
 
 Column = NDArray[Any]
@@ -154,8 +162,7 @@ class LogprobColumns:
     @classmethod
     def nothing(cls, size: int) -> LogprobColumns:
         """Those of sessions without logprobs."""
-        types = U4, U4, I4, F4, I4, U4, I4, F4
-        return cls(np.zeros(size, dtype=U4), *[np.zeros(0, dtype=dtype) for dtype in types[1:]])
+        return cls(np.zeros(size, dtype=U4), *[np.zeros(0, dtype=dtype) for dtype in (U4, I4, F4, I4, U4, I4, F4)])
 
     @classmethod
     def joined(cls, parts: Sequence[LogprobColumns]) -> LogprobColumns:

@@ -16,7 +16,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, Column, LogprobColumns, ScoreColumns, StateColumns, SupportColumns, token_scores
+from outrider.columns import (
+    AnswerColumns,
+    Column,
+    LogprobColumns,
+    ScoreColumns,
+    StateColumns,
+    SupportColumns,
+    token_scores,
+)
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.row_batch import RowBatch
@@ -29,7 +37,7 @@ from outrider.sampling.session import SessionSampling
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import ExecutorOutput
 from outrider.structured_output import PositionMasks, made_within
-from outrider.types import HiddenStates, SparseScores, TokenScores
+from outrider.types import HiddenStates, ScoreForm, SparseScores, TokenScores
 from outrider_target.jobs import needs_support
 from outrider_target.layer_states import StepStates, in_order
 
@@ -196,53 +204,52 @@ class StepRows:
     def _finish(self, output: ExecutorOutput[Scores]) -> ExecutorOutput[Scores]:
         if self._columns is None:
             return replace(output, plain=self._scoring.next_tokens())
-        tokens = self._scoring.tokens()
         states = None if self._states is None else self._states.columns
-        is_handed = self._states is None or states is not None
+        is_handed, answers = self._states is None or states is not None, None
+        tokens, sparse = self._scoring.tokens(), self._scoring.sparse()
         if is_handed and tokens is not None:
-            return replace(output, columns=self._answers(self._columns, tokens, states, self._scoring.logprobs()))
-        if is_handed and (sparse := self._scoring.sparse()) is not None:
-            answers = self._sparse_answers(self._columns, sparse, states, self._scoring.logprobs())
-            return replace(output, columns=answers)
+            answers = self._answers(self._columns, tokens, states)
+        elif is_handed and sparse is not None:
+            answers = self._sparse_answers(self._columns, sparse, states)
+        if answers is not None:
+            return replace(output, columns=replace(answers, logprobs=self._scoring.logprobs()))
         outcomes = self._scoring.outcomes()
         if not is_handed or any(outcome.form is None for outcome in outcomes):
             return replace(output, results=self._one_by_one(self._columns, outcomes, states))
-        forms = [outcome.form for outcome in outcomes]
         logprobs = LogprobColumns.of([outcome.logprobs for outcome in outcomes])
+        answers = self._joined_answers(self._columns, [outcome.form for outcome in outcomes], states)
+        return replace(output, columns=replace(answers, logprobs=logprobs))
+
+    def _joined_answers(
+        self, columns: ScoreColumns, forms: Sequence[ScoreForm | None], states: StateColumns | None
+    ) -> AnswerColumns[Scores]:
+        """``forms``: those of each session."""
         sparse_forms = [form for form in forms if isinstance(form, SparseScores)]
         if sparse_forms:
-            answers = self._sparse_answers(self._columns, joined_scores(sparse_forms), states, logprobs)
-            return replace(output, columns=answers)
+            return self._sparse_answers(columns, joined_scores(sparse_forms), states)
         rows = [form.token_ids for form in forms if isinstance(form, TokenScores)]
         found = np.array([token_id for row in rows for token_id in row], dtype=np.uint32)
-        return replace(output, columns=self._answers(self._columns, found, states, logprobs))
+        return self._answers(columns, found, states)
 
     def _answers(
         self,
         columns: ScoreColumns,
         token_ids: np.ndarray,  # [sum(K+1)]
         states: StateColumns | None,
-        logprobs: LogprobColumns | None,
         masses: np.ndarray | None = None,
         supports: SupportColumns | None = None,
     ) -> AnswerColumns[Scores]:
         heads = columns.sessions, columns.generations, self._step.bases, self._lengths + 1
         drafts = columns.draft_token_ids if columns.is_direct else None  # said here too: the step may be split
-        return AnswerColumns(
-            *heads, token_ids, (), token_scores, masses, states, supports, 0, drafts, logprobs=logprobs
-        )
+        return AnswerColumns(*heads, token_ids, (), token_scores, masses, states, supports, 0, drafts)
 
     def _sparse_answers(
-        self,
-        columns: ScoreColumns,
-        scores: SparseScores,
-        states: StateColumns | None,
-        logprobs: LogprobColumns | None,
+        self, columns: ScoreColumns, scores: SparseScores, states: StateColumns | None
     ) -> AnswerColumns[Scores]:
         """``scores``: those of all sessions, one after the other."""
         sizes = _support_sizes(columns.support_counts, self._lengths)
         supports = SupportColumns(sizes, _NO_IDS, scores.support_probs)
-        return self._answers(columns, scores.outside_token_ids, states, logprobs, scores.outside_mass, supports)
+        return self._answers(columns, scores.outside_token_ids, states, scores.outside_mass, supports)
 
     def _one_by_one(
         self, columns: ScoreColumns, outcomes: list[ScoreOutcome], states: StateColumns | None

@@ -402,7 +402,7 @@ def test_logprobs_come_beside_the_scores(case: list[dict[str, Any]], vocab_size:
     expected = score(logits.float().cpu(), requests)
     scoring = RowScoring(logits, as_columns(requests, vocab_size))
     if case == LOGPROB_CASES[-1]:  # any token of a support may be emitted
-        assert scoring.tokens() is scoring.sparse() is scoring.logprobs() is None
+        assert not any((scoring.tokens(), scoring.sparse(), scoring.logprobs()))
         found = [outcome.logprobs for outcome in scoring.outcomes()]
     else:
         assert scoring.tokens() is not None

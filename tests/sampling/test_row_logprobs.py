@@ -16,8 +16,9 @@ VOCAB_SIZE = 384
 
 
 def _sampling(session: int, num_logprobs: int | None, num_token_ids: int = VOCAB_SIZE) -> SessionSampling:
-    sizes = {"prompt_length": 3, "max_length": 50, "num_token_ids": num_token_ids}
-    opened = open_session(session, **sizes, num_logprobs=num_logprobs)
+    opened = open_session(
+        session, prompt_length=3, max_length=50, num_token_ids=num_token_ids, num_logprobs=num_logprobs
+    )
     return SessionSampling(opened)
 
 

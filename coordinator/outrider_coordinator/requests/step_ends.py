@@ -47,9 +47,9 @@ class StepEnds:
         states, logprobs = one.answers.states_at(taken.places), one.logprobs
         for place, (request, step) in enumerate(zip(one.requests, one.steps(), strict=True)):
             try:
-                if request.loop.engine_request.num_logprobs is not None:
-                    step = step._replace(logprobs=emitted(logprobs[place], step.token_ids))
-                self._end_step(request, one, place, step, states[place])
+                asks = request.loop.engine_request.num_logprobs is not None
+                own = emitted(logprobs[place], step.token_ids) if asks else None
+                self._end_step(request, one, place, step._replace(logprobs=own), states[place])
             except Exception as error:
                 self._fail(request, error)
 
