@@ -141,7 +141,7 @@ class LogprobColumns:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[CandidateLogprobs]]) -> LogprobColumns | None:
-        """Those of each session; None if no session has any."""
+        """Logprobs of each session; None if no session has any."""
         positions = [position for row in rows for position in row]
         if not positions:
             return None
@@ -161,16 +161,16 @@ class LogprobColumns:
 
     @classmethod
     def nothing(cls, size: int) -> LogprobColumns:
-        """Those of sessions without logprobs."""
+        """Columns of sessions without logprobs."""
         return cls(np.zeros(size, dtype=U4), *[np.zeros(0, dtype=dtype) for dtype in (U4, I4, F4, I4, U4, I4, F4)])
 
     @classmethod
     def joined(cls, parts: Sequence[LogprobColumns]) -> LogprobColumns:
-        """Those of several, one after the other."""
+        """Columns of several, one after the other."""
         return cls(*[np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__])
 
     def selected(self, places: NDArray[np.intp]) -> LogprobColumns:
-        """Those of the sessions at these places."""
+        """Columns of the sessions at these places."""
         positions = ragged(self.num_positions, places)
         own, top = ragged(self.counts, positions), ragged(self.top_counts, positions)
         return LogprobColumns(
@@ -185,7 +185,7 @@ class LogprobColumns:
         )
 
     def rows(self) -> list[tuple[CandidateLogprobs, ...]]:
-        """Those of each session."""
+        """Candidates at the positions of each session."""
         own = itertools.pairwise(_edges(self.counts))
         tops = itertools.pairwise(_edges(self.top_counts))
         positions = iter([
@@ -227,7 +227,7 @@ class AnswerColumns(Generic[EventT_co]):
     details: Mapping[str, Sequence[Any]] | None = None
     """Fields of the events that arrays do not hold, by name, a value for each answer. Their readers take events."""
     logprobs: LogprobColumns | None = None
-    """Of scores, if they were asked for by any session."""
+    """Logprobs of scores, if any session asks for them."""
 
     @property
     def is_sparse(self) -> bool:

@@ -152,7 +152,7 @@ class PlainOutcome(Protocol):
 
     @property
     def logprobs(self) -> LogprobColumns | None:
-        """Those of sessions that ask for them; None if none does."""
+        """Logprobs of sessions that ask for them; None if none does."""
         ...
 
     @property

@@ -42,7 +42,7 @@ class Prepared:
         self.speculations = [session.speculation for session in self.sessions]
         parents = [session.commands.trace_parent for session in self.sessions]
         self.trace_parents = parents if any(parents) else ()
-        """Of what is asked next, for each session; empty if nothing is traced."""
+        """Trace parents of what is asked next, for each session; empty if nothing is traced."""
         self._row_bytes = rows.tobytes()
         self._generations, self.bases = rows[:, asked].astype(U8).tobytes(), rows[:, col.LENGTH].astype(U4)
         self.flags: list[int] = rows[:, col.FLAGS].tolist()

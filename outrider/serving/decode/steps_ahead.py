@@ -47,7 +47,7 @@ class NextStep:
     """Deadline of the wait for its draft's push."""
     is_claimed: bool = False
     trace_parent: str = ""
-    """That of its claim."""
+    """Trace parent of its claim."""
     held: tuple[DecodeBatch, AnswerColumns[Any], ForwardRecord, int] | None = None
     """Answers that nothing had claimed when they were there, and the place of this session's."""
 
