@@ -43,7 +43,10 @@ def measure_kv_scales(worker: Worker, ranks: Ranks | None = None) -> None:
     with torch.inference_mode():
         runner = _runner_of_texts(worker)
         _write_texts(runner)
-        maxima = [runner.kv_cache.layer(number).abs().amax(dim=(0, 2, 3)).float() for number in layers]
+        maxima = [
+            runner.kv_cache.layer(worker.model.cache_layers[number]).abs().amax(dim=(0, 2, 3)).float()
+            for number in layers
+        ]
     exponents = [_exponent(number, float(value)) for number, pair in zip(layers, maxima, strict=True) for value in pair]
     if ranks is not None:
         exponents = [-ranks.least(-exponent) for exponent in exponents]

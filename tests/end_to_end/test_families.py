@@ -23,11 +23,11 @@ from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
 FAMILIES = [
-    *("gemma2", "gemma3", "gemma3-text-part", "glm", "glm4", "granite", "mistral-small", "mistral-window"),
+    *("gemma2", "gemma3", "gemma3-text-part", "gemma4", "glm", "glm4", "granite", "mistral-small", "mistral-window"),
     *("olmo2", "olmo3", "phi3", "phi4-mini", "qwen3-moe", "mixtral-window", "olmoe"),
 ]
 THROUGH_TRANSFORMERS = ["smollm3", "cohere2", "gemma4_text"]
-IN_FP8 = ["gemma3", "glm4", "phi3", "qwen3-moe", "gemma4_text"]
+IN_FP8 = ["gemma3", "glm4", "phi3", "qwen3-moe", "gemma4", "smollm3"]
 """Families with different linear layers."""
 PROMPTS = [prompt + [1] * 20 for prompt in prompts(6, 5)]
 MAX_TOKENS = 24
@@ -94,7 +94,7 @@ async def test_coupled_tokens_do_not_depend_on_the_draft(name: str, quantization
     assert [tokens(one) for one in results] == [alone, alone]
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gemma4_text"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
 async def test_texts_that_leave_the_window_are_those_of_transformers(name: str) -> None:
     """Window pages are given back between chunks, found again, and too few for all sessions at once."""
     folder = folder_of(name)
@@ -137,7 +137,7 @@ async def test_a_text_alone_may_fill_the_smallest_cache_with_window_pages() -> N
         await all_free(stack)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "olmoe", "phi4-mini", "gemma4_text"])
+@pytest.mark.parametrize("name", ["gemma3", "olmoe", "phi4-mini", "gemma4"])
 async def test_a_draft_that_is_stopped_changes_no_token(name: str) -> None:
     folder, other = folder_of(name), cached_tiny_model("llama", seed=9)
     async with stack_of(folder, None) as stack:

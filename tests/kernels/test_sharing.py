@@ -17,8 +17,8 @@ def test_shares_are_half_as_long_where_whole_ones_are_uneven(num_rows: int, max_
     numbers = torch.zeros(num_rows + 1, dtype=torch.int32)
     rows = PagedRows(numbers, numbers[1:], numbers, numbers, max_queries, numbers)
     sharing = share_keys(
-        rows, num_tokens=num_rows * max_queries, num_heads=32, num_kv_heads=8, dtype=torch.bfloat16,
-        num_processors=PROCESSORS,
+        rows, num_tokens=num_rows * max_queries, num_heads=32, num_kv_heads=8, head_dim=128,
+        dtype=torch.bfloat16, num_processors=PROCESSORS,
     )  # fmt: skip
     assert sharing.budget == budget
     # A tile is cut from one and a half shares on, so that so many tiles can be cut, for each of 8 heads.

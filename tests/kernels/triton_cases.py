@@ -362,8 +362,8 @@ def test_a_schedule_cuts_what_is_longer_than_its_share(
     plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).groups[0].plan
     assert isinstance(plan, DevicePlan)
     sharing = share_keys(
-        plan.rows, num_tokens=shape.num_tokens, num_heads=4, num_kv_heads=1, dtype=torch.float16, num_processors=8,
-        tiling=Tiling(16, 16, 4, 2), budget=budget,
+        plan.rows, num_tokens=shape.num_tokens, num_heads=4, num_kv_heads=1, head_dim=16, dtype=torch.float16,
+        num_processors=8, tiling=Tiling(16, 16, 4, 2), budget=budget,
     )  # fmt: skip
     counts, first_queries, positions, pages, tiles, parts, cuts, cut_tiles = make_schedule(plan, sharing, 4).cpu()
     is_part = counts > 0

@@ -19,6 +19,7 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.loader.estimate import estimate_model
 from outrider.model_executor.model_runner import ModelRunner
 from tests.model_executor.parity import TOLERANCE, build, random_ids
+from tests.support.fallback_models import GEMMA4
 from tests.support.tiny_models import load_reference
 
 FP8 = torch.float8_e4m3fn
@@ -27,6 +28,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "gpt-oss": ("gpt_oss", {}),
     "gemma2": ("gemma2", {"sliding_window": 6, "attn_logit_softcapping": 1.5}),
+    "gemma4": ("gemma4_text", GEMMA4),
 }
 SCALES = {"k": (0.37, 0.61), "v": (0.05, 0.0123)}
 """Scales of layers 0 and 1."""
@@ -47,7 +49,7 @@ class RoundingCache(DynamicCache):
         return super().update(rounded(key_states, key), rounded(value_states, value), layer_idx, *args, **kwargs)
 
 
-ONES = {"k": (1.0, 1.0), "v": (1.0, 1.0)}
+ONES = {"k": (1.0,) * 5, "v": (1.0,) * 5}
 
 
 @functools.cache

@@ -194,8 +194,8 @@ def spoil_config(**changes: Any) -> Callable[[Path], None]:
         ),
         (spoil_config(num_hidden_layers="two"), r"num_hidden_layers should be a valid integer, not 'two'"),
         (
-            spoil_config(rope_parameters={"rope_type": "proportional", "rope_theta": 1e4}),
-            r"rope type 'proportional' is not supported; supported are default, linear",
+            spoil_config(rope_parameters={"rope_type": "axial", "rope_theta": 1e4}),
+            r"rope type 'axial' is not supported; supported are default, linear",
         ),
         (
             spoil_config(

@@ -21,6 +21,7 @@ from tests.model_executor.parity import (
     reference,
     reference_logits,
 )
+from tests.support.fallback_models import GEMMA4
 
 
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
@@ -64,6 +65,10 @@ GEMMA: dict[str, Any] = {
         "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0},
     },
 }
+KEYS_AS_VALUES: dict[str, Any] = {
+    **GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False,
+}  # fmt: skip
 MROPE: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 1, 1]},
 }
@@ -141,6 +146,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma4": ("gemma4_text", GEMMA4),
+    "gemma4-keys-as-values": ("gemma4_text", KEYS_AS_VALUES),
+    "gemma4-text-part": ("gemma4", {**GEMMA4, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}),
+    "gemma4-unified": ("gemma4_unified_text", KEYS_AS_VALUES),
+    "gemma4-unified-text-part": ("gemma4_unified", KEYS_AS_VALUES),
     "glm": ("glm", {"head_dim": 16}),
     "glm4": ("glm4", {"head_dim": 16, "attention_bias": True}),
     "glm4-a-quarter": ("glm4", {"head_dim": 16, "partial_rotary_factor": 0.25}),

@@ -9,10 +9,14 @@ from tests.support.tiny_models import cached_tiny_model
 
 _SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 _GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
-_GEMMA4: dict[str, Any] = {
-    "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3, "sliding_window": 6,
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 5, "sliding_window": 6,
+    "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention", "full_attention"],
     "global_head_dim": 16, "vocab_size_per_layer_input": 272, "hidden_size_per_layer_input": 8, "pad_token_id": 0,
     "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
+}  # fmt: skip
+_GEMMA4_EXPERTS: dict[str, Any] = {
+    **GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24,
 }  # fmt: skip
 _LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "kv_lora_rank": 8, "q_lora_rank": 8}
 FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
@@ -23,11 +27,10 @@ FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**_LATENT, "head_dim": 4, "num_key_value_heads": 4, "first_k_dense_replace": 2},
     "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
     "falcon": {"head_dim": ...},
-    "gemma4": _GEMMA4,
-    "gemma4_text": _GEMMA4,
-    "gemma4_text-experts": {
-        **_GEMMA4, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
-        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24,
+    "gemma4": _GEMMA4_EXPERTS,
+    "gemma4_text": _GEMMA4_EXPERTS,
+    "gemma4_text-published": {
+        **_GEMMA4_EXPERTS, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
         "attention_k_eq_v": True, "num_global_key_value_heads": 1,
     },
     "gpt2": _GPT2,

@@ -61,6 +61,10 @@ _WITH_IMAGES: dict[str, dict[str, Any]] = {
             "position_embedding_size": 64,
         },
     },
+    "gemma4_unified": {
+        "audio_config": None,
+        "vision_config": {"mm_embed_dim": 16, "mm_posemb_size": 16, "output_proj_dims": 16},
+    },
     "qwen2_5_vl": {"vision_config": {**_QWEN_VISION, "fullatt_block_indexes": [0]}},
     "qwen3_vl": {"vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": []}},
     "qwen3_vl_moe": {"vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": []}},
@@ -189,7 +193,7 @@ def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name.endswith(
-                    ("gate.weight", "router.weight")
+                    ("gate.weight", "router.weight", "router.proj.weight")
                 ):  # of a router: tokens choose different experts, by clear margins
                     parameter.copy_(0.4 * torch.randn_like(parameter))
                 elif name.endswith(".sinks"):
@@ -197,11 +201,14 @@ def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
                 elif name.endswith("A_log"):  # states decay slowly, so that all tokens before matter
                     parameter.copy_(0.5 * torch.randn_like(parameter) - 3.0)
                 elif parameter.dim() == 1 or name.endswith("_bias"):
-                    mean = 1.0 if "norm" in name and not (has_offset and "linear_attn" not in name) else 0.0
+                    is_factor = "norm" in name or name.endswith("scale")
+                    mean = 1.0 if is_factor and not (has_offset and "linear_attn" not in name) else 0.0
                     parameter.copy_(0.2 * torch.randn_like(parameter) + mean)
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
                     buffer.copy_(0.2 * torch.randn_like(buffer))
+                elif name.endswith("layer_scalar"):
+                    buffer.copy_(1.0 + 0.3 * torch.randn_like(buffer))
     return model
 
 

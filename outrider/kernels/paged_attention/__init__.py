@@ -62,7 +62,9 @@ def prepare_plan(
     max_queries, device = plan.rows.max_queries, plan.rows.context_lengths.device
     if max_queries > MAX_DECODE_QUERIES and can_take_chunks(dtype, head_dim, device):
         return plan
-    return kernel.scheduled(plan, num_tokens=num_tokens, num_heads=num_heads, num_kv_heads=num_kv_heads, dtype=dtype)
+    return kernel.scheduled(
+        plan, num_tokens=num_tokens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype
+    )
 
 
 def prepare_prompts(

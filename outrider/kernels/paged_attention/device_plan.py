@@ -19,6 +19,8 @@ _PROGRAMS_PER_PROCESSOR, _MOST_PROGRAMS_PER_PROCESSOR = 2, 4
 _WIDEST_CHUNK_HEAD, _CHUNK_BYTES = 128, 227 << 10
 """Limits of ``chunks``: head size, and shared memory of a program on a GPU of capability 9.0; large tiles take nearly
 all."""
+_WIDE_HEAD = 256
+"""Heads that are larger leave shared memory for few keys at once."""
 _FEWEST_ROWS, _MOST_ROWS = 16, 64
 """Bounds on the rows of a tile."""
 _MANY_ROWS = 32
@@ -109,6 +111,7 @@ def share_keys(
     num_tokens: int,
     num_heads: int,
     num_kv_heads: int,
+    head_dim: int,
     dtype: torch.dtype,
     num_processors: int,
     tiling: Tiling | None = None,
@@ -117,7 +120,7 @@ def share_keys(
     """Plan for any batch of ``rows``; ``tiling`` and ``budget`` are chosen unless they are given."""
     group, num_rows = num_heads // num_kv_heads, rows.context_lengths.shape[0]
     folded = rows.max_queries * group
-    tiling = tiling or choose_tiling(folded, num_rows, dtype)
+    tiling = tiling or choose_tiling(folded, num_rows, head_dim, dtype)
     is_uneven = tiling.block_m == _FEWEST_ROWS and num_rows in _UNEVEN_ROWS
     programs = _MOST_PROGRAMS_PER_PROCESSOR if is_uneven else _PROGRAMS_PER_PROCESSOR
     budget = budget or max(1, programs * num_processors // num_kv_heads)
@@ -126,11 +129,13 @@ def share_keys(
     return KeySharing(tiling, budget, budget + budget // 3 + 1 + num_tiles)
 
 
-def choose_tiling(folded: int, num_rows: int, dtype: torch.dtype) -> Tiling:
+def choose_tiling(folded: int, num_rows: int, head_dim: int, dtype: torch.dtype) -> Tiling:
     """``folded`` are the queries of the largest row times the heads of a group. Found best by trying on an H200."""
     block_m = _FEWEST_ROWS
     while block_m < min(folded, _MOST_ROWS):
         block_m *= 2
+    if head_dim > _WIDE_HEAD:
+        return Tiling(min(block_m, 32), 64 // dtype.itemsize, 4, 2)
     if dtype == torch.float32:
         return Tiling(min(block_m, 32), 32, 4, 2)
     if num_rows == 1 and block_m < _MOST_ROWS:

@@ -123,12 +123,12 @@ def _attend_kernel(
 
 
 def scheduled(
-    plan: DevicePlan, *, num_tokens: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
+    plan: DevicePlan, *, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> DevicePlan:
     """The plan with the schedule that ``paged_attention`` reads; one row needs none."""
     if plan.schedule is not None or plan.rows.context_lengths.shape[0] < 2 or not num_tokens:
         return plan
-    sharing = _sharing(plan, num_tokens, num_heads, num_kv_heads, dtype)
+    sharing = _sharing(plan, num_tokens, num_heads, num_kv_heads, head_dim, dtype)
     return replace(plan, schedule=make_schedule(plan, sharing, num_heads // num_kv_heads))
 
 
@@ -155,7 +155,7 @@ def paged_attention(
     num_rows, group = rows.context_lengths.shape[0], num_heads // num_kv_heads
     if not num_tokens or not num_rows:
         return out
-    sharing = _sharing(plan, num_tokens, num_heads, num_kv_heads, query.dtype, tiling, budget)
+    sharing = _sharing(plan, num_tokens, num_heads, num_kv_heads, head_dim, query.dtype, tiling, budget)
     schedule = plan.schedule
     if schedule is None:
         schedule = make_schedule(plan, sharing, group) if num_rows > 1 else rows.query_starts
@@ -181,6 +181,7 @@ def _sharing(
     num_tokens: int,
     num_heads: int,
     num_kv_heads: int,
+    head_dim: int,
     dtype: torch.dtype,
     tiling: Tiling | None = None,
     budget: int | None = None,
@@ -190,6 +191,7 @@ def _sharing(
         num_tokens=num_tokens,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         dtype=dtype,
         num_processors=num_processors(plan.rows.context_lengths.device),
         tiling=tiling,

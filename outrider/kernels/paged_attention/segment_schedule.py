@@ -131,7 +131,7 @@ def choose_segment_tiling(num_rows: int, max_queries: int, group: int, head_dim:
     """Tiles for a batch of up to ``num_rows`` with up to ``max_queries`` each."""
     folded = max_queries * group
     if head_dim > _WIDEST:
-        return _WIDE
+        return _WIDE if head_dim <= 2 * _WIDEST else _WIDEST_OF_ALL
     if folded > 2 * _SMALL.block_m:
         return _LARGE
     few = next((tiling for tiling in (_FEW, _SOME) if folded <= tiling.block_m), _SMALL)
@@ -148,6 +148,7 @@ _SMALL = SegmentTiling(64, 64, 4, 3)
 _ALONE = replace(_SMALL, per_processor=4)
 _LARGE = SegmentTiling(128, 64, 8, 3, per_processor=1, slots_per_part=2)
 _WIDE = SegmentTiling(64, 64, 8, 2)
+_WIDEST_OF_ALL = SegmentTiling(32, 32, 8, 2)
 
 
 def rows_of_slot(max_queries: int, group: int, tiling: SegmentTiling) -> int:

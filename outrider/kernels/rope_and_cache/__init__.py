@@ -5,9 +5,9 @@ are normalised head by head (with ``norm_weight [H + H_kv, D]``; None: not) and 
 Keys and values go to ``kv [S, 2, H_kv, D]`` at ``slots [T]``, as FP8 (E4M3) numbers where the cache has that type,
 divided by the scales of the ``HeadLayout`` and of magnitude 448 at most. Slots are distinct; on a GPU the slot -1
 writes nothing, for the padding tokens of a captured shape (on a CPU there is no padding). The queries ``[T, H, D]`` are
-returned, a view of ``qkv``, which is overwritten. Where there are kernels, ``qkv`` may be the partial sums of a split-K
-product, ``[A, T, (H + 2 H_kv) * D]`` float32, which are only read; their sum has the model's type, and the queries have
-memory of their own.
+returned, a view of ``qkv``, which is overwritten. With ``H_kv`` 0 nothing is stored. Where there are kernels, ``qkv``
+may be the partial sums of a split-K product, ``[A, T, (H + 2 H_kv) * D]`` float32, which are only read; their sum has
+the model's type, and the queries have memory of their own.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ def apply_rope_and_cache(
     if norm_weight is not None:
         source = F.rms_norm(turned, (heads.head_dim,), eps=heads.eps).mul_(norm_weight)
     _rotate(source, _per_token(cos_sin), out=turned)
-    stored = every_head[:, heads.num_heads :].view(-1, 2, heads.num_kv_heads, heads.head_dim)
-    store_kv(kv, slots, stored if kv.dtype == stored.dtype else _in_fp8(stored, heads, kv.dtype))
+    if heads.num_kv_heads:
+        stored = every_head[:, heads.num_heads :].view(-1, 2, heads.num_kv_heads, heads.head_dim)
+        store_kv(kv, slots, stored if kv.dtype == stored.dtype else _in_fp8(stored, heads, kv.dtype))
     return every_head.narrow(1, 0, heads.num_heads)
 
 

@@ -30,10 +30,9 @@ class Shard:
     def check(self, config: ModelConfig) -> None:
         """Raise ``ConfigError`` unless the model can be cut this many ways."""
         _require(config.num_heads % self.size == 0, self.size, f"its {config.num_heads} attention heads")
-        heads = config.num_kv_heads
-        _require(
-            heads % self.size == 0 or self.size % heads == 0, self.size, f"its {heads} key and value heads, nor they it"
-        )
+        for heads in {config.num_kv_heads, *(sizes.num_kv_heads for sizes in config.layer_sizes)}:
+            fits = heads % self.size == 0 or self.size % heads == 0
+            _require(fits, self.size, f"its {heads} key and value heads, nor they it")
         experts, recurrent = config.experts, config.recurrent
         sizes = [] if experts is not None and all(experts.layers) else [config.intermediate_size]
         if experts is not None:

@@ -104,7 +104,7 @@ class PairHead(ABC):
 
     def _run_layer(
         self, stream: torch.Tensor, batch: DeviceBatch, kv_cache: KVCacheTensors
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The residual stream [T, H] after attention, and what the feed-forward block adds to it."""
         cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
         return self._layer(stream, None, kv_cache.layer(0), cos_sin, batch.groups[0])

@@ -1,6 +1,7 @@
 """Attention layer: fused query, key and value product, rotary embedding, paged attention, output product.
 
-Queries, keys and values come from one product. Of several ranks each holds its heads; what the output product gives is
+Queries, keys and values come from one product. A layer may read the keys and values of another one, and then has
+queries alone; or have no values but its keys. Of several ranks each holds its heads; what the output product gives is
 then a part of a sum.
 """
 
@@ -17,7 +18,7 @@ from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import AttentionInputs, Residual, Weights, WeightTarget
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features, QueryTarget
-from outrider.model_executor.layers.norm import norm_dtype, norm_target
+from outrider.model_executor.layers.norm import RmsNorm, norm_dtype, norm_target
 from outrider.model_executor.layers.rope import head_order
 from outrider.model_executor.layers.wide_norm import WideNorm
 
@@ -37,7 +38,9 @@ class Attention:
         config, part, shard = context.config, context.part, context.communicator.shard
         size = config.head_dim
         self.kv_cache_spec = KVCacheSpec(part.num_kv_heads, size, *config.reach(layer))
-        self._heads = HeadLayout(part.num_heads, part.num_kv_heads, size, config.rms_norm_eps)
+        has_keys = config.kv_source(layer) == layer
+        num_kv_heads = part.num_kv_heads if has_keys else 0
+        self._heads = HeadLayout(part.num_heads, num_kv_heads, size, config.rms_norm_eps)
         hidden = Features.all(input_size or config.hidden_size)
         self._order = order = head_order(config.rope_of(layer), size)
         loaded = order if num_query_parts == 1 else ()
@@ -49,10 +52,12 @@ class Attention:
         parts = Features(
             queries.size * num_query_parts, _scaled(shard.heads(config), size * num_query_parts), "q_proj", loaded
         )
-        self.qkv = Linear(context, hidden, (parts, keys, values), bias=config.qkv_bias, module=module)
+        self._has_values = not config.layer_sizes or config.layer_sizes[layer].has_values
+        outputs = (parts, *((keys,) if has_keys else ()), *((values,) if has_keys and self._has_values else ()))
+        self.qkv = Linear(context, hidden, outputs, bias=config.qkv_bias, module=module)
         output = Features.all(config.hidden_size, "o_proj")
         self.output = Linear(context, queries, (output,), bias=config.output_bias, module=module)
-        num_turned = part.num_heads + part.num_kv_heads
+        num_turned = part.num_heads + num_kv_heads
         # One weight a head, the queries' then the keys', so that both are normalised in one go.
         variant = config.variant
         self._scale = self._own_scale = variant.attention_scale
@@ -64,6 +69,10 @@ class Attention:
         )
         self._value_scale: float | None = None
         self.wide_norm = WideNorm(context) if variant.has_wide_qk_norm else None
+        self._value_norm: RmsNorm | None = None
+        if variant.has_value_norm:
+            self._value_norm = RmsNorm(size, config.rms_norm_eps, dtype=context.dtype, device=context.device)
+            self._value_norm.weight.fill_(1.0)
         dtype = norm_dtype(context.dtype, self._offset)
         self.qk_norm = torch.empty(num_turned, size, dtype=dtype, device=context.device) if config.qk_norm else None
 
@@ -102,12 +111,26 @@ class Attention:
 
     def _queries(self, source: Residual, target: QueryTarget) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream [T, hidden], and its queries [T, H, D]; keys and values go to the ``target``."""
-        if self.wide_norm is None:
+        if self.wide_norm is None and self._value_norm is None:
             return self.qkv.method.queries(source, target)
         hidden, x = source.normed()
         qkv = self.qkv(x)
-        self.wide_norm(qkv)
-        return hidden, apply_rope_and_cache(qkv, target.kv, target.slots, target.cos_sin, target.heads)
+        if self.wide_norm is not None:
+            self.wide_norm(qkv)
+        if self._value_norm is not None and self._heads.num_kv_heads:
+            qkv = self._with_normed_values(qkv, self._value_norm)
+        return hidden, apply_rope_and_cache(
+            qkv, target.kv, target.slots, target.cos_sin, target.heads, norm_weight=target.norm_weight
+        )
+
+    def _with_normed_values(self, qkv: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
+        """Queries, keys and values [T, (H + 2 H_kv) * D] of a product that may lack values."""
+        width = self._heads.num_kv_heads * self._heads.head_dim
+        if not self._has_values:
+            qkv = torch.cat((qkv, qkv[:, -width:]), dim=1)
+        values = qkv[:, -width:]
+        values.copy_(norm(values.reshape(-1, self._heads.head_dim)).view(values.shape))
+        return qkv
 
     def weights(self) -> Weights:
         """The projections' tensors, the norms of heads and their sinks."""
@@ -116,7 +139,8 @@ class Attention:
         if self.qk_norm is not None:
             num_heads = self._heads.num_heads
             for name, rows in (("q_norm", self.qk_norm[:num_heads]), ("k_norm", self.qk_norm[num_heads:])):
-                yield f"{name}.weight", norm_target(rows, self._offset, self._order)
+                if len(rows):
+                    yield f"{name}.weight", norm_target(rows, self._offset, self._order)
         if self.wide_norm is not None:
             yield from self.wide_norm.weights()
         if self.sink_logits is not None:

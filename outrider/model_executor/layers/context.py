@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +30,13 @@ class LayerContext:
     """Factory of the form in which linear layers keep their weights."""
     batch_invariant: bool = False
     """True if a token's results must not depend on what is computed with it."""
+
+    def of_layer(self, layer: int) -> LayerContext:
+        """Context with the sizes of one layer."""
+        config = self.config.of_layer(layer)
+        if config is self.config:
+            return self
+        return replace(self, config=config, part=self.communicator.shard.part_of(config))
 
     @property
     def is_alone(self) -> bool:

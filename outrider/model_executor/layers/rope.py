@@ -76,7 +76,7 @@ class RotaryEmbedding:
 
 def rotated_size(rope: RopeConfig, head_dim: int) -> int:
     """Features of a head that are rotated, R."""
-    return int(head_dim * rope.partial)
+    return head_dim if rope.rope_type == "proportional" else int(head_dim * rope.partial)
 
 
 def head_order(rope: RopeConfig, head_dim: int) -> tuple[int, ...]:
@@ -99,6 +99,12 @@ def _unscaled(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> tor
 
 
 def _linear(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
+    return frequencies / rope.factor
+
+
+def _proportional(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """The first share of the frequencies is that of a whole head, the others are 0."""
+    frequencies[int(rope.partial * head_dim // 2) :] = 0.0
     return frequencies / rope.factor
 
 
@@ -156,7 +162,7 @@ def _longrope_factor(rope: RopeConfig) -> float:
 
 _SCALINGS = {
     "default": _unscaled, "dynamic": _unscaled, "linear": _linear, "llama3": _llama3, "longrope": _longrope,
-    "yarn": _yarn,
+    "proportional": _proportional, "yarn": _yarn,
 }  # fmt: skip
 _FACTORS = {"longrope": _longrope_factor, "yarn": _attention_factor}
 """Factors of cosines and sines."""

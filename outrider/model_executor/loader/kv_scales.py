@@ -22,7 +22,7 @@ def read_kv_scales(decoder: Decoder, stored: dict[str, StoredTensor]) -> None:
     for number, layer in enumerate(decoder.layers):
         if not isinstance(layer.attention, Attention):  # of recurrent states
             continue
-        prefix = f"model.layers.{number}.self_attn."
+        prefix = f"model.layers.{decoder.config.kv_source(number)}.self_attn."
         key, value = (_scale(stored, [prefix + name for name in _NAMES[side]]) for side in "kv")
         layer.attention.set_kv_scales(key, value)
 

@@ -93,6 +93,12 @@ class Variant:
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
     """Logits x become cap * tanh(x / cap)."""
+    has_value_norm: bool = False
+    """True if values are normalised head by head, without weights."""
+    has_layer_scale: bool = False
+    """True if each layer multiplies the residual stream by a number of its own."""
+    layer_input_size: int = 0
+    """Features of each token that a layer gets beside the residual stream (per-layer embeddings); 0: none."""
 
 
 LLAMA = Variant()
@@ -194,6 +200,17 @@ class RecurrentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Sizes of one layer, of models whose layers differ."""
+
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    has_values: bool = True
+    """False if values are the keys, before those are normalised and rotated."""
+
+
+@dataclass(frozen=True, slots=True)
 class MtpForm:
     """Layers for multi-token prediction (MTP) that a family's checkpoints may hold beside the model: names of their
     tensors, and the differences between families.
@@ -253,6 +270,10 @@ class ModelConfig:
     variant: Variant = LLAMA
     layer_ropes: tuple[RopeConfig, ...] = ()
     """Rotary embedding of each layer where they differ; empty: ``rope`` for all."""
+    layer_sizes: tuple[LayerSizes, ...] = ()
+    """Sizes of each layer where they differ."""
+    kv_sources: tuple[int, ...] = ()
+    """Layers whose keys and values each layer reads; empty: its own."""
     is_fallback: bool = False
     """True if transformers' code computes the model; fields of its layers are then of no use."""
 
@@ -270,6 +291,19 @@ class ModelConfig:
     def rope_of(self, layer: int) -> RopeConfig:
         """Rotary embedding of a layer."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
+
+    def of_layer(self, layer: int) -> ModelConfig:
+        """Configuration with the sizes of one layer."""
+        if not self.layer_sizes:
+            return self
+        own = self.layer_sizes[layer]
+        return replace(
+            self, num_kv_heads=own.num_kv_heads, head_dim=own.head_dim, intermediate_size=own.intermediate_size
+        )
+
+    def kv_source(self, layer: int) -> int:
+        """Layer whose keys and values a layer reads."""
+        return self.kv_sources[layer] if self.kv_sources else layer
 
     def reach(self, layer: int) -> tuple[int | None, int]:
         """Tokens that a layer sees, the last ones (None: all), and how many of the first besides."""

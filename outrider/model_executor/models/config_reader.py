@@ -44,7 +44,7 @@ _DTYPE_NAMES = {"auto": "float32", "float": "float32", "fp32": "float32", "half"
 _TIED = "tie_word_embeddings"
 _MAX_FIELDS_TRIED = 200
 """Models have some fifty."""
-SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -312,6 +312,8 @@ def _convert(
         quantization=quantization,
         variant=replace(traits.variant, activation=activation),
         layer_ropes=ropes if traits.rope_types else (),
+        layer_sizes=traits.layer_sizes,
+        kv_sources=traits.kv_sources,
     )
 
 
@@ -345,7 +347,7 @@ def _read_rope(fields: dict[str, Any], parameters: dict[str, Any], family: Model
     if rope_type not in SUPPORTED_ROPE_TYPES:
         raise ModelError(f"rope type {rope_type!r} is not supported; supported are {', '.join(SUPPORTED_ROPE_TYPES)}")
     partial = float(parameters.get("partial_rotary_factor") or 1.0)
-    if partial != 1.0 and not family.has_partial_rotary:
+    if partial != 1.0 and rope_type != "proportional" and not family.has_partial_rotary:
         raise ModelError("a partial_rotary_factor other than 1 is not supported")
     original = parameters.get("original_max_position_embeddings") or fields["max_position_embeddings"]
     factor = parameters.get("factor")

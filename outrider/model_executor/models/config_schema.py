@@ -123,7 +123,7 @@ class ConfigFile(SpecialTokens):
     swiglu_alpha: PositiveNumber | None = None
     swiglu_limit: PositiveNumber | None = None
     rope_local_base_freq: RopeTheta | None = None
-    use_bidirectional_attention: bool | None = None
+    use_bidirectional_attention: bool | str | None = None
     attention_bias: bool | None = None
     mlp_bias: bool | None = None
     tie_word_embeddings: bool | None = None

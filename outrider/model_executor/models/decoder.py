@@ -18,7 +18,7 @@ import torch
 
 from outrider.kernels.paged_attention import prepare_plan
 from outrider.kernels.rope_and_cache import CosSin
-from outrider.kv_cache import KVCacheLayout
+from outrider.kv_cache import KVCacheLayout, KVCacheSpec
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator, gather_by_sum
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.attention import Attention
@@ -30,10 +30,12 @@ from outrider.model_executor.layers.contract import (
     StateInputs,
     TokenMixer,
     Weights,
+    whole,
 )
 from outrider.model_executor.layers.embedding import VocabRows
 from outrider.model_executor.layers.gated_attention import GatedAttention
 from outrider.model_executor.layers.gated_delta_net import GatedDeltaNet
+from outrider.model_executor.layers.layer_inputs import LayerInputBlock, LayerInputs
 from outrider.model_executor.layers.linear import Linear
 from outrider.model_executor.layers.linear_method import Features
 from outrider.model_executor.layers.linear_methods import linear_method_of
@@ -48,7 +50,7 @@ class DecoderLayer:
     """Attention and feed-forward, each added to the residual stream; ``LayerNorms`` says what is normalised."""
 
     def __init__(self, context: LayerContext, layer: int) -> None:
-        variant = context.config.variant
+        context, variant = context.of_layer(layer), context.config.variant
         self._names, self._multiplier = variant.norms, variant.residual_multiplier
         self._communicator = context.communicator
         # What is normalized before it is added is the sum of all ranks.
@@ -59,6 +61,8 @@ class DecoderLayer:
         self.feed_forward_norm = _optional_norm(context, self._names.before_feed_forward)
         self.feed_forward = family_of(context.config.architecture).feed_forward(context, layer)
         self.feed_forward_output_norm = _optional_norm(context, self._names.after_feed_forward)
+        self.input_block = LayerInputBlock(context, layer) if variant.layer_input_size else None
+        self.scale = torch.empty(1, dtype=context.dtype, device=context.device) if variant.has_layer_scale else None
 
     def __call__(
         self,
@@ -69,10 +73,11 @@ class DecoderLayer:
         inputs: Any,  # noqa: ANN401 - the mixer's
         *,
         state: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        features: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Add ``delta``, what the layer before gave, and the attention's to ``hidden`` [T, hidden], which is
         overwritten or left alone; returns the sum and what is to be added next. The stream that the layer reads is
-        copied to ``state`` [T, hidden].
+        copied to ``state`` [T, hidden]. ``features`` [T, P] are the layer's own of each token.
         """
         source = Residual(hidden, delta, self.attention_norm, self._adding)
         hidden, delta = self.attention(source, cache, cos_sin, inputs)
@@ -80,7 +85,11 @@ class DecoderLayer:
             state.copy_(hidden)  # which now holds the sum, and to which the second block may add
         delta = self._to_add(delta, self.attention_output_norm)
         hidden, delta = self.feed_forward(Residual(hidden, delta, self.feed_forward_norm, self._adding))
-        return hidden, self._to_add(delta, self.feed_forward_output_norm)
+        delta = self._to_add(delta, self.feed_forward_output_norm)
+        if self.input_block is not None and features is not None:
+            hidden = hidden.add_(delta)
+            delta = self.input_block(hidden, features)
+        return (hidden, delta) if self.scale is None else (hidden.add_(delta).mul_(self.scale), None)
 
     @property
     def norms(self) -> dict[str, RmsNorm]:
@@ -102,6 +111,10 @@ class DecoderLayer:
             yield f"{name}.weight", norm.target()
         yield from _within(self.attention.weight_prefix, self.attention.weights())
         yield from self.feed_forward.weights()
+        if self.input_block is not None:
+            yield from self.input_block.weights()
+        if self.scale is not None:
+            yield "layer_scalar", whole(self.scale)
 
     def _to_add(self, delta: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
         """Addend to the residual stream for a block's output [T, hidden], or partial sums of it."""
@@ -139,23 +152,31 @@ class Decoder:
             config, self.part, dtype, device, communicator, linear_method_of(config.quantization), batch_invariant
         )
         self._vocab = VocabRows(context)
+        self._layer_inputs = LayerInputs(context) if config.variant.layer_input_size else None
         self.layers = [DecoderLayer(context, layer) for layer in range(config.num_layers)]
         self.norm = _make_norm(context)
         self.head = self._make_head(context)
-        ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+        ropes = [(config.rope_of(layer), config.of_layer(layer).head_dim) for layer in range(config.num_layers)]
         distinct = list(dict.fromkeys(ropes))
         self._rotaries = [
-            RotaryEmbedding(rope, head_dim=config.head_dim, max_position=config.max_position, device=device)
-            for rope in distinct
+            RotaryEmbedding(rope, head_dim=size, max_position=config.max_position, device=device)
+            for rope, size in distinct
         ]
         self._rotary_of = [distinct.index(rope) for rope in ropes]
         self._embedding_multiplier = float(torch.tensor(config.variant.embedding_multiplier, dtype=dtype))
-        self.kv_cache_layout = KVCacheLayout.of([layer.attention.kv_cache_spec for layer in self.layers])
-        self._groups = [group for group, _ in self.kv_cache_layout.places]
+        sources = [config.kv_source(layer) for layer in range(config.num_layers)]
+        cached = sorted(set(sources))
+        self.kv_cache_layout = KVCacheLayout.of([self.layers[layer].attention.kv_cache_spec for layer in cached])
+        self.cache_layers = [cached.index(source) for source in sources]
+        """Index of the cache layer that each layer reads."""
+        groups = [group for group, _ in self.kv_cache_layout.places]
+        self._groups = [groups[layer] for layer in self.cache_layers]
 
     def weights(self) -> Weights:
         """Every tensor that a checkpoint of this model must have."""
         yield from _within("model.", self._vocab.weights())
+        if self._layer_inputs is not None:
+            yield from _within("model.", self._layer_inputs.weights())
         yield "model.norm.weight", self.norm.target()
         if not self.config.tied_embeddings:
             yield from self.head.weights()
@@ -186,19 +207,24 @@ class Decoder:
         rank has them whole. All ranks of a model call this with the same layers. The first result does not depend on
         ``layers``, bit for bit: each state costs one copy of what is computed anyway.
         """
-        groups: list[AttentionInputs | StateInputs] = [self._prepared(inputs) for inputs in batch.groups]
+        groups: list[AttentionInputs | StateInputs] = [
+            self._prepared(inputs, group.spec)
+            for inputs, group in zip(batch.groups, self.kv_cache_layout.groups, strict=True)
+        ]
         if batch.states is not None:
             groups.append(batch.states)
         hidden = self._embedded(batch.token_ids)
         cos_sin = [rotary.cos_sin(batch.positions, self.dtype) for rotary in self._rotaries]
+        features = None if self._layer_inputs is None else self._layer_inputs(batch.token_ids, hidden)
         size = self.config.hidden_size
         states = torch.empty(hidden.shape[0], size * len(layers), dtype=self.dtype, device=self.device)
         places = {layer: states[:, i * size : (i + 1) * size] for i, layer in enumerate(layers)}
         delta: torch.Tensor | None = None
         for number, layer in enumerate(self.layers):
             hidden, delta = layer(
-                hidden, delta, kv_cache.layer(number), cos_sin[self._rotary_of[number]], groups[self._groups[number]],
-                state=places.get(number),
+                hidden, delta, kv_cache.layer(self.cache_layers[number]), cos_sin[self._rotary_of[number]],
+                groups[self._groups[number]], state=places.get(number),
+                features=None if features is None else features[number],
             )  # fmt: skip
         adding = SINGLE_RANK if self.config.variant.norms.has_after else self.communicator
         total, last = Residual(hidden, delta, self.norm, adding).normed()
@@ -243,14 +269,14 @@ class Decoder:
         """Less those that only round ranks' parts up: [N, size * C] to [N, V]."""
         return logits[:, : self.config.vocab_size].contiguous()
 
-    def _prepared(self, inputs: AttentionInputs) -> AttentionInputs:
-        part, inputs = self.part, inputs.mapped()
+    def _prepared(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionInputs:
+        inputs = inputs.mapped()
         plan = prepare_plan(
             inputs.plan,
             num_tokens=len(inputs.slots),
-            num_heads=part.num_heads,
-            num_kv_heads=part.num_kv_heads,
-            head_dim=part.head_dim,
+            num_heads=self.part.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
             dtype=self.dtype,
         )
         return replace(inputs, plan=plan)

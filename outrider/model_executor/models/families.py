@@ -20,6 +20,7 @@ from outrider.model_executor.models.config import (
     ExpertNames,
     ExpertsConfig,
     LayerNorms,
+    LayerSizes,
     MtpForm,
     RecurrentConfig,
     SigmoidRouting,
@@ -46,6 +47,10 @@ class FamilyTraits:
     """Layer by layer, the key of its parameters in ``rope_parameters``; empty: all layers have the same ones."""
     experts: ExpertsConfig | None = None
     recurrent: RecurrentConfig | None = None
+    layer_sizes: tuple[LayerSizes, ...] = ()
+    """Sizes of each layer where they differ."""
+    kv_sources: tuple[int, ...] = ()
+    """Layers whose keys and values each layer reads; empty: its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +193,58 @@ def _gemma_variant(fields: Fields) -> Variant:
         attention_scale=fields["query_pre_attn_scalar"] ** -0.5,
         logits_softcap=fields.get("final_logit_softcapping"),
     )
+
+
+def _gemma4(fields: Fields) -> FamilyTraits:
+    if fields.get("enable_moe_block"):
+        raise NoNativeLayerError(
+            "enable_moe_block is not supported but through transformers: layers have an MLP beside their experts"
+        )
+    if fields.get("use_bidirectional_attention") == "all":
+        raise ModelError("use_bidirectional_attention all is not supported: tokens would see those after them")
+    inputs = fields.get("hidden_size_per_layer_input") or 0
+    if inputs and fields["vocab_size_per_layer_input"] != fields["vocab_size"]:
+        raise NoNativeLayerError(
+            "a vocab_size_per_layer_input other than vocab_size is not supported but through transformers"
+        )
+    bias, types = _attention_bias(fields), tuple(fields["layer_types"])
+    variant = Variant(
+        norms=_SANDWICH, embedding_multiplier=fields["hidden_size"] ** 0.5, attention_scale=1.0,
+        logits_softcap=fields.get("final_logit_softcapping"), has_value_norm=True, has_layer_scale=True,
+        layer_input_size=inputs,
+    )  # fmt: skip
+    return FamilyTraits(
+        qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), qk_norm=True, variant=variant,
+        rope_types=types, layer_sizes=_gemma4_sizes(fields), kv_sources=_shared_kv_sources(fields),
+    )  # fmt: skip
+
+
+def _gemma4_sizes(fields: Fields) -> tuple[LayerSizes, ...]:
+    types, own = fields["layer_types"], {int(layer): one for layer, one in fields.get("per_layer_config", {}).items()}
+    if not own:  # of older versions of transformers
+        heads = fields.get("num_global_key_value_heads") if fields.get("attention_k_eq_v") else None
+        full = {"head_dim": fields.get("global_head_dim"), "num_key_value_heads": heads}
+        own = {layer: full for layer, layer_type in enumerate(types) if layer_type == "full_attention"}
+    first_shared = len(types) - (fields.get("num_kv_shared_layers") or 0)
+    return tuple(
+        LayerSizes(
+            own.get(layer, {}).get("num_key_value_heads") or fields["num_key_value_heads"],
+            own.get(layer, {}).get("head_dim") or fields["head_dim"],
+            fields["intermediate_size"] * (2 if fields.get("use_double_wide_mlp") and layer >= first_shared else 1),
+            has_values=not (fields.get("attention_k_eq_v") and layer_type == "full_attention"),
+        )
+        for layer, layer_type in enumerate(types)
+    )
+
+
+def _shared_kv_sources(fields: Fields) -> tuple[int, ...]:
+    """Sources of all layers: of the last ones, the last layer of their type that has keys."""
+    types = list(fields["layer_types"])
+    owners = types[: len(types) - (fields.get("num_kv_shared_layers") or 0)]
+    if missing := set(types) - set(owners):
+        raise ModelError(f"num_kv_shared_layers leaves no layer of type {', '.join(sorted(missing))} that has keys")
+    last = {kind: layer for layer, kind in enumerate(owners)}
+    return tuple(layer if layer < len(owners) else last[kind] for layer, kind in enumerate(types))
 
 
 def _glm(fields: Fields) -> FamilyTraits:
@@ -352,6 +409,11 @@ def _text_part(architecture: str, model_type: str, traits: Callable[[Fields], Fa
     return ModelFamily(architecture, model_type, traits, is_text_part=True, text_types=(f"{model_type}_text",))
 
 
+def _gemma4_part(architecture: str, model_type: str) -> ModelFamily:
+    """The text part of a Gemma 4 that takes images and sound."""
+    return replace(_text_part(architecture, model_type, _gemma4), has_layer_ropes=True)
+
+
 FAMILIES = _by_architecture(
     (
         ModelFamily("LlamaForCausalLM", "llama", _llama),
@@ -373,6 +435,10 @@ FAMILIES = _by_architecture(
             is_text_part=True,
             text_types=("gemma3_text",),
         ),
+        ModelFamily("Gemma4ForCausalLM", "gemma4_text", _gemma4, has_layer_ropes=True),
+        _gemma4_part("Gemma4ForConditionalGeneration", "gemma4"),
+        ModelFamily("Gemma4UnifiedForCausalLM", "gemma4_unified_text", _gemma4, has_layer_ropes=True),
+        _gemma4_part("Gemma4UnifiedForConditionalGeneration", "gemma4_unified"),
         ModelFamily("GlmForCausalLM", "glm", _glm, has_partial_rotary=True, rotates_pairs=True, fused=_FUSED_GATE),
         ModelFamily("Glm4ForCausalLM", "glm4", _glm4, has_partial_rotary=True, rotates_pairs=True, fused=_FUSED_GATE),
         ModelFamily("Glm4MoeForCausalLM", "glm4_moe", _glm4_moe, feed_forward=sparse_mlp, has_partial_rotary=True),

@@ -14,7 +14,10 @@ _TEXT_PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
-_OTHER_PARTS = ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.")
+_OTHER_PARTS = (
+    "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.", "embed_vision.",
+    "embed_audio.", "vision_embedder.",
+)  # fmt: skip
 
 
 def name_in_decoder(name: str, family: ModelFamily) -> str:

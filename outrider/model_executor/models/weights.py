@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import torch
@@ -17,6 +18,8 @@ from outrider.model_executor.models.families import family_of
 from outrider.model_executor.models.tensor_names import is_of_other_part
 
 EMBEDDING_NAME = "model.embed_tokens.weight"
+LAYER_EMBEDDING_NAME = "model.embed_tokens_per_layer.weight"
+_KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d{1,5})\.self_attn\.[kv]_(?:proj|norm)\.")
 _NO_MEMORY = torch.device("meta")
 _KV_SCALES = (".k_scale", ".v_scale", ".q_scale")
 """Names of the scales of a quantized KV cache; ``loader.kv_scales`` reads those that it needs."""
@@ -45,7 +48,7 @@ def decoding_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard = SINGL
     """Bytes of a rank's parameters that a forward of one token reads: of experts those that it chooses."""
     experts, num_bytes = config.experts, 0.0
     for name, tensor in _parameters(config, dtype, shard):
-        if name != EMBEDDING_NAME or config.tied_embeddings:
+        if name != LAYER_EMBEDDING_NAME and (name != EMBEDDING_NAME or config.tied_embeddings):
             share = experts.num_chosen / experts.count if experts is not None and ".experts." in name else 1.0
             num_bytes += share * tensor.nbytes
     return round(num_bytes)
@@ -78,4 +81,6 @@ def is_ignored(name: str, config: ModelConfig) -> bool:
         return True
     if name.endswith(_KV_SCALES):
         return True
+    if (keys := _KEYS_AND_VALUES.match(name)) is not None and (layer := int(keys[1])) < config.num_layers:
+        return config.kv_source(layer) != layer
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)

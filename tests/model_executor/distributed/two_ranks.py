@@ -57,7 +57,7 @@ FP8_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"intermediate_size": 64}),
     "qwen3-moe": ("qwen3_moe", {"moe_intermediate_size": 64, "num_experts": 3, "num_experts_per_tok": 2}),
 }
-THROUGH_TRANSFORMERS = ("smollm3", "starcoder2", "cohere-norms", "cohere2", "gemma4_text", "gpt_neox", "phi")
+THROUGH_TRANSFORMERS = ("smollm3", "starcoder2", "cohere-norms", "cohere2", "gpt_neox", "phi")
 MADE: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "llama": ("llama", {"vocab_size": 271}),
@@ -133,10 +133,12 @@ def check(folder: Path, rank: int) -> None:
     whole, part = alone.worker.model, shared.worker.model
     copied = sum(tensor.nbytes for tensor in held_by_all(part))
     # Its half of every matrix, but for key and value heads that are fewer than ranks, and a row of padding.
-    spare = (part.part.num_kv_heads * SIZE - whole.config.num_kv_heads) * whole.config.head_dim
-    allowed = spare * whole.config.hidden_size * 4 * 2 * whole.config.num_layers + 4 * whole.config.hidden_size * 4
+    layers = [whole.config.of_layer(layer) for layer in range(whole.config.num_layers)]
+    spare = sum((len(part.shard.kv_heads(own)) * SIZE - own.num_kv_heads) * own.head_dim for own in layers)
+    allowed = spare * whole.config.hidden_size * 4 * 2 + 4 * whole.config.hidden_size * 4
     assert read[-1][1] <= (whole_read[-1][1] + copied) / SIZE + allowed, (read[-1], whole_read[-1], copied, allowed)
-    assert shared.kv_cache.nbytes == alone.kv_cache.nbytes * part.part.num_kv_heads // whole.config.num_kv_heads
+    for own, every in zip(shared.kv_cache.groups, alone.kv_cache.groups, strict=True):
+        assert own.shape[3] == max(1, every.shape[3] // SIZE)
 
 
 def check_made(folder: Path, rank: int, load_format: LoadFormat) -> None:
@@ -253,8 +255,9 @@ def check_refused_types(rank: int) -> None:
 
 
 def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
-    """Convolutions, norms, routers, and the biases of sums. Sinks are shared, in float32."""
+    """Convolutions, norms, routers, per-layer inputs, and the biases of sums. Sinks are shared, in float32."""
     yield decoder.norm.weight
+    yield from (torch.empty(to.shape) for name, to in decoder.weights() if "per_layer" in name or "_scalar" in name)
     for layer in decoder.layers:
         yield from (norm.weight for norm in layer.norms.values())
         if isinstance(layer.attention, Attention) and layer.attention.qk_norm is not None:
