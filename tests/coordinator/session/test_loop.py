@@ -12,6 +12,7 @@ from outrider.errors import DeadlineError
 from outrider.ports import (
     Extend,
     Open,
+    Opened,
     Proposal,
     Release,
     Score,
@@ -78,6 +79,17 @@ def test_a_draft_equal_to_the_target_is_always_accepted_by_exact_rules(method: A
 
 
 # The messages.
+
+
+def test_cached_tokens_are_those_of_the_prompt_at_the_first_opening() -> None:
+    """Text that was given out before may be cached beyond the prompt, and a rebuilt session finds its own pages."""
+    plan = plan_of()
+    loop = SessionLoop(plan, DraftLengthPolicy(0, is_controlled=False), draft=None)
+    loop.start(7)
+    prompt_length = len(plan.prompt_token_ids)
+    for num_cached in (prompt_length + 5, 1):
+        loop.on_target_event(Opened(7, loop.target.opened, num_cached))
+        assert loop.num_cached_prompt_tokens == prompt_length
 
 
 def test_prefill_goes_to_both_sides_at_once() -> None:

@@ -337,6 +337,21 @@ def play(
     return count
 
 
+def test_a_token_past_the_vocabulary_is_left_to_the_transitions_of_one() -> None:
+    twins = Twins(random.Random(1), 2, 1)
+    while scores := [command for command in twins.waiting.values() if isinstance(command, Score)]:
+        for command in scores:
+            base = command.num_kept_tokens + len(command.token_ids)
+            twins.step_alone(token_scores(command.session, command.generation, base, (*command.draft_token_ids, 1)))
+    asked = [twins.waiting[number] for number in range(2)]
+    events = [
+        Proposal(command.session, command.generation, command.num_kept_tokens + len(command.token_ids), (token_id,))
+        for command, token_id in zip(asked, (VOCAB, VOCAB - 1), strict=True)
+    ]
+    found = proposals_for(twins.table, twins.table.indices([0, 1]), columns_of(events, Proposal))
+    assert [places.tolist() for places, _ in found] == [[1]]
+
+
 def test_sessions_whose_grammar_forces_or_refuses_a_token_take_the_transitions_of_one() -> None:
     twins = Twins(random.Random(1), 4, 0, regex="([ab]|cdefedc)*")
     for token in "ab":
