@@ -18,6 +18,7 @@ from outrider_coordinator.acceptance.block_verification import (
     sparse_ratios,
     sparse_residuals,
 )
+from outrider_coordinator.acceptance.rejection import judge_rejection
 from tests.coordinator.acceptance import test_joint_distribution as joint
 from tests.coordinator.blocks import BlockDraft, LookupDraft
 from tests.coordinator.driving import make_plan
@@ -178,6 +179,14 @@ def test_sparse_and_dense_keep_as_many_and_verdicts_are_those_of_the_probabiliti
         counts[0, sparse.num_accepted] += 1
         expected += block_lengths(pair, tokens)
     np.testing.assert_allclose(counts[0] / 2000, expected / 2000, atol=0.04)
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.length == 1][::3], ids=lambda pair: str(pair.length))
+def test_a_block_of_one_token_is_judged_with_the_coin_and_the_draw_of_that_token(pair: Pair) -> None:
+    for seed, (tokens, _) in enumerate(pair.proposals() * 20):
+        evidence, scores = pair.evidence(tokens), pair.scores(tokens, [1, 2])
+        alone = judge_rejection(tokens, evidence, scores, seed=seed, base=seed % 7)
+        assert judge_block(tokens, evidence, scores, seed=seed, base=seed % 7) == alone
 
 
 def test_equal_laws_keep_all_and_nothing_proposed_is_a_bonus() -> None:

@@ -70,6 +70,7 @@ BAD: dict[str, tuple[tuple[int, ...], Evidence]] = {
     "dense, mass on padding": ((1,), dense([0, 0.5, *[0] * 8, 0.5])),
     "dense, token impossible": ((1,), dense([1, 0])),
     "dense, row too short": ((5,), dense([0.5, 0.5])),
+    "dense, row one too short": ((2,), dense([0.5, 0.5])),
 }
 
 
