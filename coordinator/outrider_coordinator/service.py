@@ -38,7 +38,6 @@ from outrider_coordinator.routing.replica_connection import Port
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.speculation.explanation import draft_length_reason
-from outrider_coordinator.stats.coordinator_stats import CoordinatorStats
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 from outrider_coordinator.threads import Threads
 from outrider_coordinator.tracing import RequestTrace, RequestTraces
@@ -200,26 +199,6 @@ class Coordinator:
     def limits(self) -> ModelLimits:
         """Limits of the target; wide until one was attached."""
         return ANY_MODEL if self._input_processor is None else self._input_processor.limits
-
-    def stats(self) -> CoordinatorStats:
-        """Figures of this moment."""
-        endings, target, draft = self.request_manager.endings, self.services.target, self.services.draft
-        return CoordinatorStats(
-            num_running=self.request_manager.admission.num_running,
-            num_waiting=self.request_manager.admission.num_waiting,
-            num_finished=endings.num_finished,
-            num_cancelled=endings.num_cancelled,
-            num_expired=endings.num_expired,
-            num_failed=endings.num_failed,
-            num_refused=endings.num_refused,
-            spec_stats=endings.spec_stats,
-            target_pages_free=target.num_pages_free,
-            draft_pages_free=draft.num_pages_free if draft else 0,
-            num_target_messages=target.num_messages_sent,
-            num_draft_messages=draft.num_messages_sent if draft else 0,
-            num_targets=len(target.attached),
-            num_drafts=len(draft.attached) if draft else 0,
-        )
 
     @property
     def num_running(self) -> int:

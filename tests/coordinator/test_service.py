@@ -27,6 +27,7 @@ from outrider.types import AcceptanceMethod, FinishReason, SamplingParams
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session.output import Output
 from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
+from tests.support.coordinator_stats import stats_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 from tests.support.toy_models import ToyDraftCore
 
@@ -120,7 +121,7 @@ async def test_a_generation_and_its_result() -> None:
         assert result.prompt_logprobs is not None
         assert [entry and entry.token_id for entry in result.prompt_logprobs] == [None, 2, 3]
         await eventually(made.is_free)
-        stats = made.coordinator.stats()
+        stats = stats_of(made.coordinator)
         assert (stats.num_finished, stats.num_running, stats.spec_stats.num_emitted_tokens) == (1, 0, 24)
 
 
@@ -201,7 +202,7 @@ async def test_a_slow_draft_is_gone_without_and_taken_back() -> None:
         assert tuple(tokens) == expected
         assert last.result is not None
         assert last.result.speculation.num_draft_tokens > 0
-        assert made.coordinator.stats().spec_stats.num_draft_timeouts >= 1
+        assert stats_of(made.coordinator).spec_stats.num_draft_timeouts >= 1
 
 
 async def test_a_draft_without_room_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +255,7 @@ async def test_closing_the_iterator_cancels_and_frees() -> None:
         assert not made.is_free()
         await stream.aclose()
         await eventually(made.is_free)
-        stats = made.coordinator.stats()
+        stats = stats_of(made.coordinator)
         assert (stats.num_cancelled, stats.num_running) == (1, 0)
 
 
@@ -262,11 +263,11 @@ async def test_cancelling_the_task_cancels_the_request() -> None:
     async with stack() as made:
         made.target.faults.silent = True
         task = asyncio.create_task(made.run(ask()))
-        await eventually(lambda: made.coordinator.stats().num_running == 1)
+        await eventually(lambda: stats_of(made.coordinator).num_running == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await eventually(lambda: made.coordinator.stats().num_running == 0)
+        await eventually(lambda: stats_of(made.coordinator).num_running == 0)
         made.target.faults.silent = False
 
 
@@ -274,13 +275,13 @@ async def test_a_deadline_ends_a_running_and_a_waiting_request_and_frees() -> No
     async with stack(max_running_requests=1) as made:
         made.target.faults.hold = True
         running = asyncio.create_task(made.run(ask(), deadline_s=0.5))
-        await eventually(lambda: made.coordinator.stats().num_running == 1)
+        await eventually(lambda: stats_of(made.coordinator).num_running == 1)
         with pytest.raises(DeadlineError):
             await made.run(ask(), deadline_s=0.01)
         with pytest.raises(DeadlineError):
             await running
         await eventually(made.is_free)
-        stats = made.coordinator.stats()
+        stats = stats_of(made.coordinator)
         assert (stats.num_expired, stats.num_failed) == (2, 0), "a caller's deadline is no failure"
         values = {(reading.name, reading.labels): reading.value for reading in made.coordinator.readings()}
         assert values["outrider_requests_total", (("outcome", "deadline"),)] == 2
@@ -292,7 +293,7 @@ async def test_past_the_queue_requests_are_refused_and_those_that_wait_run_in_tu
     async with stack(max_running_requests=2, max_queue=3) as made:
         made.target.faults.hold = True
         tasks = [asyncio.create_task(made.run(ask(seed=seed))) for seed in range(5)]
-        await eventually(lambda: made.coordinator.stats().num_waiting == 3)
+        await eventually(lambda: stats_of(made.coordinator).num_waiting == 3)
         with pytest.raises(CapacityError) as caught:
             await made.run(ask())
         assert caught.value.retry_after_ms > 0
@@ -303,7 +304,7 @@ async def test_past_the_queue_requests_are_refused_and_those_that_wait_run_in_tu
         results = await asyncio.gather(*tasks)
         assert all(len(result.token_ids) == 24 for result in results)
         assert results[4].timing.queue > results[0].timing.queue
-        assert made.coordinator.stats().num_refused == 1
+        assert stats_of(made.coordinator).num_refused == 1
 
 
 async def test_a_full_target_makes_requests_wait_in_turn() -> None:
@@ -345,7 +346,7 @@ async def test_what_no_longer_fits_a_target_that_came_back_smaller_fails(smaller
         made.target.faults.hold = True
         long = asyncio.create_task(made.run(ask(max_tokens=24)))
         short = asyncio.create_task(made.run(ask(max_tokens=4)))
-        await eventually(lambda: made.coordinator.stats().num_running == 2)
+        await eventually(lambda: stats_of(made.coordinator).num_running == 2)
         made.target.faults.hold = False
         whole = made.target.description
         made.target.description = replace(whole, **smaller)  # type: ignore[arg-type]
@@ -389,7 +390,7 @@ async def test_a_target_that_does_not_come_back_fails_all_requests() -> None:
     async with stack(target_timeout_s=0.05, max_running_requests=1) as made:
         made.target.faults.hold = True
         tasks = [asyncio.create_task(made.run(ask())) for _ in range(2)]
-        await eventually(lambda: made.coordinator.stats().num_waiting == 1)
+        await eventually(lambda: stats_of(made.coordinator).num_waiting == 1)
         made.target.faults.unreachable = True
         made.target.break_links()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
@@ -407,7 +408,7 @@ async def test_a_request_that_comes_while_the_target_is_away_waits_for_it() -> N
         made.target.break_links()
         await eventually(lambda: not made.target_ups[-1])
         task = asyncio.create_task(made.run(ask()))
-        await eventually(lambda: made.coordinator.stats().num_waiting == 1)
+        await eventually(lambda: stats_of(made.coordinator).num_waiting == 1)
         made.target.faults.unreachable = False
         assert len((await task).token_ids) == 24
 
@@ -449,7 +450,7 @@ async def test_sessions_lost_on_both_sides_are_rebuilt() -> None:
             async for delta in stream:
                 tokens += delta.token_ids
         assert tuple(tokens) == expected
-        spec_stats = made.coordinator.stats().spec_stats
+        spec_stats = stats_of(made.coordinator).spec_stats
         assert (spec_stats.num_target_losses, spec_stats.num_draft_losses) == (1, 1)
 
 
@@ -465,7 +466,7 @@ async def test_closing_ends_what_runs_and_what_waits() -> None:
     async with stack(max_running_requests=1) as made:
         made.target.faults.silent = True
         tasks = [asyncio.create_task(made.run(ask())) for _ in range(2)]
-        await eventually(lambda: made.coordinator.stats().num_waiting == 1)
+        await eventually(lambda: stats_of(made.coordinator).num_waiting == 1)
         await made.coordinator.close()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, UnavailableError)
@@ -547,13 +548,13 @@ async def test_any_mix_of_endings_leaves_every_page_free() -> None:
             await stream.aclose()
 
         tasks = [asyncio.create_task(run(number)) for number in range(24)]
-        await eventually(lambda: made.coordinator.stats().num_finished > 2)
+        await eventually(lambda: stats_of(made.coordinator).num_finished > 2)
         made.target.faults.fail = 2
         made.target.faults.lose = made.draft.faults.lose = 3
         made.draft.break_links()
         await asyncio.gather(*tasks)
         await eventually(made.is_free)
-        stats = made.coordinator.stats()
+        stats = stats_of(made.coordinator)
         assert stats.num_running == stats.num_waiting == 0
         assert stats.num_finished + stats.num_cancelled + stats.num_expired + stats.num_failed == 24
 

@@ -14,6 +14,7 @@ import torch
 from outrider.errors import DeadlineError, InvalidRequestError
 from tests.end_to_end.faults import break_links, gate_of, outage
 from tests.end_to_end.waiting import Reader, all_free, eventually
+from tests.support.coordinator_stats import stats_of
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
@@ -167,7 +168,7 @@ async def test_any_mix_of_endings_leaves_every_page_free(draft: Any) -> None:
     ) as stack:
         seen = await soak(stack, num_requests=200, num_users=14, seed=5)
         assert set(seen) > {"finish", "leave", "leave_at_once", "be_late", "stop_at_text", "stop_at_token", "fail"}
-        stats = stack.coordinator.stats()
+        stats = stats_of(stack.coordinator)
         assert stats.spec_stats.num_accepted_tokens > 0
         assert stats.num_cancelled > 0 < stats.num_expired
         assert stats.num_failed > 0
@@ -196,10 +197,12 @@ async def test_a_stream_that_is_left_frees_its_pages_within_one_step(role: str, 
             await reader.read(5)
             await gate.shut()
             before = stack.target.runner.num_forwards, runner.num_forwards
-            num_sent = getattr(stack.coordinator.stats(), f"num_{role}_messages")
+            num_sent = getattr(stats_of(stack.coordinator), f"num_{role}_messages")
             await reader.close()
-            await eventually(lambda: stack.coordinator.stats().num_cancelled == 1)
-            await eventually(lambda: getattr(stack.coordinator.stats(), f"num_{role}_messages") > num_sent, "a release")
+            await eventually(lambda: stats_of(stack.coordinator).num_cancelled == 1)
+            await eventually(
+                lambda: getattr(stats_of(stack.coordinator), f"num_{role}_messages") > num_sent, "a release"
+            )
             gate.open()
             await all_free(stack)
         # The forward that was under way, and on the draft over a wire at most the rest of its proposal.
@@ -221,7 +224,7 @@ async def test_a_deadline_frees_pages_within_one_step(wire: bool) -> None:
             before = runner.num_forwards
             with pytest.raises(DeadlineError):
                 await reader.finish()
-            await eventually(lambda: stack.coordinator.stats().num_running == 0)
+            await eventually(lambda: stats_of(stack.coordinator).num_running == 0)
             gate.open()
             await all_free(stack)
         assert runner.num_forwards - before <= 1
@@ -234,9 +237,9 @@ async def test_a_request_that_waits_can_be_left_too() -> None:
             reading = asyncio.create_task(running.finish())
             await gate.shut()
             waiting = asyncio.create_task(stack.generate(prompt_token_ids=[3], max_tokens=20))
-            await eventually(lambda: stack.coordinator.stats().num_waiting == 1)
+            await eventually(lambda: stats_of(stack.coordinator).num_waiting == 1)
             waiting.cancel()
-            await eventually(lambda: stack.coordinator.stats().num_waiting == 0)
+            await eventually(lambda: stats_of(stack.coordinator).num_waiting == 0)
             gate.open()
             assert len((await reading).result.token_ids) == 20  # type: ignore[union-attr]
         await all_free(stack)

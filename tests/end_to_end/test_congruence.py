@@ -13,6 +13,7 @@ import torch
 from outrider.errors import OutriderError
 from outrider.generation import GenerationResult, Timing
 from tests.end_to_end.waiting import Reader, all_free, eventually
+from tests.support.coordinator_stats import stats_of
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
@@ -57,7 +58,7 @@ async def held(stack: Stack, index: int, options: dict[str, Any]) -> GenerationR
 
 def are_pages_told(stack: Stack) -> bool:
     """True if the coordinator knows of all free pages; over the wire they are told with the next heartbeat."""
-    stats = stack.coordinator.stats()
+    stats = stats_of(stack.coordinator)
     for service, told in ((stack.target, stats.target_pages_free), (stack.draft, stats.draft_pages_free)):
         runner = None if service is None else service.runner
         if runner is not None and told != runner.sequences.pool.num_free:

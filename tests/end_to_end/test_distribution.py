@@ -27,6 +27,7 @@ from outrider.randomness.streams import Stream
 from outrider.sampling import proposing
 from outrider.sampling.rows import LogitRow
 from outrider.types import DenseEvidence, SamplingParams, SparseEvidence
+from tests.support.coordinator_stats import stats_of
 from tests.support.service_rig import ServiceRig
 from tests.support.small_models import PROMPT, VOCAB_SIZE, SmallModels, build_small_models
 from tests.support.stack import run_stack
@@ -152,7 +153,7 @@ async def draw_over_grpc(models: SmallModels, form: str, draft: str, count: int)
                 outputs[index] = list(result.token_ids)
 
         await asyncio.gather(*(work() for _ in range(48)))
-        assert stack.coordinator.stats().spec_stats.num_accepted_tokens > 0
+        assert stats_of(stack.coordinator).spec_stats.num_accepted_tokens > 0
         return outputs
 
 

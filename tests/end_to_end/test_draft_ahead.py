@@ -29,6 +29,7 @@ from tests.end_to_end.test_direct_proposals import (
     together,
 )
 from tests.end_to_end.waiting import again_until, all_free, eventually
+from tests.support.coordinator_stats import stats_of
 from tests.support.stack import Stack, run_stack
 
 torch.set_num_threads(1)
@@ -246,7 +247,7 @@ async def test_a_draft_that_dies_with_begun_proposals_changes_no_token(draft_ahe
         await alone(stack, GREEDY)
         assert steps(stack, "used")
         running = asyncio.ensure_future(together(stack, GREEDY))
-        await eventually(lambda: stack.coordinator.stats().num_running > 2, "requests")
+        await eventually(lambda: stats_of(stack.coordinator).num_running > 2, "requests")
         async with outage(stack, "draft"):
             await asyncio.sleep(0)
         check_same(await running, expected)

@@ -25,6 +25,7 @@ from outrider_target.service import TargetService
 from tests.draft_service.test_state_heads import medusa, speculator
 from tests.end_to_end.faults import break_links
 from tests.end_to_end.waiting import DEADLINE_S, Reader, again_until, all_free, eventually
+from tests.support.coordinator_stats import stats_of
 from tests.support.dflash import build_dflash
 from tests.support.eagle3 import build_eagle3
 from tests.support.pair_heads import build_eagle, build_mimo
@@ -143,7 +144,7 @@ def check(results: list[GenerationResult], expected: list[tuple[int, ...]]) -> N
 
 def num_drafted(stack: Stack) -> int:
     """Draft tokens of all requests that have ended."""
-    return stack.coordinator.stats().spec_stats.num_draft_tokens
+    return stats_of(stack.coordinator).spec_stats.num_draft_tokens
 
 
 def has_drafts(stack: Stack) -> bool:
@@ -153,7 +154,7 @@ def has_drafts(stack: Stack) -> bool:
 
 
 async def draft_attached(stack: Stack) -> None:
-    await eventually(lambda: stack.coordinator.stats().num_drafts == 1, "the draft attached")
+    await eventually(lambda: stats_of(stack.coordinator).num_drafts == 1, "the draft attached")
 
 
 @METHODS
@@ -174,7 +175,7 @@ async def test_small_pools_chunks_and_cached_prefixes(
 
         await again_until(lambda: min(figures()) > 0, play)
         assert min(figures()) > 0, figures()
-        assert stack.coordinator.stats().num_failed == 0
+        assert stats_of(stack.coordinator).num_failed == 0
         await all_free(stack)
 
 
@@ -186,7 +187,7 @@ async def test_links_that_break_and_sessions_that_are_rebuilt(
     async with stack_of(folders, method, target={}, draft={"page_size": PAGE}) as stack:
 
         def num_rebuilds() -> int:
-            spec_stats = stack.coordinator.stats().spec_stats
+            spec_stats = stats_of(stack.coordinator).spec_stats
             return min(spec_stats.num_draft_rebuilds, spec_stats.num_target_rebuilds)
 
         async def play() -> None:
@@ -205,7 +206,7 @@ async def test_links_that_break_and_sessions_that_are_rebuilt(
         await again_until(lambda: num_rebuilds() >= 4 and num_drafted(stack), play)
         assert num_rebuilds() >= 4
         assert num_drafted(stack) > 0
-        assert stack.coordinator.stats().num_failed == 0
+        assert stats_of(stack.coordinator).num_failed == 0
         await all_free(stack)
 
 
@@ -254,7 +255,7 @@ async def test_a_draft_that_is_gone_for_good(
         await again_until(lambda: is_gone, play)
         assert is_gone
         assert num_drafted(stack) > 0
-        assert stack.coordinator.stats().num_failed == 0
+        assert stats_of(stack.coordinator).num_failed == 0
 
 
 async def test_a_target_of_two_processes(folders: Path, expected: list[tuple[int, ...]]) -> None:

@@ -17,6 +17,7 @@ from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.types import JudgingRule, SamplingParams
 from tests.end_to_end.faults import break_links, gate_of, lose_sessions, outage, poisoned
 from tests.end_to_end.waiting import DEADLINE_S, Reader, all_free, eventually
+from tests.support.coordinator_stats import stats_of
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
@@ -114,7 +115,7 @@ async def test_a_slow_draft_is_gone_without_and_taken_back(wire: bool) -> None:
             await reader.finish()
         result = check_same(reader, expected)
         assert 8 <= result.speculation.num_draft_tokens <= 4 * (result.speculation.num_steps - 10)
-        assert stack.coordinator.stats().spec_stats.num_draft_timeouts >= 1
+        assert stats_of(stack.coordinator).spec_stats.num_draft_timeouts >= 1
         await all_free(stack)
 
 
@@ -145,13 +146,13 @@ async def test_a_full_target_lets_requests_wait_and_refuses_past_the_queue(wire:
         expected = await alone(stack, GREEDY)
         async with occupied(stack.target, num_tokens=128):
             waiting = [asyncio.create_task(stack.generate(**GREEDY))]
-            await eventually(lambda: stack.coordinator.stats().num_waiting == 1)
+            await eventually(lambda: stats_of(stack.coordinator).num_waiting == 1)
             waiting.append(asyncio.create_task(stack.generate(**GREEDY)))
-            await eventually(lambda: stack.coordinator.stats().num_waiting == 2)
+            await eventually(lambda: stats_of(stack.coordinator).num_waiting == 2)
             with pytest.raises(CapacityError) as caught:
                 await stack.generate(**GREEDY)
             assert caught.value.retry_after_ms > 0
-            assert stack.coordinator.stats().num_refused == 1
+            assert stats_of(stack.coordinator).num_refused == 1
             assert not any(task.done() for task in waiting)
         for result in await asyncio.wait_for(asyncio.gather(*waiting), DEADLINE_S):
             assert result.token_ids == expected.token_ids
@@ -172,15 +173,15 @@ async def test_short_requests_do_not_overtake_a_long_one_that_waits_for_pages() 
 
         async with occupied(stack.target, num_tokens=80):  # of eight pages five; the long prompt needs four
             tasks = [asyncio.create_task(ask(20, PROMPT * 11))]
-            await eventually(lambda: stack.coordinator.stats().num_waiting == 1)
+            await eventually(lambda: stats_of(stack.coordinator).num_waiting == 1)
             tasks += [asyncio.create_task(ask(max_tokens)) for max_tokens in (10, 9, 8)]
-            await eventually(lambda: stack.coordinator.stats().num_waiting == 4)
-            tries = stack.coordinator.stats().num_target_messages
+            await eventually(lambda: stats_of(stack.coordinator).num_waiting == 4)
+            tries = stats_of(stack.coordinator).num_target_messages
             # Each try and each release is a message: the long one has been tried several times.
-            await eventually(lambda: stack.coordinator.stats().num_target_messages >= tries + 3)
+            await eventually(lambda: stats_of(stack.coordinator).num_target_messages >= tries + 3)
             assert ended == []
         await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
-        assert stack.coordinator.stats().num_finished == 4
+        assert stats_of(stack.coordinator).num_finished == 4
         await all_free(stack)
 
 
@@ -193,7 +194,7 @@ async def test_a_target_that_breaks_and_is_back_pauses_the_stream(options: dict[
         await reader.read(10)
         async with outage(stack, "target"):
             await eventually(lambda: not stack.coordinator.services.target.is_up)
-            assert stack.coordinator.stats().num_running == 1
+            assert stats_of(stack.coordinator).num_running == 1
             late = asyncio.create_task(stack.generate(**long))
         await reader.finish()
         check_same(reader, expected)
@@ -247,7 +248,7 @@ async def test_a_lost_session_is_rebuilt(options: dict[str, Any], role: str, wir
         assert result.token_ids == expected.token_ids
         assert result.text == expected.text
         assert result.speculation == expected.speculation
-        spec_stats = stack.coordinator.stats().spec_stats
+        spec_stats = stats_of(stack.coordinator).spec_stats
         assert (spec_stats.num_target_losses, spec_stats.num_draft_losses) == ((1, 0) if role == "target" else (0, 1))
         await all_free(stack)
 

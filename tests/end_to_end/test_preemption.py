@@ -10,6 +10,7 @@ import torch
 
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationResult
+from tests.support.coordinator_stats import stats_of
 from tests.support.small_models import SmallModels, build_small_models
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
@@ -95,7 +96,7 @@ async def test_tokens_are_those_of_a_pool_for_all(
         found = await outputs(stack)
         for service, num_pages in ((stack.target, target_pages), (stack.draft, draft_pages)):
             assert (value(service, "outrider_sessions_preempted_total") > 0) == (num_pages < 512)
-        assert stack.coordinator.stats().num_failed == 0
+        assert stats_of(stack.coordinator).num_failed == 0
     assert [result.token_ids for result in found] == [result.token_ids for result in expected]
 
 
@@ -140,7 +141,7 @@ async def test_sixty_short_requests_run_at_the_same_time_in_a_pool_for_four_long
             return num_tokens
 
         assert min(await asyncio.gather(*(one(number) for number in range(60)))) >= 10
-        assert stack.coordinator.stats().num_failed == 0
+        assert stats_of(stack.coordinator).num_failed == 0
         assert value(stack.target, "outrider_sessions_preempted_total") == 0
     assert most_running == 60
 

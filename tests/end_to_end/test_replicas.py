@@ -22,6 +22,7 @@ from outrider_coordinator.service import Coordinator
 from outrider_draft.service import DraftService
 from outrider_target.service import TargetService
 from tests.end_to_end.waiting import DEADLINE_S, eventually
+from tests.support.coordinator_stats import stats_of
 from tests.support.tiny_models import cached_tiny_model
 
 torch.set_num_threads(1)
@@ -82,7 +83,7 @@ async def running(*, versions: tuple[Path, Path] = (MODEL, MODEL)) -> AsyncItera
 
 
 def attached(made: Replicas) -> tuple[int, int]:
-    stats = made.coordinator.stats()
+    stats = stats_of(made.coordinator)
     return stats.num_targets, stats.num_drafts
 
 
@@ -113,7 +114,7 @@ async def test_one_of_each_dies_under_load_and_every_token_is_that_of_a_run_alon
         assert [result.token_ids for result in results] == [result.token_ids for result in alone]
         assert [result.text for result in results] == [result.text for result in alone]
         assert attached(made) == (1, 1)
-        assert made.coordinator.stats().num_failed == 0
+        assert stats_of(made.coordinator).num_failed == 0
         # All of a draft that is the target's twin is accepted: some 30 steps, and a few without while it moved.
         assert max(result.speculation.num_steps for result in results) < 75
         await eventually(made.are_idle, "idle services")
@@ -145,7 +146,7 @@ async def test_a_draft_version_is_rolled_forward_and_back_under_traffic() -> Non
             await made.servers[leaving].stop()
             results = await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
             assert [result.token_ids for result in results] == [result.token_ids for result in alone]
-            assert made.coordinator.stats().num_failed == 0
+            assert stats_of(made.coordinator).num_failed == 0
             moved = by_version(made, "draft_tokens") - before
             assert moved[coming.description.model_name]
         drafted, accepted = by_version(made, "draft_tokens"), by_version(made, "accepted_tokens")

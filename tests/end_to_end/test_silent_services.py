@@ -17,6 +17,7 @@ from outrider.generation import GenerationRequest
 from outrider.types import SamplingParams
 from outrider_coordinator.__main__ import _coordinator
 from outrider_coordinator.service import Coordinator
+from tests.support.coordinator_stats import stats_of
 from tests.support.scripted_ports import ToyTarget
 from tests.support.tcp_proxy import Direction, TcpProxy
 from tests.support.toy_process import ROWS, VOCAB_SIZE, toy_process
@@ -46,7 +47,7 @@ async def coordinator_of(targets: list[str], draft: str | None) -> AsyncIterator
 
 async def attached(coordinator: Coordinator, num_targets: int, num_drafts: int) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while (coordinator.stats().num_targets, coordinator.stats().num_drafts) != (num_targets, num_drafts):
+        while (stats_of(coordinator).num_targets, stats_of(coordinator).num_drafts) != (num_targets, num_drafts):
             await asyncio.sleep(0.01)
 
 
@@ -130,9 +131,9 @@ async def test_the_only_draft_is_stopped_and_continued(expected: list[list[int]]
         await attached(coordinator, 1, 0)
         draft.signal(signal.SIGCONT)
         await attached(coordinator, 1, 1)
-        before = coordinator.stats().spec_stats.num_accepted_tokens
+        before = stats_of(coordinator).spec_stats.num_accepted_tokens
         assert await Streams(coordinator).finish() == expected
-        assert coordinator.stats().spec_stats.num_accepted_tokens > before
+        assert stats_of(coordinator).spec_stats.num_accepted_tokens > before
 
 
 async def test_the_only_target_is_killed_again_and_again(expected: list[list[int]]) -> None:
@@ -148,7 +149,7 @@ async def test_the_only_target_is_killed_again_and_again(expected: list[list[int
                 await attached(coordinator, 0, 1)
                 target = await processes.enter_async_context(toy_process("target", port=target.port))
             assert await streams.finish() == expected
-            assert coordinator.stats().num_failed == 0
+            assert stats_of(coordinator).num_failed == 0
 
 
 @pytest.mark.parametrize(("fault", "direction"), [("stall", "down"), ("black_hole", "down"), ("black_hole", "up")])

@@ -33,6 +33,7 @@ from outrider_coordinator.service import Coordinator
 from outrider_draft.service import DraftService
 from outrider_target.service import TargetService
 from tests.end_to_end.waiting import eventually
+from tests.support.coordinator_stats import stats_of
 from tests.support.eagle3 import build_eagle3
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
@@ -175,8 +176,8 @@ async def assert_kills_change_nothing(
                 assert await running == expected
             await plane_is(coordinator, plane)
             assert await tokens_of(coordinator) == expected
-            assert coordinator.stats().num_failed == 0
-            assert coordinator.stats().spec_stats.num_drafts > 0
+            assert stats_of(coordinator).num_failed == 0
+            assert stats_of(coordinator).spec_stats.num_drafts > 0
             assert 2 * num_met >= num_kills, "most kills should meet requests that draft"
             await eventually(lambda: survivor.num_descriptors() <= num_held[0] + 2, "descriptors given back")
     finally:

@@ -13,6 +13,7 @@ import torch
 
 from tests.end_to_end.faults import gate_of, lose_sessions, outage
 from tests.end_to_end.waiting import Reader, all_free
+from tests.support.coordinator_stats import stats_of
 from tests.support.stack import run_stack
 
 torch.set_num_threads(1)
@@ -61,7 +62,7 @@ async def test_a_lost_session_is_rebuilt_with_its_grammar(role: str) -> None:
         result = await stack.generate(**SAMPLED)
         assert result.token_ids == expected.token_ids and result.speculation == expected.speculation
         check(result.text)
-        spec_stats = stack.coordinator.stats().spec_stats
+        spec_stats = stats_of(stack.coordinator).spec_stats
         assert spec_stats.num_target_losses + spec_stats.num_draft_losses == 1
 
 

@@ -14,6 +14,7 @@ from outrider.config import CoordinatorSettings
 from outrider.generation import GenerationRequest
 from outrider.types import AcceptanceMethod, SamplingParams, SparseEvidence
 from outrider_coordinator.service import Coordinator
+from tests.support.coordinator_stats import stats_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget
 
 VOCAB_SIZE = 12
@@ -45,7 +46,7 @@ async def share_of_chosen(method: AcceptanceMethod, *, trusted: bool) -> tuple[f
     await coordinator.start()
     try:
         found = await asyncio.gather(*(_generate(coordinator, method, seed) for seed in range(NUM_REQUESTS)))
-        return float(np.mean(np.concatenate(found) == CHOSEN)), coordinator.stats().spec_stats.num_draft_tokens
+        return float(np.mean(np.concatenate(found) == CHOSEN)), stats_of(coordinator).spec_stats.num_draft_tokens
     finally:
         await coordinator.close()
 

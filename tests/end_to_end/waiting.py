@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from outrider.generation import Delta
+from tests.support.coordinator_stats import stats_of
 from tests.support.stack import Stack
 
 DEADLINE_S = 60.0
@@ -36,7 +37,7 @@ async def all_free(stack: Stack) -> None:
     """Nothing runs, and every page is free on both services, whose books add up."""
 
     def is_idle() -> bool:
-        stats = stack.coordinator.stats()
+        stats = stats_of(stack.coordinator)
         services = [service for service in (stack.target, stack.draft) if service is not None]
         return stats.num_running == stats.num_waiting == 0 and not any(service.num_sessions for service in services)
 

@@ -17,6 +17,7 @@ from outrider.types import SamplingParams
 from outrider.v1 import link_pb2
 from outrider.v1.link_pb2_grpc import TargetServiceStub
 from outrider_coordinator.service import Coordinator
+from tests.support.coordinator_stats import stats_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 from tests.transport.conftest import Serve
 
@@ -61,10 +62,10 @@ async def test_a_draft_of_another_version_is_used_once_it_is_upgraded(serve: Ser
 
     try:
         without = await generate()
-        assert (coordinator.stats().num_drafts, len(without)) == (0, 12)
+        assert (stats_of(coordinator).num_drafts, len(without)) == (0, 12)
         draft.description = of_this_version
         async with asyncio.timeout(30):
-            while not coordinator.stats().num_drafts:
+            while not stats_of(coordinator).num_drafts:
                 await asyncio.sleep(0.01)
         assert await generate() == without
     finally:

@@ -40,13 +40,9 @@ USUAL_FAILURES = tuple(error.__name__ for error in _USUAL)
 class Endings:
     """Counters of ended requests, with speculation statistics."""
 
-    num_finished: int = 0
-    num_cancelled: int = 0
     num_expired: int = 0
     """Ended by their callers' deadlines, which are no failures."""
     num_failed: int = 0
-    num_refused: int = 0
-    """Turned away since the queue was full."""
     num_prompt_tokens: int = 0
     """Prompt tokens of all requests that were taken in."""
     num_resumed: int = 0
@@ -94,11 +90,7 @@ class RequestManager:
 
     def submit(self, request_state: RequestState) -> None:
         """Admit a request to the queue; ``CapacityError`` if the queue is full."""
-        try:
-            self.admission.submit(request_state)
-        except CapacityError:
-            self.endings.num_refused += 1
-            raise
+        self.admission.submit(request_state)
         self.endings.num_prompt_tokens += len(request_state.loop.engine_request.prompt_token_ids)
         self.endings.num_resumed += bool(request_state.loop.engine_request.emitted_token_ids)
         self._note_load()
@@ -165,7 +157,3 @@ class RequestManager:
             endings.by_error[type(ending.error).__name__] += 1
             return
         endings.by_reason[ending.reason] += 1
-        if ending.reason is FinishReason.CANCELLED:
-            endings.num_cancelled += 1
-        else:
-            endings.num_finished += 1

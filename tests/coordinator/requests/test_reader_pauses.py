@@ -24,6 +24,7 @@ from tests.coordinator.blocks import BlockDraft, BlockTarget
 from tests.coordinator.driving import Bench, Driven, make_plan
 from tests.coordinator.setting import OTHER_ROWS, Setting, own_tokens, plan_of
 from tests.coordinator.test_service import Stack, ask, complete, eventually, settings_of
+from tests.support.coordinator_stats import stats_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget
 from tests.support.statistics import chi_square_p
 
@@ -245,7 +246,7 @@ async def test_a_short_pause_keeps_the_pages(stack: Stack, monkeypatch: pytest.M
     last = [delta async for delta in deltas][-1]
     assert last.result is not None
     assert last.result.usage.completion_tokens == 200
-    assert stack.coordinator.stats().spec_stats.num_target_rebuilds == 0
+    assert stats_of(stack.coordinator).spec_stats.num_target_rebuilds == 0
 
 
 async def test_output_that_waits_for_long_counts_too(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,9 +266,9 @@ async def test_a_paused_request_ends_when_it_is_cancelled_expires_or_the_coordin
         return deltas
 
     await (await paused()).aclose()  # type: ignore[attr-defined]
-    assert stack.coordinator.stats().num_cancelled == 1
+    assert stats_of(stack.coordinator).num_cancelled == 1
     deltas = await paused(deadline_s=1.0)
-    await eventually(lambda: stack.coordinator.stats().num_expired == 1)
+    await eventually(lambda: stats_of(stack.coordinator).num_expired == 1)
     with pytest.raises(DeadlineError):
         await take(deltas, [])
     deltas = await paused()

@@ -19,6 +19,7 @@ from tests.coordinator.driving import make_plan
 from tests.coordinator.setting import METHODS, Setting, mixed_rows, own_tokens, plan_of
 from tests.coordinator.test_service import ROWS, ask, eventually, stack
 from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
+from tests.support.coordinator_stats import stats_of
 from tests.support.scripted_ports import ToyTarget, random_rows
 
 TOKENIZER = text_tokenizer(byte_level())
@@ -254,11 +255,11 @@ async def test_a_resumed_request_may_wait_be_cancelled_and_frees_all() -> None:
         await anext(first)
         resumed = made.coordinator.generate_stream(ask(seed=1, resumable=True, resume=Resumption((1, 2))))
         assert (await anext(resumed)).started is not None  # at once, whoever runs
-        assert made.coordinator.stats().num_waiting == 1
+        assert stats_of(made.coordinator).num_waiting == 1
         await resumed.aclose()
         await first.aclose()
         await eventually(made.is_free)
-        assert made.coordinator.stats().num_waiting == 0
+        assert stats_of(made.coordinator).num_waiting == 0
 
 
 async def test_resumed_requests_are_counted_and_their_times_are_of_new_tokens() -> None:

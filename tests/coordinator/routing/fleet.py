@@ -12,6 +12,7 @@ from outrider.errors import UnavailableError
 from outrider.generation import Delta, GenerationRequest, GenerationResult
 from outrider.types import SamplingParams
 from outrider_coordinator.service import Coordinator
+from tests.support.coordinator_stats import stats_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 
 VOCAB_SIZE = 8
@@ -108,7 +109,7 @@ class Fleet:
         return all(toy.num_pages_free == toy.description.num_pages for toy in self.toys)
 
     def is_attached(self, num_targets: int, num_drafts: int = 0) -> bool:
-        stats = self.coordinator.stats()
+        stats = stats_of(self.coordinator)
         return (stats.num_targets, stats.num_drafts) == (num_targets, num_drafts)
 
 

@@ -27,6 +27,7 @@ from tests.coordinator.routing.fleet import (
     own_tokens,
     target,
 )
+from tests.support.coordinator_stats import stats_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget
 
 LONG = ask(max_tokens=200)
@@ -41,7 +42,7 @@ async def test_sessions_spread_over_targets_and_drafts() -> None:
     async with fleet(Found(*targets), Found(*drafts)) as made:
         await eventually(lambda: made.is_attached(2, 2))
         tasks = [asyncio.create_task(made.run(ask(seed=seed))) for seed in range(8)]
-        await eventually(lambda: made.coordinator.stats().num_running == 8)
+        await eventually(lambda: stats_of(made.coordinator).num_running == 8)
         pages_of_one = -(-27 // 4)
         assert [num_held(toy) for toy in targets] == [4 * pages_of_one] * 2
         await eventually(lambda: [num_held(toy) for toy in drafts] == [4 * pages_of_one] * 2)
@@ -83,7 +84,7 @@ async def test_a_target_killed_under_load_loses_no_token(method: AcceptanceMetho
         assert [result.token_ids for result in results] == expected
         assert made.is_attached(1, 1)
         assert made.ups == [True]
-        assert made.coordinator.stats().num_failed == 0
+        assert stats_of(made.coordinator).num_failed == 0
         await eventually(made.is_free)
 
 
@@ -94,15 +95,15 @@ async def test_each_target_that_is_attached_lets_so_many_requests_run() -> None:
         first.faults.hold = second.faults.hold = True
         streams = [made.stream(LONG) for _ in range(6)]
         reading = [asyncio.create_task(stream.finish()) for stream in streams]
-        await eventually(lambda: made.coordinator.stats().num_running == 4)
-        assert made.coordinator.stats().num_waiting == 2
+        await eventually(lambda: stats_of(made.coordinator).num_running == 4)
+        assert stats_of(made.coordinator).num_waiting == 2
         usage = {reading.name: reading.value for reading in made.coordinator.readings()}["outrider_kv_cache_usage_perc"]
         assert isinstance(usage, float)
         assert 0 <= usage < 1
         kill(first)
         await eventually(lambda: made.is_attached(1))
         # Those that run go on, on the target that is left.
-        assert made.coordinator.stats().num_running == 4
+        assert stats_of(made.coordinator).num_running == 4
         second.faults.hold = False
         second.release_held()
         results = await asyncio.gather(*reading)
@@ -365,7 +366,7 @@ async def test_targets_that_break_often_in_a_row_fail_no_request_but_the_one_the
     async with fleet(Found(toy)) as made:
         toy.faults.hold = True
         tasks = [asyncio.create_task(made.run(request)) for request in requests]
-        await eventually(lambda: made.coordinator.stats().num_running == len(requests))
+        await eventually(lambda: stats_of(made.coordinator).num_running == len(requests))
         for num_sent in [4] * MAX_LOSSES_IN_A_ROW + [4] + [1] * (2 * MAX_LOSSES_ALONE):
             await eventually(lambda num_sent=num_sent: len(toy.link.core.sessions) == num_sent)  # type: ignore[misc]
             num_links = len(toy.links)
@@ -375,7 +376,7 @@ async def test_targets_that_break_often_in_a_row_fail_no_request_but_the_one_the
         toy.release_held()
         results = await asyncio.gather(*tasks)
         assert [result.token_ids for result in results] == expected
-        assert made.coordinator.stats().num_failed == 0
+        assert stats_of(made.coordinator).num_failed == 0
 
 
 class _Poisoned(ToyTarget):
@@ -407,4 +408,4 @@ async def test_the_request_over_which_targets_break_fails_and_no_other() -> None
             await made.run(ask(prompt_token_ids=(7, 2, 3)))
         results = await asyncio.gather(*tasks)
         assert [result.token_ids for result in results] == expected
-        assert made.coordinator.stats().num_failed == 1
+        assert stats_of(made.coordinator).num_failed == 1
