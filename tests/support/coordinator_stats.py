@@ -22,7 +22,7 @@ class CoordinatorStats:
     num_refused: int
     """Refused because the queue was full."""
     spec_stats: SpecDecodeStats
-    """Of requests that have ended."""
+    """Speculation of requests that have ended."""
     target_pages_free: int
     draft_pages_free: int
     num_target_messages: int
