@@ -49,9 +49,10 @@ longrope (Phi) has one set of factors for all lengths: short ones up to the trai
 FORMATS_HEAD = """
 ## Weight formats
 
-Compared with transformers and the widened weights in float64, inputs rounded alike, for Llama, Mistral, Qwen2, Qwen3,
-and experts of Qwen3 and Mixtral; mxfp4 in float64, with the weights as transformers widens them. On a CPU, and on GPUs
-without the kernels, weights are widened to the type of the model.
+Compared with transformers and the widened weights in float64, inputs rounded as compressed-tensors does, bit for bit
+(in float32 the last bit of a sum moves one input in a million to the next FP8 number), for Llama, Mistral, Qwen2 and 3,
+and experts of Qwen3 and Mixtral; mxfp4 with the weights as transformers widens them. On a CPU, and on GPUs without the
+kernels, weights are widened to the type of the model.
 
 | `quant_method` | weights | activations | kernels |
 |---|---|---|---|

@@ -2,7 +2,7 @@
 
 ``require_model_folder`` finds in milliseconds what is plainly wrong; the loader checks the content. Only an id requires
 ``huggingface_hub``, with its variables ``HF_HOME``, ``HF_HUB_CACHE``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` and
-``HF_ENDPOINT``.
+``HF_ENDPOINT``. After a killed download it fetches the files anew that were not whole.
 """
 
 from __future__ import annotations

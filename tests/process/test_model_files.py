@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,13 @@ def ask(home: Path, url: str, *words: str, question: str = QUESTION, **environme
 
 
 def run(home: Path, url: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    others = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    env = {**others, "HF_HOME": str(home), "HF_ENDPOINT": url, "NO_PROXY": "*", **environment}
+    env = environment_of(home, url, **environment)
     return subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def environment_of(home: Path, url: str, **environment: str) -> dict[str, str]:
+    others = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    return {**others, "HF_HOME": str(home), "HF_ENDPOINT": url, "NO_PROXY": "*", **environment}
 
 
 def test_a_model_is_downloaded_once_and_then_found_in_the_cache(tmp_path: Path) -> None:
@@ -80,7 +85,7 @@ def test_a_cache_without_a_shard_is_completed(tmp_path: Path) -> None:
 
 
 def test_a_download_goes_on_where_the_connection_was_lost(tmp_path: Path) -> None:
-    """A download asks for the rest of a file alone; one that was ended begins that file anew, and no whole one."""
+    """A download asks for the rest of a file alone."""
     content, part = bytes(range(256)) * 100_000, 15_000_000  # parts of 10 MiB are written
     with running(FakeHub({**FILES, "model-1.safetensors": content}, cuts={"model-1.safetensors": [part]})) as hub:
         found = ask(tmp_path, hub.url, "--model", "owner/model")
@@ -89,6 +94,28 @@ def test_a_download_goes_on_where_the_connection_was_lost(tmp_path: Path) -> Non
     assert start == 10 << 20
     assert start + rest == len(content)
     assert Path(found.split()[0], "model-1.safetensors").read_bytes() == content
+
+
+def test_a_killed_download_keeps_its_whole_files(tmp_path: Path) -> None:
+    """The next one asks for the others alone, and what was left of them does no harm."""
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    files = {**FILES, "model.safetensors.index.json": json.dumps(index).encode(), "model-2.safetensors": b"more"}
+    with running(FakeHub(files, held="model-2.safetensors")) as hub:
+        words = [sys.executable, "-c", QUESTION, "--model", "owner/model"]
+        download = subprocess.Popen(words, env=environment_of(tmp_path, hub.url), stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("hub/*/snapshots/*/model-1.safetensors")):
+            assert download.poll() is None
+            assert time.monotonic() < deadline
+        download.kill()
+        download.wait()
+        hub.released.set()
+        hub.requests.clear()
+        folder = Path(ask(tmp_path, hub.url, "--model", "owner/model").split()[0])
+    assert (folder / "model-1.safetensors").read_bytes() == b"weights"
+    assert (folder / "model-2.safetensors").read_bytes() == b"more"
+    fetched = [request for request in hub.requests if request.startswith("GET") and "resolve" in request]
+    assert [request.rpartition("/")[2] for request in fetched] == ["model-2.safetensors"]
 
 
 def test_only_what_is_read_is_fetched(tmp_path: Path) -> None:

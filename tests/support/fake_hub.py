@@ -29,6 +29,10 @@ class FakeHub:
     ranges: list[tuple[int, int]] = field(default_factory=list)
     """First byte that was asked for of a file with cuts, and bytes that were sent."""
 
+    held: str = ""
+    """File of which nothing is sent until ``released``."""
+    released: threading.Event = field(default_factory=threading.Event)
+
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer one GET or HEAD."""
         path = handler.path.partition("?")[0]
@@ -52,6 +56,10 @@ class FakeHub:
         if name in self.files:
             etag = hashlib.sha1(self.files[name]).hexdigest()
             headers = {"X-Repo-Commit": SHA, "ETag": f'"{etag}"'}
+            if name == self.held and handler.command == "GET" and not self.released.is_set():
+                self.released.wait()
+                handler.close_connection = True
+                return None
             if name in self.cuts and handler.command == "GET":
                 return self._send_part(handler, name, headers)
             return _send(handler, 200, self.files[name], headers)
