@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import IntegrityError, OutriderError
-from outrider.kernels.draft_sampling.layout import Field
+from outrider.kernels.draft_sampling.layout import NUM_RUNNERS_UP, Field
 from outrider.model_executor.draft_loop.columns import DraftColumns
 from outrider.model_executor.draft_loop.rows import DraftRow
 from outrider.sampling.checks import row_error
@@ -45,6 +45,21 @@ class DrawnColumns:
     token_ids: Numbers  # [T]
     supports: SparseEvidence | None
     """The evidence of all, one draft token after the other."""
+    records: Numbers | None = None  # [B, K, NUM_FIELDS] valid until the next loop
+
+    def runners_up(self, row: int) -> list[list[tuple[int, float]]]:
+        """Tokens that came next to each draft token of a row, best first, and how far they lie below it."""
+        if self.records is None:
+            return []
+        named = self.records[row, : self.counts[row], Field.RUNNER_UP :]
+        ids, gaps = named[:, :NUM_RUNNERS_UP].tolist(), named[:, NUM_RUNNERS_UP:].view(np.float32).tolist()
+        return [_named(*each) for each in zip(ids, gaps, strict=True)]
+
+    def after(self, num_rows: int) -> DrawnColumns:
+        """All but the first rows, which have no evidence."""
+        if not num_rows:
+            return self
+        return DrawnColumns(self.counts[num_rows:], self.token_ids[sum(self.counts[:num_rows]) :], None)
 
     def texts(self) -> list[list[int]]:
         """The draft tokens of each row."""
@@ -67,16 +82,16 @@ def read_columns(
         return None
     if columns.metadata.is_certain:
         ones = np.ones(len(token_ids), dtype=np.int32)
-        return DrawnColumns(lengths, token_ids, SparseEvidence(ones, token_ids, ones.astype(np.float32)))
+        return DrawnColumns(lengths, token_ids, SparseEvidence(ones, token_ids, ones.astype(np.float32)), of_rows)
     if supports is None:
-        return DrawnColumns(lengths, token_ids, None)
+        return DrawnColumns(lengths, token_ids, None, of_rows)
     counts = widths.flatten() if is_drawn is None else widths[is_drawn]
     widest = max(counts.tolist())
     is_in = np.arange(widest) < widths[:, :, None]  # [B, K, W]
     if is_drawn is not None:
         is_in &= is_drawn[:, :, None]
     ids, probs = supports[:, :num_rows, :, :widest].transpose(2, 1, 0, 3)[:, is_in]
-    return DrawnColumns(lengths, token_ids, SparseEvidence(counts, ids, probs.view(np.float32)))
+    return DrawnColumns(lengths, token_ids, SparseEvidence(counts, ids, probs.view(np.float32)), of_rows)
 
 
 def read_draws(
@@ -96,6 +111,12 @@ def read_draws(
         )
         for i, (row, ids) in enumerate(zip(rows, texts, strict=True))
     ]
+
+
+def _named(ids: list[int], gaps: list[float]) -> list[tuple[int, float]]:
+    """Runners-up before the first place that is empty."""
+    count = ids.index(-1) if -1 in ids else len(ids)
+    return list(zip(ids[:count], gaps[:count], strict=True))
 
 
 def _certain(row: DraftRow, token_ids: tuple[int, ...]) -> SparseEvidence | None:
