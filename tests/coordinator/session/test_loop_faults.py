@@ -365,6 +365,7 @@ def test_a_target_that_needs_the_pages_parks_the_session_wherever_it_is(
     assert rebuild.token_ids == (1, 2, 3, *so_far)
     setting.bench.run()
     assert driven.token_ids == own_tokens(plan)
+    assert driven.loop.spec_stats.num_draft_losses == 0  # it was opened anew before anything was asked of it
     assert setting.all_is_free()
 
 
