@@ -81,10 +81,15 @@ class BegunSteps:
                 _, rows, places = found.setdefault(id(begun), (begun, [], []))
                 rows.append(row)
                 places.append(place)
-                self._stats.num_lookahead_used += 1
             else:
                 self._stats.num_lookahead_unused += 1
-        return list(found.values())
+        claims = list(found.values())
+        num_claimed = sum(len(rows) for _, rows, _ in claims)
+        if num_claimed < len(columns) and any(begun.step.guessed_from is not None for begun, _, _ in claims):
+            self._stats.num_lookahead_unused += num_claimed
+            return []  # those that go on at once would be scored apart from the others from then on
+        self._stats.num_lookahead_used += num_claimed
+        return claims
 
     def forget(self, key: SessionKey) -> None:
         """A session asks for something else, or ends."""

@@ -3,8 +3,11 @@
 A coordinator draws the coins there, so nobody knows the verdict before it. The draft goes on as if all of its proposal
 were accepted. It guesses the bonus token by the noise with which the target draws it, and draws from there what an
 ``Extend`` after that token would ask for, from the same random numbers. The next ``Extend`` claims it if it names that
-token, and is served as if nothing had been begun otherwise. The guess is compared and never emitted, and no coin and no
-draw of a proposal reads its noise, so the law is that of drafting in turn: the tokens are even the same.
+token, and is served as if nothing had been begun otherwise. Sessions of one message claim together or not at all: those
+that go on at once would leave the batch of the others, and each batch would wait for the other's forward.
+
+The guess is compared and never emitted, and no coin and no draw of a proposal reads its noise, so the law is that of
+drafting in turn: the tokens are even the same.
 """
 
 from __future__ import annotations
@@ -18,12 +21,16 @@ import numpy as np
 from outrider.columns import U4, U8, AnswerColumns, ExtendColumns
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import ForwardRecord
-from outrider.serving.decode.begun import MAX_BEGUN_SESSIONS, BegunSteps
+from outrider.serving.decode.begun import BegunSteps
 from outrider.serving.decode.sessions import LastSessions
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import Executor
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
+
+MAX_GUESSED_SESSIONS = 4
+"""Most sessions of a message of proposals that a draft goes on from: all guesses have to be right, and those of more
+hardly ever are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +65,10 @@ class Guesses:
         return bool(self._due)
 
     def start(self, link_id: int, accepted: Verdicts, channel: int, wanted: dict[SessionKey, int]) -> None:
-        """Note proposals that were sent to a target, as verdicts that accept them. Of a large message none is: a draft
-        that is busy serves what is asked for later, which costs more than it gains. ``wanted``: draft tokens that were
+        """Note proposals that were sent to a target, as verdicts that accept them. ``wanted``: draft tokens that were
         asked for where fewer had been begun.
         """
-        if len(accepted) > MAX_BEGUN_SESSIONS:
+        if len(accepted) > MAX_GUESSED_SESSIONS:
             return
         columns = [getattr(accepted, name).tolist() for name in Verdicts.__slots__]
         for number, generation, base, count, last, _ in zip(*columns, strict=True):
