@@ -8,7 +8,7 @@ compiles it for a tokenizer, and a ``Matcher`` tells which tokens may come next.
 from outrider.structured_output.compiler import GrammarCompiler
 from outrider.structured_output.matcher import Matcher, Outcome
 from outrider.structured_output.position_masks import MaskThreads, PositionMasks, joined_words, made_within
-from outrider.structured_output.schemas import embedded_schema
+from outrider.structured_output.schemas import embedded_schema, with_path
 
 __all__ = [
     "GrammarCompiler",
@@ -19,4 +19,5 @@ __all__ = [
     "embedded_schema",
     "joined_words",
     "made_within",
+    "with_path",
 ]

@@ -229,8 +229,8 @@ def _problem(grammar: Grammar, message: str) -> str:
 
 def _path_of(grammar: Grammar, keywords: Sequence[str]) -> str:
     """Path of the first of these keywords; the keywords if none is found."""
-    found = ((path, find_keyword(schema, keywords)) for path, schema in schemas_of(grammar))
-    return next((path + pointer for path, pointer in found if pointer), ", ".join(keywords))
+    found = (find_keyword(schema, keywords) for schema in schemas_of(grammar))
+    return next(filter(None, found), ", ".join(keywords))
 
 
 def _located(grammar: Grammar, reason: str) -> str:
@@ -238,13 +238,13 @@ def _located(grammar: Grammar, reason: str) -> str:
     without a path if that is not found soon.
     """
     last = time.perf_counter() + LONGEST_SEARCH_S
-    for path, schema in schemas_of(grammar):
+    for schema in schemas_of(grammar):
         parts = list(itertools.islice(subschemas(schema), _MOST_TRIED))
         for pointer, part in reversed(parts):
             if time.perf_counter() > last:
                 return reason
             if reason in _reason_of(part):
-                return f"{path}{pointer}: {reason}" if path or pointer else reason
+                return f"{pointer}: {reason}" if pointer else reason
     return reason
 
 

@@ -1,7 +1,8 @@
 """JSON schemas in the form that the grammar engine takes, and paths of keywords that it does not support.
 
-Formats that JSON Schema does not define are annotations and are left out. ``not`` and ``dependencies`` are rewritten
-where their meaning can be said otherwise. All that is left unsupported is refused, never ignored.
+Formats that JSON Schema does not define are annotations and are left out, as are keywords that refuse nothing. ``not``,
+``dependencies`` and ``unevaluatedProperties`` are rewritten where their meaning can be said otherwise. All that is left
+unsupported is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ _FORMATS = frozenset(
     )
 )
 """Formats of JSON Schema."""
+_IN_PLACE = frozenset(
+    ("$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "dependencies", "dependentSchemas", "if", "not", "oneOf")
+)
+"""Keywords whose own schemas evaluate properties of the same object."""
 _DEPENDENCIES = ("dependencies", "dependentRequired")
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 _MOST_DEEP = 128
@@ -39,6 +44,7 @@ BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
 _EMBEDDED = "%json "
 """Prefix of a schema in a grammar of the engine."""
 _PATH = "$comment"
+_PATH_HEAD = "path in the request: "
 _ENGINE_OPTIONS = "x-guidance"
 """A key by which a schema could ask the engine to ignore what it does not support."""
 
@@ -58,6 +64,9 @@ def _prepare(schema: Json, depth: int) -> Json:
     found = {key: _prepare_value(key, value, depth + 1) for key, value in schema.items()}
     if isinstance(found.get("format"), str) and found["format"] not in _FORMATS:
         del found["format"]
+    found = {key: value for key, value in found.items() if not _says_nothing(key, value, found)}
+    if "unevaluatedProperties" in found and _IN_PLACE.isdisjoint(found):
+        found["additionalProperties"] = found.pop("unevaluatedProperties")
     for keyword in _DEPENDENCIES:
         found = _with_dependencies(found, keyword) if keyword in found else found
     return without_refused_values(_without_not(found) if "not" in found else found)
@@ -69,6 +78,32 @@ def _prepare_value(key: str, value: Json, depth: int) -> Json:
     if key in _LISTS and isinstance(value, list):
         return [_prepare(entry, depth) for entry in value]
     return _prepare(value, depth) if key in _ONE else value
+
+
+def _says_nothing(keyword: str, value: Json, schema: Mapping[str, Json]) -> bool:
+    """True for a keyword that refuses nothing beside the others of its schema."""
+    accepts_all = value is True or value == {}
+    match keyword:
+        case "uniqueItems":
+            return value is False
+        case "propertyNames":
+            return accepts_all or value == {"type": "string"}
+        case "unevaluatedProperties":
+            return accepts_all or "additionalProperties" in schema
+        case "unevaluatedItems":
+            return accepts_all or isinstance(schema.get("items"), bool | Mapping)
+        case "dependentSchemas":
+            return value == {}
+        case "if":
+            return "then" not in schema and "else" not in schema
+        case "then" | "else":
+            return "if" not in schema
+        case "contains" | "minContains":
+            least = schema.get("minContains", 1)
+            return "contains" not in schema or (type(least) is int and least == 0 and "maxContains" not in schema)
+        case "maxContains":
+            return "contains" not in schema
+    return False
 
 
 def _with_dependencies(schema: dict[str, Json], keyword: str) -> dict[str, Json]:
@@ -122,18 +157,17 @@ def embedded_schema(schema: Json, path: str) -> str:
     """
     if not isinstance(schema, Mapping):
         raise ValueError(f"must be an object, not {type(schema).__name__}")
-    own = {_PATH: path, _ENGINE_OPTIONS: {"whitespace_pattern": BLANKS}}
-    return f"{_EMBEDDED}{json.dumps({**prepare_schema(schema), **own})}"
+    own = {**with_path(prepare_schema(schema), path), _ENGINE_OPTIONS: {"whitespace_pattern": BLANKS}}
+    return f"{_EMBEDDED}{json.dumps(own)}"
 
 
-def schemas_of(grammar: Grammar) -> Iterator[tuple[str, Json]]:
-    """The schema of a grammar, as it is compiled, or those embedded in it, each after its path in the request."""
+def schemas_of(grammar: Grammar) -> Iterator[Json]:
+    """The schema of a grammar, as it is compiled, or those embedded in it."""
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        yield "", prepare_schema(parse_schema(grammar.text))
+        yield prepare_schema(parse_schema(grammar.text))
     for part in grammar.text.split(_EMBEDDED)[1:] if grammar.kind is GrammarKind.LARK else ():
         with contextlib.suppress(ValueError, RecursionError):
-            schema, _ = json.JSONDecoder().raw_decode(part)
-            yield str(schema.get(_PATH, "")) if isinstance(schema, Mapping) else "", schema
+            yield json.JSONDecoder().raw_decode(part)[0]
 
 
 def find_keyword(schema: Json, keywords: Sequence[str]) -> str:
@@ -146,9 +180,10 @@ def find_keyword(schema: Json, keywords: Sequence[str]) -> str:
 
 
 def subschemas(schema: Json, path: str = "") -> Iterator[tuple[str, Mapping[str, Json]]]:
-    """A schema and those within it, each after its JSON pointer; outer ones first."""
+    """A schema and those within it, each after its JSON pointer, or its path in the request; outer ones first."""
     if not isinstance(schema, Mapping):
         return
+    path = _own_path(schema) or path
     yield path, schema
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, Mapping):
@@ -159,6 +194,16 @@ def subschemas(schema: Json, path: str = "") -> Iterator[tuple[str, Mapping[str,
                 yield from subschemas(entry, f"{path}/{key}/{index}")
         elif key in _ONE:
             yield from subschemas(value, f"{path}/{key}")
+
+
+def with_path(schema: Mapping[str, Json], path: str) -> dict[str, Json]:
+    """The schema with its path in the request, for messages, as a part of one that is made of several."""
+    return {**schema, _PATH: _PATH_HEAD + path}
+
+
+def _own_path(schema: Mapping[str, Json]) -> str:
+    comment = schema.get(_PATH)
+    return comment.removeprefix(_PATH_HEAD) if isinstance(comment, str) and comment.startswith(_PATH_HEAD) else ""
 
 
 def parse_schema(text: str) -> Json:

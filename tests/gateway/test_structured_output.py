@@ -100,7 +100,9 @@ def test_a_named_tool_is_enforced(service: Service, client: OpenAI) -> None:
     assert [(call.function.name, call.function.arguments) for call in calls] == [("add", '{"a": 1}')]
     assert choice.message.content is None and choice.finish_reason == "tool_calls"
     grammar = service.generator.requests[0].sampling.grammar
-    assert grammar is not None and json.loads(grammar.text) == TOOLS[0]["function"]["parameters"]
+    assert grammar is not None
+    wanted = {**TOOLS[0]["function"]["parameters"], "$comment": "path in the request: tools[0].function.parameters"}
+    assert json.loads(grammar.text) == wanted
 
 
 @pytest.mark.parametrize("parallel", (True, False))

@@ -20,6 +20,9 @@ NEEDS = {
     "additionalProperties": False,
 }
 
+OPEN = {"properties": {"a": {"type": "integer"}}, "unevaluatedProperties": True}
+SHUT = {"properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+
 
 @pytest.mark.parametrize(
     ("schema", "values"),
@@ -30,10 +33,20 @@ NEEDS = {
         ({"allOf": [{"const": {"b": 1, "a": 2}}, {"not": {"required": ["c"]}}]}, ({"b": 1, "a": 2}, {"c": 1})),
         ({"enum": [{"b": 1, "a": 2}, []], "not": {"type": "object", "required": ["a"]}}, ([], {"b": 1, "a": 2})),
         ({"type": "object", **NEEDS}, ({"a": 1, "b": 2}, {"a": 1}, {"b": 2}, {})),
+        ({"type": "array", "uniqueItems": False, "maxContains": 1, "unevaluatedItems": True}, ([1, 1], [], 3)),
+        ({"items": {"type": "integer"}, "unevaluatedItems": False, "type": "array"}, ([1, 2], ["a"])),
+        ({"type": "array", "contains": {"type": "string"}, "minContains": 0}, ([1], ["a"], {})),
+        ({"type": "object", "propertyNames": {}, "dependentSchemas": {}, "if": {}, **OPEN}, ({"a": 1}, {"b": 1}, 1)),
+        (
+            {"type": "object", "then": False, "else": {}, "propertyNames": {"type": "string"}, **SHUT},
+            ({"a": 1}, {"b": 1}),
+        ),
+        ({"type": "object", "unevaluatedProperties": {"type": "null"}, **SHUT}, ({"a": 1}, {"b": None})),
+        ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False}, ({"a": 1}, {"b": None}, {})),
     ),
 )
 def test_the_output_is_judged_as_by_a_validator(schema: Any, values: tuple[Any, ...]) -> None:
-    found, validator = matcher("json_schema", schema), jsonschema.Draft7Validator(schema)
+    found, validator = matcher("json_schema", schema), _validator(schema)
     judged = [found.follow([*ids(json.dumps(value)), EOS]) is Outcome.ENDED for value in values]
     assert judged == [validator.is_valid(value) for value in values]
     assert any(judged)
@@ -64,6 +77,11 @@ def test_malformed_schemas_are_refused(schema: Any) -> None:
         ({"enum": ["a\nb"], "not": {"maxLength": 1}}, "/not"),
         ({"enum": [dict.fromkeys("abcdef", 1)], "not": {"minProperties": 9}}, "/not"),
         ({"type": "object", "dependencies": {"a": ["b"]}}, "/dependencies"),
+        ({"type": "array", "uniqueItems": True}, "/uniqueItems"),
+        ({"type": "array", "contains": {}, "minContains": 0, "maxContains": 2}, "/contains"),
+        ({"if": {"type": "object"}, "else": False}, "/else"),
+        ({"$defs": {"x": {}}, "$ref": "#/$defs/x", "unevaluatedProperties": False}, "/unevaluatedProperties"),
+        ({"type": "array", "items": [{}], "unevaluatedItems": False}, "/unevaluatedItems"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "/dependentRequired"),
         ({"type": "object", "required": ["a"], "dependencies": {"a": {"required": ["b"]}}}, "/dependencies"),
     ),
@@ -71,6 +89,13 @@ def test_malformed_schemas_are_refused(schema: Any) -> None:
 def test_what_is_not_certain_is_refused(schema: Any, path: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"{path} is not supported"):
         matcher("json_schema", schema)
+
+
+def _validator(schema: Any) -> Any:
+    """``dependencies`` are of older drafts."""
+    if "dependencies" in schema:
+        return jsonschema.Draft7Validator(schema)
+    return jsonschema.Draft202012Validator(schema)
 
 
 def test_the_given_schema_is_not_changed() -> None:

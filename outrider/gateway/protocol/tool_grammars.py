@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.errors import InvalidRequestError
+from outrider.structured_output import with_path
 
 Json = dict[str, Any]
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -70,5 +71,5 @@ def _parameters(tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, Json]]:
         if not isinstance(parameters, Mapping):
             problem = f"must be an object, not {type(parameters).__name__}"
             raise InvalidRequestError(f"tools[{index}].function.parameters", problem)
-        found.append((name, dict(parameters)))
+        found.append((name, with_path(parameters, f"tools[{index}].function.parameters")))
     return found
