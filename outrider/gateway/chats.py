@@ -41,10 +41,8 @@ def plan_chat(
     ``parsers``: names that go before the ones that the chat template suggests.
     """
     check_length(model, prompt, asked.wanted_tokens, prompt_field="messages", tokens_field=asked.tokens_field)
-    grammar = asked.grammar
-    form = _message_form(model, asked, prompt, parsers, is_constrained=grammar is not None)
-    if asked.parses_tools and asked.enforced_call is None:
-        grammar = _with_calls(model, form, grammar)
+    form = _message_form(model, asked, prompt, parsers)
+    grammar = _output_grammar(model, asked, form)
     wanted = Wanted(
         TO_THE_END if asked.wanted_tokens is None else asked.wanted_tokens,
         asked.wanted_logprobs,
@@ -57,15 +55,18 @@ def plan_chat(
     return ChatGeneration(prompt, make_choices(asked, [prompt], wanted, caller), form, grammar, caller.request_id)
 
 
-def _with_calls(model: ServedModel, form: MessageForm, grammar: GrammarField | None) -> GrammarField | None:
-    """Grammar of an output in which the model may call tools: calls of those that are ``strict``, and an output without
-    calls by its schema. Other grammars leave no calls.
+def _output_grammar(model: ServedModel, asked: ChatCompletionRequest, form: MessageForm) -> GrammarField | None:
+    """Grammar of an output in which the model may reason, and call tools: calls of those that are ``strict``, and an
+    output without calls by its schema. Other grammars leave neither calls nor reasoning.
     """
-    tokenizer = model.text.tokenizer
+    grammar, tokenizer = asked.grammar, model.text.tokenizer
     if tokenizer is None or (grammar is not None and not isinstance(grammar.value, Mapping)):
         return grammar
     answer = None if grammar is None else Answer(grammar.value, grammar.field)
-    found = form.format.strict_calls_grammar(form.tools, tokenizer.special_token_id, answer)
+    may_call = asked.parses_tools and asked.enforced_call is None
+    found = form.format.output_grammar(
+        form.tools if may_call else (), tokenizer.special_token_id, answer, form.prompt_end
+    )
     return grammar if found is None else GrammarField("tools" if answer is None else answer.field, "grammar", found)
 
 
@@ -74,14 +75,14 @@ def _message_form(
     asked: ChatCompletionRequest,
     prompt: PreparedPrompt,
     parsers: OutputFormat,
-    *,
-    is_constrained: bool,
 ) -> MessageForm:
     template = model.text.chat.template_of(asked.chat)
     tool_call_parser = parsers.tool_call_parser if asked.parses_tools else NO_PARSER
     output_format = choose_format(template, tool_call_parser, parsers.reasoning_parser)
-    if is_constrained and not output_format.reasoning_end(prompt.end):
-        output_format = replace(output_format, reasoning_parser=None)  # there is none before what has to match
+    if asked.grammar is not None and not output_format.reasoning_end(prompt.end):
+        is_call = asked.enforced_call is not None and output_format.has_channels
+        if is_call or not isinstance(asked.grammar.value, Mapping):
+            output_format = replace(output_format, reasoning_parser=None)  # there is none before what has to match
     return MessageForm(
         output_format,
         tuple(asked.tools or ()),

@@ -13,6 +13,7 @@ from openai import BadRequestError, OpenAI
 from pydantic import BaseModel, SecretStr
 
 from outrider.tokenization import ModelText
+from outrider.types import GrammarKind
 from tests.client.conftest import Service
 from tests.gateway.conftest import FILES, Gateway
 
@@ -158,7 +159,7 @@ def test_a_grammar_holds_after_reasoning_that_the_prompt_opens(service: Service,
     asked: Any = {"model": "scripted", "messages": MESSAGES, "tools": TOOLS, "tool_choice": named}
     for thinks, after in ((True, "</think>"), (False, "")):
         options = {"chat_template_kwargs": {"enable_thinking": thinks}}
-        if not thinks:
+        if not thinks:  # neither the template nor the model opens it, which the model might
             service.generator.texts = service.generator.texts[2:]
         message = client.chat.completions.create(**asked, extra_body=options).choices[0].message
         calls: Any = message.tool_calls
@@ -166,6 +167,12 @@ def test_a_grammar_holds_after_reasoning_that_the_prompt_opens(service: Service,
         assert (message.model_extra or {}).get("reasoning") == ("I see" if thinks else None)
         grammar = service.generator.requests[-1].sampling.grammar
         assert grammar is not None and grammar.after == after
+        assert grammar.kind is (GrammarKind.JSON_SCHEMA if thinks else GrammarKind.LARK)
+    service.generator.texts = ["<thi", "nk>Hm", "</think>\n", '\n{"city": ', '"Bern"}']
+    message = client.chat.completions.create(**asked).choices[0].message
+    calls = message.tool_calls
+    assert json.loads(calls[0].function.arguments) == {"city": "Bern"}
+    assert (message.model_extra or {}).get("reasoning") == "Hm"
 
 
 def strict(parameters: Any) -> Any:
@@ -198,7 +205,7 @@ def test_an_answer_with_a_schema_leaves_a_model_the_choice_to_call(service: Serv
     assert made.choices[0].message.tool_calls
     assert '"sum"' in grammar_of(service).text and "get_weather" in grammar_of(service).text
     client.chat.completions.create(**asked, tool_choice="none")
-    assert json.loads(grammar_of(service).text) == schema
+    assert '"sum"' in grammar_of(service).text and "get_weather" not in grammar_of(service).text
 
 
 def test_free_text_and_reasoning_stay_as_they_are_beside_strict_tools(service: Service, client: OpenAI) -> None:

@@ -14,9 +14,10 @@ from outrider.tokenization.output_parsing.llama3_json import Llama3JsonParser
 from outrider.tokenization.output_parsing.mistral import MistralParser
 from outrider.tokenization.output_parsing.pythonic import PythonicParser
 from outrider.tokenization.output_parsing.qwen3_coder import Qwen3CoderParser
+from outrider.tokenization.output_parsing.reasoned_answers import channel_grammar, thinking_grammar
 from outrider.tokenization.output_parsing.reasoning import THINK_CLOSE, THINK_OPEN, ContentParser, ThinkParser
 from outrider.tokenization.output_parsing.schema_types import parameters_of
-from outrider.tokenization.output_parsing.strict_calls import Answer, TokenId, strict_calls_grammar
+from outrider.tokenization.output_parsing.strict_calls import HEAD, Answer, TokenId, strict_calls_grammar
 from outrider.tokenization.output_parsing.trimming import TrimmingParser
 
 NO_PARSER = "none"
@@ -43,7 +44,12 @@ class OutputFormat:
     @property
     def needs_special_tokens(self) -> bool:
         """True if the parsers need the text of special tokens."""
-        return self.tool_call_parser in (_HARMONY, "mistral") or self.reasoning_parser == _HARMONY
+        return self.has_channels or self.tool_call_parser == "mistral"
+
+    @property
+    def has_channels(self) -> bool:
+        """True if reasoning, calls and content are messages on channels."""
+        return _HARMONY in (self.tool_call_parser, self.reasoning_parser)
 
     @property
     def call_id_length(self) -> int | None:
@@ -57,11 +63,16 @@ class OutputFormat:
         opened = self.reasoning_parser in ("deepseek_r1", "qwen3") and prompt_end.endswith(THINK_OPEN)
         return THINK_CLOSE if assumed or opened else ""
 
+    def may_reason(self, prompt_end: str) -> bool:
+        """True if an output may begin with reasoning that the prompt has not opened."""
+        is_open = not prompt_end.rstrip().endswith((THINK_OPEN, THINK_CLOSE))
+        return self.reasoning_parser == _HARMONY or (self.reasoning_parser == "qwen3" and is_open)
+
     def make_parser(self, tools: object, prompt_end: str) -> OutputParser | None:
         """A parser for one output; None if nothing is parsed. ``tools``: those of the request, as JSON."""
         if self.tool_call_parser is None and self.reasoning_parser is None:
             return None
-        if _HARMONY in (self.tool_call_parser, self.reasoning_parser):
+        if self.has_channels:
             return TrimmingParser(HarmonyParser())
         found = self._make_tool_parser(parameters_of(tools))
         if self.reasoning_parser is not None:
@@ -71,16 +82,24 @@ class OutputFormat:
     def enforced_parser(self, name: str, prompt_end: str) -> OutputParser:
         """A parser for an output whose grammar enforces a call of the tool ``name``, or a list of calls without one."""
         found: OutputParser = NamedCallParser(name) if name else CallListParser()
-        if self.reasoning_end(prompt_end):
-            found = ThinkParser(found, prompt_end, is_assumed=True)
+        if (ends := bool(self.reasoning_end(prompt_end))) or self.may_reason(prompt_end):
+            found = ThinkParser(found, prompt_end, is_assumed=ends)
         return TrimmingParser(found)
 
-    def strict_calls_grammar(self, tools: object, token_id: TokenId, answer: Answer | None = None) -> str | None:
+    def output_grammar(
+        self, tools: object, token_id: TokenId, answer: Answer | None = None, prompt_end: str = ""
+    ) -> str | None:
         """A grammar under which calls match the schemas of tools that are ``strict``, and an output without calls the
-        ``answer``; None if there is neither, or if no form of calls is known.
+        ``answer``; None if there is neither, or if no form of calls is known. Before the answer may come reasoning, if
+        this is a format with reasoning and ``prompt_end`` has not ended it.
         """
         given = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list | tuple) else []
-        return strict_calls_grammar(self.tool_call_parser, given, token_id, answer)
+        found = strict_calls_grammar(self.tool_call_parser, given, token_id, answer)
+        if answer is None or not self.may_reason(prompt_end):
+            return found
+        if self.reasoning_parser == _HARMONY:
+            return found or channel_grammar(answer.grammar)
+        return thinking_grammar(found or f"{HEAD}start: {answer.grammar}\n", token_id)
 
     def _make_tool_parser(self, parameters: Mapping[str, Mapping[str, Any]]) -> OutputParser:
         if self.tool_call_parser == "hermes":

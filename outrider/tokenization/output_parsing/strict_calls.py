@@ -22,7 +22,7 @@ from outrider.tokenization.output_parsing.schema_types import branches_of, resol
 Json = Any
 TokenId = Callable[[str], int | None]
 """Id of a special token, by its text."""
-_HEAD = "%llguidance {}\nTEXT: /(.|\\n)*/\n"
+HEAD = "%llguidance {}\nTEXT: /(.|\\n)*/\n"
 _ANY_OBJECT: dict[str, Json] = {"type": "object"}
 _DEFINITIONS = ("$defs", "definitions")
 _LINE = "\n"
@@ -49,12 +49,13 @@ def strict_calls_grammar(
     form = _FORMS.get(parser or "")
     if (
         form is None
+        or not functions
         or (answer and form is _llama3_json)
         or not (answer or any(function.get("strict") for function in functions))
     ):
         return None
     made = [_Tool(index, function) for index, function in enumerate(functions)]
-    return _HEAD + form(made, token_id, "" if answer is None else _embedded(answer.schema, answer.field, ""))
+    return HEAD + form(made, token_id, "" if answer is None else answer.grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ class Answer:
     schema: Json
     field: str
     """Field of the request."""
+
+    @property
+    def grammar(self) -> str:
+        """The schema as a part of a grammar."""
+        return _embedded(self.schema, self.field, "")
 
 
 class _Tool:
@@ -198,10 +204,10 @@ def _qwen3_coder(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
 
 def _mistral(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     """Grammar of all Mistral versions: a list of calls, or a name, with or without ``[ARGS]``, and the arguments."""
-    marked = "" if (found := _special("[ARGS]", token_id)) is None else f"{found}?"
+    marked = "" if (found := special("[ARGS]", token_id)) is None else f"{found}?"
     listed = _any_of([tool.object_call() for tool in tools])
     named = _any_of([f"{_text(tool.name)} {marked} {tool.arguments()}" for tool in tools])
-    marker = _special("[TOOL_CALLS]", token_id) or _text("[TOOL_CALLS]")
+    marker = special("[TOOL_CALLS]", token_id) or _text("[TOOL_CALLS]")
     calls = f"/[ ]?/ {_text('[')} listed ({_text(', ')} listed)* {_text(']')} | named"
     return f"{_outputs(answer, marker, calls)}listed: {listed}\nnamed: {named}\n"
 
@@ -221,13 +227,13 @@ between: (/[ ]?/ <|constrain|> "json")? <|message|>
 
 
 def _llama3_json(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
-    tag = "" if (found := _special("<|python_tag|>", token_id)) is None else f"{found}?"
+    tag = "" if (found := special("<|python_tag|>", token_id)) is None else f"{found}?"
     calls = _any_of([tool.object_call("parameters") for tool in tools])
     return _whole_output(answer, r"\{", f"{tag} call (/[ \\n]*[;,][ \\n]*/ call)*", calls)
 
 
 def _pythonic(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
-    start, end = (_special(f"<|python_{word}|>", token_id) for word in ("start", "end"))
+    start, end = (special(f"<|python_{word}|>", token_id) for word in ("start", "end"))
     listed = f"{_text('[')} call ({_text(', ')} call)* {_text(']')}"
     calls = _any_of([tool.python_call() for tool in tools])
     tagged = f"{start}? {listed} {end}?" if start and end else listed
@@ -249,7 +255,8 @@ def _outputs(answer: str, marker: str, call: str) -> str:
     return f"start: (trigger call)* tail\ntail: TEXT\ntrigger{lazy}: TEXT {marker}\ncall: {call}\n"
 
 
-def _special(text: str, token_id: TokenId) -> str | None:
+def special(text: str, token_id: TokenId) -> str | None:
+    """Special token in a grammar; None if there is none of this text."""
     found = token_id(text)
     return None if found is None else f"<[{found}]>"
 

@@ -50,7 +50,7 @@ TOOLS = [tool("get_weather", WEATHER), tool("note", {"type": "object"}, strict=F
 
 
 def grammar(form: str, tools: list[dict[str, Any]]) -> str | None:
-    return OutputFormat(form).strict_calls_grammar(tools, special_token_id)
+    return OutputFormat(form).output_grammar(tools, special_token_id)
 
 
 def special_token_id(text: str) -> int | None:
@@ -189,9 +189,7 @@ def test_an_output_is_calls_or_an_answer_that_matches_a_schema(form: str, call: 
     answer = Answer(
         {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}, "response_format"
     )
-    text = OutputFormat(form).strict_calls_grammar(
-        [tool("get_weather", WEATHER, strict=False)], special_token_id, answer
-    )
+    text = OutputFormat(form).output_grammar([tool("get_weather", WEATHER, strict=False)], special_token_id, answer)
     following = COMPILER.compile(Grammar(GrammarKind.LARK, text or ""), (EOS,))
     head = "<|channel|>final<|message|>" if form == "openai" else ""
     for output, outcome in (
@@ -281,7 +279,7 @@ def test_properties_that_are_not_required_may_be_left_out(
 
 
 def test_tools_that_are_not_strict_and_unknown_forms_have_none() -> None:
-    assert OutputFormat("llama3_json").strict_calls_grammar(TOOLS, special_token_id, Answer({}, "any")) is None
+    assert OutputFormat("llama3_json").output_grammar(TOOLS, special_token_id, Answer({}, "any")) is None
     assert grammar("none", TOOLS) is None
     assert grammar("hermes", [tool("get_weather", WEATHER, strict=False)]) is None
 
@@ -354,3 +352,32 @@ def test_schemas_that_cannot_be_kept_to_are_named(form: str, parameters: Any, pr
     with pytest.raises(InvalidRequestError, match=problem) as caught:
         grammar(form, [tool("first", WEATHER), tool("second", parameters)])
     assert caught.value.field == "tools[1].function.parameters"
+
+
+ANSWER = Answer({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, "any")
+CHANNELS = "<|channel|>analysis<|message|>It is 2.<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize("tools", ((), TOOLS), ids=("alone", "beside tools"))
+@pytest.mark.parametrize(
+    ("parser", "calls", "begins"),
+    (
+        ("qwen3", "hermes", ("", "<think>\nIs it {2}?</think>\n\n", "<think></think>")),
+        ("openai", "openai", ("<|channel|>final<|message|>", CHANNELS)),
+    ),
+)
+def test_an_answer_may_come_after_reasoning_that_the_model_begins(
+    parser: str, calls: str, begins: tuple[str, ...], tools: Any
+) -> None:
+    text = OutputFormat(calls, parser).output_grammar(list(tools), special_token_id, ANSWER, "assistant\n")
+    assert text is not None
+    for begin in begins:
+        for answer, outcome in (('{"a": 2}', Outcome.ENDED), ('{"a": "2"}', Outcome.REFUSED), ("", Outcome.REFUSED)):
+            following = COMPILER.compile(Grammar(GrammarKind.LARK, text), (EOS,))
+            assert following.follow([*ids(begin + answer), EOS]) is outcome, (begin, answer)
+
+
+def test_reasoning_that_the_prompt_has_ended_does_not_come_again() -> None:
+    form = OutputFormat(None, "qwen3")
+    assert form.output_grammar([], special_token_id, ANSWER, "<think>\n\n</think>\n\n") is None
+    assert form.output_grammar([], special_token_id, None, "assistant\n") is None
