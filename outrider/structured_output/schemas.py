@@ -82,18 +82,19 @@ def _prepare_value(key: str, value: Json, depth: int) -> Json:
 
 def _says_nothing(keyword: str, value: Json, schema: Mapping[str, Json]) -> bool:
     """True for a keyword that refuses nothing beside the others of its schema."""
-    accepts_all = value is True or value == {}
+    is_empty = isinstance(value, Mapping) and not value
+    accepts_all = is_empty or value is True
     match keyword:
         case "uniqueItems":
             return value is False
         case "propertyNames":
-            return accepts_all or value == {"type": "string"}
+            return accepts_all or (isinstance(value, Mapping) and dict(value) == {"type": "string"})
         case "unevaluatedProperties":
             return accepts_all or "additionalProperties" in schema
         case "unevaluatedItems":
             return accepts_all or isinstance(schema.get("items"), bool | Mapping)
         case "dependentSchemas":
-            return value == {}
+            return is_empty
         case "if":
             return "then" not in schema and "else" not in schema
         case "then" | "else":
