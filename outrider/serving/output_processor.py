@@ -6,8 +6,8 @@ Owns what is ready to leave. Decides nothing about who is served.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,6 +48,30 @@ Messages: TypeAlias = list[tuple[int, EventBatch[Any]]]
 """Messages, each with the number of its link."""
 
 
+@dataclass(frozen=True, slots=True)
+class _TracedRows:
+    """Answers in columns, some of whose items are traced."""
+
+    answers: AnswerColumns[Any]
+    trace_parents: Sequence[str]  # [B]
+    arrived_ns: Sequence[int]  # [B]
+    forward: ForwardRecord | None
+    ended_ns: int
+    kind: type[Proposal | Scores]
+
+    def records(self) -> Iterator[ItemRecord]:
+        """Records of the traced items."""
+        places = [place for place, parent in enumerate(self.trace_parents) if is_sampled(parent)]
+        sessions, generations = self.answers.sessions.tolist(), self.answers.generations.tolist()
+        for place, timing in zip(places, self.answers.timings(places), strict=True):
+            arrived_ns = self.arrived_ns[place]
+            record = ItemRecord(self.trace_parents[place], sessions[place], generations[place], arrived_ns)
+            if self.forward is not None:
+                record.note_forward(self.forward, arrived_ns)
+            record.timing, record.ended_ns, record.outcome = timing, self.ended_ns, self.kind.__name__
+            yield record
+
+
 class OutputProcessor:
     """Events of one core."""
 
@@ -56,6 +80,8 @@ class OutputProcessor:
         """Takes the records of traced items."""
         self._ended: list[ItemRecord] = []
         """Records of answered items whose answers have not left yet."""
+        self._traced_rows: list[_TracedRows] = []
+        """Answers of which no record is made yet."""
         self._stats, self._clock, self._num_pages_free = stats, clock, num_pages_free
         self._ready: dict[int, list[Any]] = {}
         self._opened: dict[int, list[Any]] = {}
@@ -162,7 +188,7 @@ class OutputProcessor:
             columns.append(step.columns(places, now))
             if any(parents := step.trace_parents[places].tolist()):
                 arrived = step.arrived_ns[places].tolist()
-                self._record_rows(columns[-1], parents, arrived, step.forward, now, outcome=Scores.__name__)
+                self._traced_rows.append(_TracedRows(columns[-1], parents, arrived, step.forward, now, Scores))
         times = np.concatenate([answers.step.timings_ns(answers.places, now) for answers in plain])
         queue_ns, forward_ns, sample_ns, _, total_ns, _ = times.max(axis=0).tolist()
         forwards = [answers.step.forward for answers in plain if answers.step.forward is not None]
@@ -203,8 +229,8 @@ class OutputProcessor:
             *_of_channel(step.columns), answers.goes_on, logprobs=answers.logprobs,
         )  # fmt: skip
         if trace_parents:
-            outcome = Scores.__name__ if step.is_scoring else Proposal.__name__
-            self._record_rows(columns, trace_parents, [arrived] * len(trace_parents), forward, now, outcome=outcome)
+            kind, times = Scores if step.is_scoring else Proposal, [arrived] * len(trace_parents)
+            self._traced_rows.append(_TracedRows(columns, trace_parents, times, forward, now, kind))
         return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), (columns,)))]
 
     def note(self, event: object, opening: Open | None, trace_parent: str = "") -> None:
@@ -225,6 +251,9 @@ class OutputProcessor:
 
     def hand_over_records(self) -> None:
         """Hand the records of traced items to the recorder; called when their answers have left."""
+        rows, self._traced_rows = self._traced_rows, []
+        for each in rows:
+            self._ended += each.records()
         if self._ended:
             ended, self._ended = self._ended, []
             self._hand_over(ended)
@@ -269,27 +298,6 @@ class OutputProcessor:
             if columns is not None:
                 return EventBatch((), report, (), (columns,))
         return EventBatch(events, report, timings)
-
-    def _record_rows(
-        self,
-        answers: AnswerColumns[Any],
-        trace_parents: Sequence[str],
-        arrived_ns: Sequence[int],
-        forward: ForwardRecord | None,
-        now_ns: int,
-        *,
-        outcome: str,
-    ) -> None:
-        """End the records of those answers whose items are traced. ``trace_parents`` and times of arrival: of each."""
-        places = [place for place, parent in enumerate(trace_parents) if is_sampled(parent)]
-        heads = answers.sessions.tolist(), answers.generations.tolist()
-        for place, timing in zip(places, answers.timings(places), strict=True):
-            session, generation = [values[place] for values in heads]
-            record = ItemRecord(trace_parents[place], session, generation, arrived_ns[place])
-            if forward is not None:
-                record.note_forward(forward, arrived_ns[place])
-            record.timing, record.ended_ns, record.outcome = timing, now_ns, outcome
-            self._ended.append(record)
 
 
 def _channel_of(finished: Sequence[AnyRequest]) -> int:

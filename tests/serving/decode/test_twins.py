@@ -81,6 +81,7 @@ def test_a_target_says_and_holds_the_same(seed: int, num_pages: int, samplings: 
     assert executor.num_columns > 20, twins.outcomes
     assert other.num_columns == 0
     assert twins.outcomes["Scores"] > 500
+    assert twins.outcomes["logprobs"] > 40
     assert twins.outcomes["SessionLost"] + twins.outcomes["SessionFailed"]
     for core in (steady, plain):
         assert core.num_pages_free == num_pages

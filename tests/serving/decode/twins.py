@@ -176,10 +176,11 @@ class Twins:
         session = Known(self._next_number, self._new_tokens(self._random.choice(self.prompt_lengths)), self.max_length)
         self._next_number += 1
         self._sessions[session.number] = session
+        num_logprobs = {1: 0, 2: 2}.get(session.number % 8) if self.role == "target" else None
         opening: Open = open_session(
             session.number, prompt_length=len(session.tokens), max_length=self.max_length,
             num_token_ids=self._num_token_ids, generation=self._new_generation(), sampling=sampling,
-            acceptance_method=method, seed=session.number,
+            acceptance_method=method, seed=session.number, num_logprobs=num_logprobs,
         )  # fmt: skip
         session.is_sampled = opening.judging_rule is JudgingRule.REJECTION
         self._send([self._dressed(opening)])
@@ -351,6 +352,7 @@ class Twins:
             assert isinstance(event.form, TokenScores | SparseScores)
             own = event.form.token_ids if isinstance(event.form, TokenScores) else event.form.outside_token_ids
             assert len(own) == len(drafts) + 1
+            self.outcomes["logprobs"] += bool(event.logprobs)
             session.held, following = base + accepted, max(0, int(own[accepted]))
         else:
             session.held, following = self._held_after(base, accepted, len(drafts)), self._new_tokens(1)[0]
