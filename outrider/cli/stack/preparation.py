@@ -19,6 +19,7 @@ from outrider.cli.stack.secret import make_link_secret
 from outrider.config import Effective, Settings
 from outrider.config.sources import CONFIG
 from outrider.process.extras import is_missing, require_extras
+from outrider.process.head_layers import with_layers_of_head
 from outrider.process.model_files import with_local_model, with_local_tokenizer
 
 
@@ -46,6 +47,7 @@ def _prepare(
     require_extras(extras_of(effective.settings), "starting the services", optional=optional)
     settings = _with_local_models(effective.settings)
     check(settings)
+    settings = with_layers_of_head(settings)
     http = plan_gateway(settings, explicit=effective.origins) if serves_http else GatewayPlan()
     check_listeners(settings, http.settings, effective.origins)
     gpus = find_gpus() if _may_need_gpu(settings) else NO_GPUS

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from outrider.architectures import eagle3_field, eagle3_layers
 from outrider.errors import ModelError
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.config_reader import config_of_fields, read_model_config
@@ -102,25 +103,14 @@ def for_target(path: Path, layer: ModelConfig, target: ModelConfig) -> ModelConf
 
 
 def _layers(path: Path, raw: dict[str, Any], target: ModelConfig) -> tuple[int, ...]:
-    """Layers that the file names, else the ones that EAGLE-3 was published with: an early, a middle and a late one."""
-    found = _own(raw, "eagle_aux_hidden_state_layer_ids")
-    if found is None:
-        found = [2, target.num_layers // 2, target.num_layers - 3]
-    count = target.num_layers
+    found, count = eagle3_layers(raw, target.num_layers), target.num_layers
     if not isinstance(found, list) or not all(type(one) is int and 0 <= one <= count for one in found) or not found:
         raise ModelError(f"{path}: eagle_aux_hidden_state_layer_ids should be layers from 0 to {count}, not {found}")
     return tuple(found)
 
 
-def _own(raw: dict[str, Any], name: str) -> object:
-    """A field of EAGLE-3's own, which stands beside the layer's or in ``eagle_config``."""
-    nested = raw.get("eagle_config")
-    found = raw.get(name)
-    return nested.get(name) if found is None and isinstance(nested, dict) else found
-
-
 def _flag(path: Path, raw: dict[str, Any], name: str) -> bool:
-    found = _own(raw, name)
+    found = eagle3_field(raw, name)
     if found is not None and type(found) is not bool:
         raise ModelError(f"{path}: {name} should be true or false, not {str(found)[:40]}")
     return bool(found)

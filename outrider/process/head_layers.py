@@ -1,0 +1,62 @@
+"""Layers of a target whose hidden states its draft head reads, as far as their ``config.json`` say so without torch.
+
+Owns nothing of what is valid: the loader checks both files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from outrider.architectures import eagle3_layers
+from outrider.config import Settings
+from outrider.config.fields import DraftMethod
+from outrider.limits.bounded_files import read_of_folder
+from outrider.types import LAST_HIDDEN_STATE
+
+_OF_LAST_STATES = (DraftMethod.EAGLE, DraftMethod.MTP, DraftMethod.MEDUSA, DraftMethod.MLP_SPECULATOR)
+"""Methods whose heads read what the target's own head reads."""
+
+
+def with_layers_of_head(settings: Settings) -> Settings:
+    """The settings with the layers that the draft's head reads as those of the target's CUDA graphs, so that none is
+    captured anew while requests run. Unchanged where they are set, or the files do not say.
+    """
+    target = settings.target
+    if target.hidden_state_layers is not None:
+        return settings
+    layers = _layers_of_head(settings)
+    if not layers:
+        return settings
+    return replace(settings, target=target.model_copy(update={"hidden_state_layers": ",".join(map(str, layers))}))
+
+
+def _layers_of_head(settings: Settings) -> list[int]:
+    draft = settings.draft
+    if draft.method in _OF_LAST_STATES:
+        return [LAST_HIDDEN_STATE]
+    if draft.method is not DraftMethod.EAGLE3 or draft.model is None:
+        return []
+    count = _num_layers(_config_of(settings.target.model))
+    named = eagle3_layers(_config_of(draft.model), count)
+    is_known = isinstance(named, list) and all(type(layer) is int and 0 <= layer <= count for layer in named)
+    return list(named) if isinstance(named, list) and is_known else []
+
+
+def _config_of(folder: str) -> Mapping[str, Any]:
+    """Content of a model's config.json; empty if it cannot be read."""
+    try:
+        content = json.loads(read_of_folder(Path(folder), "config.json"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _num_layers(config: Mapping[str, Any]) -> int:
+    """Layers of a model, which may be the text part of its folder; 0 where they are not known."""
+    part = config.get("text_config")
+    count = config.get("num_hidden_layers", part.get("num_hidden_layers") if isinstance(part, dict) else None)
+    return count if type(count) is int else 0
