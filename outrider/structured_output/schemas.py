@@ -198,8 +198,10 @@ def subschemas(schema: Json, path: str = "") -> Iterator[tuple[str, Mapping[str,
 
 
 def with_path(schema: Mapping[str, Json], path: str) -> dict[str, Json]:
-    """The schema with its path in the request, for messages, as a part of one that is made of several."""
-    return {**schema, _PATH: _PATH_HEAD + path}
+    """The schema with its path in the request, for messages, as a part of a grammar that is made of several; one that
+    has its path keeps it.
+    """
+    return {**schema, _PATH: _PATH_HEAD + (_own_path(schema) or path)}
 
 
 def _own_path(schema: Mapping[str, Json]) -> str:

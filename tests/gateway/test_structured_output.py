@@ -10,8 +10,9 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from outrider.errors import InvalidRequestError
-from outrider.gateway.protocol.tool_grammars import calls_schema
+from outrider.gateway.protocol.tool_grammars import arguments_schema, calls_schema
 from outrider.structured_output import Outcome
+from outrider.tokenization.output_parsing import Answer, OutputFormat
 from outrider.types import Grammar, GrammarKind
 from tests.client.conftest import Service
 from tests.gateway.conftest import Gateway
@@ -166,3 +167,15 @@ def test_parameters_of_an_enforced_call_that_are_no_schema(client: OpenAI, choic
     with pytest.raises(BadRequestError, match="must be an object, not str") as caught:
         client.chat.completions.create(model="scripted", messages=MESSAGES, tools=tools, tool_choice=choice)
     assert caught.value.param == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize("name", ("", "f"))
+def test_paths_of_parameters_of_enforced_calls_are_those_of_the_request(name: str) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "contains": {}}}}
+    tools = [{"function": {"name": "f", "parameters": parameters}}]
+    schema = arguments_schema(tools, name) if name else calls_schema(tools, is_parallel=True)
+    text = OutputFormat(None, "qwen3").output_grammar((), lambda _: None, Answer(schema, "tool_choice"))
+    assert text is not None
+    for kind, grammar in (("json_schema", schema), ("lark", text)):
+        with pytest.raises(InvalidRequestError, match=r" tools\[0\].function.parameters/properties/a/contains is not"):
+            matcher(kind, grammar)
