@@ -441,20 +441,19 @@ def _draw(
 def _note_runners_up(record, is_named, drawn, best, bests, ids, partial, own, index, PARTS: tl.constexpr):
     """The best after the drawn token of the two that each part names [BLOCK]; none unless ``is_named``."""
     tl.store(record + _RUNNER_UP, -1)
-    if is_named == 0:
-        return
-    inside = index < PARTS
-    seconds = tl.load(partial + _SECOND * PARTS, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    second_ids = tl.load(own + PARTS, mask=inside, other=_NO_ID, cache_modifier=".cg")
-    bests = tl.where(ids == drawn, float("-inf"), bests)
-    for place in tl.static_range(_RUNNERS_UP):
-        score = tl.maximum(tl.max(bests, 0), tl.max(seconds, 0))
-        first = tl.min(tl.where(bests == score, ids, _NO_ID), 0)
-        token = tl.minimum(first, tl.min(tl.where(seconds == score, second_ids, _NO_ID), 0))
-        tl.store(record + _RUNNER_UP + place, tl.where(score > float("-inf"), token, -1))
-        tl.store(record + _GAP + place, (best - score).to(tl.int32, bitcast=True))
-        bests = tl.where(ids == token, float("-inf"), bests)
-        seconds = tl.where(second_ids == token, float("-inf"), seconds)
+    if is_named != 0:  # a return here would not compile
+        inside = index < PARTS
+        seconds = tl.load(partial + _SECOND * PARTS, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        second_ids = tl.load(own + PARTS, mask=inside, other=_NO_ID, cache_modifier=".cg")
+        bests = tl.where(ids == drawn, float("-inf"), bests)
+        for place in tl.static_range(_RUNNERS_UP):
+            score = tl.maximum(tl.max(bests, 0), tl.max(seconds, 0))
+            first = tl.min(tl.where(bests == score, ids, _NO_ID), 0)
+            token = tl.minimum(first, tl.min(tl.where(seconds == score, second_ids, _NO_ID), 0))
+            tl.store(record + _RUNNER_UP + place, tl.where(score > float("-inf"), token, -1))
+            tl.store(record + _GAP + place, (best - score).to(tl.int32, bitcast=True))
+            bests = tl.where(ids == token, float("-inf"), bests)
+            seconds = tl.where(second_ids == token, float("-inf"), seconds)
 
 
 @triton.jit(do_not_specialize_on_alignment=[*_PLAIN, "step_ptr", "next_ids_ptr"])
