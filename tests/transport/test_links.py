@@ -122,8 +122,9 @@ async def test_one_scenario_in_process_and_over_grpc_gives_equal_events(serve: S
     remote_draft = RemoteDraft((await serve("draft", remote_toys[0])).address)
     remote_target = RemoteTarget((await serve("target", remote_toys[1])).address)
     # How tensors travel and whether a link falls silent is the wire's to say.
-    assert await remote_draft.describe() == over_links(toys[0].description)
-    assert await remote_target.describe() == over_links(toys[1].description)
+    for remote, toy in ((remote_draft, toys[0]), (remote_target, toys[1])):
+        reached = replace(over_links(toy.description), peer_address=PeerAddress(remote.address))
+        assert await remote.describe() == reached
 
     here, there = await draft_scenario(toys[0]), await draft_scenario(remote_draft)
     assert same(tuple(there), tuple(here))
