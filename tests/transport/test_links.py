@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from outrider.transport.servicers import over_links
 from outrider.types import (
     DenseEvidence,
     JudgingRule,
+    PeerAddress,
     SamplingParams,
     SparseEvidence,
     Support,
