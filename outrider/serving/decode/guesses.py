@@ -28,9 +28,8 @@ from outrider.serving.executor import Executor
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 
-MAX_GUESSED_SESSIONS = 4
-"""Most sessions of a message of proposals that a draft goes on from: all guesses have to be right, and those of more
-hardly ever are."""
+MAX_GUESSED_SESSIONS = 2
+"""Most sessions whose proposals a draft goes on from: all guesses have to be right, and a third of one's are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +64,10 @@ class Guesses:
         return bool(self._due)
 
     def start(self, link_id: int, accepted: Verdicts, channel: int, wanted: dict[SessionKey, int]) -> None:
-        """Note proposals that were sent to a target, as verdicts that accept them. ``wanted``: draft tokens that were
-        asked for where fewer had been begun.
+        """Note proposals that were sent to a target, as verdicts that accept them, if they are of all sessions: others
+        would wait for the loop. ``wanted``: draft tokens that were asked for where fewer had been begun.
         """
-        if len(accepted) > MAX_GUESSED_SESSIONS:
+        if not len(self._sessions) == len(accepted) <= MAX_GUESSED_SESSIONS:
             return
         columns = [getattr(accepted, name).tolist() for name in Verdicts.__slots__]
         for number, generation, base, count, last, _ in zip(*columns, strict=True):

@@ -105,7 +105,7 @@ def check_same(found: list[Any], texts: list[list[int]], length: int = K) -> Non
         np.testing.assert_allclose(event.evidence.probs, expected.evidence.probs, rtol=1e-5)
 
 
-@pytest.mark.parametrize("num_sessions", [1, 3])
+@pytest.mark.parametrize("num_sessions", [1, 2])
 def test_a_right_guess_is_claimed_and_is_what_would_be_proposed(num_sessions: int) -> None:
     drafting = Drafting(num_sessions)
     for step in range(1, 4):
@@ -120,22 +120,23 @@ def test_a_right_guess_is_claimed_and_is_what_would_be_proposed(num_sessions: in
     assert drafting.driver.core.num_pages_free == NUM_PAGES
 
 
-def test_other_verdicts_are_served_as_if_nothing_had_been_begun() -> None:
-    drafting = Drafting(3)
+@pytest.mark.parametrize("num_accepted", [1, K])
+def test_other_verdicts_are_served_as_if_nothing_had_been_begun(num_accepted: int) -> None:
+    drafting = Drafting(2)
     drafting.go_on()
     kept, bonus = [], bonus_tokens(drafting)
     for number, (text, event) in enumerate(zip(drafting.texts, drafting.proposals, strict=True)):
-        accepted = (1, K, K)[number]
-        following = (3, bonus[1], (bonus[2] + 1) % VOCABULARY)[number]
+        accepted = (num_accepted, K)[number]
+        following = ((bonus[0] + 1) % VOCABULARY, bonus[1])[number]
         kept.append(len(text) + min(accepted, K - 1))
         text += [*event.token_ids[:accepted], following]
     check_same(drafting.ask(kept), drafting.texts)
-    assert drafting.counts() == (0, 3), "one is right, and would leave the batch of the others"
+    assert drafting.counts() == (0, 2), "one is right, and would leave the batch of the others"
     drafting.go_on()
     for text, event, token_id in zip(drafting.texts, drafting.proposals, bonus_tokens(drafting), strict=True):
         text += [*event.token_ids, token_id]
     check_same(drafting.ask([len(text) - 2 for text in drafting.texts]), drafting.texts)
-    assert drafting.counts() == (3, 3)
+    assert drafting.counts() == (2, 2)
 
 
 def test_other_lengths_get_as_much_as_was_begun() -> None:
@@ -166,10 +167,14 @@ def test_what_is_asked_for_comes_before_a_guess() -> None:
     assert drafting.driver.core.num_pages_free == NUM_PAGES
 
 
-def test_many_sessions_begin_nothing() -> None:
-    drafting = Drafting(5)
+@pytest.mark.parametrize("num_sent", [1, 3])
+def test_nothing_is_begun_beside_other_sessions(num_sent: int) -> None:
+    drafting = Drafting(3)
+    proposals = drafting.proposals
+    drafting.proposals = proposals[:num_sent]
     drafting.go_on()
-    for text, event in zip(drafting.texts, drafting.proposals, strict=True):
-        text += [*event.token_ids, 5]
-    drafting.ask([len(text) - 2 for text in drafting.texts])
+    drafting.proposals = proposals
+    for text, event, token_id in zip(drafting.texts, proposals, bonus_tokens(drafting), strict=True):
+        text += [*event.token_ids, token_id]
+    check_same(drafting.ask([len(text) - 2 for text in drafting.texts]), drafting.texts)
     assert drafting.counts() == (0, 0)
