@@ -317,14 +317,10 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         state = session.executor_state
         if not isinstance(state, DraftState):
             opened = session.open
-            loops = self._can_loop and fits_loop(opened) and not self._masks(opened)
-            metadata = self._metadata_of(opened) if loops else None
+            # A loop masks no tokens of grammars: masked passes take longer than the tokens that they save.
+            metadata = self._metadata_of(opened) if self._can_loop and fits_loop(opened) else None
             state = session.executor_state = DraftState(SessionSampling(opened, self.runner.sampler.grammars), metadata)
         return state
-
-    def _masks(self, opened: Open) -> bool:
-        """True if a grammar masks the draft's own tokens, which are then drawn one by one."""
-        return opened.sampling.grammar is not None and self.runner.sampler.grammars is not None
 
     def _metadata_of(self, opened: Open) -> DraftMetadata:
         argmax = self.runner.sampler.rules.takes_argmax

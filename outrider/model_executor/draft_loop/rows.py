@@ -88,8 +88,8 @@ def check_draft_rows(
 
 def fits_loop(open_: Open) -> bool:
     """True if a request's draft tokens are drawn on the device: all but those of whole rows of probabilities, which are
-    a reference. Penalties, biases, bad words, allowed ids and bans past ``MAX_BANNED`` are left to the target: what a
-    draft proposes against them is rejected, and what it was drawn from is reported without them.
+    a reference. Grammars, penalties, biases, bad words, allowed ids and bans past ``MAX_BANNED`` are left to the
+    target: what a draft proposes against them is rejected, and what it was drawn from is reported without them.
     """
     return not open_.judging_rule.is_dense
 
