@@ -227,18 +227,14 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
     # Proposals that are begun before they are asked for.
 
     def follows_verdicts(self, session: DraftSession) -> bool:
-        """Sessions whose tokens decide nothing but what the target computes next. A recurrent layer's state cannot go
-        back behind what was begun in vain.
-        """
-        may_begin = session.sequence.kv.state is None and not session.open.in_turn
-        return may_begin and session.open.judging_rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
+        """Sessions whose tokens decide nothing but what the target computes next."""
+        return _may_begin(session) and session.open.judging_rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
 
     def may_guess(self, session: DraftSession) -> bool:
         """Sessions under rejection whose evidence is what a loop draws from."""
         state = session.executor_state
         has_metadata = isinstance(state, DraftState) and state.metadata is not None and state.metadata.needs_evidence
-        may_begin = session.sequence.kv.state is None and not session.open.in_turn
-        return has_metadata and may_begin and session.sequence.lag == 0
+        return has_metadata and _may_begin(session) and session.sequence.lag == 0
 
     @property
     def num_branch_rows(self) -> int:
@@ -337,6 +333,14 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         ]
         drawn = self.runner.sampler.propose(logits, rows)
         return {id(job): single(token) for job, token in zip(jobs, drawn, strict=True)}
+
+
+def _may_begin(session: DraftSession) -> bool:
+    """True if proposals may be begun before they are asked for. A recurrent layer's state cannot go back behind what
+    was begun in vain, and a target begins no steps of sessions with grammars.
+    """
+    opened = session.open
+    return session.sequence.kv.state is None and not opened.in_turn and opened.sampling.grammar is None
 
 
 def _num_drawn_after(job: ProposalJob, num_tokens: int) -> int:
