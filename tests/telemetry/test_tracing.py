@@ -110,7 +110,7 @@ def test_a_span_is_the_same_again_as_json() -> None:
     assert found == replace(span(), service="s")
 
 
-def test_spans_come_into_the_file_through_the_sdk_as_they_were(tmp_path: Path) -> None:
+def test_spans_come_into_the_file_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
     tracing = activate_tracing("draft", trace_file=str(path), environ={})
     assert tracing is not None

@@ -38,13 +38,8 @@ class ServiceRecorder:
 
     def ended(self, items: Sequence[ItemRecord]) -> None:
         """Hand over finished records."""
-        self._tracing.emit(partial(spans_of_items, items, self._item_name))
-
-
-def spans_of_items(items: Sequence[ItemRecord], name: str) -> Iterator[Span]:
-    """The spans of several items. Not thread-safe."""
-    for item in items:
-        yield from item_spans(item, name)
+        for item in items:
+            self._tracing.emit(partial(item_spans, item, self._item_name))
 
 
 def item_spans(item: ItemRecord, name: str) -> Iterator[Span]:

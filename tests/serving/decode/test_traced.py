@@ -12,7 +12,7 @@ from outrider.columns import AnswerColumns
 from outrider.recording import ItemRecord
 from outrider.serving.decode.step import joined
 from outrider.telemetry.tracing import names
-from outrider.telemetry.tracing.service_spans import spans_of_items
+from outrider.telemetry.tracing.service_spans import item_spans
 from tests.serving.decode.test_direct_answers import NUM_SESSIONS, Caller
 
 NOT_SAMPLED = "00-" + "1" * 32 + "-" + "2" * 16 + "-00"
@@ -70,7 +70,7 @@ def test_a_step_with_traced_items_is_one_step_with_the_same_answers(role: str) -
     assert {item.outcome for item in records.items} == {"Proposal" if role == "draft" else "Scores"}
     (timing,) = answers.timings([1])
     assert all(item.timing == timing for item in records.items)
-    spans = list(spans_of_items(records.items, "item"))
+    spans = [span for item in records.items for span in item_spans(item, "item")]
     (shared,) = [span for span in spans if span.name == names.FORWARD]
     assert [link.trace_id for link in shared.links] == [f"{place + 1:032x}" for place in (1, 3)]
     for item in [span for span in spans if span.name == "item"]:
@@ -83,7 +83,8 @@ def test_an_item_that_has_a_forward_to_itself_has_all_its_stages_below_it() -> N
     items[2] = replace(items[2], trace_parent=parent(2))
     caller.send(caller.columns(items))
     caller.run()
-    above, *below = spans_of_items(records.items, "item")
+    (item,) = records.items
+    above, *below = item_spans(item, "item")
     assert sorted(span.name for span in below) == sorted(STAGES)
     assert sum(span.duration_ns for span in below) == above.duration_ns
     assert all(span.parent_id == above.span_id for span in below)
