@@ -409,6 +409,8 @@ def test_logprobs_come_beside_the_scores(case: list[dict[str, Any]], vocab_size:
         columns = scoring.logprobs()
         assert columns is not None
         found = columns.rows()
+        singles = begin_scoring(logits, requests, fused=True).outcomes()
+        assert repr([outcome.logprobs for outcome in singles]) == repr(found)
     for own, outcome in zip(found, expected, strict=True):
         assert len(own) == len(outcome.logprobs)
         for ours, truth in zip(own, outcome.logprobs, strict=True):

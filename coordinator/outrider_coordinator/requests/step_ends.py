@@ -13,7 +13,6 @@ from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.taken_answers import TakenAnswers
 from outrider_coordinator.session.actions import DraftWaitEnded, StepEnded
-from outrider_coordinator.session.logprobs import emitted
 from outrider_coordinator.session.prepared import TakenScores
 from outrider_coordinator.session.transitions import end_step, end_wait
 
@@ -44,11 +43,11 @@ class StepEnds:
 
     def end_steps(self, one: TakenAnswers, taken: TakenScores) -> None:
         """The step of each session."""
-        states, logprobs = one.answers.states_at(taken.places), one.logprobs
+        states = one.answers.states_at(taken.places)
         for place, (request, step) in enumerate(zip(one.requests, one.steps(), strict=True)):
             try:
                 asks = request.loop.engine_request.num_logprobs is not None
-                own = emitted(logprobs[place], step.token_ids) if asks else None
+                own = one.logprobs(place, step.token_ids) if asks else None
                 self._end_step(request, one, place, step._replace(logprobs=own), states[place])
             except Exception as error:
                 self._fail(request, error)

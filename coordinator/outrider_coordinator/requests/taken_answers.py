@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.columns import AnswerColumns, ExtendColumns
+from outrider.columns import AnswerColumns, ExtendColumns, LogprobColumns
 from outrider.ports import ItemTiming, Proposal, Scores
-from outrider.types import CandidateLogprobs
+from outrider.types import TokenLogprob
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.actions import DraftWaitBegan, StepEnded
+from outrider_coordinator.session.logprobs import JointLogprobs
 from outrider_coordinator.session.prepared import PreparedScores, TakenScores
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals
 from outrider_coordinator.session.state import reason_of
@@ -61,12 +62,13 @@ class TakenAnswers:
             reasons = map(reason_of, rows[:, col.REASON].tolist())
             yield from map(StepEnded, numbers, bases, *counts, self.token_ids, reasons, self.timings)
 
-    @property
-    def logprobs(self) -> list[tuple[CandidateLogprobs, ...]]:
-        """Logprobs of the candidates at each request's positions; none where they were not asked for."""
-        columns, places = self.answers.logprobs, self._own_places
-        rows = [()] * len(self.answers.sessions) if columns is None else columns.rows()
-        return [rows[place] for place in places]
+    @functools.cached_property
+    def _logprobs(self) -> JointLogprobs:
+        return JointLogprobs(self.answers.logprobs or LogprobColumns.nothing(len(self.answers.sessions)))
+
+    def logprobs(self, place: int, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        """Logprobs of the new tokens of a request, which has asked for them; ``ProtocolError`` without any."""
+        return self._logprobs.emitted(self._own_places[place], token_ids)
 
     @property
     def _own_places(self) -> Sequence[int]:

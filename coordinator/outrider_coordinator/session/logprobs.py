@@ -6,16 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from outrider.columns import LogprobColumns
 from outrider.errors import ProtocolError
 from outrider.ports import Scores
 from outrider.types import CandidateLogprobs, DenseScores, FloatArray, TokenLogprob
+
+_MISSING = "scores came without the logprobs that were asked for"
 
 
 def token_logprob(position: CandidateLogprobs, token_id: int) -> TokenLogprob:
     """The logprob of the emitted token and the most likely tokens; ``ProtocolError`` if the target left it out."""
     (found,) = np.nonzero(position.token_ids == token_id)
     if not found.size:
-        raise ProtocolError(f"scores hold no logprob of token {token_id}, which was emitted")
+        raise ProtocolError(_left_out(token_id))
     index = int(found[0])
     top = tuple(zip(position.top_token_ids.tolist(), position.top_logprobs.tolist(), strict=True))
     return TokenLogprob(token_id, float(position.logprobs[index]), int(position.ranks[index]), top)
@@ -28,14 +31,41 @@ def emitted_logprobs(scores: Scores, token_ids: Sequence[int], num_top: int) -> 
         if rows is None or rows.shape[0] < len(token_ids):
             raise ProtocolError("dense scores came without the logprobs that were asked for")
         return tuple(_from_row(row, token_id, num_top) for row, token_id in zip(rows, token_ids, strict=False))
-    return emitted(scores.logprobs, token_ids)
+    if len(scores.logprobs) < len(token_ids):
+        raise ProtocolError(_MISSING)
+    return tuple(map(token_logprob, scores.logprobs, token_ids))
 
 
-def emitted(positions: Sequence[CandidateLogprobs], token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
-    """The logprobs of a verdict's tokens, of which the first is at the first position."""
-    if len(positions) < len(token_ids):
-        raise ProtocolError("scores came without the logprobs that were asked for")
-    return tuple(map(token_logprob, positions, token_ids))
+class JointLogprobs:
+    """Logprobs of the scores of many sessions, read at once: arrays of one position take as long as all of these."""
+
+    def __init__(self, columns: LogprobColumns) -> None:
+        self._edges = [0, *columns.num_positions.cumsum(dtype=np.int64).tolist()]
+        self._own_edges = [0, *columns.counts.cumsum(dtype=np.int64).tolist()]
+        self._top_edges = [0, *columns.top_counts.cumsum(dtype=np.int64).tolist()]
+        self._ids, self._ranks = columns.token_ids.tolist(), columns.ranks.tolist()
+        self._logprobs = columns.logprobs.tolist()
+        self._tops = list(zip(columns.top_token_ids.tolist(), columns.top_logprobs.tolist(), strict=True))
+
+    def emitted(self, place: int, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        """``emitted_logprobs`` of the session at this place."""
+        first, stop = self._edges[place : place + 2]
+        if stop - first < len(token_ids):
+            raise ProtocolError(_MISSING)
+        return tuple([self._at(first + index, token_id) for index, token_id in enumerate(token_ids)])
+
+    def _at(self, position: int, token_id: int) -> TokenLogprob:
+        start, stop = self._own_edges[position : position + 2]
+        try:
+            index = self._ids.index(token_id, start, stop)
+        except ValueError:
+            raise ProtocolError(_left_out(token_id)) from None
+        top = tuple(self._tops[self._top_edges[position] : self._top_edges[position + 1]])
+        return TokenLogprob(token_id, self._logprobs[index], self._ranks[index], top)
+
+
+def _left_out(token_id: int) -> str:
+    return f"scores hold no logprob of token {token_id}, which was emitted"
 
 
 def _from_row(row: FloatArray, token_id: int, num_top: int) -> TokenLogprob:

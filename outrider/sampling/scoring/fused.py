@@ -1,8 +1,8 @@
 """Asynchronous scoring: kernels are launched behind the forward, and their results are read later.
 
 On a GPU most sessions are scored by ``outrider.kernels.scoring``, which reads the logits once, as the model computed
-them. Sessions with logprobs or dense scores, and all sessions on a CPU, are scored by ``score.score`` when the results
-are read. Tokens and probabilities are equal within the contract of the kernels.
+them. Sessions with dense scores, or logprobs of whole supports, and all sessions on a CPU, are scored by
+``score.score`` when the results are read. Tokens and probabilities are equal within the contract of the kernels.
 
 Shape letters: ``R`` rows, the K+1 positions of every session one after the other; ``V`` vocabulary.
 """
@@ -31,9 +31,19 @@ from outrider.sampling.parameters import has_penalties
 from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring.contract import broken_contract, keep_contract
 from outrider.sampling.scoring.positions import Layout, lay_out
+from outrider.sampling.scoring.row_logprobs import RowLogprobs
 from outrider.sampling.scoring.score import ScoreOutcome, score
 from outrider.sampling.scoring.session_rows import LOWEST_DRAWABLE, drawn_column
-from outrider.types import FloatArray, IntArray, JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores
+from outrider.types import (
+    CandidateLogprobs,
+    FloatArray,
+    IntArray,
+    JudgingRule,
+    ScoreForm,
+    SparseScores,
+    TokenScores,
+    TypicalScores,
+)
 
 _SHORT = 2
 """``Found.STATUS`` from here on: the kernels could not find the truncation threshold."""
@@ -50,6 +60,21 @@ class _Part:
     launch has ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class _LaunchedLogprobs:
+    """Logprobs of some sessions, under way."""
+
+    numbers: Sequence[int]
+    places: Sequence[int]
+    """Place of each row's token among the words that the kernels find."""
+    rows: RowLogprobs
+
+    def of(self, findings: Findings) -> dict[int, tuple[CandidateLogprobs, ...]]:
+        """Logprobs by session."""
+        found = self.rows.columns(findings.words[list(self.places)])
+        return dict(zip(self.numbers, found.rows(), strict=True))
+
+
 class Scoring:
     """Scoring of one batch of sessions, under way."""
 
@@ -63,7 +88,7 @@ class Scoring:
         if self._starts[-1] != len(logits):
             raise IntegrityError(f"{len(logits)} rows of logits for {self._starts[-1]} positions to score")
         self._metadata = [request.session.metadata for request in requests]
-        self._fused = [i for i, metadata in enumerate(self._metadata) if fused and metadata.is_fused]
+        self._fused = [i for i, request in enumerate(requests) if fused and _is_fused(request)]
         self._outcomes: dict[int, ScoreOutcome] = {}
         if launched is None and not keep_contract([requests[i] for i in self._fused], logits.shape[-1]):
             self._fail_invalid_requests()
@@ -73,6 +98,7 @@ class Scoring:
         changed = [i for i in sound if self._metadata[i].is_adjusted]
         self._adjusted = [i for i in changed if i not in self._masked]
         self._first = self._launch([i for i in sound if not self._metadata[i].is_adjusted], launched)
+        self._logprobs = None if self._first is None else self._launch_logprobs(self._first)
 
     def outcomes(self) -> list[ScoreOutcome]:
         """Wait for the kernels, score the other sessions, and return outcomes in request order. Call once."""
@@ -154,6 +180,27 @@ class Scoring:
         layout = lay_out(self._requests, self._starts, chosen, self._logits.shape[-1])
         return _Part(layout, launched or launch(self._logits, layout.rows, wide=wide), None)
 
+    def _launch_logprobs(self, part: _Part) -> _LaunchedLogprobs | None:
+        """Logprobs of the tokens that the kernels find, where they are asked for."""
+        spans = [span for span in part.layout.spans if self._requests[span[0]].open.num_logprobs is not None]
+        if not spans:
+            return None
+        device, num_rows = self._logits.device, len(part.layout.rows)
+        columns = [drawn_column(self._metadata[i]) * num_rows for i, *_ in spans]
+        places = [
+            column + row
+            for column, (_, start, stop, _) in zip(columns, spans, strict=True)
+            for row in range(start, stop)
+        ]
+        rows = [row for i, *_ in spans for row in range(self._starts[i], self._starts[i + 1])]
+        logits = (
+            self._logits if len(rows) == len(self._logits) else self._logits.index_select(0, to_device(rows, device))
+        )
+        tokens = part.launch.on_device.index_select(0, to_device(places, device))
+        samplings = [self._requests[i].session for i, *_ in spans]
+        counts = np.array([stop - start for _, start, stop, _ in spans], dtype=np.int64)
+        return _LaunchedLogprobs([i for i, *_ in spans], places, RowLogprobs(logits, tokens, samplings, counts))
+
     def _fail_invalid_requests(self) -> None:
         for i in self._fused:
             if (error := broken_contract(self._requests[i], self._logits.shape[-1])) is not None:
@@ -203,6 +250,8 @@ class Scoring:
         finite = [flaw % _SHORT == 0 for flaw in flaws] if part.finite is None else part.finite.tolist()
         # As nearly always. Adjusted logits may be no numbers, which are found one by one.
         is_sound = part.finite is None and all(finite) and _is_drawable(largest, part.layout.bound)
+        launched = self._logprobs if part is self._first else None
+        logprobs = {} if launched is None else launched.of(findings)
         for i, start, stop, first_id in part.layout.spans:
             metadata = self._metadata[i]
             error = None if is_sound else _first_error(finite[start:stop], largest[start:stop], metadata.bound)
@@ -210,7 +259,15 @@ class Scoring:
                 self._outcomes[i] = ScoreOutcome(None, error=error)
             elif max(flaws[start:stop]) < _SHORT:  # otherwise searched for more widely, or left to `_score`
                 form = answers.form(metadata, self._requests[i], slice(start, stop), first_id)
-                self._outcomes[i] = ScoreOutcome(form)
+                self._outcomes[i] = ScoreOutcome(form, logprobs.get(i, ()))
+
+
+def _is_fused(request: ScoreRequest) -> bool:
+    """True if kernels score a request. Those with logprobs of more candidates than the token found are left out."""
+    metadata = request.session.metadata
+    if request.open.num_logprobs is None:
+        return metadata.is_fused
+    return metadata.may_be_row and not (metadata.rule is JudgingRule.REJECTION and request.draft_token_ids)
 
 
 def _starts_of(requests: Sequence[ScoreRequest]) -> list[int]:
