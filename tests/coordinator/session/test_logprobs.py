@@ -13,7 +13,7 @@ from outrider_coordinator.session.logprobs import JointLogprobs, token_logprob
 
 def position(*token_ids: int, num_top: int = 2) -> CandidateLogprobs:
     own, top = np.array(token_ids, dtype=np.int32), np.arange(num_top, dtype=np.int32)
-    return CandidateLogprobs(own, -own.astype(np.float32), own + 1, top, -top.astype(np.float32) / 4)
+    return CandidateLogprobs(own, -own.astype(np.float32), own + 1, top, -top.astype(np.float32))
 
 
 ROWS = [
