@@ -12,8 +12,9 @@ import transformers
 
 from outrider.sampling import LogitRow, ScoreRequest, process_logits
 from outrider.sampling.session import SessionSampling
-from outrider.types import SamplingParams
+from outrider.types import Grammar, GrammarKind, SamplingParams
 from tests.sampling.building import opening, row
+from tests.structured_output.vocabularies import letters
 
 VOCAB = 29
 MASKED = -math.inf
@@ -187,6 +188,13 @@ def test_bad_words_are_completed_by_draft_tokens_but_not_begun_in_the_prompt() -
     request = ScoreRequest(SessionSampling(opening(prompt_length=3, bad_words=((7, 8),))), [5, 6, 7], 3, [7, 1])
     processed = process_logits(torch.zeros(3, VOCAB), request.rows())
     assert [masked_ids(values) for values in processed] == [set(), {8}, set()]
+
+
+def test_ids_past_the_vocabulary_of_a_grammar_are_refused() -> None:
+    """A model may have more ids than its tokenizer has tokens, by more than the last word of the mask."""
+    asked = opening(prompt_length=4, eos_token_ids=(3,), grammar=Grammar(GrammarKind.CHOICE, '["ab", "ca"]'))
+    processed = process_logits(torch.zeros(1, 100), [row(SessionSampling(asked, letters("abc")))])
+    assert masked_ids(processed[0]) == set(range(100)) - {0, 2}
 
 
 def test_top_k_keeps_all_that_tie_with_the_last() -> None:
