@@ -84,14 +84,14 @@ class Coordinator:
         """Replaces the target's tokenizer, if set."""
         self._chat_template = None if settings.chat_template is None else read_chat_template(settings.chat_template)
         self._input_processor: InputProcessor | None = None
-        self._policy = DraftLengthPolicy(
+        self.policy = DraftLengthPolicy(
             settings.num_speculative_tokens,
             disable_by_batch_size=settings.disable_by_batch_size,
             has_draft=draft is not None,
             is_controlled=settings.draft_length is DraftLengthMode.AUTO,
         )
         self.request_manager = RequestManager(
-            self._policy, max_running_per_target=settings.max_running_requests, max_queue=settings.max_queue
+            self.policy, max_running_per_target=settings.max_running_requests, max_queue=settings.max_queue
         )
         self.driver = Driver(
             _source(target),
@@ -183,11 +183,11 @@ class Coordinator:
             target_pages_free=self.services.target.num_pages_free,
             draft_pages_free=draft.num_pages_free if draft else 0,
             draft_length_mode=self._settings.draft_length.value,
-            draft_length=round(self._policy.mean_length, 2),
+            draft_length=round(self.policy.mean_length, 2),
             target_placement=ModelPlacement.of(target),
             draft_placement=ModelPlacement.of(draft.descriptions[0]) if draft and draft.descriptions else NOWHERE,
             tensor_planes=self.services.peers.planes.lines(),
-            draft_length_reason=draft_length_reason(self._policy, is_draft_up=draft.is_up) if draft else "",
+            draft_length_reason=draft_length_reason(self.policy, is_draft_up=draft.is_up) if draft else "",
             exports_traces=self._exports_traces,
         )
 
@@ -233,7 +233,7 @@ class Coordinator:
             prefix_hash_key=self._prefix_hash_key,
         )
         table = self.request_manager.table
-        make_loop = partial(SessionLoop, engine_request, self._policy, tokenizer=processor.tokenizer, table=table)
+        make_loop = partial(SessionLoop, engine_request, self.policy, tokenizer=processor.tokenizer, table=table)
         loop = await self._threads.call(make_loop, in_thread=len(engine_request.emitted_token_ids) > LONG_OUTPUT_TOKENS)
         await run_in_slices(loop.tokens.prepare())
         self._require_input_processor()  # the target may have been lost meanwhile

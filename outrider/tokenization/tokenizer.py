@@ -106,7 +106,7 @@ class TextTokenizer:
         may be too long is tokenized in growing parts, so refusing it costs no more than a text that fits.
         """
         for part in _beginnings(text, limits.max_model_len):
-            num_tokens = len(self._encode(part))
+            num_tokens = len(self.encode_part(part))
             if num_tokens > limits.max_model_len + _SEAM_TOKENS:
                 raise InvalidRequestError(
                     field,
@@ -131,13 +131,13 @@ class TextTokenizer:
         return tuple(ids[-most:] if keeps_end else ids[:most])
 
     def _encode_with_bos(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids = self._encode(text, add_special_tokens=add_special_tokens)
+        ids = self.encode_part(text, add_special_tokens=add_special_tokens)
         bos = self._bos_token_id
         if add_special_tokens and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
 
-    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode_part(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Unlike ``encode``, ``encode_batch`` releases the interpreter lock."""
         try:
             ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -154,7 +154,7 @@ class TextTokenizer:
         return tuple(dict.fromkeys(map(self._encode_word, texts)))
 
     def _encode_word(self, text: str) -> tuple[int, ...]:
-        ids = tuple(self._encode(text, add_special_tokens=False))
+        ids = tuple(self.encode_part(text, add_special_tokens=False))
         if not ids or not text.strip():
             raise InvalidRequestError("bad_words", "holds a word without any tokens")
         return ids

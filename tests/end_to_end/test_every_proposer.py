@@ -230,7 +230,7 @@ async def test_a_controller_chooses_the_lengths(
         # A slow draft may have the text only when the streams have ended.
         await again_until(lambda: num_drafted(stack), play)
         assert num_drafted(stack) > 0
-        assert stack.coordinator._policy.is_controlled
+        assert stack.coordinator.policy.is_controlled
         await all_free(stack)
 
 

@@ -273,13 +273,13 @@ def test_a_long_text_is_truncated_as_the_whole_of_it_would_be(side: str, most: i
     text = " ".join(f"word {number * number}, then" for number in range(8000))
     encoded: list[int] = []
     tokenizer = TextTokenizer(TOKENIZER.backend, bos_token_id=0)
-    encode = tokenizer._encode
+    encode = tokenizer.encode_part
 
     def noted(part: str, **options: Any) -> list[int]:
         encoded.append(len(part))
         return encode(part, **options)
 
-    tokenizer._encode = noted  # type: ignore[method-assign,assignment]
+    tokenizer.encode_part = noted  # type: ignore[method-assign,assignment]
     kept = tokenizer.encode_truncated(text, most, keeps_end=side == "left")
     whole = TOKENIZER.encode_prompt(text)
     assert kept == (whole[-most:] if side == "left" else whole[:most])
@@ -289,13 +289,13 @@ def test_a_long_text_is_truncated_as_the_whole_of_it_would_be(side: str, most: i
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
 def test_truncation_lifts_no_bound_of_what_is_tokenized(gateway: Gateway, path: str, monkeypatch: Any) -> None:
     num_characters: list[int] = []
-    encode = TextTokenizer._encode
+    encode = TextTokenizer.encode_part
 
     def noted(self: TextTokenizer, text: str, **options: Any) -> list[int]:
         num_characters.append(len(text))
         return encode(self, text, **options)
 
-    monkeypatch.setattr(TextTokenizer, "_encode", noted)
+    monkeypatch.setattr(TextTokenizer, "encode_part", noted)
     body = {"prompt": "a b " * 100_000, "max_tokens": 1}
     assert ask(gateway, path, {**body, "truncate_prompt_tokens": 10}).status == 200
     refused = ask(gateway, path, {**body, "truncate_prompt_tokens": 100_000})

@@ -51,7 +51,7 @@ class Placement:
         self._policy = policy
         self._targets = services.target
         self._drafts: Replicas[DraftCommand, DraftEvent] | None = services.draft
-        self._target_prefixes: PrefixAffinity[TargetReplica] = PrefixAffinity()
+        self.target_prefixes: PrefixAffinity[TargetReplica] = PrefixAffinity()
         self._draft_prefixes: PrefixAffinity[DraftReplica] = PrefixAffinity()
 
     def place_on_target(self, place: Place) -> bool:
@@ -64,7 +64,7 @@ class Placement:
         def fits(description: ModelDescription) -> bool:
             return has_room(description, place.max_length)
 
-        preferred = _with_prefix(self._target_prefixes, self._targets, place)
+        preferred = _with_prefix(self.target_prefixes, self._targets, place)
         place.target = self._targets.choose(fits, besides=place.refused_by, preferred=preferred)
         if place.target is not None:
             self._targets.enter(place.target)
@@ -75,7 +75,7 @@ class Placement:
                 target_costs=() if place.target.description is None else place.target.description.step_costs,
                 draft_costs=next((found.step_costs for found in drafts if found.step_costs), ()),
             )
-            _note(self._target_prefixes, self._targets, place.target, place)
+            _note(self.target_prefixes, self._targets, place.target, place)
             place.num_moves += 1
         return place.target is not None
 
@@ -107,7 +107,7 @@ class Placement:
 
     def forget_target(self, replica: TargetReplica) -> None:
         """A target is lost, with its prefix cache."""
-        self._target_prefixes.forget(replica)
+        self.target_prefixes.forget(replica)
         self._policy.forget(replica)
 
     def forget_draft(self, replica: DraftReplica) -> None:

@@ -18,7 +18,7 @@ class StopMatch:
     """Last text to emit; it contains the stop text only if the request includes it."""
 
 
-class _StopText:
+class StopText:
     """One stop text and how much of it the text so far ends in (Knuth, Morris, Pratt): linear in the text.
 
     The prefix function is computed as far as the text has matched: a stop text that never matches costs nothing.
@@ -51,16 +51,16 @@ class _StopText:
             if self.num_matched == len(self.stop):
                 if position > after:
                     return position
-                self.num_matched = self._border(self.num_matched)
+                self.num_matched = self.border_of(self.num_matched)
         return None
 
     def _advance(self, character: str) -> None:
         while self.num_matched and self.stop[self.num_matched] != character:
-            self.num_matched = self._border(self.num_matched)
+            self.num_matched = self.border_of(self.num_matched)
         if self.stop[self.num_matched] == character:
             self.num_matched += 1
 
-    def _border(self, length: int) -> int:
+    def border_of(self, length: int) -> int:
         """Longest border of the stop text's first ``length`` characters."""
         borders, stop = self._borders, self.stop
         while len(borders) < length:
@@ -75,7 +75,7 @@ class StopMatcher:
     """Finds the stop text that is complete first; of those complete at once, the one that begins first."""
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
-        self._stops = [_StopText(stop) for stop in stops]
+        self._stops = [StopText(stop) for stop in stops]
         self._include_stop = include_stop
         self._held = ""
         """Text not given out, since a stop text may begin in it."""
@@ -111,7 +111,7 @@ class StopMatcher:
         return self._release(0)
 
     @staticmethod
-    def _ends(found: list[tuple[_StopText, int | None]], offset: int = 0) -> list[tuple[int, int, str]]:
+    def _ends(found: list[tuple[StopText, int | None]], offset: int = 0) -> list[tuple[int, int, str]]:
         """(where it is complete, minus its length, the stop text) of each that was found."""
         return [(offset + end, -len(stop.stop), stop.stop) for stop, end in found if end is not None]
 

@@ -68,5 +68,5 @@ async def test_a_lost_replica_is_not_preferred_when_it_is_back() -> None:
         await made.run(long)
         for replica in (first, second):
             replica.break_links("restarted")
-        await eventually(lambda: not len(made.coordinator.driver.placement._target_prefixes))
+        await eventually(lambda: not len(made.coordinator.driver.placement.target_prefixes))
         await eventually(lambda: made.is_attached(2))

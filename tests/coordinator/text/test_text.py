@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.tokenization import ModelText, TextTokenizer
 from outrider_coordinator.text import Detokenizer, StopMatcher
-from outrider_coordinator.text.stops import StopMatch, _StopText
+from outrider_coordinator.text.stops import StopMatch, StopText
 from tests.coordinator.tokenizers_for_tests import END, START, byte_fallback, byte_level, text_tokenizer
 
 BYTES = byte_level()
@@ -221,14 +221,14 @@ def test_stops_are_found_as_by_looking_at_every_end(pieces: list[tuple[str, bool
 
 
 def test_long_stop_texts_against_a_repeated_token_take_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_steps, border = 0, _StopText._border
+    num_steps, border = 0, StopText.border_of
 
-    def counted(stop: _StopText, length: int) -> int:
+    def counted(stop: StopText, length: int) -> int:
         nonlocal num_steps
         num_steps += 1
         return border(stop, length)
 
-    monkeypatch.setattr(_StopText, "_border", counted)
+    monkeypatch.setattr(StopText, "border_of", counted)
     stops = [" " * (4095 - number) + "x" for number in range(64)]
     matcher = StopMatcher(stops)
     given_out = "".join(str(matcher.push(" " * 32)) for _ in range(256))
