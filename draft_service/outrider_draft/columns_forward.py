@@ -100,7 +100,7 @@ def with_branches(columns: DraftColumns, branches: Sequence[Branch]) -> DraftCol
 
 
 def _rows_of(drawn: DrawnColumns) -> list[Drawn]:
-    return [Drawn(token_ids, drawn.runners_up(row)) for row, token_ids in enumerate(drawn.texts())]
+    return [Drawn(*row) for row in zip(drawn.texts(), drawn.runners_up(), strict=True)]
 
 
 def drawn_output(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,14 @@ class Draws:
     """Error that ended the draws early, if they are fewer than requested."""
 
 
+class RunnersUp(NamedTuple):
+    """Tokens that came next to each draft token of a row, best first; -1 ends the list of one."""
+
+    token_ids: Numbers  # [K, NUM_RUNNERS_UP]
+    gaps: NDArray[np.float32]  # [K, NUM_RUNNERS_UP]
+    """How far each lies below the drawn token."""
+
+
 @dataclass(frozen=True, slots=True)
 class DrawnColumns:
     """Draft tokens and evidence of rows that drew all that they were to draw."""
@@ -47,13 +56,13 @@ class DrawnColumns:
     """The evidence of all, one draft token after the other."""
     records: Numbers | None = None  # [B, K, NUM_FIELDS] valid until the next loop
 
-    def runners_up(self, row: int) -> list[list[tuple[int, float]]]:
-        """Tokens that came next to each draft token of a row, best first, and how far they lie below it."""
+    def runners_up(self) -> list[RunnersUp]:
+        """Tokens that came next to each draft token of each row."""
         if self.records is None:
             return []
-        named = self.records[row, : self.counts[row], Field.RUNNER_UP :]
-        ids, gaps = named[:, :NUM_RUNNERS_UP].tolist(), named[:, NUM_RUNNERS_UP:].view(np.float32).tolist()
-        return [_named(*each) for each in zip(ids, gaps, strict=True)]
+        named = self.records[:, :, Field.RUNNER_UP :].copy()
+        ids, gaps = named[..., :NUM_RUNNERS_UP], named[..., NUM_RUNNERS_UP:].view(np.float32)
+        return [RunnersUp(ids[row, :count], gaps[row, :count]) for row, count in enumerate(self.counts)]
 
     def after(self, num_rows: int) -> DrawnColumns:
         """All but the first rows, which have no evidence."""
@@ -111,12 +120,6 @@ def read_draws(
         )
         for i, (row, ids) in enumerate(zip(rows, texts, strict=True))
     ]
-
-
-def _named(ids: list[int], gaps: list[float]) -> list[tuple[int, float]]:
-    """Runners-up before the first place that is empty."""
-    count = ids.index(-1) if -1 in ids else len(ids)
-    return list(zip(ids[:count], gaps[:count], strict=True))
 
 
 def _certain(row: DraftRow, token_ids: tuple[int, ...]) -> SparseEvidence | None:

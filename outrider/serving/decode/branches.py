@@ -9,22 +9,36 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 LEAST_PROBABILITY = 0.004
 """Outcomes that are less likely get no row."""
-RunnersUp = Sequence[tuple[int, float]]
-"""Tokens that came next to a drawn one, best first, and how far each lies below it."""
+
+
+class RunnersUp(Protocol):
+    """Tokens that came next to each drawn token of a row, best first; -1 ends the list of one."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:  # [K, N]
+        """The tokens."""
+        ...
+
+    @property
+    def gaps(self) -> NDArray[np.float32]:  # [K, N]
+        """Gap of each below the drawn token."""
+        ...
 
 
 class Drawn(NamedTuple):
     """Tokens that one row of a loop has drawn."""
 
     token_ids: list[int]
-    runners_up: Sequence[RunnersUp]
-    """Runners-up of each of them."""
+    runners_up: RunnersUp | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +70,8 @@ class Outcome:
     """Tokens of the text before ``token_ids``."""
     token_ids: list[int]
     """The token that is to follow, draft tokens, and the draft's guess of the token after these."""
-    runners_up: Sequence[RunnersUp]
-    """Runners-up of all of them but the first."""
+    runners_up: RunnersUp | None = None
+    """Runners-up of the last ones of them; None: not known."""
     branch: Any = None
     """The sequence that holds it; None: the session's own."""
 
@@ -76,10 +90,14 @@ class Outcome:
         return heapq.nlargest(most, self._choices()) if most > 0 else []
 
     def _choices(self) -> Iterator[Choice]:
+        count = len(self.token_ids) - 1
+        if self.runners_up is None or not count:
+            return
         reached = 1.0  # probability that all tokens so far are accepted
-        for length, runners_up in enumerate(self.runners_up, self.length + 1):
-            weights = [math.exp(-gap) for _, gap in runners_up]
+        ids, gaps = self.runners_up.token_ids[-count:].tolist(), self.runners_up.gaps[-count:].tolist()
+        for length, (token_ids, below) in enumerate(zip(ids, gaps, strict=True), self.length + 1):
+            weights = [math.exp(-gap) for token_id, gap in zip(token_ids, below, strict=True) if token_id >= 0]
             reached /= 1.0 + sum(weights)
-            for (token_id, _), weight in zip(runners_up, weights, strict=True):
+            for token_id, weight in zip(token_ids, weights, strict=False):
                 if reached * weight >= LEAST_PROBABILITY:
                     yield Choice(reached * weight, length, token_id)

@@ -215,7 +215,7 @@ class DraftsAhead:
             return
         if answer.base_length == chain.length + len(chain.guess):
             link_id = request.session.link_id
-            outcome = Outcome(chain.length, [*chain.guess, *answer.token_ids], [])
+            outcome = Outcome(chain.length, [*chain.guess, *answer.token_ids])
             chain.outcomes[outcome.key] = outcome
             pushes = _pushes([(answer.session, outcome)], chain.channel)
             self._outputs.put_messages([(link_id, EventBatch((), columns=(pushes,)))])  # type: ignore[arg-type]
@@ -265,9 +265,8 @@ class DraftsAhead:
             if self._chains.get(chain.session.key) is chain:
                 guess = chain.guess if branch is None else [branch.token_id]
                 length = chain.length if branch is None else branch.length
-                runners_up = row.runners_up if guess else row.runners_up[1:]
                 sequence = None if branch is None else branch.sequence
-                outcome = Outcome(length, guess + row.token_ids, runners_up, sequence)
+                outcome = Outcome(length, guess + row.token_ids, row.runners_up, sequence)
                 chain.outcomes[outcome.key] = outcome
                 found.append((chain.session.open.session, outcome))
         self._rows = []
