@@ -62,6 +62,13 @@ class _Chain:
     """The guess; empty: the loop draws it first."""
 
     @property
+    def num_drawn(self) -> int:
+        """Tokens that the next loop draws: the draft tokens, of which a coordinator wants all or none, the guess of the
+        token after them, and that of the token before them unless it is known.
+        """
+        return self.draft_length + (1 if self.guess else 2)
+
+    @property
     def is_at_end(self) -> bool:
         """True if a loop would have nothing to draw."""
         longest = min(self.session.open.max_length, self.session.reserved_length + 1)
@@ -196,7 +203,7 @@ class DraftsAhead:
             return  # the loop before has not ended
         chain.brought = []
         prefix_hash = self._sessions.prefix_hash(session, kept)
-        item = Extend(session.open.session, session.generation, kept, prefix_hash, brought, chain.draft_length + 1)
+        item = Extend(session.open.session, session.generation, kept, prefix_hash, brought, chain.num_drawn)
         if self._sessions.rewind(session, kept, prefix_hash) is not None or self._is_invalid(session, item):
             self.forget(session.key)
             return
@@ -223,7 +230,7 @@ class DraftsAhead:
     def _step(self, link_id: int, due: Sequence[_Chain], now_ns: int) -> DecodeBatch | None:
         kept = np.array([chain.kept for chain in due], dtype=np.int64)
         counts = np.array([len(chain.brought) for chain in due], dtype=np.int64)
-        lengths = np.array([chain.draft_length + 1 for chain in due], dtype=np.int64)
+        lengths = np.array([chain.num_drawn for chain in due], dtype=np.int64)
         columns = ExtendColumns(
             np.array([chain.session.open.session for chain in due], dtype=U8),
             np.array([chain.session.generation for chain in due], dtype=U8),
