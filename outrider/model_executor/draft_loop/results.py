@@ -43,7 +43,7 @@ class RunnersUp(NamedTuple):
 
     token_ids: Numbers  # [K, NUM_RUNNERS_UP]
     gaps: NDArray[np.float32]  # [K, NUM_RUNNERS_UP]
-    """How far each lies below the drawn token."""
+    """Distance of each below the drawn token."""
 
 
 @dataclass(frozen=True, slots=True)
