@@ -179,3 +179,11 @@ def test_paths_of_parameters_of_enforced_calls_are_those_of_the_request(name: st
     for kind, grammar in (("json_schema", schema), ("lark", text)):
         with pytest.raises(InvalidRequestError, match=r" tools\[0\].function.parameters/properties/a/contains is not"):
             matcher(kind, grammar)
+
+
+def test_the_path_in_the_schema_of_an_answer_is_said_once() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "contains": {}}}}
+    text = OutputFormat(None, "qwen3").output_grammar((), lambda _: None, Answer(schema, "response_format"))
+    assert text is not None
+    with pytest.raises(InvalidRequestError, match=": /properties/a/contains is not supported"):
+        matcher("lark", text)

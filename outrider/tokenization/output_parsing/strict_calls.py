@@ -91,7 +91,7 @@ class _Tool:
 
     def value(self, schema: Json, path: str) -> str:
         """Grammar of a value of a schema, which is at a path in that of the tool."""
-        return _embedded(schema, self.field, path)
+        return _embedded(schema, self.field, self.field + path)
 
     def object_call(self, word: str = "arguments") -> str:
         """``{"name": NAME, "arguments": {...}}``."""
@@ -178,7 +178,7 @@ class _Tool:
 
 def _embedded(schema: Json, field: str, path: str) -> str:
     try:
-        return embedded_schema(schema, field + path)
+        return embedded_schema(schema, path)
     except ValueError as error:
         raise InvalidRequestError(field, str(error)) from error
 
