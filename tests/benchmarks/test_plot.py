@@ -9,7 +9,7 @@ from outrider.benchmarks.tables.comparison import compared_systems, comparison_t
 from outrider.benchmarks.tables.plot import plot
 from tests.benchmarks.made_results import engines_result, peer_result, serve_result
 
-_NAME = "h100-http-8b-1b"
+_NAME = "h200-http-8b-1b"
 
 
 def results_of_the_comparison() -> list[Result]:

@@ -15,7 +15,7 @@ from outrider.benchmarks.tables.peers import Measurement, measurements
 
 _USERS_OF_TABLE = (1, 8, 32, 128)
 _OWN_ENGINE = "Outrider"
-_RUN = "h100-http-8b-1b"
+_RUN = "h200-http-8b-1b"
 """Result of all systems: their servers were measured over HTTP by one client, users by users in turn."""
 _ENGINES = {
     "outrider": _OWN_ENGINE,

@@ -72,5 +72,5 @@ def _label(axes: Axes) -> None:
     axes.set_ylabel("tokens per second of one user")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.set_title("8B target, 1B draft, one H100; labels are numbers of users", size=10)
+    axes.set_title("8B target, 1B draft, one H200; labels are numbers of users", size=10)
     axes.legend(frameon=False)
