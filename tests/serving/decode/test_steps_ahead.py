@@ -21,6 +21,7 @@ from outrider.serving.decode.steps_ahead import StepsAhead
 from outrider.serving.engine_core import EngineCore
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_target.service import build_core
+from tests.serving.decode.test_traced import Records, parent
 from tests.support.core_driver import Driver, open_session, score_item
 from tests.support.tiny_models import cached_tiny_model
 
@@ -53,6 +54,9 @@ class Sessions:
         self.driver, self.chance = Driver(new_core()), random.Random(seed)
         self.sampling, self.num_with_drafts = sampling, 0
         """Steps that were begun with what had been pushed."""
+        self.driver.core.recorder = self.records = Records()
+        self.traced: list[tuple[int, int]] = []
+        """Session and generation of each claim that is traced."""
         self.texts = [Text(number, [20 + number] * PROMPT) for number in range(NUM_SESSIONS)]
         self._open(self.texts)
 
@@ -119,11 +123,15 @@ class Sessions:
         ))  # fmt: skip
 
     def claim(self, texts: Sequence[Text]) -> None:
-        """Ask for the steps that were begun, or would have been."""
+        """Ask for the steps that were begun, or would have been; those of odd sessions are traced."""
         items = []
         for text in texts:
             text.generation += 1
-            items.append(score_item(text.number, text.generation, text.tokens, num_kept_tokens=len(text.tokens) - 1))
+            item = score_item(text.number, text.generation, text.tokens, num_kept_tokens=len(text.tokens) - 1)
+            if text.number % 2:
+                item = replace(item, trace_parent=parent(text.number))
+                self.traced.append((text.number, text.generation))
+            items.append(item)
         self.driver.core.handle(0, (command_columns(items),))
 
     @property
@@ -189,6 +197,8 @@ def test_texts_are_those_of_the_target_alone(
     for text, own in zip(sessions.texts, expected, strict=True):
         assert text.tokens[: LENGTH - 14] == own[: LENGTH - 14]
     assert sessions.used[0] > 10 and sessions.num_with_drafts > 5
+    assert sorted((item.session, item.generation) for item in sessions.records.items) == sorted(sessions.traced)
+    assert len(sessions.traced) > 10
     sessions.driver.run(*[Release(text.number, text.generation + 2) for text in sessions.texts])
     assert sessions.driver.core.num_pages_free == NUM_PAGES
 
