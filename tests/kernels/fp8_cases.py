@@ -21,7 +21,7 @@ from outrider.kernels.fp8_linear.kernel import Tiling, fp8_product
 from outrider.kernels.fp8_linear.layout import Rounded
 from outrider.kernels.fp8_linear.reference import WidenedWeight
 from outrider.kernels.fp8_linear.rounding import normed_and_rounded, rounded
-from outrider.kernels.fp8_linear.weight import Fp8Weight, num_splits
+from outrider.kernels.fp8_linear.weight import Fp8Weight, leaves_few, num_splits
 from outrider.kernels.rms_norm.kernel import TritonNorm
 from outrider.kernels.swiglu import geglu, swiglu
 
@@ -137,6 +137,25 @@ def test_a_row_is_the_same_with_any_others(scale_rows: int | None) -> None:
     together = fp8_product(rounded(x, rounding), matrix, None, splits=weight.splits, tiling=tiling, dtype=DTYPE)
     assert torch.equal(together[:1], alone)
     assert not torch.equal(together[1:2], alone)
+
+
+def test_tiles_of_another_height_give_the_same_bits() -> None:
+    """Tilings of few rows, for weights whose last tile is not whole."""
+    size, out = (512, 200) if INTERPRETED else (5120, 10_200)
+    matrix, x = matrix_of(out, size, None), rounded(random(5, size).to(DTYPE), Rounding(size))
+    low, high = (
+        fp8_product(x, matrix, None, splits=1, tiling=tiling, dtype=DTYPE)
+        for tiling in (Tiling(16, 64, 4, 9), Tiling(16, 128, 4, 6))
+    )
+    assert torch.equal(low, high)
+    assert low.any()
+
+
+@pytest.mark.parametrize(
+    ("num_tiles", "is_few"), [(800, True), (160, True), (448, False), (128, False), (132, False), (264, False)]
+)
+def test_a_last_round_of_few_tiles_is_seen(num_tiles: int, is_few: bool) -> None:
+    assert leaves_few(num_tiles, 132) is is_few
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the library has no such products on a CPU")
