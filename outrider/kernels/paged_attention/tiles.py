@@ -1,5 +1,5 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0915, PLR0917
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """Attention of one program over its part of a tile's keys: device functions of both attention kernels.
 
@@ -188,6 +188,69 @@ def _attend_span(
 
 
 @triton.jit
+def _attend_part(
+    low, high, lowest, highest, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum, total,
+    scale, window, HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr, SOFTCAP: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_LARGE: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take in the keys of a tile's part; a large tile masks none of those that all of its queries see."""
+    masked_from = low
+    if IS_LARGE:
+        plain_from = low
+        if HAS_WINDOW:  # keys that have left the last query's window
+            unseen = tl.maximum(highest - window + 1 - skipped - low, 0)
+            plain_from = tl.minimum(low + tl.cdiv(unseen, BLOCK_N) * BLOCK_N, high)
+            largest, weight_sum, total = _attend_span(
+                low, plain_from, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum,
+                total, scale, window, True, True, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N,
+                BLOCK_D, STAGES, PRECISION,
+            )  # fmt: skip
+        plain = tl.maximum(tl.minimum(lowest + 1 - skipped, high) - plain_from, 0)
+        masked_from = plain_from + plain // BLOCK_N * BLOCK_N
+        largest, weight_sum, total = _attend_span(
+            plain_from, masked_from, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest,
+            weight_sum, total, scale, window, False, False, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM,
+            BLOCK_N, BLOCK_D, STAGES, PRECISION,
+        )  # fmt: skip
+    largest, weight_sum, total = _attend_span(
+        masked_from, high, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum, total,
+        scale, window, True, HAS_WINDOW, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D,
+        STAGES, PRECISION,
+    )  # fmt: skip
+    return largest, weight_sum, total
+
+
+@triton.jit
+def _join_parts(
+    sums, stats, num_parts, inside, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SLOT_M: tl.constexpr,
+    UNROLLED: tl.constexpr,
+):  # fmt: skip
+    """Sums of weights and of weighted values [BLOCK_M, BLOCK_D] of all parts of a tile."""
+    # Past the first-level cache, which does not see what other processors wrote.
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    for other in range(num_parts):
+        largest = tl.maximum(largest, tl.load(stats + other * 2 * SLOT_M, cache_modifier=".cg"))
+    base = tl.where(largest == float("-inf"), 0.0, largest)
+    weight_sum = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for first in range(0, num_parts, UNROLLED):
+        for step in tl.static_range(UNROLLED):
+            other = first + step
+            is_part = other < num_parts
+            theirs = stats + other * 2 * SLOT_M
+            their_largest = tl.load(theirs, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+            their_sum = tl.load(theirs + SLOT_M, mask=is_part, other=0.0, cache_modifier=".cg")
+            their_total = tl.load(
+                sums + other * SLOT_M * BLOCK_D, mask=inside & is_part, other=0.0, cache_modifier=".cg"
+            )
+            fade = tl.exp2(their_largest - base)
+            weight_sum += their_sum * fade
+            total += their_total * fade[:, None]
+    return weight_sum, total
+
+
+@triton.jit
 def attend_tile(
     query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, sink_logits_ptr, query_stride, scale,
     value_scale, window, first_query, num_queries, first_position, kv_head, tile, part_of_tile, num_cuts, slot, counter,
@@ -230,28 +293,10 @@ def attend_tile(
         queries = tl.load(query_ptr + place, mask=inside, other=0.0)
         largest, weight_sum = first_state(sink_logits_ptr, kv_head, m, part_of_tile == 0, GROUP)
         total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        masked_from = low
-        if IS_LARGE:
-            plain_from = low
-            if HAS_WINDOW:  # keys that have left the last query's window
-                unseen = tl.maximum(highest - window + 1 - skipped - low, 0)
-                plain_from = tl.minimum(low + tl.cdiv(unseen, BLOCK_N) * BLOCK_N, high)
-                largest, weight_sum, total = _attend_span(
-                    low, plain_from, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum,
-                    total, scale, window, True, True, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N,
-                    BLOCK_D, STAGES, PRECISION,
-                )  # fmt: skip
-            plain = tl.maximum(tl.minimum(lowest + 1 - skipped, high) - plain_from, 0)
-            masked_from = plain_from + plain // BLOCK_N * BLOCK_N
-            largest, weight_sum, total = _attend_span(
-                plain_from, masked_from, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest,
-                weight_sum, total, scale, window, False, False, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM,
-                BLOCK_N, BLOCK_D, STAGES, PRECISION,
-            )  # fmt: skip
-        largest, weight_sum, total = _attend_span(
-            masked_from, high, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum, total,
-            scale, window, True, HAS_WINDOW, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D,
-            STAGES, PRECISION,
+        largest, weight_sum, total = _attend_part(
+            low, high, lowest, highest, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum,
+            total, scale, window, HAS_WINDOW, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D,
+            IS_LARGE, STAGES, PRECISION,
         )  # fmt: skip
 
         out_place = (first_query + query).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)
@@ -272,26 +317,7 @@ def attend_tile(
             tl.debug_barrier()  # all of this program's stores come before its count
             if tl.atomic_add(counters_ptr + counter, 1, sem="acq_rel") == num_parts - 1:
                 tl.store(counters_ptr + counter, 0)
-                # Past the first-level cache, which does not see what other processors wrote.
-                largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-                for other in range(num_parts):
-                    largest = tl.maximum(largest, tl.load(stats + other * 2 * SLOT_M, cache_modifier=".cg"))
-                base = tl.where(largest == float("-inf"), 0.0, largest)
-                weight_sum = tl.zeros([BLOCK_M], tl.float32)
-                total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-                for first in range(0, num_parts, UNROLLED):
-                    for step in tl.static_range(UNROLLED):
-                        other = first + step
-                        is_part = other < num_parts
-                        theirs = stats + other * 2 * SLOT_M
-                        their_largest = tl.load(theirs, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-                        their_sum = tl.load(theirs + SLOT_M, mask=is_part, other=0.0, cache_modifier=".cg")
-                        their_total = tl.load(
-                            sums + other * SLOT_M * BLOCK_D, mask=inside & is_part, other=0.0, cache_modifier=".cg"
-                        )
-                        fade = tl.exp2(their_largest - base)
-                        weight_sum += their_sum * fade
-                        total += their_total * fade[:, None]
+                weight_sum, total = _join_parts(sums, stats, num_parts, inside, BLOCK_M, BLOCK_D, SLOT_M, UNROLLED)
                 tl.store(
                     out_ptr + out_place, weighted_mean(total, weight_sum, value_scale).to(out_ptr.dtype.element_ty),
                     mask=inside,
