@@ -65,7 +65,6 @@ class Arm:
     """Draft length of all requests; None: chosen."""
     rule: str | None = None
     """Acceptance method at temperature 1; None: greedy."""
-    draft_quantization: str | None = None
     address: str = ""
     draft_metrics: list[int] = field(default_factory=list)
     clients: ClientProcesses | None = None
@@ -75,8 +74,7 @@ class Arm:
     @property
     def name(self) -> str:
         """Name as in the flag."""
-        length = "" if self.length is None else str(self.length)
-        parts = [self.arrangement, self.mode, length, self.rule or "", self.draft_quantization or ""]
+        parts = [self.arrangement, self.mode, "" if self.length is None else str(self.length), self.rule or ""]
         return ":".join(parts).rstrip(":")
 
     @property
@@ -170,24 +168,22 @@ def table(arms: list[Arm], users: list[int]) -> str:
 def start(session: Session, names: list[str], settings: list[str], stack: ExitStack) -> list[Arm]:
     """Services of all arrangements, and a coordinator for each arm."""
     arms: list[Arm] = []
-    services: dict[tuple[str, str, str | None], dict[str, int]] = {}
+    services: dict[tuple[str, str], dict[str, int]] = {}
     for name in names:
         arrangement, mode, *rest = name.split(":")
-        length, rule, quantization = (part or None for part in [*rest, "", "", ""][:3])
-        arm = Arm(arrangement, mode, None if length is None else int(length), rule, quantization)
-        for target, draft in _DEVICES[arrangement]:
-            for own in (("target", target, None), ("draft", draft, quantization)):
-                if own not in services:
-                    services[own] = _start_service(session, *own, stack)
+        length, rule = int(rest[0]) if rest and rest[0] else None, rest[1] if len(rest) > 1 else None
+        arm = Arm(arrangement, mode, length, rule)
+        for pair in _DEVICES[arrangement]:
+            for role, device in zip(("target", "draft"), pair, strict=True):
+                if (role, device) not in services:
+                    services[role, device] = _start_service(session, role, device, stack)
         arms.append(arm)
     for arm in arms:
         _start_arm(session, services, arm, settings, stack)
     return arms
 
 
-def _start_service(
-    session: Session, role: str, device: str, quantization: str | None, stack: ExitStack
-) -> dict[str, int]:
+def _start_service(session: Session, role: str, device: str, stack: ExitStack) -> dict[str, int]:
     """Ports of a service, and of its metrics where they can be served."""
     services = Services(pages=4_000, max_model_len=4096)
     pair, found = make_pair(session, services), {"port": hold_port(), "metrics": hold_port()}
@@ -198,31 +194,24 @@ def _start_service(
     command += ["--port", str(found["port"]), "--device", "cpu" if session.is_tiny else device]
     command += ["--link-token-file", str(_token(session))]
     command += ["--metrics-port", str(found["metrics"])] if role == "draft" and _HAS_HTTP else []
-    command += ["--quantization", quantization] if quantization else []
-    _start(session, command, f"{role}-{device.replace(':', '')}{quantization or ''}", stack)
+    _start(session, command, f"{role}-{device.replace(':', '')}", stack)
     return found
 
 
 def _start_arm(
-    session: Session,
-    services: dict[tuple[str, str, str | None], dict[str, int]],
-    arm: Arm,
-    settings: list[str],
-    stack: ExitStack,
+    session: Session, services: dict[tuple[str, str], dict[str, int]], arm: Arm, settings: list[str], stack: ExitStack
 ) -> None:
     port = hold_port()
     command = ["-m", "outrider_coordinator", "--port", str(port), "--link-token-file", str(_token(session))]
     pairs = _DEVICES[arm.arrangement]
     for role, devices in zip(("target", "draft"), zip(*pairs, strict=True), strict=True):
-        quantization = arm.draft_quantization if role == "draft" else None
-        addresses = [f"127.0.0.1:{services[role, device, quantization]['port']}" for device in devices]
+        addresses = [f"127.0.0.1:{services[role, device]['port']}" for device in devices]
         command += [f"--{role}-address", ",".join(addresses)]
     if arm.length is not None:
         command += ["--draft-length", "fixed", "--num-speculative-tokens", str(arm.length)]
     _start(session, [*command, "--draft-ahead", arm.mode, *settings], arm.log, stack)
     arm.address = f"127.0.0.1:{port}"
-    drafts = [services["draft", device, arm.draft_quantization] for _, device in pairs]
-    arm.draft_metrics = [found["metrics"] for found in drafts] if _HAS_HTTP else []
+    arm.draft_metrics = [services["draft", device]["metrics"] for _, device in pairs] if _HAS_HTTP else []
 
 
 def _token(session: Session) -> Path:
@@ -277,7 +266,7 @@ async def compare(arms: list[Arm], users: list[int], output_len: int, rounds: in
 def main(
     out: Annotated[Path, typer.Argument(help="Folder of logs.")] = Path("ahead"),
     *,
-    arm: Annotated[list[str], typer.Option(help="ARRANGEMENT:MODE:K:RULE:DRAFT_QUANTIZATION; may be repeated.")],
+    arm: Annotated[list[str], typer.Option(help="ARRANGEMENT:MODE:K:RULE; may be repeated.")],
     users: Annotated[list[int], typer.Option(min=1, help="May be repeated.")],
     setting: Annotated[list[str] | None, typer.Option(help="Further words of every coordinator.")] = None,
     output_len: Annotated[int, typer.Option(min=2)] = 256,

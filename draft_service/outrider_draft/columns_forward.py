@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from outrider.columns import AnswerColumns, SupportColumns
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
-from outrider.model_executor.draft_loop.columns import DraftColumns, MetadataColumns
+from outrider.model_executor.draft_loop.columns import MetadataColumns
 from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
 from outrider.model_executor.draft_loop.results import DrawnColumns, Draws
 from outrider.ports import Proposal
-from outrider.serving.decode.branches import Branch, Drawn
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.session import Session
 from outrider.types import SparseEvidence
@@ -73,34 +72,12 @@ class LoopForward:
 
     def finish(self) -> ExecutorOutput[Proposal]:
         """Wait for the tokens; called once."""
-        drawn, step = self._drawing.finish(), self._step
+        drawn = self._drawing.finish()
         computed = time.perf_counter_ns()
-        num_branches = len(step.branches or ())
         if isinstance(drawn, DrawnColumns):
-            rows = () if step.branches is None else _rows_of(drawn)
-            output = drawn_output(step, drawn.after(num_branches), computed, self._drawing.settle)
-            return replace(output, drawn=rows)
+            return drawn_output(self._step, drawn, computed, self._drawing.settle)
         self._drawing.settle()
-        return output_of(step, drawn[num_branches:], computed)
-
-
-def with_branches(columns: DraftColumns, branches: Sequence[Branch]) -> DraftColumns:
-    """The rows of a step, after those of its branches: sequences are given up for copies of pages before others use
-    these.
-    """
-    places, num_drafts = [branch.place for branch in branches], columns.num_drafts
-    return DraftColumns(
-        [*(branch.sequence for branch in branches), *columns.sequences],
-        columns.metadata.selected(np.array([*places, *range(len(num_drafts))], dtype=np.intp)),
-        [*(branch.length + 1 for branch in branches), *columns.bases],
-        [*(branch.token_id for branch in branches), *columns.token_ids],
-        [*(1 for _ in branches), *columns.counts],
-        [*(num_drafts[place] for place in places), *num_drafts],
-    )
-
-
-def _rows_of(drawn: DrawnColumns) -> list[Drawn]:
-    return [Drawn(*row) for row in zip(drawn.texts(), drawn.runners_up(), strict=True)]
+        return output_of(self._step, drawn, computed)
 
 
 def drawn_output(

@@ -133,7 +133,6 @@ class DraftAhead(enum.StrEnum):
     IN_TURN = "in_turn"
     VERDICT = "verdict"
     CHAIN = "chain"
-    BRANCHES = "branches"
     AUTO = "auto"
 
 
